@@ -1,0 +1,54 @@
+"""The package's metadata. Tools are configured in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = (HERE / "sslengine" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
+
+TENSORBOARD = ["tensorboard>=2.12"]
+TEST = [
+    "pytest>=7.4",
+    "pytest-timeout>=2.2",
+    "pytest-xdist>=3.5",
+    "hypothesis>=6.90",
+    "ruff>=0.6",
+    "mypy>=1.11",
+    "build>=1.0",
+    *TENSORBOARD,
+]
+
+setup(
+    name="sslengine",
+    version=VERSION,
+    description="Self-supervised training in PyTorch: VISSL's YAML on today's torch.",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=[*find_packages(include=["sslengine", "sslengine.*"]), "sslengine.configs"],
+    # The YAML travels with the wheel as sslengine/configs.
+    package_dir={"sslengine.configs": "configs"},
+    package_data={"sslengine": ["py.typed"], "sslengine.configs": ["**/*.yaml"]},
+    entry_points={"console_scripts": ["sslengine = sslengine.launch.cli:main"]},
+    install_requires=[
+        "torch>=2.6",
+        "torchvision>=0.21",
+        "classy-vision>=0.7,<0.8",
+        "fvcore>=0.1.5",
+        "iopath>=0.1.9",
+        "hydra-core>=1.3,<1.4",
+        "timm>=1.0",
+        "scikit-learn>=1.2",
+        "rich>=13",
+        "numpy>=1.24",
+        "pillow>=9.4",
+    ],
+    extras_require={
+        "tensorboard": TENSORBOARD,
+        "slurm": ["submitit>=1.5"],
+        "bench": ["lightning>=2.2", "accelerate>=0.30"],
+        "test": TEST,
+    },
+)

@@ -1,0 +1,8 @@
+"""`python -m sslengine config=...`: the same as tools/run_distributed_engines.py."""
+
+import sys
+
+from sslengine.launch.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

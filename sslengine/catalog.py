@@ -1,0 +1,40 @@
+"""Everything that ships with sslengine, made known: importing this declares it all.
+
+Names only. A component's module is imported when its name is first asked for.
+"""
+
+from sslengine import data, engines, hooks, meters, methods, models, optim, task, train_steps
+from sslengine.checkpoint import options as checkpoint_options
+from sslengine.config import options as config_options
+from sslengine.data import options as data_options
+from sslengine.engines import options as engine_options
+from sslengine.evaluation import options as evaluation_options
+from sslengine.hooks import options as hook_options
+from sslengine.launch import options as launch_options
+from sslengine.losses import options as loss_options
+from sslengine.meters import options as meter_options
+from sslengine.models import options as model_options
+from sslengine.optim import options as optim_options
+
+__all__ = [
+    "checkpoint_options",
+    "config_options",
+    "data",
+    "data_options",
+    "engine_options",
+    "engines",
+    "evaluation_options",
+    "hook_options",
+    "hooks",
+    "launch_options",
+    "loss_options",
+    "meter_options",
+    "meters",
+    "methods",
+    "model_options",
+    "models",
+    "optim",
+    "optim_options",
+    "task",
+    "train_steps",
+]

@@ -1,0 +1,38 @@
+"""`config.CHECKPOINT`: where a run lives and how often it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sslengine.config.sections import one_of, section
+
+
+@section("CHECKPOINT")
+@dataclass
+class CheckpointOptions:
+    # The run's folder: checkpoints, metrics, logs. If it is not set: runs/<name of the config>.
+    DIR: str = "."
+    # Runs under DIR/<RUN_ID>, so that several may share one DIR.
+    APPEND_DISTR_RUN_ID: bool = False
+    BACKEND: str = "disk"
+    # Go on from the newest checkpoint in DIR.
+    AUTO_RESUME: bool = True
+    # Train phases between two checkpoints; -1: only the last.
+    CHECKPOINT_FREQUENCY: int = 1
+    # Steps between two checkpoints; -1: none within a phase.
+    CHECKPOINT_ITER_FREQUENCY: int = -1
+    # Train again over a run that is complete.
+    OVERWRITE_EXISTING: bool = False
+    # 2: go on from the last but one, and so on.
+    LATEST_CHECKPOINT_RESUME_FILE_NUM: int = 1
+    # Go on from where the pointer `checkpoint.torch` points, which is what always happens.
+    USE_SYMLINK_CHECKPOINT_FOR_RESUME: bool = False
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "BACKEND", "disk")
+        for key in ("CHECKPOINT_FREQUENCY", "CHECKPOINT_ITER_FREQUENCY"):
+            if getattr(self, key) == 0:
+                yield f"{key}: expected a positive number, or -1 for never; got 0."
+        if self.LATEST_CHECKPOINT_RESUME_FILE_NUM < 1:
+            yield "LATEST_CHECKPOINT_RESUME_FILE_NUM: expected 1 or more."

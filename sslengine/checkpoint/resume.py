@@ -1,0 +1,67 @@
+"""Where a run goes on from. Rank 0 looks, all ranks agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sslengine.checkpoint import files
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.distributed.collectives import broadcast_object
+from sslengine.distributed.ranks import is_primary
+from sslengine.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint to go on from."""
+
+    path: Path
+    state: dict[str, Any]
+
+
+def find(folder: Path, options: CheckpointOptions) -> Found | None:
+    """The checkpoint that the options choose; None: the run starts anew.
+
+    Collective. A run never starts from zero over existing work unless it is told to.
+    """
+    path, problem = broadcast_object(_look(folder, options) if is_primary() else (None, None))
+    if problem is not None:
+        raise CheckpointError(problem)
+    return None if path is None else Found(path, files.read(path))
+
+
+def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | None]:
+    """(path, what is wrong): a result that can be told to other ranks."""
+    if not options.AUTO_RESUME:
+        if files.in_order(folder) and not options.OVERWRITE_EXISTING:
+            return None, (
+                f"{folder} holds checkpoints, and config.CHECKPOINT.AUTO_RESUME is false. Go on "
+                f"from them: AUTO_RESUME=true. Start anew: another config.CHECKPOINT.DIR, or "
+                f"config.CHECKPOINT.OVERWRITE_EXISTING=true, which moves them aside."
+            )
+        return None, None
+    try:
+        found = files.newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM)
+    except CheckpointError as error:
+        return None, str(error)
+    return (None if found is None else found[0]), None
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Move an earlier run's results into `earlier/<n>`, so that a new one can begin."""
+    if not is_primary():
+        return None
+    present = [run_dir / name for name in ("checkpoints", "metrics.jsonl", "log.txt", "tb_logs")]
+    present = [path for path in present if path.exists()]
+    if not present:
+        return None
+    number = 1
+    while (run_dir / "earlier" / str(number)).exists():
+        number += 1
+    target = run_dir / "earlier" / str(number)
+    target.mkdir(parents=True)
+    for path in present:
+        path.rename(target / path.name)
+    return target

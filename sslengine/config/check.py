@@ -1,0 +1,100 @@
+"""Is every name known, does every component take its arguments, do the sections agree?
+
+Nothing is built here; nothing is written. Fields made with `named(...)` are checked
+against their registry wherever they stand in the schema, plugins' sections included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sslengine.config.arguments import argument_problems
+from sslengine.config.merge import Merged
+from sslengine.config.sections import components_of, fields_of, typed_nodes
+from sslengine.errors import UnknownNameError
+from sslengine.registry import Registry
+
+
+def check(merged: Merged) -> None:
+    """Raise one ConfigError that tells all that is wrong."""
+    for path, node in typed_nodes(merged.root.config):
+        for key, field in fields_of(node).items():
+            registry = field.metadata.get("registry")
+            if registry is not None:
+                value = node[key]
+                if OmegaConf.is_config(value):
+                    value = OmegaConf.to_container(value)
+                merged.problems.extend(_name_problems(registry, value, f"{path}.{key}"))
+        merged.problems.extend(_section_problems(node, path))
+        merged.problems.extend(_free_component_problems(node, path))
+    merged.problems.extend(
+        _name_problems(_root_registry(merged), merged.root.engine_name, "engine_name")
+    )
+    merged.raise_problems()
+
+
+def _root_registry(merged: Merged) -> Registry[Any]:
+    registry: Registry[Any] = fields_of(merged.root)["engine_name"].metadata["registry"]
+    return registry
+
+
+def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
+    """`value`: a name, or entries `name`, `{name: ..., its arguments}`, `[name, {...}]`."""
+    if value is None or value == "":
+        return
+    if isinstance(value, str):
+        yield from _resolve_problems(registry, value, path)
+    elif isinstance(value, Mapping):
+        arguments = {str(k): each for k, each in value.items() if k not in registry.entry_keys}
+        if "name" not in value:
+            yield f"{path}: this entry has no `name`."
+        else:
+            yield from _call_problems(registry, str(value["name"]), arguments, path)
+    elif _is_pair(value):
+        yield from _call_problems(registry, value[0], value[1], path)
+    else:
+        for index, each in enumerate(value):
+            yield from _name_problems(registry, each, f"{path}.{index}")
+
+
+def _is_pair(value: Any) -> bool:
+    return len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
+
+
+def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
+    try:
+        registry.get(name, path)
+    except UnknownNameError as error:
+        yield str(error)
+
+
+def _call_problems(
+    registry: Registry[Any], name: str, arguments: Mapping[str, Any], path: str
+) -> Iterator[str]:
+    try:
+        thing = registry.get(name, path)
+    except UnknownNameError as error:
+        yield str(error)
+        return
+    yield from argument_problems(thing, arguments, path, registry.engine_arguments)
+
+
+def _section_problems(node: DictConfig, path: str) -> Iterator[str]:
+    """What the section's own `check()` finds."""
+    if hasattr(OmegaConf.get_type(node), "check"):
+        for problem in OmegaConf.to_object(node).check():  # type: ignore[union-attr]
+            yield f"{path}.{problem}"
+
+
+def _free_component_problems(node: DictConfig, path: str) -> Iterator[str]:
+    """Options of components that have no dataclass: their signature is the schema."""
+    registry = components_of(node)
+    if registry is None:
+        return
+    for key, value in node.items():
+        if isinstance(value, DictConfig) and not fields_of(value):
+            arguments: Any = OmegaConf.to_container(value)
+            yield from _call_problems(registry, str(key), arguments, f"{path}.{key!s}")

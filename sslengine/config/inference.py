@@ -1,0 +1,128 @@
+"""Values that follow from others, computed once, before the config is frozen.
+
+Each rule is a pure function: config in, `{key path: value}` out, with the reason
+that `--show` prints beside the value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sslengine.config.facts import run_facts
+from sslengine.config.lr_scaling import scale_schedule
+from sslengine.config.merge import Merged
+from sslengine.registry import component_key
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    path: str  # below `config`
+    value: Any
+    reason: str
+
+
+def infer(merged: Merged, name: str) -> None:
+    """Apply every rule, in order; `name` is that of the config file."""
+    config = merged.root.config
+    for derived in _run_folder(config, name, merged.origins):
+        _set(merged, derived)
+    for rule in RULES:
+        for derived in rule(config):
+            _set(merged, derived)
+
+
+def _set(merged: Merged, derived: Derived) -> None:
+    current = OmegaConf.select(merged.root.config, derived.path)
+    if OmegaConf.is_config(current):
+        current = OmegaConf.to_container(current)
+    if current != derived.value:
+        OmegaConf.update(merged.root.config, derived.path, derived.value, merge=False)
+        merged.origins[f"config.{derived.path}"] = f"derived: {derived.reason}"
+
+
+def _run_folder(config: DictConfig, name: str, origins: dict[str, str]) -> Iterator[Derived]:
+    # VISSL writes into the current folder, where two experiments would resume each other.
+    if "config.CHECKPOINT.DIR" not in origins:
+        yield Derived("CHECKPOINT.DIR", f"runs/{name}", "from the name of the config")
+
+
+def _meter_names(config: DictConfig) -> Iterator[Derived]:
+    if config.METERS.name and not config.METERS.names:
+        yield Derived("METERS.names", [config.METERS.name], "METERS.name")
+
+
+def _label_type(config: DictConfig) -> Iterator[Derived]:
+    for split in ("TRAIN", "TEST"):
+        data = config.DATA[split]
+        if not data.LABEL_SOURCES and data.LABEL_TYPE == "standard":
+            yield Derived(f"DATA.{split}.LABEL_TYPE", "sample_index", "there are no LABEL_SOURCES")
+
+
+def _backend(config: DictConfig) -> Iterator[Derived]:
+    if config.MACHINE.DEVICE == "cpu" and config.DISTRIBUTED.BACKEND == "nccl":
+        yield Derived("DISTRIBUTED.BACKEND", "gloo", "nccl needs GPUs")
+
+
+def _learning_rate(config: DictConfig) -> Iterator[Derived]:
+    node_batch = config.DATA.TRAIN.BATCHSIZE_PER_REPLICA * config.DISTRIBUTED.NUM_PROC_PER_NODE
+    node_batch *= config.OPTIMIZER.accumulate
+    global_batch = node_batch * config.DISTRIBUTED.NUM_NODES
+    schedulers = config.OPTIMIZER.param_schedulers
+    for key in ("lr", "lr_head"):
+        if schedulers[key].auto_lr_scaling.auto_scale:
+            old = _plain(schedulers[key])
+            base = old["auto_lr_scaling"]["base_lr_batch_size"]
+            reason = f"auto_lr_scaling, batch {global_batch} over {base}"
+            new = scale_schedule(old, global_batch, node_batch)
+            yield from _changes(f"OPTIMIZER.param_schedulers.{key}", old, new, reason)
+    if not config.OPTIMIZER.head_optimizer_params.use_different_lr:
+        old, new = _plain(schedulers.lr_head), _plain(schedulers.lr)
+        yield from _changes("OPTIMIZER.param_schedulers.lr_head", old, new, "same as lr")
+
+
+def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
+    head = config.OPTIMIZER.head_optimizer_params
+    if not head.use_different_wd:
+        yield Derived(
+            "OPTIMIZER.head_optimizer_params.weight_decay",
+            config.OPTIMIZER.weight_decay,
+            "same as OPTIMIZER.weight_decay",
+        )
+
+
+def _loss_options(config: DictConfig) -> Iterator[Derived]:
+    """A method derives its own options from the facts of the run: `infer(facts)`."""
+    name = component_key(config.LOSS.name)
+    node = config.LOSS.get(name)
+    if hasattr(OmegaConf.get_type(node), "infer"):
+        options = OmegaConf.to_object(node)
+        before = dataclasses.asdict(options)  # type: ignore[call-overload,arg-type]
+        options.infer(run_facts(config))  # type: ignore[union-attr]
+        after = dataclasses.asdict(options)  # type: ignore[call-overload,arg-type]
+        yield from _changes(f"LOSS.{name}", before, after, f"by {name} from the run")
+
+
+def _plain(node: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(node)  # type: ignore[return-value]
+
+
+def _changes(path: str, old: dict[str, Any], new: dict[str, Any], reason: str) -> Iterator[Derived]:
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(old.get(key), dict) and old[key]:
+            yield from _changes(f"{path}.{key}", old[key], value, reason)
+        elif old.get(key) != value:
+            yield Derived(f"{path}.{key}", value, reason)
+
+
+RULES: tuple[Callable[[DictConfig], Iterator[Derived]], ...] = (
+    _meter_names,
+    _label_type,
+    _backend,
+    _learning_rate,
+    _head_weight_decay,
+    _loss_options,
+)

@@ -1,0 +1,100 @@
+"""Learning rates that follow the batch size: `auto_lr_scaling`, as a pure function.
+
+    scaled = base_value * f(global batch / base_lr_batch_size),   f = identity or sqrt
+
+The scaled value becomes the peak of the schedule; what the schedule does around
+its peak keeps its proportions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sslengine.errors import ConfigError, nearest
+
+Schedule = dict[str, Any]
+_SCALINGS = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
+
+
+def scale_schedule(schedule: Schedule, global_batch: int, node_batch: int) -> Schedule:
+    """The schedule for this batch size; `node_batch` is what one of the nodes holds."""
+    scaling = schedule["auto_lr_scaling"]
+    kind = scaling["scaling_type"]
+    if kind not in _SCALINGS:
+        raise ConfigError(
+            f"auto_lr_scaling.scaling_type: expected linear or sqrt, got {kind!r}. "
+            f"{nearest(kind, _SCALINGS)}"
+        )
+    base, base_batch = scaling["base_value"], scaling["base_lr_batch_size"]
+    peak = base * _SCALINGS[kind](global_batch / base_batch)
+    start = base * _SCALINGS[kind](node_batch / base_batch)
+    return _rescale(schedule, peak, start)
+
+
+def _rescale(schedule: Schedule, peak: float, node_lr: float) -> Schedule:
+    name = schedule["name"]
+    if name == "composite":
+        return _rescale_composite(schedule, peak, node_lr)
+    if "cosine" in name:
+        return {**schedule, **_falling_or_rising(schedule, peak)}
+    if name in ("multistep", "step"):
+        first = schedule["values"][0]
+        return {**schedule, "values": [round(peak * v / first, 8) for v in schedule["values"]]}
+    if name == "linear":
+        return {**schedule, "end_value": peak}
+    if name == "inverse_sqrt":
+        return {**schedule, "start_value": peak}
+    if name == "constant":
+        return {**schedule, "value": peak}
+    if name in ("step_with_fixed_gamma", "polynomial"):
+        return {**schedule, "base_value": peak}
+    raise ConfigError(
+        f"auto_lr_scaling cannot tell which argument of the scheduler {name!r} is its peak. "
+        f"Set auto_scale: false and give the values."
+    )
+
+
+def _falling_or_rising(schedule: Schedule, peak: float) -> dict[str, float]:
+    start, end = schedule["start_value"], schedule["end_value"]
+    if start == 0:
+        return {"end_value": peak}  # a wave that rises from zero has its peak at the end
+    return {"start_value": peak, "end_value": peak * (end / start)}
+
+
+def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Schedule:
+    """Scale each part; a `linear` part is the warm-up and keeps only if it still rises."""
+    kept: list[tuple[Mapping[str, Any], float, str]] = []
+    parts = schedule["schedulers"]
+    scalings = list(schedule["interval_scaling"]) or ["rescaled"] * len(parts)
+    for part, length, scaling in zip(parts, schedule["lengths"], scalings, strict=True):
+        scaled = _rescale(dict(part), peak, node_lr)
+        if part["name"] == "linear":
+            scaled["start_value"] = _warmup_start(part, peak, node_lr)
+            if scaled["start_value"] >= peak:
+                continue
+        kept.append((scaled, length, scaling))
+    if not kept:
+        raise ConfigError(
+            "auto_lr_scaling: after scaling no part of the composite schedule is left; its only "
+            "parts are linear ones that do not rise."
+        )
+    if len(kept) == 1:
+        alone = dict(kept[0][0])
+        return {**schedule, "schedulers": [], "lengths": [], "interval_scaling": [], **alone}
+    total = sum(length for _, length, _ in kept)
+    return {
+        **schedule,
+        "schedulers": [part for part, _, _ in kept],
+        "lengths": [length / total for _, length, _ in kept],
+        "interval_scaling": [scaling for _, _, scaling in kept],
+    }
+
+
+def _warmup_start(part: Mapping[str, Any], peak: float, node_lr: float) -> float:
+    """From what one node alone would use; on a single node, in the YAML's own proportion."""
+    if node_lr < peak:
+        return node_lr
+    end = float(part["end_value"])
+    return peak * float(part["start_value"]) / end if end else peak

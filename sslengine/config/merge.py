@@ -1,0 +1,261 @@
+"""Layers onto the schema: every key known, every value of its type, every origin kept.
+
+All mistakes are collected and told at once, each with its key path, the file or
+argument it came from, what was expected and the nearest right name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, UnsupportedValueType
+
+from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
+from sslengine.config.sections import (
+    components_of,
+    extend,
+    fields_of,
+    named,
+    schema,
+    typed_nodes,
+)
+from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.registry import ENGINES, Registry, component_key
+
+
+@dataclass
+class Root:
+    """What stands beside `config` in a YAML file and on the command line."""
+
+    engine_name: str = named(ENGINES, "train")
+    node_id: int = 0
+    config: Any = None
+
+
+@dataclass
+class Merged:
+    root: DictConfig
+    origins: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def raise_problems(self) -> None:
+        if self.problems:
+            problems = list(dict.fromkeys(self.problems))
+            more = [f"... and {len(problems) - 12} more"] if len(problems) > 12 else []
+            raise ConfigError("\n".join([*problems[:12], *more]))
+
+
+def merge(composition: Composition) -> Merged:
+    """The typed config with all layers and arguments applied, in their order."""
+    root = OmegaConf.structured(Root)
+    root.config = schema()
+    merged = Merged(root)
+    writer = _Writer(merged)
+    for path, node in typed_nodes(root.config):
+        writer.bring_chosen(composition, path, node)
+    for layer in composition.layers:
+        writer.put_all(root, layer.tree, "", layer.origin)
+    for assignment in composition.assignments:
+        writer.assign(assignment)
+    merged.raise_problems()
+    try:
+        OmegaConf.resolve(root)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"cannot resolve an interpolation: {error}") from error
+    return merged
+
+
+class _Writer:
+    def __init__(self, merged: Merged) -> None:
+        self.merged = merged
+
+    def bring_chosen(self, composition: Composition, path: str, node: DictConfig) -> None:
+        """The options of the chosen components are in the config even where no YAML sets one."""
+        registry: Registry[Any] | None = components_of(node)
+        if registry is None:
+            return
+        for key, field_ in fields_of(node).items():
+            if field_.metadata.get("registry") != registry:
+                continue
+            chosen = composition.last_value(f"{path}.{key}") or node[key]
+            for name in [chosen] if isinstance(chosen, str) else chosen:
+                if name and component_key(name) not in node:
+                    self._bring(node, registry, name)
+
+    def _bring(self, node: DictConfig, registry: Registry[Any], name: str) -> None:
+        try:
+            options = registry.options(name)
+        except UnknownNameError:
+            return  # told by check.py, with the key path
+        if options is not None:
+            extend(node, component_key(name), options)
+        else:
+            OmegaConf.set_struct(node, False)
+            node[component_key(name)] = {}
+            OmegaConf.set_struct(node, True)
+
+    def put_all(self, node: DictConfig, tree: Mapping[Any, Any], path: str, origin: str) -> None:
+        for key, value in tree.items():
+            self.put(node, str(key), value, f"{path}.{key}" if path else str(key), origin)
+
+    def put(self, node: DictConfig, key: str, value: Any, path: str, origin: str) -> None:
+        if not self._known(node, key, path, origin):
+            return
+        if isinstance(value, Mapping):
+            _open_optional(node, key)
+        current = node._get_node(key) if key in node else None
+        is_section = isinstance(current, DictConfig) and not current._is_none()
+        if is_section and isinstance(value, Mapping):
+            self.put_all(current, value, path, origin)  # type: ignore[arg-type]
+        elif is_section and value is None and not _null_by_default(node, key):
+            return  # `MACHINE:` with nothing under it
+        elif is_section and value is not None and fields_of(current):  # type: ignore[arg-type]
+            self.merged.problems.append(
+                f"{path}: expected a section with keys, got {value!r}. Set by {origin}."
+            )
+        else:
+            self._store(node, key, value, path, origin)
+
+    def _store(
+        self, node: DictConfig | ListConfig, key: Any, value: Any, path: str, origin: str
+    ) -> None:
+        if isinstance(node, DictConfig) and not fields_of(node):
+            OmegaConf.set_struct(node, False)  # a free dict inside a typed one is free
+        try:
+            node[key] = value
+        except (OmegaConfBaseException, IndexError) as error:
+            expected = _expected(node, key)
+            detail = f"expected {expected}, got {value!r}"
+            if not expected:
+                detail = str(error).split("\n")[0]
+            if isinstance(error, UnsupportedValueType):
+                detail = f"{value!r} cannot be a config value"
+            self.merged.problems.append(f"{path}: {detail}. Set by {origin}.")
+            return
+        self.merged.origins[path] = origin
+
+    def _known(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
+        """May `key` be set here? Brings in a component's options when it is one's name."""
+        fields = fields_of(node)
+        if not fields or key in node:
+            return True
+        registry = components_of(node)
+        ignored = getattr(OmegaConf.get_type(node), "IGNORED", {})
+        if key in ignored:
+            self.merged.warnings.append(f"{path} has no effect: {ignored[key]} ({origin})")
+            return False
+        if registry is None:
+            known = [str(each) for each in node]
+            hint = nearest(key, known) or f"Known here: {listing(known)}."
+            self.merged.problems.append(f"{path}: unknown key. {hint} Set by {origin}.")
+            return False
+        return self._bring_component(node, key, path, origin)
+
+    def _bring_component(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
+        """Options of a component that is not the chosen one: a key that is a name."""
+        registry = components_of(node)
+        assert registry is not None
+        self._bring(node, registry, key)
+        if key in node:
+            return True
+        known = [*map(str, node), *registry.names()]
+        hint = nearest(key, known) or f"Known here: {listing(known)}."
+        self.merged.problems.append(
+            f"{path}: neither a key nor the name of a {registry.kind}. {hint} Set by {origin}."
+        )
+        return False
+
+    def assign(self, assignment: Assignment) -> None:
+        """One `key=value` of the command line."""
+        *parents, key = assignment.path.split(".")
+        node: Any = self.merged.root
+        walked = ""
+        # `+` may bring keys of the user's own, but none into the options of a component.
+        may_be_new = assignment.may_be_new
+        for name in parents:
+            walked = f"{walked}.{name}" if walked else name
+            if isinstance(node, DictConfig) and name not in fields_of(node):
+                may_be_new = may_be_new and components_of(node) is None
+                if may_be_new and name not in node:
+                    self._open(node, name, {}, walked)
+            if not self._enter(node, name, walked):
+                return
+            node = node[int(name)] if isinstance(node, ListConfig) else node[name]
+        if not isinstance(node, (DictConfig, ListConfig)):
+            self.merged.problems.append(f"{walked} is a value, not a section. {COMMAND_LINE}.")
+        elif assignment.delete:
+            self._delete(node, key, assignment.path)
+        elif isinstance(node, ListConfig):
+            self._store(node, _index(key), assignment.value, assignment.path, COMMAND_LINE)
+        else:
+            if may_be_new and key not in node and components_of(node) is None:
+                self._open(node, key, None, assignment.path)
+            self.put(node, key, assignment.value, assignment.path, COMMAND_LINE)
+
+    def _open(self, node: DictConfig, key: str, value: Any, path: str) -> None:
+        """`+config.NEW=value`: a key of the user's own, which sslengine itself never reads."""
+        if fields_of(node):
+            hint = nearest(key, [str(each) for each in node])
+            self.merged.warnings.append(
+                f"{path} is not a key of sslengine; it is kept for code of yours. {hint}".rstrip()
+            )
+        OmegaConf.set_struct(node, False)
+        node[key] = value
+        OmegaConf.set_struct(node, True)
+
+    def _enter(self, node: Any, name: str, path: str) -> bool:
+        if isinstance(node, ListConfig):
+            index = _index(name)
+            if isinstance(index, int) and -len(node) <= index < len(node):
+                return True
+            self.merged.problems.append(
+                f"{path}: the list has {len(node)} entries. {COMMAND_LINE}."
+            )
+            return False
+        if not isinstance(node, DictConfig):
+            self.merged.problems.append(f"{path}: not inside a section. {COMMAND_LINE}.")
+            return False
+        if not self._known(node, name, path, COMMAND_LINE):
+            return False
+        if name not in node:
+            node[name] = {}
+        _open_optional(node, name)
+        return True
+
+    def _delete(self, node: DictConfig | ListConfig, key: str, path: str) -> None:
+        if isinstance(node, DictConfig) and fields_of(node):
+            self.merged.problems.append(f"~{path}: a key of sslengine cannot be deleted; set it.")
+            return
+        OmegaConf.set_struct(node, False)
+        try:
+            del node[_index(key) if isinstance(node, ListConfig) else key]  # type: ignore[arg-type]
+        except (ConfigKeyError, KeyError, IndexError, TypeError):
+            self.merged.problems.append(f"~{path}: there is nothing to delete.")
+
+
+def _null_by_default(node: DictConfig, key: str) -> bool:
+    field_ = fields_of(node).get(key)
+    return field_ is not None and field_.default is None
+
+
+def _open_optional(node: DictConfig, key: str) -> None:
+    """A section that is null by default comes into being when something in it is set."""
+    current = node._get_node(key) if _null_by_default(node, key) else None
+    if isinstance(current, DictConfig) and current._is_none():
+        node[key] = OmegaConf.structured(current._metadata.ref_type)
+
+
+def _index(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _expected(node: DictConfig | ListConfig, key: Any) -> str:
+    field_ = fields_of(node).get(key) if isinstance(node, DictConfig) else None
+    return str(getattr(field_.type, "__name__", field_.type)) if field_ else ""

@@ -1,0 +1,113 @@
+"""Sections that belong to the run as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sslengine.config.sections import named, one_of, section
+from sslengine.registry import TASKS, TRAIN_STEPS
+
+
+@section("")
+@dataclass
+class RunOptions:
+    """Keys directly under `config`."""
+
+    # Modules of your own to import first, for the names they register.
+    PLUGINS: list[str] = field(default_factory=list)
+    # More on the screen: what otherwise goes to the log file alone.
+    VERBOSE: bool = False
+    # Steps between two log lines; losses stay on the device in between.
+    LOG_FREQUENCY: int = 10
+    # Only the test phase.
+    TEST_ONLY: bool = False
+    # Test phases at all?
+    TEST_MODEL: bool = True
+    # A test phase after epochs 0, N, 2N, ... and after the last.
+    TEST_EVERY_NUM_EPOCH: int = 1
+    # Initial weights, sample order and augmentation: all from this, and from nothing else.
+    SEED_VALUE: int = 0
+    # How loader workers start: forkserver, spawn or fork.
+    MULTI_PROCESSING_METHOD: str = "forkserver"
+
+    IGNORED: ClassVar[dict[str, str]] = {
+        "MONITOR_PERF_STATS": "VISSL reads HOOKS.PERF_STATS.MONITOR_PERF_STATS.",
+        **dict.fromkeys(
+            (
+                "SVM_FEATURES_PATH",
+                "CLUSTERFIT",
+                "RANKING",
+                "SVM",
+                "LOW_SHOT_BENCHMARK",
+                "IMG_RETRIEVAL",
+                "GEO_LOCALIZATION",
+            ),
+            "it is read by a tool of VISSL that sslengine does not have.",
+        ),
+    }
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "MULTI_PROCESSING_METHOD", "forkserver", "spawn", "fork")
+        for key in ("LOG_FREQUENCY", "TEST_EVERY_NUM_EPOCH"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+
+
+@section("MACHINE")
+@dataclass
+class MachineOptions:
+    # gpu, cpu, or auto: a GPU if there is one.
+    DEVICE: str = "gpu"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "DEVICE", "gpu", "cpu", "auto")
+
+
+@section("REPRODUCIBILITY")
+@dataclass
+class ReproducibilityOptions:
+    # Deterministic kernels on the GPU (VISSL's spelling).
+    CUDDN_DETERMINISTIC: bool = False
+
+
+@section("TRAINER")
+@dataclass
+class TrainerOptions:
+    TRAIN_STEP_NAME: str = named(TRAIN_STEPS, "standard_train_step")
+    TASK_NAME: str = named(TASKS, "self_supervision_task")
+
+
+@section("DISTRIBUTED")
+@dataclass
+class DistributedOptions:
+    # nccl for GPUs, gloo for CPUs.
+    BACKEND: str = "nccl"
+    NUM_NODES: int = 1
+    NUM_PROC_PER_NODE: int = 8
+    # tcp, env (MASTER_ADDR and friends are set) or file.
+    INIT_METHOD: str = "tcp"
+    # auto: a free port on this node; host:port of the first node when there are several.
+    RUN_ID: str = "auto"
+    # true or forward_pass: rank 0's buffers before every forward; before_eval; false or disabled.
+    BROADCAST_BUFFERS: bool | str = True
+    # Reduce gradients by one call after backward instead of in DDP's buckets.
+    MANUAL_GRADIENT_REDUCTION: bool = False
+    # For models in which a step does not reach every parameter.
+    FIND_UNUSED_PARAMETERS: bool = False
+    # Minutes after which a collective that does not complete ends the run.
+    TIMEOUT_MINUTES: float = 30.0
+    NCCL_DEBUG: bool = False
+    NCCL_SOCKET_NTHREADS: int | str | None = ""
+
+    IGNORED: ClassVar[dict[str, str]] = {"DISTR_ON": "VISSL never reads it."}
+
+    def check(self) -> Iterator[str]:
+        for key in ("NUM_NODES", "NUM_PROC_PER_NODE"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        yield from one_of(self, "INIT_METHOD", "tcp", "env", "file")
+        yield from one_of(
+            self, "BROADCAST_BUFFERS", True, False, "disabled", "forward_pass", "before_eval"
+        )

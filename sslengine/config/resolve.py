@@ -1,0 +1,66 @@
+"""Command line in, frozen config out. The one door into this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omegaconf import DictConfig, OmegaConf
+
+from sslengine.config.check import check
+from sslengine.config.compose import Composition, Layer, compose
+from sslengine.config.inference import infer
+from sslengine.config.merge import merge
+from sslengine.errors import ConfigError
+from sslengine.registry import load_plugins
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run, fully decided. `config` is read-only and survives pickling."""
+
+    config: DictConfig
+    engine_name: str
+    node_id: int
+    origins: dict[str, str]
+    warnings: tuple[str, ...]
+    name: str
+
+
+def resolve(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Resolved:
+    """What the command line asks for."""
+    return freeze(compose(arguments, config_dirs))
+
+
+def resolve_dict(tree: dict[str, object], name: str = "python", engine: str = "train") -> Resolved:
+    """The same for a config made in Python; `tree` is what stands under `config` in YAML."""
+    layer = Layer("the given dict", {"engine_name": engine, "config": tree})
+    return freeze(Composition([layer], [], name))
+
+
+def freeze(composition: Composition) -> Resolved:
+    """Load plugins, merge onto the schema, check, derive, make read-only."""
+    load_plugins(_plugins(composition))
+    merged = merge(composition)
+    check(merged)
+    infer(merged, composition.name)
+    OmegaConf.set_readonly(merged.root.config, True)
+    return Resolved(
+        config=merged.root.config,
+        engine_name=merged.root.engine_name,
+        node_id=merged.root.node_id,
+        origins=merged.origins,
+        warnings=tuple(merged.warnings),
+        name=composition.name,
+    )
+
+
+def _plugins(composition: Composition) -> list[str]:
+    """Plugins come before the schema: they add names and sections to it."""
+    plugins = composition.last_value("config.PLUGINS") or []
+    if not isinstance(plugins, list) or not all(isinstance(each, str) for each in plugins):
+        raise ConfigError(
+            f"config.PLUGINS: expected a list of modules such as [my_package.my_method], "
+            f"got {plugins!r}."
+        )
+    return plugins

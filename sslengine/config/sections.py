@@ -1,0 +1,118 @@
+"""The schema: a tree of dataclasses, each declared beside what it configures.
+
+    @section("OPTIMIZER")
+    @dataclass
+    class OptimizerOptions:
+        name: str = named(OPTIMIZERS, "sgd")
+
+adds `config.OPTIMIZER` to the schema. A plugin adds a section of its own in the
+same way, at any depth. `read(config, OptimizerOptions)` gives the section back as
+a plain typed object: a copy, so nobody can change the config by accident.
+
+A dataclass may say more about its keys:
+
+    IGNORED: ClassVar[dict[str, str]]    keys that get a warning instead of an error, and why
+    def check(self) -> Iterator[str]     rules between its values; yields "KEY: what is wrong"
+    def infer(self, facts: RunFacts)     (a loss's options) fills in what the run decides
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from sslengine.errors import ConfigError, nearest
+from sslengine.registry import Registry
+
+C = TypeVar("C")
+
+_SECTIONS: dict[str, type[Any]] = {}
+_COMPONENTS: dict[type[Any], Registry[Any]] = {}
+
+
+def section(path: str, components: Registry[Any] | None = None) -> Callable[[type[C]], type[C]]:
+    """Add a dataclass to the schema at `config.<path>`; "" is the config itself.
+
+    With `components`, keys that are no field of the dataclass are names of that
+    registry, each holding the options of the component (`LOSS.simclr_info_nce_loss`).
+    """
+
+    def add(cls: type[C]) -> type[C]:
+        taken_by = _SECTIONS.get(path)
+        if taken_by is not None and taken_by.__qualname__ != cls.__qualname__:
+            raise ConfigError(f"config.{path} is declared by {taken_by} and by {cls}.")
+        _SECTIONS[path] = cls
+        if components is not None:
+            _COMPONENTS[cls] = components
+        return cls
+
+    return add
+
+
+def named(registry: Registry[Any], default: Any) -> Any:
+    """A field that holds a name of `registry`, or a list of names, or of `name: ...` entries."""
+    metadata = {"registry": registry}
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
+    """The problem, if there is one, that `options.key` is none of the allowed values."""
+    value = getattr(options, key)
+    if value not in allowed:
+        words = [each for each in allowed if isinstance(each, str)]
+        expected = ", ".join(str(each) for each in allowed)
+        yield f"{key}: expected one of {expected}; got {value!r}. {nearest(value, words)}".rstrip()
+
+
+def schema() -> DictConfig:
+    """The whole schema with its defaults."""
+    root = cast(DictConfig, OmegaConf.structured(_SECTIONS[""]))
+    for path, cls in sorted(_SECTIONS.items(), key=lambda item: item[0].count(".")):
+        if path:
+            *parents, name = path.split(".")
+            parent = root
+            for each in parents:
+                parent = parent[each]
+            extend(parent, name, cls)
+    return root
+
+
+def extend(parent: DictConfig, name: str, cls: type[Any]) -> None:
+    """Put a typed node under a node whose own dataclass does not know it."""
+    OmegaConf.set_struct(parent, False)
+    parent[name] = OmegaConf.structured(cls)
+    OmegaConf.set_struct(parent, True)
+
+
+def components_of(node: DictConfig) -> Registry[Any] | None:
+    """The registry whose names are keys of this node, if there is one."""
+    return _COMPONENTS.get(OmegaConf.get_type(node) or object)
+
+
+def fields_of(node: DictConfig) -> dict[str, dataclasses.Field[Any]]:
+    """The dataclass fields behind a typed node; none for a free dict."""
+    cls = OmegaConf.get_type(node)
+    if cls is None or not dataclasses.is_dataclass(cls):
+        return {}
+    return {field.name: field for field in dataclasses.fields(cls)}
+
+
+def typed_nodes(node: DictConfig, path: str = "config") -> Iterator[tuple[str, DictConfig]]:
+    """Every node of the tree that has a dataclass behind it, with its key path."""
+    if fields_of(node):
+        yield path, node
+        for key, value in node.items():
+            if isinstance(value, DictConfig):
+                yield from typed_nodes(value, f"{path}.{key!s}")
+
+
+def read(config: DictConfig, cls: type[C]) -> C:
+    """A section of the config as a plain object of its dataclass."""
+    path = next(path for path, each in _SECTIONS.items() if each is cls)
+    node = OmegaConf.select(config, path) if path else config
+    return cast(C, OmegaConf.to_object(node))

@@ -1,0 +1,85 @@
+"""Batches on the device.
+
+With a GPU, and if that is wished, the copy of the next batch runs on a stream of its own
+while the step before it computes. The host waits for neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from sslengine.data.collators import Batch
+
+S = TypeVar("S")
+T = TypeVar("T")
+U = TypeVar("U")
+
+# For messages and book-keeping: read on the host, without waiting for the device.
+HOST_KEYS = ("data_idx",)
+
+
+def on_device(batches: Iterable[Batch], device: torch.device, overlap: bool) -> Iterator[Batch]:
+    """The batches, with every tensor but those of HOST_KEYS on the device."""
+    if device.type == "cpu":
+        return iter(batches)
+    if device.type == "cuda" and overlap:
+        copier = _SideStream(device)
+        return one_ahead(batches, copier.start, copier.finish)
+    return (_move(batch, device) for batch in batches)
+
+
+def one_ahead(items: Iterable[S], start: Callable[[S], T], finish: Callable[[T], U]) -> Iterator[U]:
+    """Start each item before the one that precedes it is given out."""
+    waiting: list[T] = []
+    for item in items:
+        waiting.append(start(item))
+        if len(waiting) == 2:
+            yield finish(waiting.pop(0))
+    yield from map(finish, waiting)
+
+
+class _Copy(NamedTuple):
+    batch: Batch
+    done: torch.cuda.Event
+
+
+class _SideStream:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def start(self, batch: Batch) -> _Copy:
+        with torch.cuda.stream(self._stream):
+            return _Copy(_move(batch, self._device), self._stream.record_event())
+
+    def finish(self, copy: _Copy) -> Batch:
+        compute = torch.cuda.current_stream(self._device)
+        compute.wait_event(copy.done)
+        for key, values in copy.batch.items():
+            if key not in HOST_KEYS:
+                # Else its memory could go to the next copy while the step still reads it.
+                _each(values, lambda tensor: tensor.record_stream(compute))
+        return copy.batch
+
+
+def _move(batch: Batch, device: torch.device) -> Batch:
+    # From pinned memory this returns at once; from other memory the host waits.
+    return {
+        key: values
+        if key in HOST_KEYS
+        else _each(values, lambda tensor: tensor.to(device, non_blocking=True))
+        for key, values in batch.items()
+    }
+
+
+def _each(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """`function` of every tensor in nested lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _each(item, function) for key, item in value.items()}
+    return [_each(item, function) for item in value]

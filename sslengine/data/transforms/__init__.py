@@ -1,0 +1,1 @@
+"""What is done to a sample between its source and its batch."""

@@ -1,0 +1,103 @@
+"""Colour and blur: what SimCLR, BYOL and PIRL do to an image, with VISSL's random draws.
+
+The p tests are part of what a transform computes, so `<=` and `<` stand as in VISSL.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torchvision.transforms import ColorJitter, RandomApply, RandomGrayscale
+
+from sslengine.registry import register_transform
+
+Change = Callable[[Image.Image], Image.Image]
+
+
+@register_transform("ImgPilColorDistortion")
+class ImgPilColorDistortion:
+    """SimCLR's colour jitter of a given strength, then sometimes no colour at all."""
+
+    def __init__(
+        self,
+        strength: float = 1.0,
+        brightness: float = 0.8,
+        contrast: float = 0.8,
+        saturation: float = 0.8,
+        hue: float = 0.2,
+        color_jitter_probability: float = 0.8,
+        grayscale_probability: float = 0.2,
+    ) -> None:
+        jitter = ColorJitter(
+            brightness * strength, contrast * strength, saturation * strength, hue * strength
+        )
+        self.distort = _with_probability(color_jitter_probability, jitter)
+        self.grey: Change = RandomGrayscale(_probability(grayscale_probability))
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self.grey(self.distort(image))
+
+
+@register_transform("ImgPilGaussianBlur")
+class ImgPilGaussianBlur:
+    """PIL's Gaussian blur, of a random radius, with probability p."""
+
+    def __init__(self, p: float = 0.5, radius_min: float = 0.1, radius_max: float = 2.0) -> None:
+        self.p = _probability(p)
+        self.radius_min = radius_min
+        self.radius_max = radius_max
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        if np.random.rand() > self.p:  # noqa: NPY002
+            return image
+        radius = random.uniform(self.radius_min, self.radius_max)
+        return image.filter(ImageFilter.GaussianBlur(radius))
+
+
+@register_transform("ImgPilRandomSolarize")
+class ImgPilRandomSolarize:
+    """Invert the pixels above a random threshold, with probability p."""
+
+    def __init__(self, p: float = 0.66) -> None:
+        self.solarize = _with_probability(p, _solarize)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self.solarize(image)
+
+
+@register_transform("ImgPilRandomPhotometric")
+class ImgPilRandomPhotometric:
+    """PIRL's, all or none: posterize, sharpen or soften, solarize, stretch the contrast."""
+
+    def __init__(self, p: float = 0.66) -> None:
+        self.change = _with_probability(p, _posterize, _sharpen, _solarize, ImageOps.autocontrast)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self.change(image)
+
+
+def _posterize(image: Image.Image) -> Image.Image:
+    return ImageOps.posterize(image, int(np.random.randint(4, 9)))  # noqa: NPY002
+
+
+def _sharpen(image: Image.Image) -> Image.Image:
+    return ImageEnhance.Sharpness(image).enhance(np.random.uniform(0.1, 1.9))  # noqa: NPY002
+
+
+def _solarize(image: Image.Image) -> Image.Image:
+    return ImageOps.solarize(image, int(np.random.randint(0, 257)))  # noqa: NPY002
+
+
+def _with_probability(p: float, *changes: Change) -> Change:
+    """All the changes, one after another, or none."""
+    apply: Change = RandomApply(list(changes), _probability(p))
+    return apply
+
+
+def _probability(p: float) -> float:
+    if not 0 <= p <= 1:
+        raise ValueError(f"a probability lies between 0 and 1; got {p}.")
+    return p

@@ -1,0 +1,89 @@
+"""Several views of one image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from PIL import Image
+from torchvision.transforms import RandomResizedCrop
+
+from sslengine.registry import register_transform
+
+
+@register_transform("ImgReplicatePil")
+class ImgReplicatePil:
+    """The image `num_times`, for the transforms that follow to make each another view."""
+
+    makes_views: ClassVar[bool] = True
+
+    def __init__(self, num_times: int = 2) -> None:
+        if num_times < 1:
+            raise ValueError(f"num_times: expected 1 or more, got {num_times}.")
+        self.num_times = num_times
+
+    def __call__(self, image: Image.Image) -> list[Image.Image]:
+        # Copies, because a transform of the user may draw into the image that it is given.
+        return [image, *(image.copy() for _ in range(self.num_times - 1))]
+
+    @staticmethod
+    def count_views(num_times: int = 2) -> int:
+        return num_times
+
+
+@register_transform("ImgPilToPatchesAndImage")
+class ImgPilToPatchesAndImage:
+    """PIRL's input: a crop of the image, then the patches of another crop in random order.
+
+    The second crop is cut into a square grid, column by column, and each patch is a cell
+    less PATCH_JITTER pixels a side, at a random place in it.
+    """
+
+    makes_views: ClassVar[bool] = True
+    PATCH_JITTER: ClassVar[int] = 21
+
+    def __init__(
+        self,
+        crop_scale_image: Sequence[float] = (0.08, 1.0),
+        crop_size_image: int = 224,
+        crop_scale_patches: Sequence[float] = (0.6, 1.0),
+        crop_size_patches: int = 255,
+        permute_patches: bool = True,
+        num_patches: int = 9,
+    ) -> None:
+        self.side = math.isqrt(num_patches)
+        self.cell = crop_size_patches // max(1, self.side)
+        self.patch = self.cell - self.PATCH_JITTER
+        if num_patches < 1 or self.side**2 != num_patches:
+            raise ValueError(f"num_patches: expected a square number, got {num_patches}.")
+        if self.patch < 1:
+            raise ValueError(
+                f"crop_size_patches: {crop_size_patches} is too small for {num_patches} patches; "
+                f"expected {self.side * (self.PATCH_JITTER + 1)} or more."
+            )
+        self.permute = permute_patches
+        self.crop_image = RandomResizedCrop(crop_size_image, tuple(crop_scale_image))
+        self.crop_patches = RandomResizedCrop(crop_size_patches, tuple(crop_scale_patches))
+
+    def __call__(self, image: Image.Image) -> list[Image.Image]:
+        whole = self.crop_image(image)
+        patches = self._cut(self.crop_patches(image))
+        if self.permute:
+            order = np.random.permutation(len(patches))  # noqa: NPY002
+            patches = [patches[number] for number in order]
+        return [whole, *patches]
+
+    def _cut(self, image: Image.Image) -> list[Image.Image]:
+        jitter = np.random.randint(0, self.PATCH_JITTER, (2, self.side, self.side))  # noqa: NPY002
+        corners = [
+            (column * self.cell + jitter[0, column, row], row * self.cell + jitter[1, column, row])
+            for column in range(self.side)
+            for row in range(self.side)
+        ]
+        return [image.crop((x, y, x + self.patch, y + self.patch)) for x, y in corners]
+
+    @staticmethod
+    def count_views(**arguments: object) -> int:
+        return 1  # patches are another input of the model, not views that share a batch

@@ -1,0 +1,155 @@
+"""What ranks tell each other. Each is the identity when there is one process.
+
+Gradients: the engine's loss is the mean of the ranks' losses, and DDP averages
+gradients over ranks. So the gradient of a value that several ranks used is the SUM
+of what they send back: no factor of the world size anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sslengine.distributed.process_group import Group
+from sslengine.distributed.ranks import initialized, rank, world_size
+
+Thing = TypeVar("Thing")
+
+
+class Gathered(NamedTuple):
+    """The rows of all ranks, in rank order, and where this rank's rows begin."""
+
+    rows: Tensor
+    start: int
+
+
+def gather(tensor: Tensor) -> Gathered:
+    """All ranks' rows, with gradient.
+
+    In training all ranks hold equally many rows, which costs one collective. Without
+    gradient (evaluation, where shares differ) the sizes are exchanged first: two
+    more collectives and a host synchronisation.
+    """
+    if world_size() == 1:
+        return Gathered(tensor, 0)
+    if torch.is_grad_enabled():
+        rows = cast(Tensor, _Gather.apply(tensor))  # type: ignore[no-untyped-call]
+        return Gathered(rows, rank() * tensor.shape[0])
+    return _gather_uneven(tensor)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return _all_gather(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(world_size())[rank()]
+
+
+def _all_gather(tensor: Tensor) -> Tensor:
+    rows = tensor.new_empty((world_size() * tensor.shape[0], *tensor.shape[1:]))
+    dist.all_gather_into_tensor(rows, tensor.contiguous())
+    return rows
+
+
+def _gather_uneven(tensor: Tensor) -> Gathered:
+    sizes = _all_gather(torch.tensor([tensor.shape[0]], device=tensor.device)).tolist()
+    largest = max(sizes)
+    padded = tensor.new_zeros((largest, *tensor.shape[1:]))
+    padded[: tensor.shape[0]] = tensor
+    shares = _all_gather(padded).split(largest)
+    rows = torch.cat([share[:size] for share, size in zip(shares, sizes, strict=True)])
+    return Gathered(rows, sum(sizes[: rank()]))
+
+
+def sum_over_ranks(tensor: Tensor, group: Group | None = None) -> Tensor:
+    """The sum over ranks, with gradient."""
+    if world_size() == 1:
+        return tensor
+    return cast(Tensor, _SumOverRanks.apply(tensor, group))  # type: ignore[no-untyped-call]
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group | None) -> Tensor:
+        ctx.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Pending:
+    """A reduction under way. `wait` before reading what it reduces."""
+
+    def __init__(self, work: Any = None) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+_DONE = Pending()
+
+
+def start_sum(tensor: Tensor) -> Pending:
+    """Begin to sum `tensor` in place over ranks; neither host nor device waits for it here."""
+    if world_size() == 1:
+        return _DONE
+    return Pending(dist.all_reduce(tensor, async_op=True))
+
+
+def sum_in_place(tensor: Tensor) -> Tensor:
+    """Sum over ranks, without gradient."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
+    """Overwrite `tensor` with the source rank's, without gradient."""
+    if world_size() > 1:
+        dist.broadcast(tensor, source)
+    return tensor
+
+
+def broadcast_object(thing: Thing, source: int = 0) -> Thing:
+    """The source rank's picklable object, on every rank."""
+    if world_size() == 1:
+        return thing
+    box = [thing]
+    dist.broadcast_object_list(box, source)
+    return box[0]
+
+
+def gather_objects(thing: Thing) -> list[Thing]:
+    """Every rank's picklable object, in rank order, on every rank."""
+    if world_size() == 1:
+        return [thing]
+    things: list[Any] = [None] * world_size()
+    dist.all_gather_object(things, thing)
+    return cast("list[Thing]", things)
+
+
+def any_rank(flag: bool) -> bool:
+    """Is it so on any rank? All ranks get the same answer."""
+    return any(gather_objects(flag))
+
+
+def barrier() -> None:
+    if initialized() and world_size() > 1:
+        dist.barrier()

@@ -1,0 +1,95 @@
+"""One model on several ranks: DDP, or the same by hand.
+
+By hand (`DISTRIBUTED.MANUAL_GRADIENT_REDUCTION`, and always with activation
+checkpointing, whose second forward confuses DDP's hooks): forward and backward run
+inside `no_sync`, buffers are broadcast before, gradients reduced after.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn.parallel import DistributedDataParallel
+
+from sslengine.distributed.collectives import broadcast, sum_in_place
+from sslengine.distributed.ranks import world_size
+
+
+def wrap(
+    model: nn.Module,
+    device: torch.device,
+    bucket_cap_mb: int,
+    find_unused_parameters: bool,
+    broadcast_buffers: bool,
+) -> nn.Module:
+    """DDP around the model; the model itself when there is one process, or nothing to train."""
+    if world_size() == 1 or not any(p.requires_grad for p in model.parameters()):
+        return model
+    return DistributedDataParallel(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,
+        bucket_cap_mb=bucket_cap_mb,
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=True,
+        **{_BUFFERS: broadcast_buffers},  # type: ignore[arg-type]
+    )
+
+
+# torch 2.15 renamed DDP's argument.
+_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+
+
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """Within it, forward and backward leave each rank its own gradients."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()
+
+
+def manual_sync_params(model: nn.Module, broadcast_buffers: bool) -> None:
+    """Before a forward by hand: every rank takes rank 0's buffers."""
+    if broadcast_buffers:
+        broadcast_all(model.buffers())
+
+
+def broadcast_all(tensors: Iterable[Tensor]) -> None:
+    """Rank 0's values into the tensors of every rank, in one message per dtype."""
+    if world_size() == 1:
+        return
+    for same in _by_dtype(tensors):
+        flat = _flatten_dense_tensors([t.detach() for t in same])
+        broadcast(flat)
+        for tensor, new in zip(same, _unflatten_dense_tensors(flat, same), strict=True):
+            tensor.detach().copy_(new)
+
+
+def manual_gradient_all_reduce(model: nn.Module) -> None:
+    """After a backward by hand: every rank takes the mean gradient, in one message per dtype.
+
+    A parameter without a gradient on this rank may have one on another: it counts as zero.
+    """
+    if world_size() == 1:
+        return
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    for grads in _by_dtype(p.grad for p in trained if p.grad is not None):
+        flat = sum_in_place(_flatten_dense_tensors(grads)).div_(world_size())
+        torch._foreach_copy_(grads, list(_unflatten_dense_tensors(flat, grads)))
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())

@@ -1,0 +1,7 @@
+"""What a run does: `engine_name=...`."""
+
+from sslengine.registry import ENGINES
+
+ENGINES.declare("sslengine.engines.train", "train")
+ENGINES.declare("sslengine.engines.extract_features", "extract_features")
+ENGINES.declare("sslengine.engines.evaluate", "evaluate")

@@ -1,0 +1,80 @@
+"""`extract_features`: what a trained model makes of each image, as .npy files.
+
+Files are named as VISSL's: `rank0_chunk0_train_res5_{features,targets,inds}.npy`. Which
+layers: config.MODEL.FEATURE_EVAL_SETTINGS.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslengine.checkpoint.atomic import write_whole
+from sslengine.checkpoint.rng import seed_all
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read
+from sslengine.data.options import DataOptions
+from sslengine.distributed.collectives import barrier
+from sslengine.distributed.ranks import rank
+from sslengine.engines.features import Features, extract, join, ordered_feed
+from sslengine.engines.options import ExtractFeaturesOptions
+from sslengine.engines.run import Run
+from sslengine.registry import register_engine
+from sslengine.task.build import (
+    build_base_model,
+    build_run_precision,
+    load_initial_weights,
+)
+
+
+@register_engine("extract_features")
+def extract_features(run: Run) -> None:
+    options = read(run.config, ExtractFeaturesOptions)
+    folder = Path(options.OUTPUT_DIR or run.run_dir / "features")
+    seed_all(read(run.config, RunOptions).SEED_VALUE)
+    model = build_base_model(run.config, run.device)
+    load_initial_weights(run.config, model)
+    precision = build_run_precision(run.config, run.device)
+    run.describe()
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in splits(run):
+        feed = ordered_feed(run.config, split, run.device)
+        batches = extract(model, feed, getattr(read(run.config, DataOptions), split), precision)
+        for number, chunk in enumerate(chunks(batches, options.CHUNK_THRESHOLD)):
+            _write(chunk, folder, f"rank{rank()}_chunk{number}_{split.lower()}")
+        feed.close()
+        run.console.print(f"{split.lower()}: features of {feed.num_samples} images in {folder}")
+    barrier()
+
+
+def splits(run: Run) -> list[str]:
+    return ["TRAIN", "TEST"] if read(run.config, RunOptions).TEST_MODEL else ["TRAIN"]
+
+
+def chunks(batches: Iterator[Features], images: int) -> Iterator[Features]:
+    """Batches put together until there are `images` of them; -1: all, 0: each batch alone."""
+    waiting: list[Features] = []
+    for batch in batches:
+        waiting.append(batch)
+        if 0 <= images <= sum(len(each.indices) for each in waiting):
+            yield join(waiting)
+            waiting = []
+    if waiting:
+        yield join(waiting)
+
+
+def _write(chunk: Features, folder: Path, prefix: str) -> None:
+    for layer, rows in chunk.layers.items():
+        _save(folder / f"{prefix}_{layer}_features.npy", rows.numpy())
+        _save(folder / f"{prefix}_{layer}_targets.npy", chunk.targets.numpy())
+        _save(folder / f"{prefix}_{layer}_inds.npy", chunk.indices.numpy())
+
+
+def _save(path: Path, array: NDArray[np.generic]) -> None:
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    write_whole(path, content.getvalue())

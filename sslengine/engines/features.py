@@ -1,0 +1,92 @@
+"""Features of a whole data set: every sample once, in the order of the data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.distributed.collectives import gather
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.models.model import Model
+from sslengine.precision import Precision
+from sslengine.train_steps.samples import single_input_sample
+
+
+@dataclass(frozen=True)
+class Features:
+    """On the host. `layers` by the names that the config has for them."""
+
+    layers: dict[str, Tensor]
+    targets: Tensor
+    indices: Tensor
+
+
+def ordered_feed(config: DictConfig, split: str, device: torch.device) -> DataFeed:
+    """The split without shuffling, each sample once over all ranks."""
+    run = read(config, RunOptions)
+    return DataFeed(
+        read(config, DataOptions), split, training=False, seed=run.SEED_VALUE, rank=rank(),
+        world_size=world_size(), device=device, mp_method=run.MULTI_PROCESSING_METHOD,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def extract(
+    model: Model,
+    feed: DataFeed,
+    options: SplitOptions,
+    precision: Precision,
+) -> Iterator[Features]:
+    """This rank's share, batch by batch, the model in eval mode."""
+    was_training = model.training
+    model.eval()
+    for batch in feed.batches():
+        sample = single_input_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
+        with precision.autocast():
+            outputs = model(sample["input"])
+        rows = [precision.as_full(output).cpu() for output in outputs]
+        names = layer_names(model, len(rows))
+        layers = dict(zip(names, rows, strict=True))
+        yield Features(layers, sample["target"].cpu(), sample["data_idx"].cpu())
+    model.train(was_training)
+
+
+def layer_names(model: Model, count: int) -> list[str]:
+    """The names of the model's outputs: the trunk's features, or the heads."""
+    route = model.routes[0]
+    if route.heads:
+        return ["heads"] if count == 1 else [f"heads{index}" for index in range(count)]
+    return list(route.features) or [model.trunk.feature_names[-1]]
+
+
+def join(parts: Sequence[Features]) -> Features:
+    """Batches put together."""
+    return Features(
+        {name: torch.cat([part.layers[name] for part in parts]) for name in parts[0].layers},
+        torch.cat([part.targets for part in parts]),
+        torch.cat([part.indices for part in parts]),
+    )
+
+
+@torch.no_grad()
+def gather_features(mine: Features, device: torch.device) -> Features:
+    """All ranks' features on every rank, in the order of the data set. Collective."""
+
+    def everyone(tensor: Tensor) -> Tensor:
+        return gather(tensor.to(device)).rows.cpu()
+
+    indices = everyone(mine.indices)
+    order = indices.argsort()
+    return Features(
+        {name: everyone(rows)[order] for name, rows in mine.layers.items()},
+        everyone(mine.targets)[order],
+        indices[order],
+    )

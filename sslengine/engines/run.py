@@ -1,0 +1,41 @@
+"""What an engine is given: the decided config, the run's folder, the device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+
+from sslengine.checkpoint.atomic import write_whole
+from sslengine.config.resolve import Resolved
+from sslengine.config.show import show
+from sslengine.distributed.ranks import is_primary
+from sslengine.monitor.environment import environment
+
+
+def make_console() -> Console:
+    """Rank 0 prints; the others have nothing to say on the screen."""
+    return Console(quiet=not is_primary(), soft_wrap=True, highlight=False)
+
+
+@dataclass
+class Run:
+    resolved: Resolved
+    run_dir: Path
+    device: torch.device
+    console: Console = field(default_factory=make_console)
+
+    @property
+    def config(self) -> DictConfig:
+        return self.resolved.config
+
+    def describe(self) -> None:
+        """Write what is run, on what, by which code: config.yaml and environment.json."""
+        if is_primary():
+            write_whole(self.run_dir / "config.yaml", show(self.resolved).encode())
+            report = json.dumps(environment(), indent=2) + "\n"
+            write_whole(self.run_dir / "environment.json", report.encode())

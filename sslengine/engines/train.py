@@ -1,0 +1,115 @@
+"""`train`: build the task, go on from its newest checkpoint, run it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from sslengine.checkpoint import files
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.checkpoint.resume import find, set_aside
+from sslengine.config.options import TrainerOptions
+from sslengine.config.sections import read
+from sslengine.distributed.ranks import is_primary, world_size
+from sslengine.engines.run import Run
+from sslengine.errors import CheckpointError
+from sslengine.hooks.options import HooksOptions
+from sslengine.losses.options import LossOptions
+from sslengine.models.options import ModelOptions
+from sslengine.monitor.console import ConsoleWriter
+from sslengine.monitor.log_file import LogWriter
+from sslengine.monitor.text import clock
+from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
+from sslengine.registry import TASKS, register_engine
+from sslengine.task.progress import Progress
+from sslengine.trainer import loop
+
+log = logging.getLogger("sslengine")
+
+
+@register_engine("train")
+def train(run: Run) -> None:
+    began = time.monotonic()
+    task = TASKS.get(read(run.config, TrainerOptions).TASK_NAME)(
+        run.config, run.run_dir, run.device
+    )
+    task.prepare()
+    resume(task, run)
+    if task.done_training():
+        run.console.print(
+            f"{run.run_dir}: this run is complete, {task.iteration} steps; nothing to do. "
+            f"Train it again: config.CHECKPOINT.OVERWRITE_EXISTING=true."
+        )
+        task.close()
+        return
+    run.describe()
+    task.writers.extend(make_writers(run, task.iteration))
+    _introduce(task, run)
+    loop.run(task)
+    run.console.print(
+        f"done: {task.iteration} steps in {clock(time.monotonic() - began)}\n"
+        f"  checkpoint  {run.run_dir / 'checkpoints' / files.POINTER}\n"
+        f"  metrics     {run.run_dir / 'metrics.jsonl'}"
+    )
+
+
+def make_writers(run: Run, iteration: int) -> list[Writer]:
+    """Rank 0's; other ranks have none."""
+    if not is_primary():
+        return []
+    writers: list[Writer] = [
+        ConsoleWriter(run.console),
+        LogWriter(),
+        JsonLinesWriter(run.run_dir / "metrics.jsonl", iteration),
+    ]
+    board = read(run.config, HooksOptions).TENSORBOARD_SETUP
+    if board.USE_TENSORBOARD:
+        writers.append(TensorBoardWriter(run.run_dir / "tb_logs", board.FLUSH_EVERY_N_MIN))
+    return writers
+
+
+def resume(task: Any, run: Run) -> None:
+    """Go on from the newest checkpoint of the run's folder, if there is one."""
+    options = read(run.config, CheckpointOptions)
+    found = find(run.run_dir / "checkpoints", options)
+    if found is not None and "classy_state_dict" not in found.state:
+        raise CheckpointError(f"{found.path} has no `classy_state_dict`: not of a training run.")
+    if found is None or (options.OVERWRITE_EXISTING and _is_complete(task, found.state)):
+        if options.OVERWRITE_EXISTING:
+            _start_over(run)
+        task.load_initial_weights()
+        return
+    task.set_classy_state(found.state["classy_state_dict"])
+    place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {task.phase.steps}"
+    log.info("resumed from %s: %s", found.path, place)
+    if not task.done_training():
+        run.console.print(f"resumed from {found.path}: {place}")
+
+
+def _is_complete(task: Any, state: dict[str, Any]) -> bool:
+    progress = Progress()
+    progress.load_state_dict(state["classy_state_dict"]["progress"])
+    return bool(task.is_complete(progress))
+
+
+def _start_over(run: Run) -> None:
+    moved_to = set_aside(run.run_dir)
+    if moved_to is not None:
+        run.console.print(f"starting anew; the earlier run's files are in {moved_to}")
+
+
+def _introduce(task: Any, run: Run) -> None:
+    """Who, what, where: before the first step."""
+    trained = sum(p.numel() for p in task.base_model.parameters() if p.requires_grad)
+    ranks = f"{world_size()} rank{'s' if world_size() > 1 else ''}"
+    feed = task.train_feed or task.test_feed
+    lines = (
+        f"{run.resolved.name} -> {run.run_dir}",
+        f"  {ranks} on {run.device.type}, {task.precision.name}, seed {task.seed}",
+        f"  {feed.num_samples} images, {feed.steps_per_epoch} steps an epoch, "
+        f"{sum(p.steps for p in task.phases if p.train)} in all",
+        f"  {read(run.config, ModelOptions).TRUNK.NAME}, {trained / 1e6:.2f} M parameters, "
+        f"{read(run.config, LossOptions).name}",
+    )
+    run.console.print("\n".join(lines))

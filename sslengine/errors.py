@@ -1,0 +1,59 @@
+"""What a user can get wrong, told so that they can put it right.
+
+Every error a user may meet is one of these. Its text says what is wrong, where
+(a key path or a file) and what to do; the command line prints the text alone,
+without a traceback. A bug may still assert.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class SSLEngineError(Exception):
+    """Base of every error that is meant to be read by a user."""
+
+
+class ConfigError(SSLEngineError):
+    """The YAML or the command line asks for something that cannot be."""
+
+
+class UnknownNameError(ConfigError):
+    """A name that no registry knows."""
+
+
+class DataError(SSLEngineError):
+    """A data set that is missing, empty, or not what the config says."""
+
+
+class CheckpointError(SSLEngineError):
+    """A checkpoint that is missing, broken, or made by another model."""
+
+
+class TrainingError(SSLEngineError):
+    """Training cannot go on."""
+
+
+class NonFiniteLossError(TrainingError):
+    """The loss became NaN or infinite."""
+
+
+class LaunchError(SSLEngineError):
+    """The processes of a run could not be started, or one of them failed."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`Did you mean 'x'?` for the closest known names, or an empty string."""
+    lowered = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.6)
+    if not matches:
+        return ""
+    return f"Did you mean {' or '.join(repr(lowered[match]) for match in matches)}?"
+
+
+def listing(names: Iterable[str], limit: int = 30) -> str:
+    """`a, b, c` in order, cut after `limit` names."""
+    ordered: Sequence[str] = sorted(names)
+    shown = ", ".join(ordered[:limit])
+    return shown if len(ordered) <= limit else f"{shown}, ... ({len(ordered)} in all)"

@@ -1,0 +1,137 @@
+"""Nearest neighbours: which class do the k most similar training features vote for?
+
+    votes_c = sum over the k nearest with label c of exp((s_i - s_1) / sigma)
+
+with s_i the similarity of the i-th nearest: the cosine, the dot product, or minus the
+Euclidean distance. (Counting from the nearest, s_1, changes no answer and keeps the
+exponential finite.) Without sigma, every neighbour has one vote.
+
+The answer is exact. Of equally similar training features the first ones vote, and of
+classes with equal votes the lower number wins.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sslengine.errors import ConfigError, DataError
+
+Metric = Literal["cosine", "dot", "euclid"]
+
+# How many similarities are in memory at a time: 64 MB of them.
+PIECE = 2**24
+
+
+@torch.no_grad()
+def knn_votes(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    k: int,
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+    piece: int = PIECE,
+) -> Tensor:
+    """The votes (test features x classes), on the device that the features are on.
+
+    Features are N x anything, labels N class numbers. Costs train x test x dimensions
+    multiplications; memory for a few times `piece` similarities beside the features.
+    """
+    _check(train_features, train_labels, test_features, k)
+    train, test = _prepare(train_features, metric), _prepare(test_features, metric)
+    votes = test.new_zeros(len(test), int(train_labels.max()) + 1, dtype=torch.float64)
+    rows = max(1, piece // len(train))
+    for some, counted in zip(test.split(rows), votes.split(rows)):
+        similarities = _similarities(some, train, metric)
+        neighbours = _nearest(similarities, k)
+        weights = _weights(similarities.gather(1, neighbours).double(), sigma)
+        counted.scatter_add_(1, train_labels[neighbours], weights)
+    return votes
+
+
+def knn_predict(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    k: int,
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+) -> Tensor:
+    """The class with most votes, for each test feature."""
+    return knn_votes(train_features, train_labels, test_features, k, sigma, metric).argmax(dim=1)
+
+
+def knn_accuracy(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    k: int,
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+) -> float:
+    """The percentage of test features whose class is predicted."""
+    votes = knn_votes(train_features, train_labels, test_features, k, sigma, metric)
+    return top_accuracy(votes, test_labels)
+
+
+def top_accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
+    """The percentage of rows whose label is among the `top` classes of highest score."""
+    best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
+    hits = (best == labels.unsqueeze(1)).any(dim=1)
+    return 100.0 * hits.double().mean().item()
+
+
+def _check(
+    train_features: Tensor, train_labels: Tensor, test_features: Tensor, k: int
+) -> None:
+    if not 1 <= k <= len(train_features):
+        raise ConfigError(
+            f"Nearest neighbours: {k} of them are to vote (config.NEAREST_NEIGHBOR.TOPK), and "
+            f"there are {len(train_features)} training features. Ask for at most as many."
+        )
+    if len(train_labels) != len(train_features):
+        raise DataError(
+            f"Nearest neighbours: {len(train_features)} training features do not go with "
+            f"{len(train_labels)} labels."
+        )
+    for name, features in (("training", train_features), ("test", test_features)):
+        if not features.isfinite().all():
+            raise DataError(f"Nearest neighbours: some {name} features are NaN or infinite.")
+
+
+def _prepare(features: Tensor, metric: Metric) -> Tensor:
+    # Distances come from |a|^2 - 2ab + |b|^2, which cancels where neighbours are close.
+    least = torch.float64 if metric == "euclid" else torch.float32
+    features = features.flatten(1).to(torch.promote_types(features.dtype, least))
+    return F.normalize(features) if metric == "cosine" else features
+
+
+def _similarities(some: Tensor, train: Tensor, metric: Metric) -> Tensor:
+    if metric == "euclid":
+        return -torch.cdist(some, train, compute_mode="use_mm_for_euclid_dist")
+    return some @ train.T
+
+
+def _nearest(similarities: Tensor, k: int) -> Tensor:
+    """The columns of the k largest of each row; of equal ones the first."""
+    largest, columns = similarities.topk(min(k + 1, similarities.shape[1]), dim=1)
+    # topk takes any of several equal entries. That matters where the last to get in ties
+    # with the first to stay out: rare, so only such rows are sorted.
+    tied = largest[:, k - 1] == largest[:, -1] if k < similarities.shape[1] else None
+    columns = columns[:, :k]
+    if tied is not None and tied.any():
+        ordered = similarities[tied].argsort(dim=1, descending=True, stable=True)
+        columns[tied] = ordered[:, :k]
+    return columns
+
+
+def _weights(similarities: Tensor, sigma: float | None) -> Tensor:
+    if sigma is None:
+        return torch.ones_like(similarities)
+    nearest = similarities.amax(dim=1, keepdim=True)
+    return ((similarities - nearest) / sigma).exp()

@@ -1,0 +1,69 @@
+"""`config.NEAREST_NEIGHBOR` and `config.LINEAR_PROBE`: how frozen features are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sslengine.config.sections import section
+
+
+@dataclass
+class FeatureFiles:
+    # A folder of extracted features; empty: extract them first.
+    PATH: str = ""
+
+
+@section("NEAREST_NEIGHBOR")
+@dataclass
+class NearestNeighborOptions:
+    # A neighbour of similarity s votes with exp(s / SIGMA).
+    SIGMA: float = 0.1
+    # How many neighbours vote; a list tries several numbers.
+    TOPK: Any = 200
+    # Compare by cosine instead of by dot product.
+    L2_NORM_FEATS: bool = False
+    # On the GPU, where there is one.
+    USE_CUDA: bool = True
+    FEATURES: FeatureFiles = field(default_factory=FeatureFiles)
+
+    IGNORED: ClassVar[dict[str, str]] = {
+        "OPTIMIZE_MEMORY": "similarities are always computed in pieces that fit into memory."
+    }
+
+    @property
+    def neighbours(self) -> list[int]:
+        return self.TOPK if isinstance(self.TOPK, list) else [self.TOPK]
+
+    @property
+    def metric(self) -> str:
+        return "cosine" if self.L2_NORM_FEATS else "dot"
+
+    def check(self) -> Iterator[str]:
+        if self.SIGMA <= 0:
+            yield f"SIGMA: expected a number above 0, got {self.SIGMA:g}."
+        if not self.neighbours or not all(map(_is_count, self.neighbours)):
+            yield f"TOPK: expected a number of neighbours, or a list of them; got {self.TOPK!r}."
+
+
+@section("LINEAR_PROBE")
+@dataclass
+class LinearProbeOptions:
+    # Weights of the L2 penalty to choose among, by the accuracy on held-out training samples.
+    PENALTIES: list[float] = field(default_factory=lambda: [1.0, 0.1, 0.01, 0.001, 0.0001])
+    # The share of the training samples that is held out for that choice.
+    HELD_OUT: float = 0.2
+    MAX_ITERATIONS: int = 1000
+
+    def check(self) -> Iterator[str]:
+        if not self.PENALTIES or min(self.PENALTIES) <= 0:
+            yield f"PENALTIES: expected numbers above 0, got {self.PENALTIES}."
+        if not 0 < self.HELD_OUT < 1:
+            yield f"HELD_OUT: expected a share between 0 and 1, got {self.HELD_OUT:g}."
+        if self.MAX_ITERATIONS < 1:
+            yield f"MAX_ITERATIONS: expected 1 or more, got {self.MAX_ITERATIONS}."
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

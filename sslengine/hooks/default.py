@@ -1,0 +1,69 @@
+"""The engine's hooks that a config asks for, in the order in which they run.
+
+The method's own hooks run before these. Parameters are frozen before gradients are
+clipped, so that a frozen gradient does not count; checkpoints come last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read
+from sslengine.hooks.checkpointing import SaveCheckpoints
+from sslengine.hooks.gradients import ClipGradients, FreezeParameters
+from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
+from sslengine.hooks.metrics import LogMetrics
+from sslengine.hooks.options import HooksOptions
+from sslengine.hooks.perf import LogPerfStats
+from sslengine.hooks.tensorboard import TensorBoardHistograms
+from sslengine.models.options import ModelOptions
+from sslengine.registry import HOOKS
+
+
+def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
+    hooks, model = read(config, HooksOptions), read(config, ModelOptions)
+    chosen: list[Any] = []
+    if hooks.PERF_STATS.MONITOR_PERF_STATS:
+        chosen.append(LogPerfStats(hooks.PERF_STATS.PERF_STAT_FREQUENCY))
+    if hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY:
+        chosen.append(LogComplexity(hooks.MODEL_COMPLEXITY.INPUT_SHAPE))
+    if hooks.LOG_GPU_STATS:
+        chosen.append(LogGpus())
+    if hooks.MEMORY_SUMMARY.PRINT_MEMORY_SUMMARY:
+        chosen.append(LogGpuMemory(hooks.MEMORY_SUMMARY.LOG_ITERATION_NUM))
+    if model.TEMP_FROZEN_PARAMS_ITER_MAP:
+        chosen.append(FreezeParameters(model.TEMP_FROZEN_PARAMS_ITER_MAP))
+    if model.GRAD_CLIP.USE_GRAD_CLIP:
+        chosen.append(ClipGradients(model.GRAD_CLIP.MAX_NORM, model.GRAD_CLIP.NORM_TYPE))
+    board = hooks.TENSORBOARD_SETUP
+    if board.USE_TENSORBOARD and (board.LOG_PARAMS or board.LOG_PARAMS_GRADIENTS):
+        chosen.append(
+            TensorBoardHistograms(
+                board.LOG_PARAMS_EVERY_N_ITERS, board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS
+            )
+        )
+    chosen.append(
+        LogMetrics(read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ)
+    )
+    chosen.extend(_extra(entry) for entry in hooks.EXTRA)
+    chosen.append(_checkpoints(config, run_dir))
+    return chosen
+
+
+def _extra(entry: str | dict[str, Any]) -> Any:
+    if isinstance(entry, str):
+        return HOOKS.get(entry)()
+    arguments = {key: value for key, value in entry.items() if key != "name"}
+    return HOOKS.get(entry["name"])(**arguments)
+
+
+def _checkpoints(config: DictConfig, run_dir: Path) -> SaveCheckpoints:
+    options = read(config, CheckpointOptions)
+    return SaveCheckpoints(
+        run_dir / "checkpoints", options.CHECKPOINT_FREQUENCY, options.CHECKPOINT_ITER_FREQUENCY
+    )

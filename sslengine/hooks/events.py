@@ -1,0 +1,166 @@
+"""The events of a run, and what a hook is.
+
+    on_start
+      on_phase_start                           a train or test phase; again after a resume
+        on_forward, on_loss_and_meter          every step
+        on_backward, on_update                 train steps; on_update once per optimizer step
+        on_step                                every step
+      on_phase_end
+    on_end
+    on_exception                               whenever something raises
+
+A hook subclasses `Hook`, overrides what it needs and is told the task. Hooks written
+for VISSL or Classy Vision (`ClassyHook`) work as they are. An event that no hook
+overrides costs one empty loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from omegaconf import DictConfig
+    from torch import Tensor, nn
+
+EVENTS = (
+    "on_start",
+    "on_phase_start",
+    "on_forward",
+    "on_loss_and_meter",
+    "on_backward",
+    "on_update",
+    "on_step",
+    "on_phase_end",
+    "on_end",
+    "on_exception",
+)
+
+
+class Batch(Protocol):
+    """`task.last_batch`: the step that is being made. A hook may replace `model_output`."""
+
+    sample: dict[str, Any]
+    model_output: Any
+    target: Any
+    loss: Tensor | None
+
+
+class TaskView(Protocol):
+    """What a hook may read of the task. Hooks never import the task itself."""
+
+    config: DictConfig
+    run_dir: Path
+    device: torch.device
+    base_model: nn.Module  # the model itself
+    loss: nn.Module
+    optimizer: Any
+    precision: Any
+    ledger: Any
+    perf: Any
+    meters: list[Any]
+    writers: list[Any]
+    hooks: list[Any]
+    last_batch: Any
+    phase_results: dict[str, Any]  # of the phase that has just ended, over all ranks
+    progress: Any
+    phases: list[Any]
+    train: bool
+    updating: bool  # does this step end in an optimizer step, or does it only accumulate?
+    exception: BaseException | None
+
+    @property
+    def model(self) -> nn.Module: ...  # wrapped for data parallel training
+    @property
+    def phase(self) -> Any: ...
+    @property
+    def where(self) -> float: ...
+    @property
+    def iteration(self) -> int: ...
+    def get_classy_state(self, deep_copy: bool = False) -> dict[str, Any]: ...
+
+
+class Hook:
+    """Base of all hooks. Override what you need.
+
+    State that must survive a restart goes through `state_dict` / `load_state_dict`; it is
+    stored under the hook's `name`, so each of a task's hooks needs a different one.
+    """
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def on_start(self, task: TaskView) -> None:
+        """Before the first phase, also of a resumed run: everything is built and loaded."""
+
+    def on_phase_start(self, task: TaskView) -> None:
+        """A phase begins, or goes on: then `task.progress.step` is not 0."""
+
+    def on_forward(self, task: TaskView) -> None:
+        """The model has given its output, the loss is not computed yet."""
+
+    def on_loss_and_meter(self, task: TaskView) -> None:
+        """Loss and meters are up to date."""
+
+    def on_backward(self, task: TaskView) -> None:
+        """Gradients are there (of an unfinished group of batches unless `task.updating`)."""
+
+    def on_update(self, task: TaskView) -> None:
+        """The optimizer has stepped."""
+
+    def on_step(self, task: TaskView) -> None:
+        """The step is counted: `task.iteration` is the number of train steps made."""
+
+    def on_phase_end(self, task: TaskView) -> None:
+        """All steps of a phase are made."""
+
+    def on_end(self, task: TaskView) -> None:
+        """All phases are made."""
+
+    def on_exception(self, task: TaskView) -> None:
+        """`task.exception` was raised and will be raised again."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+Calls = dict[str, tuple[Callable[[Any], Any], ...]]
+
+
+def compile_events(hooks: Iterable[Any]) -> Calls:
+    """For each event the methods to call, in the order of the hooks; no-ops are left out."""
+    hooks = list(hooks)
+    return {
+        event: tuple(getattr(hook, event) for hook in hooks if _overrides(hook, event))
+        for event in EVENTS
+    }
+
+
+def _overrides(hook: Any, event: str) -> bool:
+    method = getattr(type(hook), event, None) or getattr(hook, event, None)
+    if method is None or method is getattr(Hook, event):
+        return False
+    return getattr(method, "__name__", "") != "_noop"  # Classy Vision's word for nothing
+
+
+def hook_name(hook: Any) -> str:
+    """The name under which a hook's state is stored; Classy hooks have a method of that name."""
+    name = hook.name
+    return str(name() if callable(name) else name)
+
+
+def hook_state(hook: Any) -> dict[str, Any]:
+    get = getattr(hook, "state_dict", None) or getattr(hook, "get_classy_state", None)
+    return dict(get()) if get is not None else {}
+
+
+def load_hook_state(hook: Any, state: dict[str, Any]) -> None:
+    load = getattr(hook, "load_state_dict", None) or getattr(hook, "set_classy_state", None)
+    if load is not None:
+        load(state)

@@ -1,0 +1,50 @@
+"""Hooks on gradients: freezing parameters for a while, and clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from sslengine.errors import ConfigError, nearest
+from sslengine.hooks.events import Hook, TaskView
+
+
+class FreezeParameters(Hook):
+    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, iterations], ...]`: no gradient until then.
+
+    Names may begin with `module.`, as VISSL's must.
+    """
+
+    def __init__(self, frozen_until: Sequence[tuple[str, int]]) -> None:
+        self.frozen_until = [(name.removeprefix("module."), int(n)) for name, n in frozen_until]
+        self._parameters: list[tuple[nn.Parameter, int]] = []
+
+    def on_start(self, task: TaskView) -> None:
+        known = dict(task.base_model.named_parameters())
+        for name, _ in self.frozen_until:
+            if name not in known:
+                raise ConfigError(
+                    f"config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: the model has no parameter "
+                    f"{name!r}. {nearest(name, known)}".rstrip()
+                )
+        self._parameters = [(known[name], until) for name, until in self.frozen_until]
+
+    def on_backward(self, task: TaskView) -> None:
+        for parameter, until in self._parameters:
+            if task.iteration < until:
+                parameter.grad = None
+
+
+class ClipGradients(Hook):
+    """`MODEL.GRAD_CLIP`: bound the norm of all gradients together. Does not wait for the device."""
+
+    def __init__(self, max_norm: float, norm_type: float) -> None:
+        self.max_norm, self.norm_type = max_norm, norm_type
+
+    def on_backward(self, task: TaskView) -> None:
+        if task.updating:
+            task.precision.unscale(task.optimizer.inner)
+            parameters = [p for p in task.base_model.parameters() if p.grad is not None]
+            torch.nn.utils.clip_grad_norm_(parameters, self.max_norm, self.norm_type)

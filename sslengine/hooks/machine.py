@@ -1,0 +1,71 @@
+"""What the GPU and the model look like, once, in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from sslengine.hooks.events import Hook, TaskView
+
+log = logging.getLogger("sslengine")
+
+
+class LogGpus(Hook):
+    """`HOOKS.LOG_GPU_STATS`: name and memory of this rank's GPU."""
+
+    def on_start(self, task: TaskView) -> None:
+        if task.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(task.device)
+            log.info(
+                "%s: %s, %.1f of %.1f GiB free",
+                task.device,
+                torch.cuda.get_device_name(task.device),
+                free / 2**30,
+                total / 2**30,
+            )
+
+
+class LogGpuMemory(Hook):
+    """`HOOKS.MEMORY_SUMMARY`: the allocator's own summary, after one step."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_step(self, task: TaskView) -> None:
+        if task.device.type == "cuda" and task.train and task.iteration == self.iteration + 1:
+            log.info("%s", torch.cuda.memory_summary(task.device))
+
+
+class LogComplexity(Hook):
+    """`HOOKS.MODEL_COMPLEXITY`: parameters, flops and activations for one image, by fvcore."""
+
+    def __init__(self, input_shape: Sequence[int]) -> None:
+        self.input_shape = tuple(input_shape)
+
+    def on_start(self, task: TaskView) -> None:
+        from fvcore.nn import (  # type: ignore[attr-defined] # slow to import, rarely asked for
+            ActivationCountAnalysis,
+            FlopCountAnalysis,
+        )
+
+        model = task.base_model
+        parameters = sum(p.numel() for p in model.parameters())
+        was_training = model.training
+        image = torch.zeros(1, *self.input_shape, device=task.device)
+        model.eval()
+        with torch.no_grad():
+            counts = []
+            for analysis in (FlopCountAnalysis, ActivationCountAnalysis):
+                count = analysis(model, image)
+                count.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+                counts.append(count.total())
+        model.train(was_training)
+        log.info(
+            "%.2f M parameters; one image of %s takes %.3f GFLOP and %.2f M activations",
+            parameters / 1e6,
+            "x".join(map(str, self.input_shape)),
+            counts[0] / 1e9,
+            counts[1] / 1e6,
+        )

@@ -1,0 +1,128 @@
+"""`config.HOOKS` and its relatives: which hooks run, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sslengine.config.sections import named, section
+from sslengine.registry import HOOKS
+
+
+@dataclass
+class EmaModelOptions:
+    SAVE_EMA_MODEL: bool = False
+    ENABLE_EMA_METERS: bool = False
+    UPDATE_ITER: int = 1
+    WARMUP: float = 0.05
+    DECAY: float = 0.9999
+    EMA_DEVICE: str = "gpu"
+
+
+@dataclass
+class PerfStatsOptions:
+    # Log how long each stage of a step takes; on a GPU by events, without waiting.
+    MONITOR_PERF_STATS: bool = False
+    # Every so many steps; -1: at the end of each phase only.
+    PERF_STAT_FREQUENCY: int = -1
+    # images/s over the last so many steps; -1: since the last log line.
+    ROLLING_BTIME_FREQ: int = -1
+
+
+@dataclass
+class MemorySummaryOptions:
+    # Log the GPU memory's state at one iteration.
+    PRINT_MEMORY_SUMMARY: bool = True
+    LOG_ITERATION_NUM: int = 0
+    DUMP_MEMORY_ON_EXCEPTION: bool = False
+
+
+@dataclass
+class ModelComplexityOptions:
+    # Log parameters, flops and activations of the model.
+    COMPUTE_COMPLEXITY: bool = False
+    INPUT_SHAPE: list[int] = field(default_factory=lambda: [3, 224, 224])
+
+
+@dataclass
+class TensorBoardOptions:
+    # Needs pip install 'sslengine[tensorboard]'. Written to <run>/tb_logs.
+    USE_TENSORBOARD: bool = False
+    FLUSH_EVERY_N_MIN: float = 5
+    # Histograms of parameters, and of their gradients.
+    LOG_PARAMS: bool = True
+    LOG_PARAMS_GRADIENTS: bool = True
+    LOG_PARAMS_EVERY_N_ITERS: int = 310
+
+    IGNORED: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("LOG_DIR", "EXPERIMENT_LOG_DIR"),
+        "TensorBoard files are in tb_logs of the run's folder, as in VISSL.",
+    )
+
+
+@section("HOOKS")
+@dataclass
+class HooksOptions:
+    # Hooks of your own: names, or entries `{name: ..., its arguments}`.
+    EXTRA: list[Any] = named(HOOKS, [])
+    # Stop at the first step whose loss is not finite.
+    CHECK_NAN: bool = True
+    # Log which GPUs there are and what they hold, once.
+    LOG_GPU_STATS: bool = True
+    PERF_STATS: PerfStatsOptions = field(default_factory=PerfStatsOptions)
+    MEMORY_SUMMARY: MemorySummaryOptions = field(default_factory=MemorySummaryOptions)
+    MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
+    TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
+    EMA_MODEL: EmaModelOptions = field(default_factory=EmaModelOptions)
+
+    def check(self) -> Iterator[str]:
+        for key in ("SAVE_EMA_MODEL", "ENABLE_EMA_METERS"):
+            if getattr(self.EMA_MODEL, key):
+                yield f"EMA_MODEL.{key}: not available yet; set it to false."
+        if self.MEMORY_SUMMARY.DUMP_MEMORY_ON_EXCEPTION:
+            yield "MEMORY_SUMMARY.DUMP_MEMORY_ON_EXCEPTION: not available yet; set it to false."
+
+
+@section("MONITORING")
+@dataclass
+class MonitoringOptions:
+    MONITOR_ACTIVATION_STATISTICS: int = 0
+
+    def check(self) -> Iterator[str]:
+        if self.MONITOR_ACTIVATION_STATISTICS:
+            yield "MONITOR_ACTIVATION_STATISTICS: not available yet; set it to 0."
+
+
+@dataclass
+class MemoryProfilingOptions:
+    TRACK_BY_LAYER_MEMORY: bool = False
+
+
+@dataclass
+class RuntimeProfilingOptions:
+    USE_PROFILER: bool = False
+    PROFILE_CPU: bool = True
+    PROFILE_GPU: bool = True
+    LEGACY_PROFILER: bool = False
+
+
+@section("PROFILING")
+@dataclass
+class ProfilingOptions:
+    START_ITERATION: int = 0
+    WARMUP_ITERATIONS: int = 0
+    NUM_ITERATIONS: int = 10
+    STOP_TRAINING_AFTER_PROFILING: bool = False
+    OUTPUT_FOLDER: str = "."
+    PROFILED_RANKS: list[int] = field(default_factory=lambda: [0, 1])
+    MEMORY_PROFILING: MemoryProfilingOptions = field(default_factory=MemoryProfilingOptions)
+    RUNTIME_PROFILING: RuntimeProfilingOptions = field(default_factory=RuntimeProfilingOptions)
+
+    def check(self) -> Iterator[str]:
+        for key, switched_on in (
+            ("RUNTIME_PROFILING.USE_PROFILER", self.RUNTIME_PROFILING.USE_PROFILER),
+            ("MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY", self.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY),
+        ):
+            if switched_on:
+                yield f"{key}: not available yet; set it to false."

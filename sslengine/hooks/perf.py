@@ -1,0 +1,27 @@
+"""`HOOKS.PERF_STATS`: the time of each stage of a step, in the log."""
+
+from __future__ import annotations
+
+import logging
+
+from sslengine.hooks.events import Hook, TaskView
+
+log = logging.getLogger("sslengine")
+
+
+class LogPerfStats(Hook):
+    def __init__(self, frequency: int = -1) -> None:
+        self.frequency = frequency
+
+    def on_phase_start(self, task: TaskView) -> None:
+        task.perf.reset()
+
+    def on_step(self, task: TaskView) -> None:
+        if self.frequency > 0 and task.progress.step % self.frequency == 0:
+            self._log(task)
+
+    def on_phase_end(self, task: TaskView) -> None:
+        self._log(task)
+
+    def _log(self, task: TaskView) -> None:
+        log.info("stage times, means of this phase:\n%s", task.perf.report_str())

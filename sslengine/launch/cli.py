@@ -1,0 +1,87 @@
+"""The command line.
+
+python tools/run_distributed_engines.py config=quickstart/simclr [config.KEY=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sslengine import catalog
+from sslengine.config.compose import sweep
+from sslengine.config.resolve import Resolved, resolve
+from sslengine.config.show import show
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.registry import import_dotted
+
+_DESCRIPTION = """\
+Run what a config describes.
+
+  config=quickstart/simclr                   the YAML file, without .yaml
+  +config/pretrain/simclr/models=resnext101  a second file on top of it
+  config.OPTIMIZER.num_epochs=10             a value; also of a list: config.A.B.0=x
+  config.SEED_VALUE=0,1,2                    a sweep: one run each, in sweep_0, sweep_1, ...
+  engine_name=extract_features               what to do; without it: train
+  node_id=1                                  which of several nodes this is
+
+Files are looked for in --config-dir, ./configs and the configs that ship with sslengine."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sslengine",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as above")
+    parser.add_argument(
+        "--config-dir", action="append", default=[], metavar="DIR", help="a folder of your own YAML"
+    )
+    parser.add_argument(
+        "--show", "--dry-run", action="store_true", dest="show",
+        help="print the resolved config with the origin of each changed value; run nothing",
+    )  # fmt: skip
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: done. 1: the run failed. 2: the config is wrong and nothing was started."""
+    assert catalog  # importing it declares all names
+    given = make_parser().parse_args(arguments)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # plugins in the current folder
+    try:
+        runs = resolve_all(given.overrides, given.config_dir)
+    except SSLEngineError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    if given.show:
+        print("\n---\n".join(show(run) for run in runs), end="")  # noqa: T201
+        return 0
+    # Imported only now: --help and a config error should not wait for torch.
+    launch = import_dotted("sslengine.launch.local:launch")
+    try:
+        for run in runs:
+            launch(run)
+    except SSLEngineError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def resolve_all(overrides: Sequence[str], config_dirs: Sequence[str]) -> list[Resolved]:
+    """Every run of a sweep; all are checked before any begins."""
+    choices = list(sweep(overrides))
+    runs = [resolve(each, config_dirs) for each in choices]
+    if len(runs) == 1:
+        return runs
+    return [
+        resolve([*each, _sweep_folder(run, index)], config_dirs)
+        for index, (each, run) in enumerate(zip(choices, runs, strict=True))
+    ]
+
+
+def _sweep_folder(run: Resolved, index: int) -> str:
+    return f"config.CHECKPOINT.DIR='{run.config.CHECKPOINT.DIR}/sweep_{index}'"

@@ -1,0 +1,81 @@
+"""One process of a run: join the others, open the log, run the engine, leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+
+from sslengine import catalog  # noqa: F401 - in a new process: declare what ships with sslengine
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.config.options import (
+    DistributedOptions,
+    MachineOptions,
+    ReproducibilityOptions,
+    RunOptions,
+)
+from sslengine.config.resolve import Resolved
+from sslengine.config.sections import read
+from sslengine.distributed import process_group
+from sslengine.distributed.device import pick_device
+from sslengine.distributed.ranks import rank
+from sslengine.engines.run import Run
+from sslengine.errors import ConfigError
+from sslengine.monitor.log_file import close_log, open_log
+from sslengine.registry import ENGINES, load_plugins
+
+log = logging.getLogger("sslengine")
+
+
+def run_rank(resolved: Resolved, join: bool) -> None:
+    """join: the environment describes a process group to join (RANK, WORLD_SIZE ...)."""
+    config = resolved.config
+    options = read(config, RunOptions)
+    load_plugins(options.PLUGINS)
+    folder = run_folder(config)
+    device = pick_device(read(config, MachineOptions).DEVICE)
+    if read(config, ReproducibilityOptions).CUDDN_DETERMINISTIC:
+        torch.backends.cudnn.deterministic = True
+    if join:
+        _join(config, device)
+    open_log(folder, rank(), options.VERBOSE)
+    try:
+        for warning in resolved.warnings:
+            log.warning("%s", warning)
+        ENGINES.get(resolved.engine_name, "engine_name")(Run(resolved, folder, device))
+    except BaseException:
+        log.info("the run ended with an error", exc_info=True)  # the screen gets it from above
+        raise
+    finally:
+        close_log()
+        process_group.leave()
+
+
+def _join(config: DictConfig, device: torch.device) -> None:
+    options = read(config, DistributedOptions)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        # Ranks share the cores of their node; each taking all of them is slower for all.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.NUM_PROC_PER_NODE))
+    if options.NCCL_DEBUG:
+        os.environ.setdefault("NCCL_DEBUG", "INFO")
+    if options.NCCL_SOCKET_NTHREADS:
+        os.environ.setdefault("NCCL_SOCKET_NTHREADS", str(options.NCCL_SOCKET_NTHREADS))
+    process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES)
+
+
+def run_folder(config: DictConfig) -> Path:
+    """Where the run lives."""
+    options = read(config, CheckpointOptions)
+    folder = Path(options.DIR).expanduser()
+    if not options.APPEND_DISTR_RUN_ID:
+        return folder
+    run_id = read(config, DistributedOptions).RUN_ID
+    if run_id == "auto":
+        raise ConfigError(
+            "config.CHECKPOINT.APPEND_DISTR_RUN_ID needs a config.DISTRIBUTED.RUN_ID of your own: "
+            "with `auto` a restarted run would not find its folder again."
+        )
+    return folder / run_id.replace("/", "_").replace(":", "_")

@@ -1,0 +1,26 @@
+"""`config.LOSS`: the name of the method's loss, and the options of that one and of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sslengine.config.sections import named, section
+from sslengine.registry import LOSSES
+
+
+@section("LOSS", components=LOSSES)
+@dataclass
+class LossOptions:
+    # A registered loss, a loss class of torch.nn, or pkg.module:Name. Its options stand in a
+    # section of that name (the part after the colon).
+    name: str = named(LOSSES, "CrossEntropyLoss")
+
+    IGNORED: ClassVar[dict[str, str]] = {
+        "ignore_index": "options of a loss stand under its name, and VISSL never read this one."
+    }
+
+    def check(self) -> Iterator[str]:
+        if not self.name:
+            yield "name: expected the name of a loss."

@@ -1,0 +1,68 @@
+"""Top-k accuracy in percent, for one output or for a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.errors import TrainingError
+from sslengine.meters.base import Meter
+from sslengine.registry import register_meter
+
+
+@register_meter("accuracy_list_meter")
+class AccuracyListMeter(Meter):
+    """`value()["top_1"]["0"]`: the percentage of images whose label is the top guess.
+
+    Several outputs against one target: one accuracy per output, named by `meter_names`
+    or numbered.
+    """
+
+    name = "accuracy_list_meter"
+
+    def __init__(
+        self,
+        num_meters: int = 1,
+        topk_values: Sequence[int] = (1,),
+        meter_names: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.topk_values = list(topk_values)
+        self.output_names = [str(name) for name in meter_names] or [
+            str(index) for index in range(num_meters)
+        ]
+
+    def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
+        outputs = [output] if isinstance(output, Tensor) else list(output)
+        if len(outputs) != len(self.output_names):
+            raise TrainingError(
+                f"accuracy_list_meter measures {len(self.output_names)} outputs and the model "
+                f"has {len(outputs)}: set config.METERS.accuracy_list_meter.num_meters."
+            )
+        if target.ndim > 1:  # soft labels of mixed images: the heaviest class counts
+            target = target.argmax(dim=1)
+        rows = [self._count(each.detach(), target) for each in outputs]
+        self.add(torch.stack(rows))
+
+    def _count(self, logits: Tensor, target: Tensor) -> Tensor:
+        """[images, right at k for each k], as a tensor on the device."""
+        largest = max(self.topk_values)
+        if largest > logits.shape[1]:
+            raise TrainingError(
+                f"accuracy_list_meter.topk_values: top {largest} of {logits.shape[1]} classes."
+            )
+        hits = logits.topk(largest, dim=1).indices == target.unsqueeze(1)
+        right = [hits[:, :k].any(dim=1).sum() for k in self.topk_values]
+        return torch.stack([torch.full_like(right[0], target.shape[0]), *right])
+
+    def measure(self, totals: list[Any]) -> dict[str, Any]:
+        return {
+            f"top_{k}": {
+                name: 100.0 * row[1 + position] / row[0]
+                for name, row in zip(self.output_names, totals, strict=True)
+            }
+            for position, k in enumerate(self.topk_values)
+        }

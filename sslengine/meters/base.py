@@ -1,0 +1,57 @@
+"""What a meter is: totals on the device, one reduction at the end of a phase."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.distributed.collectives import sum_in_place
+
+
+class Meter(ABC):
+    """Accumulates totals, which add up over steps and over ranks.
+
+    `update` runs in every step: it must not wait for the device.
+    """
+
+    name: str
+
+    def __init__(self) -> None:
+        # Sums so far, of this rank alone. None until the first update tells the device.
+        self.totals: Tensor | None = None
+
+    @abstractmethod
+    def update(self, output: Any, target: Tensor) -> None:
+        """Add one batch."""
+
+    @abstractmethod
+    def measure(self, totals: list[float]) -> dict[str, Any]:
+        """The value, from totals over all ranks."""
+
+    def add(self, batch: Tensor) -> None:
+        """Add one batch's sums. float64 holds whole numbers to 2^53 exactly."""
+        batch = batch.to(torch.float64)
+        self.totals = batch if self.totals is None else self.totals + batch
+
+    def value(self) -> dict[str, Any]:
+        """The value over all ranks. Collective; one host synchronisation."""
+        if self.totals is None:
+            return {}
+        return self.measure(sum_in_place(self.totals.clone()).tolist())
+
+    def reset(self) -> None:
+        self.totals = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"totals": self.totals}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.totals = state["totals"]
+
+    def load_sum(self, states: list[dict[str, Any]]) -> None:
+        """Take over what several ranks had counted."""
+        counted = [state["totals"] for state in states if state["totals"] is not None]
+        self.totals = torch.stack(counted).sum(dim=0) if counted else None

@@ -1,0 +1,117 @@
+"""Supervised losses: for training with labels, for probes on frozen features, for pretext tasks.
+
+Both take one output or several (one per head) with a single target, and sum over outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sslengine.config.facts import RunFacts
+from sslengine.config.sections import one_of
+from sslengine.errors import TrainingError
+from sslengine.methods.base import Method
+from sslengine.registry import register_loss
+
+Outputs = Tensor | Sequence[Tensor]
+
+
+@dataclass
+class CrossEntropyOptions:
+    # Weight of each class.
+    weight: list[float] | None = None
+    # A label that does not count.
+    ignore_index: int = -1
+    # Logits of unit length, as for cosine classifiers; use with a temperature.
+    normalize_output: bool = False
+    temperature: float = 1.0
+    label_smoothing: float = 0.0
+
+    IGNORED: ClassVar[dict[str, str]] = {"reduction": "it is the mean, as it was in VISSL."}
+
+    def check(self) -> Iterator[str]:
+        if self.temperature <= 0:
+            yield f"temperature: expected a number above 0, got {self.temperature}."
+        if not 0 <= self.label_smoothing <= 1:
+            yield f"label_smoothing: expected a number from 0 to 1, got {self.label_smoothing}."
+
+
+@register_loss("cross_entropy_multiple_output_single_target", options=CrossEntropyOptions)
+class CrossEntropyLoss(Method):
+    """Targets are class numbers (B,) or, for mixed images, class probabilities (B, C)."""
+
+    def __init__(self, options: CrossEntropyOptions, run: RunFacts) -> None:
+        super().__init__()
+        self.options = options
+        weight = None if options.weight is None else torch.tensor(options.weight)
+        # Part of the config, not of the state: a checkpoint need not hold it.
+        self.register_buffer("weight", weight, persistent=False)
+        self.weight: Tensor | None
+
+    def forward(self, output: Outputs, target: Tensor) -> Tensor:
+        return torch.stack([self._one(each, target) for each in _as_list(output)]).sum()
+
+    def _one(self, logits: Tensor, target: Tensor) -> Tensor:
+        if logits.shape[0] != target.shape[0]:
+            raise TrainingError(
+                f"cross entropy: {logits.shape[0]} predictions for {target.shape[0]} labels. "
+                f"Does the collator repeat the labels as often as it repeats the images?"
+            )
+        if self.options.normalize_output:
+            logits = F.normalize(logits, dim=1)
+        return F.cross_entropy(
+            logits / self.options.temperature,
+            target,
+            weight=self.weight,
+            ignore_index=self.options.ignore_index if target.ndim == 1 else -100,
+            label_smoothing=self.options.label_smoothing,
+        )
+
+
+@dataclass
+class BinaryCrossEntropyOptions:
+    # none: the sum over classes of each class's mean, as in VISSL.
+    reduction: str = "none"
+    normalize_output: bool = False
+    # Filled in from the run; kept for VISSL's YAML.
+    world_size: int = 1
+
+    def infer(self, facts: RunFacts) -> None:
+        self.world_size = facts.world_size
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "reduction", "none")
+
+
+@register_loss("bce_logits_multiple_output_single_target", options=BinaryCrossEntropyOptions)
+class BinaryCrossEntropyLoss(Method):
+    """Several labels an image: targets (B, C) in {0, 1}, and -1 where nobody knows.
+
+    Each class is averaged over the images for which its label is known; classes add up.
+    """
+
+    def __init__(self, options: BinaryCrossEntropyOptions, run: RunFacts) -> None:
+        super().__init__()
+        self.normalize_output = options.normalize_output
+
+    def forward(self, output: Outputs, target: Tensor) -> Tensor:
+        return torch.stack([self._one(each, target) for each in _as_list(output)]).sum()
+
+    def _one(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self.normalize_output:
+            logits = F.normalize(logits, dim=1)
+        known = (target != -1).to(logits.dtype)
+        losses = F.binary_cross_entropy_with_logits(
+            logits, target.to(logits.dtype), reduction="none"
+        )
+        return (losses * known / known.sum(dim=0).clamp(min=1)).sum()
+
+
+def _as_list(output: Outputs) -> Sequence[Tensor]:
+    return [output] if isinstance(output, Tensor) else output

@@ -1,0 +1,48 @@
+"""`config.MODEL.HEAD` becomes modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sslengine.errors import ConfigError
+from sslengine.models.options import HeadOptions
+from sslengine.models.routing import HeadSpec, head_specs
+from sslengine.registry import HEADS
+
+
+def build_heads(options: HeadOptions, where: str = "config.MODEL.HEAD") -> nn.ModuleList:
+    """A module for each entry of PARAMS; an entry that is a list is a chain."""
+    path = f"{where}.PARAMS"
+    heads = nn.ModuleList(
+        _head(spec, f"{path}.{index}")
+        for index, spec in enumerate(head_specs(options.PARAMS, path))
+    )
+    for module in heads.modules():
+        if isinstance(module, _BatchNorm):
+            module.eps, module.momentum = options.BATCHNORM_EPS, options.BATCHNORM_MOMENTUM
+        elif isinstance(module, nn.Linear):
+            _scale(module, options.PARAMS_MULTIPLIER)
+    return heads
+
+
+def _head(spec: HeadSpec, where: str) -> nn.Module:
+    modules = [_module(name, arguments, where) for name, arguments in spec.modules]
+    return nn.Sequential(*modules) if spec.nested else modules[0]
+
+
+def _module(name: str, arguments: dict[str, Any], where: str) -> nn.Module:
+    head = HEADS.get(name, where)
+    try:
+        return head(**arguments)  # type: ignore[no-any-return]
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from error
+
+
+def _scale(linear: nn.Linear, factor: float) -> None:
+    with torch.no_grad():
+        for parameter in linear.parameters():
+            parameter.mul_(factor)

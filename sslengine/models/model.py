@@ -1,0 +1,144 @@
+"""A trunk and its heads, and the ways of the inputs through them.
+
+    a tensor                N x C x H x W
+    a list of tensors       crops of several sizes: those of one size that follow each other
+                            go through the trunk together, then all through the heads at once
+    a dict of these         one way each (MODEL.MULTI_INPUT_HEAD_MAPPING)
+
+The output is a list: what each head gave, or with no heads the features. A single head
+that gives a list itself (embeddings and scores, say) makes that list the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError, listing, nearest
+from sslengine.models.routing import MAPPING_KEY, Route
+from sslengine.models.trunks.base import Trunk
+
+Images: TypeAlias = Tensor | Sequence[Tensor]
+
+
+class Model(nn.Module):
+    def __init__(
+        self,
+        trunk: Trunk,
+        heads: nn.ModuleList,
+        routes: Sequence[Route],
+        pooling: nn.Module | None = None,
+        flip_channels: bool = False,
+        single_pass_every_crop: bool = False,
+    ) -> None:
+        """`pooling` maps the list of a route's features; `flip_channels` makes RGB BGR."""
+        super().__init__()
+        self.trunk = trunk
+        self.heads = heads
+        self.pooling = pooling or nn.Identity()
+        self.routes = tuple(routes)
+        self.flip_channels = flip_channels
+        self.single_pass_every_crop = single_pass_every_crop
+        self._frozen: tuple[str, ...] = ()
+        for route in self.routes:
+            trunk.check_features(route.features, route.where)
+            _check_extra_inputs(trunk, route)
+
+    def freeze(self, *parts: str) -> None:
+        """`trunk`, `heads`: no gradients, and eval mode for good, so that no statistic moves."""
+        self._frozen = parts
+        for part in parts:
+            self.get_submodule(part).requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Model:
+        super().train(mode)
+        for part in self._frozen:
+            self.get_submodule(part).eval()
+        return self
+
+    def forward(self, batch: Images | Mapping[str, Images]) -> list[Any]:
+        if isinstance(batch, Mapping):
+            outputs = [self._output(route, batch) for route in self._routes_for(batch)]
+        else:
+            if self.routes[0].key:
+                raise ConfigError(
+                    f"config.MODEL.{MAPPING_KEY} expects the inputs {self._keys()}, the batch "
+                    f"has one without a name; see config.DATA.TRAIN.INPUT_KEY_NAMES."
+                )
+            outputs = self._through(self.routes[0], batch)
+        return outputs[0] if len(outputs) == 1 and isinstance(outputs[0], list) else outputs
+
+    def _routes_for(self, batch: Mapping[str, Images]) -> list[Route]:
+        present = [route for route in self.routes if route.key in batch]
+        if not present:
+            raise ConfigError(
+                f"config.MODEL.{MAPPING_KEY}: no head for any of the inputs {listing(batch)}; "
+                f"it names {self._keys()}."
+            )
+        return present
+
+    def _keys(self) -> str:
+        return listing(route.key for route in self.routes if route.key) or "none"
+
+    def _output(self, route: Route, batch: Mapping[str, Images]) -> Any:
+        extra = {key: batch[key] for key in route.additional_keys if key in batch}
+        outputs = self._through(route, batch[route.key], extra)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _through(
+        self, route: Route, images: Images, extra: Mapping[str, Images] | None = None
+    ) -> list[Any]:
+        features = self._features(route, images, extra or {})
+        heads = [self.heads[index] for index in route.heads]
+        if not heads:
+            return features
+        if route.chained:
+            output = features[0]
+            for head in heads:
+                output = head(output)
+            return [output]
+        if len(features) == 1:
+            return [head(features[0]) for head in heads]
+        return [head(feature) for head, feature in zip(heads, features, strict=True)]
+
+    def _features(self, route: Route, images: Images, extra: Mapping[str, Any]) -> list[Tensor]:
+        groups = [
+            self.pooling(self.trunk(group, route.features, **extra))
+            for group in self._groups(images)
+        ]
+        if len(groups) == 1:
+            only: list[Tensor] = groups[0]
+            return only
+        if extra:
+            raise ConfigError(f"{route.where}: additional_keys need crops of a single size.")
+        return [torch.cat(parts) for parts in zip(*groups, strict=True)]
+
+    def _groups(self, images: Images) -> Iterator[Tensor]:
+        """Crops that go through the trunk together."""
+        if isinstance(images, Tensor):
+            yield self._channels(images)
+        elif self.single_pass_every_crop:
+            yield from map(self._channels, images)
+        else:
+            for _, crops in groupby(images, key=lambda crop: crop.shape[-2:]):
+                same_size = list(crops)
+                joined = torch.cat(same_size) if len(same_size) > 1 else same_size[0]
+                yield self._channels(joined)
+
+    def _channels(self, images: Tensor) -> Tensor:
+        return images.flip(1) if self.flip_channels else images
+
+
+def _check_extra_inputs(trunk: Trunk, route: Route) -> None:
+    for key in route.additional_keys:
+        if key not in trunk.extra_inputs:
+            hint = nearest(key, trunk.extra_inputs)
+            raise ConfigError(
+                f"{route.where}.additional_keys: {type(trunk).__name__} takes no input {key!r} "
+                f"beside the images. {hint}".rstrip()
+            )

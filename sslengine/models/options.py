@@ -1,0 +1,368 @@
+"""`config.MODEL`: the network, where its weights come from, how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sslengine.config.sections import named, one_of, section
+from sslengine.errors import ConfigError
+from sslengine.models.routing import Route, plan_routes
+from sslengine.registry import HEADS, TRUNKS
+
+# Blocks in each of the four stages.
+RESNET_STAGES: dict[int, tuple[int, int, int, int]] = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+NOT_YET = "not available yet; set it to false."
+
+
+@dataclass
+class ResNetOptions:
+    """ResNet and ResNeXt."""
+
+    DEPTH: int = 50
+    # Blocks in each of the four stages, in place of those of DEPTH.
+    BLOCKS: list[int] = field(default_factory=list)
+    # auto (basic for depths 18 and 34, bottleneck otherwise), basic or bottleneck.
+    BLOCK: str = "auto"
+    # On every channel count; may be below 1.
+    WIDTH_MULTIPLIER: float = 1.0
+    # BatchNorm, LayerNorm or GroupNorm.
+    NORM: str = "BatchNorm"
+    GROUPNORM_GROUPS: int = 32
+    # ResNeXt: groups of a bottleneck's 3x3 convolution, and their width.
+    GROUPS: int = 1
+    WIDTH_PER_GROUP: int = 64
+    # Start every residual branch at zero.
+    ZERO_INIT_RESIDUAL: bool = False
+    # 1 keeps the last stage at the resolution of the one before.
+    LAYER4_STRIDE: int = 2
+    # imagenet: 7x7 stride 2 and max-pool; small (32 to 96 pixels): 3x3 stride 1, no max-pool.
+    STEM: str = "imagenet"
+
+    IGNORED: ClassVar[dict[str, str]] = {"STANDARDIZE_CONVOLUTIONS": "VISSL never reads it."}
+
+    def stages(self) -> tuple[int, ...]:
+        return tuple(self.BLOCKS) or RESNET_STAGES[self.DEPTH]
+
+    def is_basic(self) -> bool:
+        return self.BLOCK == "basic" or (self.BLOCK == "auto" and self.DEPTH in (18, 34))
+
+    def channels(self) -> int:
+        """Of the stem; the stages have 1, 2, 4 and 8 times as many."""
+        return round(64 * self.WIDTH_MULTIPLIER)
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "DEPTH", *RESNET_STAGES)
+        yield from one_of(self, "BLOCK", "auto", "basic", "bottleneck")
+        yield from one_of(self, "NORM", "BatchNorm", "LayerNorm", "GroupNorm")
+        yield from one_of(self, "LAYER4_STRIDE", 1, 2)
+        yield from one_of(self, "STEM", "imagenet", "small")
+        if self.BLOCKS and (len(self.BLOCKS) != 4 or min(self.BLOCKS) < 1):
+            yield f"BLOCKS: expected four numbers, 1 or more each; got {self.BLOCKS}."
+        if self.is_basic() and (self.GROUPS, self.WIDTH_PER_GROUP) != (1, 64):
+            yield "GROUPS: basic blocks have no groups; BLOCK: bottleneck has."
+        yield from self._width_problems()
+
+    def _width_problems(self) -> Iterator[str]:
+        inside = int(self.channels() * self.WIDTH_PER_GROUP / 64)
+        if self.channels() < 1 or inside < 1 or self.GROUPS < 1:
+            yield f"WIDTH_MULTIPLIER: {self.WIDTH_MULTIPLIER:g} leaves a layer without channels."
+        elif self.GROUPNORM_GROUPS < 1:
+            yield f"GROUPNORM_GROUPS: expected 1 or more, got {self.GROUPNORM_GROUPS}."
+        elif self.NORM == "GroupNorm":
+            widths = [self.channels() * 2**stage for stage in range(4)]
+            if not self.is_basic():
+                widths += [int(w * self.WIDTH_PER_GROUP / 64) * self.GROUPS for w in widths]
+            odd = [width for width in widths if width % self.GROUPNORM_GROUPS]
+            if odd:
+                yield (
+                    f"GROUPNORM_GROUPS: {self.GROUPNORM_GROUPS} groups do not divide a layer "
+                    f"of {odd[0]} channels."
+                )
+
+
+@dataclass
+class MaskedImageModeling:
+    NAME: str = ""
+    PARAMS: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class VisionTransformerOptions:
+    # The side for which position embeddings are made; other sizes interpolate them.
+    IMAGE_SIZE: int = 224
+    PATCH_SIZE: int = 16
+    NUM_LAYERS: int = 12
+    NUM_HEADS: int = 12
+    HIDDEN_DIM: int = 768
+    MLP_DIM: int = 3072
+    DROPOUT_RATE: float = 0.0
+    ATTENTION_DROPOUT_RATE: float = 0.0
+    # token; without a class token (USE_CLASS_TOKEN: false) patches are averaged.
+    CLASSIFIER: str = "token"
+    USE_CLASS_TOKEN: bool = True
+    # Stochastic depth of the last block; it grows linearly from 0.
+    DROP_PATH_RATE: float = 0.0
+    QKV_BIAS: bool = False
+    # false: 1 / sqrt(width of a head). A number costs the fused attention kernel.
+    QK_SCALE: bool | float | None = False
+    # Recompute each block in the backward pass instead of keeping what is inside it.
+    CHECKPOINT_BLOCK: bool = False
+    CHECKPOINT_MLP: bool = False
+    HYBRID: str | None = None
+    MASKED_IMAGE_MODELING: MaskedImageModeling = field(default_factory=MaskedImageModeling)
+
+    IGNORED: ClassVar[dict[str, str]] = {"name": "VISSL never reads it."}
+
+    def check(self) -> Iterator[str]:
+        if self.CLASSIFIER != "token":
+            yield "CLASSIFIER: expected token; for averaged patches set USE_CLASS_TOKEN to false."
+        if self.QK_SCALE is True:
+            yield "QK_SCALE: expected a number, or false for the usual scale; got true."
+        if self.CHECKPOINT_MLP:
+            yield f"CHECKPOINT_MLP: {NOT_YET} CHECKPOINT_BLOCK saves more."
+        if self.HYBRID:
+            yield "HYBRID: a convolutional stem is not available yet."
+        if self.MASKED_IMAGE_MODELING.NAME:
+            yield "MASKED_IMAGE_MODELING.NAME: masked input is not available yet."
+        yield from self._size_problems()
+
+    def _size_problems(self) -> Iterator[str]:
+        sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM", "MLP_DIM")
+        too_small = [key for key in sizes if getattr(self, key) < 1]
+        for key in too_small:
+            yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if not too_small and self.HIDDEN_DIM % self.NUM_HEADS:
+            yield f"NUM_HEADS: {self.NUM_HEADS} heads do not divide HIDDEN_DIM {self.HIDDEN_DIM}."
+        if not too_small and self.IMAGE_SIZE % self.PATCH_SIZE:
+            yield f"PATCH_SIZE: {self.PATCH_SIZE} does not divide IMAGE_SIZE {self.IMAGE_SIZE}."
+
+
+@dataclass
+class TrunkOptions:
+    NAME: str = named(TRUNKS, "resnet")
+    RESNETS: ResNetOptions = field(default_factory=ResNetOptions)
+    VISION_TRANSFORMERS: VisionTransformerOptions = field(default_factory=VisionTransformerOptions)
+    # Of VISSL's trunks that are not available yet: any keys.
+    RESNETS_SK: dict[str, Any] = field(default_factory=dict)
+    EFFICIENT_NETS: dict[str, Any] = field(default_factory=dict)
+    MOBILE_NET: dict[str, Any] = field(default_factory=dict)
+    REGNET: dict[str, Any] = field(default_factory=dict)
+    XCIT: dict[str, Any] = field(default_factory=dict)
+    SWIN_TRANSFORMER: dict[str, Any] = field(default_factory=dict)
+    BEIT: dict[str, Any] = field(default_factory=dict)
+    CONVNEXT: dict[str, Any] = field(default_factory=dict)
+    CONVIT: dict[str, Any] = field(default_factory=dict)
+
+    IGNORED: ClassVar[dict[str, str]] = {
+        "TRUNK_PARAMS": "VISSL never reads it; write the keys directly under MODEL.TRUNK."
+    }
+
+
+@dataclass
+class HeadOptions:
+    # [name, {arguments}] in a list: a chain on one feature, or one head on each of several.
+    # A list of such lists: each is a head of its own, itself a chain.
+    PARAMS: list[Any] = named(HEADS, [])
+    # Of all batch norms in heads.
+    BATCHNORM_EPS: float = 1e-5
+    BATCHNORM_MOMENTUM: float = 0.1
+    # On the initial weights and biases of all linear layers in heads.
+    PARAMS_MULTIPLIER: float = 1.0
+
+
+@dataclass
+class FeatureEvalOptions:
+    """A trained trunk under examination."""
+
+    # Nothing is frozen, pooled or extracted without it.
+    EVAL_MODE_ON: bool = False
+    FREEZE_TRUNK_ONLY: bool = False
+    FREEZE_TRUNK_AND_HEAD: bool = False
+    # Give the trunk's features instead of what the heads make of them.
+    EXTRACT_TRUNK_FEATURES_ONLY: bool = False
+    # Take the heads' weights from WEIGHTS_INIT too, not the trunk's alone.
+    EVAL_TRUNK_AND_HEAD: bool = False
+    # Heads of another shape in the file are an error; false: they are left out.
+    ASSERT_HEAD_LAYER_SHAPE_INIT: bool = True
+    # Features pooled below become N x D.
+    SHOULD_FLATTEN_FEATS: bool = True
+    # [[feature, [pooling, [its arguments]]], ...]: as many features, one head each.
+    LINEAR_EVAL_FEAT_POOL_OPS_MAP: list[Any] = field(default_factory=list)
+
+    def check(self) -> Iterator[str]:
+        for key in (
+            "FREEZE_TRUNK_ONLY",
+            "FREEZE_TRUNK_AND_HEAD",
+            "EXTRACT_TRUNK_FEATURES_ONLY",
+            "EVAL_TRUNK_AND_HEAD",
+            "LINEAR_EVAL_FEAT_POOL_OPS_MAP",
+        ):
+            if getattr(self, key) and not self.EVAL_MODE_ON:
+                yield f"{key}: has an effect only with EVAL_MODE_ON: true."
+
+
+@dataclass
+class SyncBatchNormOptions:
+    CONVERT_BN_TO_SYNC_BN: bool = False
+    # pytorch or apex: the same code serves both.
+    SYNC_BN_TYPE: str = "pytorch"
+    # Ranks that share statistics: -1 those of a node, 0 all, N that many.
+    GROUP_SIZE: int = -1
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "SYNC_BN_TYPE", "pytorch", "apex")
+        if self.GROUP_SIZE < -1:
+            yield f"GROUP_SIZE: expected -1, 0 or a number of ranks; got {self.GROUP_SIZE}."
+
+
+@dataclass
+class AmpOptions:
+    USE_AMP: bool = False
+    # apex or pytorch; without an apex that still has amp, pytorch serves.
+    AMP_TYPE: str = "apex"
+    # apex: opt_level O0 (float32), O1 or O2.
+    AMP_ARGS: dict[str, Any] = field(default_factory=lambda: {"opt_level": "O1"})
+    # pytorch: float16 (with loss scaling) or bfloat16.
+    AMP_DTYPE: str = "float16"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "AMP_TYPE", "apex", "pytorch")
+        yield from one_of(self, "AMP_DTYPE", "float16", "bfloat16")
+        if self.AMP_ARGS.get("opt_level", "O1") not in ("O0", "O1", "O2"):
+            yield f"AMP_ARGS.opt_level: expected O0, O1 or O2; got {self.AMP_ARGS['opt_level']!r}."
+
+
+@dataclass
+class WeightsInitOptions:
+    # A file with weights to start from; not read when there is a checkpoint to resume.
+    PARAMS_FILE: str = ""
+    # Where in the file the state dict is: a key, a list of keys one inside the other, or "".
+    STATE_DICT_KEY_NAME: Any = "classy_state_dict"
+    # Names that contain one of these are neither read nor missed.
+    SKIP_LAYERS: list[str] = field(default_factory=lambda: ["num_batches_tracked"])
+    # On the names of a plain state dict: first one is removed, then the other put in front.
+    REMOVE_PREFIX: str = ""
+    APPEND_PREFIX: str = ""
+
+    def key_path(self) -> list[str]:
+        key = self.STATE_DICT_KEY_NAME
+        return [key] if isinstance(key, str) and key else list(key or ())
+
+    def check(self) -> Iterator[str]:
+        key = self.STATE_DICT_KEY_NAME
+        if key is not None and not (
+            isinstance(key, str)
+            or (isinstance(key, list) and all(isinstance(each, str) for each in key))
+        ):
+            yield f"STATE_DICT_KEY_NAME: expected a key or a list of keys, got {key!r}."
+
+
+@dataclass
+class ActivationCheckpointingOptions:
+    USE_ACTIVATION_CHECKPOINTING: bool = False
+    # Parts of the trunk that are recomputed one at a time.
+    NUM_ACTIVATION_CHECKPOINTING_SPLITS: int = 2
+
+    def check(self) -> Iterator[str]:
+        if self.NUM_ACTIVATION_CHECKPOINTING_SPLITS < 1:
+            yield "NUM_ACTIVATION_CHECKPOINTING_SPLITS: expected 1 or more."
+
+
+@dataclass
+class GradClipOptions:
+    USE_GRAD_CLIP: bool = False
+    NORM_TYPE: float = 2.0
+    MAX_NORM: float = 1.0
+
+
+@dataclass
+class ShardedDdpOptions:
+    USE_SDP: bool = False
+    reduce_buffer_size: int = -1
+
+    def check(self) -> Iterator[str]:
+        if self.USE_SDP:
+            yield f"USE_SDP: {NOT_YET} OPTIMIZER.use_zero splits the optimizer's state."
+
+
+@dataclass
+class FsdpOptions:
+    AUTO_SETUP_FSDP: bool = False
+    AUTO_WRAP_THRESHOLD: int = 0
+    AMP_TYPE: str = "01"
+    FORCE_SYNC_CUDA: bool = False
+    flatten_parameters: bool = True
+    mixed_precision: bool = True
+    fp32_reduce_scatter: bool = False
+    compute_dtype: str = "float32"
+    bucket_cap_mb: int = 0
+    clear_autocast_cache: bool = True
+    verbose: bool = True
+
+    def check(self) -> Iterator[str]:
+        if self.AUTO_SETUP_FSDP:
+            yield f"AUTO_SETUP_FSDP: {NOT_YET}"
+
+
+@section("MODEL")
+@dataclass
+class ModelOptions:
+    BASE_MODEL_NAME: str = "multi_input_output_model"
+    TRUNK: TrunkOptions = field(default_factory=TrunkOptions)
+    HEAD: HeadOptions = field(default_factory=HeadOptions)
+    # rgb or bgr: the order in which the trunk gets the channels.
+    INPUT_TYPE: str = "rgb"
+    # [[input key, [features]], ...] or
+    # [[input key, {feat_names, head_index, additional_keys}], ...]: which head reads which input.
+    MULTI_INPUT_HEAD_MAPPING: list[Any] = field(default_factory=list)
+    # A trunk pass for every crop, where otherwise crops of one size go together. Saves memory.
+    SINGLE_PASS_EVERY_CROP: bool = False
+    # Parameters that stay as they are initialised, by their full names.
+    NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
+    # [[parameter, number of first iterations in which it stays], ...].
+    TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = field(default_factory=list)
+    FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
+    WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)
+    SYNC_BN_CONFIG: SyncBatchNormOptions = field(default_factory=SyncBatchNormOptions)
+    AMP_PARAMS: AmpOptions = field(default_factory=AmpOptions)
+    ACTIVATION_CHECKPOINTING: ActivationCheckpointingOptions = field(
+        default_factory=ActivationCheckpointingOptions
+    )
+    GRAD_CLIP: GradClipOptions = field(default_factory=GradClipOptions)
+    SHARDED_DDP_SETUP: ShardedDdpOptions = field(default_factory=ShardedDdpOptions)
+    FSDP_CONFIG: FsdpOptions = field(default_factory=FsdpOptions)
+
+    IGNORED: ClassVar[dict[str, str]] = {
+        "CUDA_CACHE": "PyTorch's allocator needs no clearing; it only slowed VISSL down."
+    }
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "BASE_MODEL_NAME", "multi_input_output_model")
+        if self.INPUT_TYPE == "lab":
+            yield "INPUT_TYPE: lab (lightness alone) is not available yet; expected rgb or bgr."
+        else:
+            yield from one_of(self, "INPUT_TYPE", "rgb", "bgr")
+        try:
+            self.routes(where="")
+        except ConfigError as error:
+            yield str(error)
+
+    def routes(self, where: str = "config.MODEL.") -> list[Route]:
+        """Which input passes through what; raises ConfigError where the keys contradict."""
+        settings = self.FEATURE_EVAL_SETTINGS
+        return plan_routes(
+            heads=self.HEAD.PARAMS,
+            pooled=settings.LINEAR_EVAL_FEAT_POOL_OPS_MAP,
+            mapping=self.MULTI_INPUT_HEAD_MAPPING,
+            trunk_only=settings.EXTRACT_TRUNK_FEATURES_ONLY,
+            where=where,
+        )

@@ -1,0 +1,176 @@
+"""Which input goes through which features of the trunk into which heads.
+
+Read from `HEAD.PARAMS`, `MULTI_INPUT_HEAD_MAPPING` and `LINEAR_EVAL_FEAT_POOL_OPS_MAP`
+before anything is built, so that what does not fit is told while the config is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sslengine.errors import ConfigError, nearest
+
+POOL_OPS = ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "MaxPool2d", "Identity")
+FEATURES_KEY = "FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
+MAPPING_KEY = "MULTI_INPUT_HEAD_MAPPING"
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """Modules in a chain, as (name, arguments). Nested: written as a list of its own."""
+
+    modules: tuple[tuple[str, dict[str, Any]], ...]
+    nested: bool
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """A feature of the trunk and the pooling that follows it."""
+
+    feature: str
+    operation: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way of one input. No heads: the features are the output."""
+
+    # Of the dict of inputs; "" where there is a single input.
+    key: str = ""
+    # None: the trunk's final feature.
+    features: tuple[str, ...] = ()
+    heads: tuple[int, ...] = ()
+    # One head after the other, instead of each on its feature.
+    chained: bool = False
+    # Other entries of the dict of inputs that the trunk gets beside this one.
+    additional_keys: tuple[str, ...] = ()
+    # The key path that asks for the features, for errors.
+    where: str = ""
+
+
+def plan_routes(
+    heads: Sequence[Any],
+    pooled: Sequence[Any],
+    mapping: Sequence[Any],
+    trunk_only: bool,
+    where: str = "",
+) -> list[Route]:
+    """A route for each input. `where` is put before the key paths in errors."""
+    specs = head_specs(heads, f"{where}HEAD.PARAMS")
+    pools = pool_specs(pooled, f"{where}{FEATURES_KEY}")
+    if not mapping:
+        return [_single_route([] if trunk_only else specs, pools, where)]
+    if pools:
+        raise ConfigError(f"{where}{MAPPING_KEY}: cannot be combined with {FEATURES_KEY}.")
+    routes = _mapped_routes(mapping, len(specs), trunk_only, f"{where}{MAPPING_KEY}")
+    unused = set(range(len(specs))) - {head for route in routes for head in route.heads}
+    if unused and not trunk_only:
+        raise ConfigError(f"{where}HEAD.PARAMS.{min(unused)}: no input of {MAPPING_KEY} uses it.")
+    return routes
+
+
+def head_specs(params: Sequence[Any], where: str) -> list[HeadSpec]:
+    """The entries of HEAD.PARAMS."""
+    specs = []
+    for index, entry in enumerate(params):
+        path = f"{where}.{index}"
+        nested = _is_list(entry) and len(entry) > 0 and not isinstance(entry[0], str)
+        modules = entry if nested else [entry]
+        specs.append(HeadSpec(tuple(_module(each, path) for each in modules), nested))
+    return specs
+
+
+def pool_specs(entries: Sequence[Any], where: str) -> list[PoolSpec]:
+    """The entries of LINEAR_EVAL_FEAT_POOL_OPS_MAP."""
+    specs = []
+    for index, entry in enumerate(entries):
+        match entry:
+            case [str(feature), [str(operation), [*arguments]]] if operation in POOL_OPS:
+                specs.append(PoolSpec(feature, operation, tuple(arguments)))
+            case [str(), [str(operation), [*_]]]:
+                hint = nearest(operation, POOL_OPS) or f"Known: {', '.join(POOL_OPS)}."
+                raise ConfigError(f"{where}.{index}: there is no pooling {operation!r}. {hint}")
+            case _:
+                raise ConfigError(
+                    f'{where}.{index}: expected ["feature", ["pooling", [its arguments]]], '
+                    f"got {entry!r}."
+                )
+    return specs
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _module(entry: Any, where: str) -> tuple[str, dict[str, Any]]:
+    match entry:
+        case str(name) | [str(name)]:
+            return name, {}
+        case [str(name), Mapping() as arguments]:
+            return name, {str(key): value for key, value in arguments.items()}
+    raise ConfigError(
+        f'{where}: expected ["name", {{arguments}}], or a list of such; got {entry!r}.'
+    )
+
+
+def _single_route(specs: list[HeadSpec], pools: list[PoolSpec], where: str) -> Route:
+    features = tuple(pool.feature for pool in pools)
+    num_features = len(features) or 1
+    heads = tuple(range(len(specs)))
+    nested = any(spec.nested for spec in specs)
+    if heads and num_features > 1 and len(heads) != num_features:
+        raise ConfigError(
+            f"{where}HEAD.PARAMS: {len(heads)} heads for the {num_features} features of "
+            f"{FEATURES_KEY}; give as many heads as features."
+        )
+    chained = len(heads) > 1 and num_features == 1 and not nested
+    return Route("", features, heads, chained, where=f"{where}{FEATURES_KEY}")
+
+
+def _mapped_routes(
+    mapping: Sequence[Any], num_heads: int, trunk_only: bool, where: str
+) -> list[Route]:
+    routes: list[Route] = []
+    for index, entry in enumerate(mapping):
+        path = f"{where}.{index}"
+        key, features, head, additional = _mapping_entry(entry, path)
+        if any(route.key == key for route in routes):
+            raise ConfigError(f"{path}: the input {key!r} is mapped twice.")
+        if head is None:
+            head = min(index, num_heads - 1)
+        if trunk_only or num_heads == 0:
+            heads: tuple[int, ...] = ()
+        elif not 0 <= head < num_heads:
+            raise ConfigError(f"{path}.head_index: there are {num_heads} heads; got {head}.")
+        elif len(features) > 1:
+            raise ConfigError(f"{path}: a head reads one feature, got {list(features)}.")
+        else:
+            heads = (head,)
+        routes.append(Route(key, features, heads, False, additional, path))
+    return routes
+
+
+def _mapping_entry(
+    entry: Any, where: str
+) -> tuple[str, tuple[str, ...], int | None, tuple[str, ...]]:
+    """Input key, feature names, head, additional keys."""
+    known = ("feat_names", "head_index", "additional_keys")
+    match entry:
+        case [str(key), Mapping() as options]:
+            for name in options:
+                if name not in known:
+                    hint = nearest(str(name), known) or f"Known here: {', '.join(known)}."
+                    raise ConfigError(f"{where}.{name}: unknown key. {hint}")
+        case [str(key), [*names]]:
+            options = {"feat_names": names}
+        case _:
+            raise ConfigError(
+                f'{where}: expected ["input key", [features]] or '
+                f'["input key", {{feat_names: [...], head_index: 0}}], got {entry!r}.'
+            )
+    features = tuple(map(str, options.get("feat_names") or ()))
+    additional = tuple(map(str, options.get("additional_keys") or ()))
+    return key, features, options.get("head_index"), additional

@@ -1,0 +1,120 @@
+"""Batch norm with the statistics of several ranks, on any device.
+
+torch's SyncBatchNorm refuses tensors on the CPU, and DDP refuses any model on the CPU that
+holds one. This class is none. On the CPU it computes the same with differentiable sums
+over ranks, whatever share of the batch each rank holds; on a GPU it runs torch's.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sslengine.distributed.collectives import sum_over_ranks
+from sslengine.distributed.process_group import Group, neighbours
+from sslengine.distributed.ranks import world_size
+from sslengine.models.options import SyncBatchNormOptions
+
+
+def synchronise(model: nn.Module, options: SyncBatchNormOptions, ranks_per_node: int) -> nn.Module:
+    """Convert as the options say. Collective: it makes the groups of ranks."""
+    if not options.CONVERT_BN_TO_SYNC_BN or world_size() == 1:
+        return model
+    size = ranks_per_node if options.GROUP_SIZE == -1 else options.GROUP_SIZE
+    return convert(model, neighbours(size))
+
+
+def convert(model: nn.Module, group: Group | None) -> nn.Module:
+    """Every batch norm of the model replaced, its parameters and buffers kept."""
+    if world_size() == 1 or isinstance(model, SyncBatchNorm):
+        return model
+    if isinstance(model, _BatchNorm):
+        return _converted(model, group)
+    for name, child in model.named_children():
+        setattr(model, name, convert(child, group))
+    return model
+
+
+def _converted(norm: _BatchNorm, group: Group | None) -> SyncBatchNorm:
+    synced = SyncBatchNorm(
+        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, group
+    )
+    synced._parameters.update(norm._parameters)
+    synced._buffers.update(norm._buffers)
+    synced.training = norm.training
+    return synced
+
+
+class SyncBatchNorm(_BatchNorm):
+    # What torch's forward, called below, expects of its module.
+    _check_input_dim = nn.SyncBatchNorm._check_input_dim
+    _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Group | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_group = process_group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        """A copy (a teacher, an average of weights) talks to the same ranks: groups are shared."""
+        memo[id(self.process_group)] = self.process_group
+        copied = self.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training or self.running_mean is None):
+            return super().forward(x)
+        if x.device.type != "cpu":
+            return nn.SyncBatchNorm.forward(self, x)  # type: ignore[arg-type]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance, count = self._moments(wide)
+        if self.training and self.track_running_stats:
+            self._track(mean.detach(), variance.detach(), count)
+        scale = (variance + self.eps).rsqrt()
+        if self.weight is not None:
+            scale = scale * self.weight
+        out = (wide - _along_channels(mean, x)) * _along_channels(scale, x)
+        if self.bias is not None:
+            out = out + _along_channels(self.bias, x)
+        return out.to(x.dtype)
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, biased variance and count of every channel. Two reductions, one after the
+        other: a single one of squares would lose what the mean is large against."""
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        count = x.new_tensor([x.numel() // x.shape[1]])
+        sums = sum_over_ranks(torch.cat([x.sum(dims), count]), self.process_group)
+        count = sums[-1].detach()
+        mean = sums[:-1] / count
+        squares = (x - _along_channels(mean, x)).square().sum(dims)
+        return mean, sum_over_ranks(squares, self.process_group) / count, count
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        # Without a momentum: the plain average over all batches.
+        momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        unbiased = variance * count / (count - 1)
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.add_(momentum * (new.to(running.dtype) - running))
+
+
+def _along_channels(values: Tensor, x: Tensor) -> Tensor:
+    """C values in a shape that broadcasts against N x C x ..."""
+    return values.view(1, -1, *(1,) * (x.dim() - 2))

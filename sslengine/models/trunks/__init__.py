@@ -1,0 +1,1 @@
+"""Trunks: from images to named features. `base.py` is the contract."""

@@ -1,0 +1,57 @@
+"""What a trunk is: a module that gives its features by name.
+
+A trunk of your own names its features and computes those that are wanted:
+
+    @register_trunk("my_trunk", options=MyTrunkOptions)
+    class MyTrunk(Trunk):
+        feature_names = ("stem", "flatten")
+
+        def __init__(self, options: MyTrunkOptions) -> None: ...
+        def features(self, x, wanted): ...
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError, listing, nearest
+
+
+class Trunk(nn.Module, ABC):
+    """Images (N x C x H x W) in, features out."""
+
+    # What can be asked for; the last is the final feature, given when nothing is asked for.
+    feature_names: tuple[str, ...]
+    # Names of further tensors that `features` takes by keyword (a mask, say).
+    extra_inputs: tuple[str, ...] = ()
+
+    @abstractmethod
+    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        """At least the wanted features, by name. Nothing behind the last one need be computed."""
+
+    def forward(
+        self, x: Tensor, out_feat_keys: Sequence[str] = (), **extra: Tensor
+    ) -> list[Tensor]:
+        """The features asked for, in that order; a name may come twice."""
+        names = out_feat_keys or self.feature_names[-1:]
+        self.check_features(names)
+        found = self.features(x, frozenset(names), **extra)
+        return [found[name] for name in names]
+
+    def check_features(self, names: Sequence[str], where: str = "out_feat_keys") -> None:
+        """Raise ConfigError if this trunk has no feature of such a name."""
+        for name in names:
+            if name not in self.feature_names:
+                hint = nearest(name, self.feature_names)
+                text = f"{where}: {type(self).__name__} has no feature {name!r}. {hint}".rstrip()
+                raise ConfigError(f"{text}\n  Known: {listing(self.feature_names)}")
+
+    def checkpoint_activations(self, parts: int) -> None:
+        """Keep only what passes between so many parts; recompute inside them in backward."""
+        raise ConfigError(
+            f"config.MODEL.ACTIVATION_CHECKPOINTING: {type(self).__name__} cannot recompute "
+            f"its activations; set USE_ACTIVATION_CHECKPOINTING to false."
+        )

@@ -1,0 +1,143 @@
+"""timm's vision transformer, with timm's parameter names and VISSL's features.
+
+Every feature is read behind the final norm. `i` counts blocks from 0; `n` counts the last blocks.
+
+    blkCLS{i}, lastCLS, concatCLS{n}        the class token
+    lastBLK, concatBLK{n}                   all tokens, N x T x D
+    lastPOOL, concatPOOL{n}                 the mean of the patches
+    stridePOOL_{n}_{s}, stridePOOL_{n}      n such means, every s-th block from the last one back
+    lastMAP                                 the patches as a map, N x D x H x W
+
+The final feature is lastCLS; without a class token, lastPOOL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError
+from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.registry import register_trunk
+
+# What is read (CLS, BLK, POOL or MAP), and of which blocks.
+Recipe = tuple[str, tuple[int, ...]]
+
+
+@register_trunk("vision_transformer", options=VisionTransformerOptions)
+class VisionTransformer(Trunk, TimmVisionTransformer):  # type: ignore[misc] # Trunk's forward
+    def __init__(self, options: VisionTransformerOptions) -> None:
+        super().__init__(**_timm_arguments(options))
+        self.parts = options.NUM_LAYERS if options.CHECKPOINT_BLOCK else 0
+        self.patch_size = options.PATCH_SIZE
+        self._recipes = dict(_recipes(options.NUM_LAYERS, options.USE_CLASS_TOKEN))
+        self.feature_names = tuple(self._recipes)
+        if self.cls_token is not None:
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
+        if options.QK_SCALE:
+            _set_attention_scale(self.blocks, options.QK_SCALE)
+
+    def checkpoint_activations(self, parts: int) -> None:
+        self.parts = parts
+
+    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        grid = self._grid(x)
+        recipes = {name: self._recipes[name] for name in wanted}
+        needed = {str(block) for _, blocks in recipes.values() for block in blocks}
+        steps: list[Step] = [("", self._embed)]
+        steps += [(str(index), block) for index, block in enumerate(self.blocks)]
+        if self.parts and torch.is_grad_enabled():
+            outputs = run_in_parts(steps, x, needed, self.parts, owner=self)
+        else:
+            outputs = run(steps, x, needed)
+        tokens = {int(index): self.norm(output) for index, output in outputs.items()}
+        return {
+            name: _joined([self._read(tokens[block], kind, grid) for block in blocks])
+            for name, (kind, blocks) in recipes.items()
+        }
+
+    def _grid(self, x: Tensor) -> tuple[int, int]:
+        height, width = x.shape[-2:]
+        if height % self.patch_size or width % self.patch_size:
+            raise ConfigError(
+                f"config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE: {self.patch_size} does not "
+                f"divide images of {height} x {width}; resize or crop them in DATA."
+            )
+        return height // self.patch_size, width // self.patch_size
+
+    def _embed(self, x: Tensor) -> Tensor:
+        embedded: Tensor = self._pos_embed(self.patch_embed(x))
+        return embedded
+
+    def _read(self, tokens: Tensor, kind: str, grid: tuple[int, int]) -> Tensor:
+        if kind == "CLS":
+            return tokens[:, 0]
+        if kind == "BLK":
+            return tokens
+        patches = tokens[:, self.num_prefix_tokens :]
+        if kind == "POOL":
+            return patches.mean(1)
+        return patches.mT.reshape(len(patches), -1, *grid)
+
+
+def _set_attention_scale(blocks: Any, scale: float) -> None:
+    for block in blocks:
+        # The fused kernel is called with the usual scale, whatever `scale` says.
+        block.attn.fused_attn, block.attn.scale = False, scale
+
+
+def _timm_arguments(options: VisionTransformerOptions) -> dict[str, Any]:
+    return {
+        "img_size": options.IMAGE_SIZE,
+        "patch_size": options.PATCH_SIZE,
+        "num_classes": 0,
+        "global_pool": "token" if options.USE_CLASS_TOKEN else "avg",
+        "class_token": options.USE_CLASS_TOKEN,
+        # The final norm stands before pooling, over all tokens.
+        "fc_norm": False,
+        "embed_dim": options.HIDDEN_DIM,
+        "depth": options.NUM_LAYERS,
+        "num_heads": options.NUM_HEADS,
+        # timm cuts width * ratio to a whole number: the half keeps it from falling one short.
+        "mlp_ratio": (options.MLP_DIM + 0.5) / options.HIDDEN_DIM,
+        "qkv_bias": options.QKV_BIAS,
+        "pos_drop_rate": options.DROPOUT_RATE,
+        "proj_drop_rate": options.DROPOUT_RATE,
+        "attn_drop_rate": options.ATTENTION_DROPOUT_RATE,
+        "drop_path_rate": options.DROP_PATH_RATE,
+        "dynamic_img_size": True,
+    }
+
+
+def _recipes(depth: int, class_token: bool) -> Iterator[tuple[str, Recipe]]:
+    """Every feature name; the final feature comes last."""
+    blocks = tuple(range(depth))
+    for index in blocks if class_token else ():
+        yield f"blkCLS{index}", ("CLS", (index,))
+    for kind in ("CLS", "BLK", "POOL") if class_token else ("BLK", "POOL"):
+        for count in range(1, depth + 1):
+            yield f"concat{kind}{count}", (kind, blocks[-count:])
+    for count in range(1, depth + 1):
+        for stride in range(1, depth + 1):
+            strided = blocks[::-stride][:count]
+            if len(strided) == count:
+                yield f"stridePOOL_{count}_{stride}", ("POOL", strided)
+                if stride == math.ceil(depth / count):
+                    yield f"stridePOOL_{count}", ("POOL", strided)
+    last = blocks[-1:]
+    yield "lastMAP", ("MAP", last)
+    yield "lastBLK", ("BLK", last)
+    finals = ("POOL", "CLS") if class_token else ("POOL",)
+    for kind in finals:
+        yield f"last{kind}", (kind, last)
+
+
+def _joined(features: list[Tensor]) -> Tensor:
+    return features[0] if len(features) == 1 else torch.cat(features, dim=-1)

@@ -1,0 +1,251 @@
+"""A model's weights: into a checkpoint, out of it, and from a file made elsewhere.
+
+In a checkpoint: `{"model": {"trunk": ..., "heads": ...}, "meta": {"trunk": {}, "heads": []}}`,
+as in VISSL. From a file (`config.MODEL.WEIGHTS_INIT`): a checkpoint of sslengine or VISSL, or a
+plain state dict. What was asked for and could not be loaded is an error, never a shrug.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.errors import CheckpointError, listing, nearest
+from sslengine.models.model import Model
+from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
+
+LOG = logging.getLogger("sslengine")
+WHERE = "config.MODEL.WEIGHTS_INIT"
+
+# VISSL's trunks have one or both of these in front of the names that sslengine shares.
+_VISSL_TRUNK = re.compile(r"^trunk\.(base_model\.)?(_feature_blocks\.)?")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How many tensors came out of a file, and what stayed as it was initialised."""
+
+    trunk: int
+    heads: int
+    left_out: tuple[str, ...]
+
+
+def model_state(model: Model) -> dict[str, Any]:
+    """For a checkpoint. The tensors are the model's own, not copies."""
+    return {
+        "model": {"trunk": model.trunk.state_dict(), "heads": model.heads.state_dict()},
+        "meta": {"trunk": {}, "heads": []},
+    }
+
+
+def load_model_state(model: Model, state: Mapping[str, Any]) -> None:
+    """The reverse of `model_state`; every name must be there with its shape."""
+    given, expected = _flat(state.get("model") or {}), _tensors(model)
+    problems = _mismatches(expected, given)
+    if problems:
+        raise CheckpointError(
+            "the checkpoint was made by another model:\n  " + "\n  ".join(problems)
+        )
+    _copy(expected, given, expected)
+
+
+def init_from_file(model: Model, options: ModelOptions) -> Loaded:
+    """Start from the weights in WEIGHTS_INIT.PARAMS_FILE.
+
+    All of the trunk must be in the file, and nothing else of a trunk. Heads may differ:
+    what is missing there, or left over, is logged.
+    """
+    weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
+    content = _inside(read_file(weights.PARAMS_FILE), weights.key_path(), weights.PARAMS_FILE)
+    given = _without(_named_tensors(content, weights), weights.SKIP_LAYERS)
+    expected = _without(_tensors(model), weights.SKIP_LAYERS)
+    problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
+    chosen = set(_part(expected, "trunk"))
+    if not settings.EVAL_MODE_ON or settings.EVAL_TRUNK_AND_HEAD:
+        heads, head_problems = _choose_heads(_part(expected, "heads"), given, settings)
+        chosen |= heads
+        problems += head_problems
+    if problems:
+        raise CheckpointError(_does_not_fit(weights, problems, given))
+    _copy(expected, given, chosen)
+    loaded = Loaded(
+        trunk=sum(name.startswith("trunk.") for name in chosen),
+        heads=sum(name.startswith("heads.") for name in chosen),
+        left_out=tuple(sorted(set(expected) - chosen)),
+    )
+    _log(loaded, sorted(set(given) - chosen), weights.PARAMS_FILE)
+    return loaded
+
+
+def read_file(path: str) -> Any:
+    """What torch.save wrote; tensors and plain containers only, no code runs."""
+    if "://" in path:
+        raise CheckpointError(
+            f"{WHERE}.PARAMS_FILE: {path} is an address; download the file and give its path."
+        )
+    if not Path(path).is_file():
+        raise CheckpointError(f"{WHERE}.PARAMS_FILE: there is no file {path!r}.")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{WHERE}.PARAMS_FILE: {path} is no weights file, or holds objects that need code to "
+            f"load, which a file from elsewhere is not trusted with. Load it where it was made "
+            f"and save the tensors alone: torch.save(model.state_dict(), ...).\n"
+            f"  torch says: {_first_line(error)}"
+        ) from error
+    except Exception as error:  # bytes that are no pickle raise anything
+        raise CheckpointError(
+            f"{WHERE}.PARAMS_FILE: {path} is damaged or no weights file: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).split("\n")[0]
+
+
+def _inside(content: Any, keys: Sequence[str], path: str) -> Mapping[str, Any]:
+    for key in keys:
+        if not isinstance(content, Mapping) or key not in content:
+            held = listing(map(str, content)) if isinstance(content, Mapping) else "no keys"
+            hint = nearest(key, map(str, content)) if isinstance(content, Mapping) else ""
+            raise CheckpointError(
+                f"{WHERE}.STATE_DICT_KEY_NAME: {path} has no {key!r}. {hint}".rstrip()
+                + f'\n  It holds: {held}. ("" if the file is the state dict itself.)'
+            )
+        content = content[key]
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{WHERE}.STATE_DICT_KEY_NAME: {path} holds no state dict there.")
+    return content
+
+
+def _named_tensors(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
+    """`trunk.*` and `heads.*`, whichever form the file has."""
+    content = content.get("base_model", content)
+    inner = content.get("model")
+    content = inner if isinstance(inner, Mapping) and "trunk" in inner else content
+    if isinstance(content.get("trunk"), Mapping):
+        if weights.REMOVE_PREFIX or weights.APPEND_PREFIX:
+            LOG.info("%s: a checkpoint needs no prefixes; they are not applied.", WHERE)
+        named = _flat(content)
+    else:
+        named = _plain(content, weights)
+    return {_VISSL_TRUNK.sub("trunk.", name): tensor for name, tensor in named.items()}
+
+
+def _flat(parts: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {
+        f"{part}.{name}": tensor
+        for part in ("trunk", "heads")
+        for name, tensor in (parts.get(part) or {}).items()
+    }
+
+
+def _plain(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
+    named, strays = {}, []
+    for name, value in content.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{WHERE}.STATE_DICT_KEY_NAME: {weights.PARAMS_FILE} holds no state dict there: "
+                f"{name!r} is a {type(value).__name__}.\n  Found: {listing(map(str, content))}."
+            )
+        full = weights.APPEND_PREFIX + name.removeprefix(weights.REMOVE_PREFIX)
+        if full.startswith(("trunk.", "heads.")):
+            named[full] = value
+        # Beside what carries the prefix there may be other things: a loss's centre, a queue.
+        elif not weights.REMOVE_PREFIX or name.startswith(weights.REMOVE_PREFIX):
+            strays.append(full)
+    strays = [name for name in strays if not _skipped(name, weights.SKIP_LAYERS)]
+    if strays:
+        raise CheckpointError(
+            f"{WHERE}.APPEND_PREFIX: names in {weights.PARAMS_FILE} must begin with trunk. or "
+            f"heads., after REMOVE_PREFIX {weights.REMOVE_PREFIX!r} and APPEND_PREFIX "
+            f"{weights.APPEND_PREFIX!r}; these do not: {listing(strays, 8)}.\n"
+            f"  For a file with the trunk alone set APPEND_PREFIX: 'trunk.'"
+        )
+    return named
+
+
+def _tensors(model: Model) -> dict[str, Tensor]:
+    return _flat(model_state(model)["model"])
+
+
+def _part(named: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in named.items() if name.startswith(f"{part}.")}
+
+
+def _without(named: Mapping[str, Tensor], fragments: Sequence[str]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in named.items() if not _skipped(name, fragments)}
+
+
+def _skipped(name: str, fragments: Sequence[str]) -> bool:
+    return any(fragment in name for fragment in fragments)
+
+
+def _mismatches(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    problems = []
+    missing, unexpected = set(expected) - set(given), set(given) - set(expected)
+    if missing:
+        problems.append(f"missing: {listing(missing)}")
+    if unexpected:
+        problems.append(f"not of this model: {listing(unexpected)}")
+    return problems + _shape_problems(expected, given)
+
+
+def _shape_problems(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    return [
+        f"{name}: shape {tuple(given[name].shape)} in the file, {tuple(tensor.shape)} in the model"
+        for name, tensor in expected.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+
+
+def _choose_heads(
+    expected: Mapping[str, Tensor], given: Mapping[str, Tensor], settings: FeatureEvalOptions
+) -> tuple[set[str], list[str]]:
+    """The names to load, and what is wrong."""
+    present = {name for name in expected if name in given}
+    problems = []
+    if settings.EVAL_TRUNK_AND_HEAD and present != set(expected):
+        missing = listing(set(expected) - present)
+        problems.append(f"missing, and EVAL_TRUNK_AND_HEAD asks for the heads: {missing}")
+    if settings.ASSERT_HEAD_LAYER_SHAPE_INIT:
+        return present, problems + _shape_problems(expected, given)
+    return {name for name in present if given[name].shape == expected[name].shape}, problems
+
+
+def _does_not_fit(
+    weights: WeightsInitOptions, problems: list[str], given: Mapping[str, Tensor]
+) -> str:
+    text = f"{WHERE}.PARAMS_FILE: {weights.PARAMS_FILE} does not fit the model:\n  "
+    text += "\n  ".join(problems)
+    if not _part(given, "trunk"):
+        text += f"\n  The file has no trunk; its names: {listing(given, 8) or 'none'}."
+    return (
+        f"{text}\n  Is config.MODEL.TRUNK that of the file? Names can be adapted by "
+        f"REMOVE_PREFIX and APPEND_PREFIX, and left out by SKIP_LAYERS."
+    )
+
+
+def _copy(
+    expected: Mapping[str, Tensor], given: Mapping[str, Tensor], names: Iterable[str]
+) -> None:
+    with torch.no_grad():
+        for name in names:
+            expected[name].copy_(given[name])
+
+
+def _log(loaded: Loaded, unused: list[str], path: str) -> None:
+    LOG.info("%d trunk and %d head tensors from %s.", loaded.trunk, loaded.heads, path)
+    if loaded.left_out:
+        LOG.info("As initialised, not from the file: %s.", listing(loaded.left_out))
+    if unused:
+        LOG.info("In the file and not used: %s.", listing(unused))

@@ -1,0 +1,66 @@
+"""What a person sees: a live bar on a terminal, plain lines anywhere else.
+
+Plain lines are thinned out: one at the first step, one every few seconds, one at the
+end of each phase. Every figure is in metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from sslengine.monitor.text import figures, phase_line, step_line, where
+from sslengine.monitor.writers import Record, Writer
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class ConsoleWriter(Writer):
+    """Reads `record.display`: step, steps, epochs, eta_seconds, images_per_second."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(soft_wrap=True, highlight=False)
+        self._progress: Progress | None = None
+        self._bar: TaskID | None = None
+        self._last_line = float("-inf")
+
+    def write(self, record: Record) -> None:
+        if record.kind == "phase":
+            self._end_bar()
+            self.console.print(phase_line(record))
+        elif self.console.is_terminal:
+            self._update_bar(record)
+        elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            self.console.print(step_line(record))
+
+    def close(self) -> None:
+        self._end_bar()
+
+    def _update_bar(self, record: Record) -> None:
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._progress.start()
+            self._bar = self._progress.add_task("", total=None, figures="")
+        assert self._bar is not None
+        self._progress.update(
+            self._bar,
+            description=where(record),
+            completed=record.display.get("step", 0),
+            total=record.display.get("steps"),
+            figures=figures(record),
+        )
+
+    def _end_bar(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

@@ -1,0 +1,91 @@
+"""What the run ran on: versions, machine, code. Kept beside the results."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sslengine
+
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "classy-vision",
+    "fvcore",
+    "iopath",
+    "hydra-core",
+    "omegaconf",
+    "timm",
+    "scikit-learn",
+    "rich",
+)
+# Variables that change what a run does; anything else in the environment is private.
+_VARIABLES = re.compile(
+    r"^(CUDA|NCCL|GLOO|TORCH|PYTORCH|OMP|MKL|SLURM|LOCAL_|SSLENGINE|VISSL)|"
+    r"^(RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PYTHONPATH|PYTHONHASHSEED)$"
+)
+_SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
+
+
+def environment() -> dict[str, Any]:
+    """A report that can be stored as JSON."""
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "sslengine": sslengine.__version__,
+        "code": code_version(Path(sslengine.__file__).parent),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": _gpus(),
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "variables": _variables(),
+    }
+
+
+def code_version(folder: Path) -> str | None:
+    """The git commit of a checkout, with `+changes` if files differ from it; None outside git."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+changes"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> list[str]:
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _variables() -> dict[str, str]:
+    return {
+        name: "***" if _SECRET.search(name) else value
+        for name, value in sorted(os.environ.items())
+        if _VARIABLES.search(name)
+    }

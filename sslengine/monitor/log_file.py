@@ -1,0 +1,59 @@
+"""The run's log: everything goes to a file per rank, warnings and errors also to the screen."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from sslengine.monitor.text import phase_line, step_line
+from sslengine.monitor.writers import Record, Writer
+
+_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+
+
+def log_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / ("log.txt" if rank == 0 else f"log_rank{rank}.txt")
+
+
+def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
+    """Send the loggers `sslengine` and `py.warnings` to the run's file, appending.
+
+    The screen gets warnings of rank 0's `sslengine` logger; all of it if `verbose`.
+    Deprecation warnings of libraries are the file's business alone.
+    """
+    close_log()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    to_file = logging.FileHandler(log_path(run_dir, rank), encoding="utf-8", delay=True)
+    to_file.setFormatter(logging.Formatter(_FORMAT))
+    logger = logging.getLogger("sslengine")
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logger.propagate = False
+    logger.addHandler(to_file)
+    if rank == 0:
+        to_screen = logging.StreamHandler(sys.stderr)
+        to_screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        to_screen.setLevel(logging.DEBUG if verbose else logging.WARNING)
+        logger.addHandler(to_screen)
+    logging.captureWarnings(True)
+    warnings_log = logging.getLogger("py.warnings")
+    warnings_log.propagate = False
+    warnings_log.addHandler(to_file)
+
+
+def close_log() -> None:
+    for name in ("sslengine", "py.warnings"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+    logging.captureWarnings(False)
+
+
+class LogWriter(Writer):
+    """Every record as a line of the log file."""
+
+    def write(self, record: Record) -> None:
+        line = phase_line(record) if record.kind == "phase" else step_line(record)
+        logging.getLogger("sslengine").info(line)

@@ -1,0 +1,128 @@
+"""Every step's loss, without waiting for any: the values stay on the device.
+
+`record` keeps a reference and, with several ranks, starts a reduction that runs beside
+the backward pass. `flush` is the one place where the host waits: at LOG_FREQUENCY, at
+the end of a phase and before a checkpoint. It also finds the first step whose loss is
+not finite, so no such step is ever logged, averaged or saved as if nothing were wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.distributed.collectives import Pending, start_sum
+from sslengine.errors import NonFiniteLossError
+
+MAIN = "loss"
+
+
+@dataclass(frozen=True)
+class LossEntry:
+    iteration: int  # train steps made before this one
+    parts: dict[str, float]  # means over all ranks' images; the loss itself is parts["loss"]
+    batch_size: int  # images, over all ranks
+
+
+@dataclass
+class _Open:
+    iteration: int
+    values: Tensor
+    pending: Pending
+    batch_size: int
+    samples: Tensor | None
+
+
+class LossLedger:
+    def __init__(self, check_finite: bool = True) -> None:
+        self.check_finite = check_finite
+        self._names: tuple[str, ...] = (MAIN,)
+        self._open: list[_Open] = []
+        self._unread: list[LossEntry] = []
+        # Losses times batch size of the phase so far; VISSL's `task.losses`.
+        self.phase_losses: list[float] = []
+        self.phase_samples = 0
+
+    def start_phase(self) -> None:
+        self.flush()
+        self.phase_losses, self.phase_samples = [], 0
+
+    def record(
+        self,
+        loss: Tensor | Mapping[str, Tensor],
+        iteration: int,
+        batch_size: int,
+        share: float = 1.0,
+        samples: Tensor | None = None,
+    ) -> None:
+        """Note a step's loss (with its parts) and begin to average it over ranks.
+
+        batch_size: images of the step over all ranks; share: of them, on this rank.
+        samples: this rank's sample indices, on the host, for the error message.
+        """
+        if isinstance(loss, Tensor):
+            values = loss.detach()
+        else:
+            self._names = tuple(loss)
+            values = torch.stack([part.detach().float() for part in loss.values()])
+        if share != 1.0:
+            values = values * share  # a copy: the reduction writes into it
+        self._open.append(_Open(iteration, values, start_sum(values), batch_size, samples))
+
+    def flush(self) -> None:
+        """Bring all open values to the host: one synchronisation for all of them."""
+        if not self._open:
+            return
+        for each in self._open:
+            each.pending.wait()
+        rows = torch.stack([each.values for each in self._open]).tolist()
+        opened, self._open = self._open, []
+        for each, row in zip(opened, rows, strict=True):
+            values = row if isinstance(row, list) else [row]
+            entry = LossEntry(
+                each.iteration, dict(zip(self._names, values, strict=True)), each.batch_size
+            )
+            if self.check_finite and not all(map(math.isfinite, values)):
+                raise NonFiniteLossError(_not_finite(entry, each.samples))
+            self._unread.append(entry)
+            self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
+            self.phase_samples += entry.batch_size
+
+    def drain(self) -> list[LossEntry]:
+        """The steps since the last drain."""
+        self.flush()
+        entries, self._unread = self._unread, []
+        return entries
+
+    def phase_mean(self) -> float | None:
+        """The mean loss per sample of this phase so far."""
+        self.flush()
+        return sum(self.phase_losses) / self.phase_samples if self.phase_samples else None
+
+    def state_dict(self) -> dict[str, Any]:
+        self.flush()
+        return {"phase_losses": list(self.phase_losses), "phase_samples": self.phase_samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._open, self._unread = [], []
+        self.phase_losses = list(state["phase_losses"])
+        self.phase_samples = int(state["phase_samples"])
+
+
+def _not_finite(entry: LossEntry, samples: Tensor | None) -> str:
+    parts = ", ".join(f"{name} {value}" for name, value in entry.parts.items())
+    text = f"the loss of iteration {entry.iteration} is not finite: {parts}."
+    if samples is not None:
+        indices = torch.unique(samples).tolist()
+        shown = ", ".join(map(str, indices[:64]))
+        more = f", ... ({len(indices)} in all)" if len(indices) > 64 else ""
+        text += f"\n  This rank's samples in that step: {shown}{more}."
+    return (
+        f"{text}\n  Usual causes: a learning rate that is too high, fp16 overflow, an input that "
+        f"is not finite. No checkpoint was written since. config.HOOKS.CHECK_NAN=false goes on."
+    )

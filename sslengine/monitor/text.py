@@ -1,0 +1,56 @@
+"""Records as a line of text, for the screen and for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sslengine.monitor.writers import Record
+
+
+def step_line(record: Record) -> str:
+    display = record.display
+    return f"{where(record)}  step {display.get('step')}/{display.get('steps')}  {figures(record)}"
+
+
+def phase_line(record: Record) -> str:
+    parts = [where(record)]
+    parts += [f"{name} {_number(value)}" for name, value in _leaves(record.values)]
+    return "  ".join(parts)
+
+
+def where(record: Record) -> str:
+    epochs = record.display.get("epochs")
+    of = f"/{epochs}" if epochs else ""
+    return f"{record.split} {record.epoch + 1}{of}"
+
+
+def figures(record: Record) -> str:
+    parts = [f"{name} {_number(value)}" for name, value in _leaves(record.values)]
+    if "eta_seconds" in record.display:
+        parts.append(f"eta {clock(record.display['eta_seconds'])}")
+    return "  ".join(parts)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    leaves: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            only = len(value) == 1 and next(iter(value)) == "0"
+            inner = {prefix + name: next(iter(value.values()))} if only else value
+            leaves.extend(_leaves(inner, "" if only else f"{prefix}{name}."))
+        else:
+            leaves.append((f"{prefix}{name}", value))
+    return leaves
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss"""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

@@ -1,0 +1,122 @@
+"""Where figures go: JSON lines, the console, TensorBoard. One small class each.
+
+A figure comes in a `Record`: what kind it is, when it was, and named values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sslengine.checkpoint.atomic import write_whole
+from sslengine.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Record:
+    """kind: `step` (at LOG_FREQUENCY), or `phase` (at its end)."""
+
+    kind: str
+    iteration: int
+    epoch: int
+    split: str  # train or test
+    values: dict[str, Any]
+    # Progress for a person: not stored.
+    display: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Writer(ABC):
+    """Takes records. Rank 0 alone has writers."""
+
+    @abstractmethod
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None:  # noqa: B027 - nothing to close is common
+        pass
+
+
+class JsonLinesWriter(Writer):
+    """metrics.jsonl: one JSON object a line, flushed at once.
+
+    A run that goes on from iteration N makes the steps after N again, and their lines.
+    """
+
+    def __init__(self, path: Path, iteration: int = 0) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _keep_lines_until(path, iteration)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        line = {
+            "kind": record.kind,
+            "split": record.split,
+            "iteration": record.iteration,
+            "epoch": record.epoch,
+            **{key: _plain(value) for key, value in record.values.items()},
+        }
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _keep_lines_until(path: Path, iteration: int) -> None:
+    """Drop the lines of steps that will be made again, and a line that was cut short."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["iteration"] <= iteration and line.endswith("\n"):
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    write_whole(path, "".join(kept).encode())
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: what is not finite is written as a string."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+class TensorBoardWriter(Writer):
+    """Scalars under `<split>/<name>`, by iteration."""
+
+    def __init__(self, folder: Path, flush_minutes: float = 5.0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "config.HOOKS.TENSORBOARD_SETUP.USE_TENSORBOARD: TensorBoard is not installed. "
+                "pip install 'sslengine[tensorboard]'"
+            ) from error
+        self.summary = SummaryWriter(str(folder), flush_secs=int(60 * flush_minutes))  # type: ignore[no-untyped-call]
+
+    def write(self, record: Record) -> None:
+        prefix = record.split if record.kind == "step" else f"{record.split}_phase"
+        for name, value in _flat(record.values):
+            self.summary.add_scalar(f"{prefix}/{name}", value, record.iteration)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self.summary.close()  # type: ignore[no-untyped-call]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    flat: list[tuple[str, float]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.extend(_flat(value, f"{prefix}{name}/"))
+        elif isinstance(value, (int, float)):
+            flat.append((f"{prefix}{name}", float(value)))
+    return flat

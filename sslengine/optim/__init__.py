@@ -1,0 +1,19 @@
+"""Optimizers, LARC and LARS, parameter groups, schedules driven by `where`."""
+
+from sslengine.registry import OPTIMIZERS, PARAM_GROUPS, SCHEDULERS
+
+OPTIMIZERS.declare(
+    "sslengine.optim.optimizers",
+    *("sgd", "sgd_fsdp", "adam", "adamw", "adamw_mt", "rmsprop"),
+)
+OPTIMIZERS.declare("sslengine.optim.lars", "lars")
+
+PARAM_GROUPS.declare(
+    "sslengine.optim.param_groups", "default", "dino", "lr_decay", "linear_eval_heads"
+)
+
+SCHEDULERS.declare(
+    "sslengine.optim.curves",
+    *("constant", "linear", "cosine", "polynomial", "multistep", "step"),
+    *("step_with_fixed_gamma", "inverse_sqrt", "cosine_warm_restart", "composite"),
+)

@@ -1,0 +1,104 @@
+"""From `config.OPTIMIZER` and a model to an optimizer with its schedules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from sslengine.distributed.ranks import world_size
+from sslengine.distributed.zero import shard_optimizer
+from sslengine.errors import ConfigError
+from sslengine.optim.larc import with_larc
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import Group, build_param_groups
+from sslengine.optim.scheduled import Scaled, ScheduledOptimizer
+from sslengine.optim.schedules import Schedule, build_schedule
+from sslengine.registry import OPTIMIZERS
+
+# What a group says to the plan and not to torch.
+_PLAN_KEYS = ("is_head", "lr_scale")
+
+
+def build_optimizer(
+    model: nn.Module,
+    options: OptimizerOptions,
+    device: torch.device,
+    num_epochs: float,
+    excluded: Collection[str] = (),
+) -> ScheduledOptimizer:
+    """The optimizer of a model that is on its device already and not yet wrapped in DDP.
+
+    num_epochs: the length of the run, also where it is set in iterations.
+    excluded: names of parameters to freeze (MODEL.NON_TRAINABLE_PARAMS).
+    """
+    groups = build_param_groups(model, options, excluded)
+    schedules = _schedules(options, num_epochs)
+    plan = [_plan(group, schedules) for group in groups]
+    optimizer_class = OPTIMIZERS.get(options.name, "OPTIMIZER.name")
+    known = inspect.signature(optimizer_class).parameters
+    groups = [_for_torch(group, options, known) for group in groups]
+    arguments = {**_fastest_form(known, options, device), **options.arguments(optimizer_class)}
+    if "lr" in known:
+        arguments["lr"] = schedules["lr"].value(0.0)
+    if options.use_larc:
+        optimizer_class = with_larc(optimizer_class)
+        arguments["larc"] = options.larc_config
+    try:
+        if options.use_zero and world_size() > 1:
+            inner = shard_optimizer(groups, optimizer_class, **arguments)
+        else:
+            inner = optimizer_class(groups, **arguments)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"OPTIMIZER: {options.name} refuses its arguments: {error}") from error
+    return ScheduledOptimizer(inner, plan)
+
+
+def _schedules(options: OptimizerOptions, num_epochs: float) -> dict[str, Schedule]:
+    """One object for all that follow the same options, so that it is computed once."""
+    built: dict[int, Schedule] = {}
+    chosen = options.schedulers()
+    for key, each in chosen.items():
+        if id(each) not in built:
+            try:
+                built[id(each)] = build_schedule(each, num_epochs)
+            except ConfigError as error:
+                raise ConfigError(f"config.OPTIMIZER.param_schedulers.{key}.{error}") from error
+    return {key: built[id(each)] for key, each in chosen.items()}
+
+
+def _plan(group: Group, schedules: Mapping[str, Schedule]) -> dict[str, Scaled]:
+    suffix = "_head" if group.get("is_head") else ""
+    plan = {"lr": Scaled(schedules[f"lr{suffix}"], group.get("lr_scale", 1.0))}
+    if f"weight_decay{suffix}" in schedules and "weight_decay" not in group:
+        plan["weight_decay"] = Scaled(schedules[f"weight_decay{suffix}"])
+    if "momentum" in schedules:
+        plan["momentum"] = Scaled(schedules["momentum"])
+    return plan
+
+
+def _for_torch(group: Group, options: OptimizerOptions, known: Mapping[str, Any]) -> Group:
+    kept = {key: value for key, value in group.items() if key not in _PLAN_KEYS}
+    if "weight_decay" in known:
+        head = options.head_optimizer_params
+        own = group.get("is_head") and head.use_different_wd
+        kept.setdefault("weight_decay", head.weight_decay if own else options.weight_decay)
+    return kept
+
+
+def _fastest_form(
+    known: Mapping[str, Any], options: OptimizerOptions, device: torch.device
+) -> dict[str, bool]:
+    """Fused where torch has it, else torch's own choice: foreach on a GPU, a loop on a CPU.
+
+    On a CPU, for a tiny model and for ResNet-18, fused took half the loop's time for SGD and
+    a third or less for AdamW; foreach took up to twice the loop's.
+    """
+    if "fused" not in known or "foreach" in options.args or device.type not in ("cuda", "cpu"):
+        return {}
+    # ZeRO loads Adam's step counts to the CPU, where the fused form cannot read them; and
+    # dampening does not count in the first step, which the fused SGD here has no notion of.
+    return {} if options.use_zero or options.dampening else {"fused": True}

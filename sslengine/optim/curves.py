@@ -1,0 +1,231 @@
+"""Curves: a value as a function of `where`, the share of training done, in [0, 1).
+
+Each function here takes the arguments that stand in YAML and returns the curve.
+One of your own works the same way:
+
+    @register_scheduler("sawtooth")
+    def sawtooth(start_value: float, teeth: int) -> Curve:
+        return lambda where: start_value * (1 - where * teeth % 1)
+
+An argument `num_epochs` is given by the engine. An impossible argument raises a
+ConfigError that begins with the argument's name.
+"""
+
+from __future__ import annotations
+
+import bisect
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from fvcore.common import param_scheduler as fvcore
+
+from sslengine.config.arguments import argument_problems
+from sslengine.errors import ConfigError, nearest
+from sslengine.registry import SCHEDULERS, register_scheduler
+
+Curve = Callable[[float], float]
+
+# Curves that jump between epochs; by default their values are set once per epoch.
+PER_EPOCH = ("constant", "multistep", "step")
+
+_ENGINE_ARGUMENTS = ("num_epochs",)
+_EPSILON = fvcore.ParamScheduler.WHERE_EPSILON
+
+
+def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> Curve:
+    """The curve called `name`; a mistake is told with the path below the schedule's own."""
+    builder = SCHEDULERS.get(name, "name")
+    for problem in argument_problems(builder, arguments, "", _ENGINE_ARGUMENTS):
+        raise ConfigError(problem.removeprefix("."))
+    if "num_epochs" in inspect.signature(builder).parameters:
+        arguments = {**arguments, "num_epochs": num_epochs}
+    try:
+        return cast(Curve, builder(**arguments))
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ConfigError(f"name: {name} refuses its arguments: {error}") from error
+
+
+@register_scheduler("constant")
+def constant(value: float) -> Curve:
+    return cast(Curve, fvcore.ConstantParamScheduler(value))
+
+
+@register_scheduler("linear")
+def linear(start_value: float, end_value: float) -> Curve:
+    return cast(Curve, fvcore.LinearParamScheduler(start_value, end_value))
+
+
+@register_scheduler("cosine")
+def cosine(start_value: float, end_value: float) -> Curve:
+    """Half a wave from start to end."""
+    return cast(Curve, fvcore.CosineParamScheduler(start_value, end_value))
+
+
+@register_scheduler("polynomial")
+def polynomial(base_value: float, power: float) -> Curve:
+    """base_value * (1 - where) ** power"""
+    return cast(Curve, fvcore.PolynomialDecayParamScheduler(base_value, power))
+
+
+@register_scheduler("multistep")
+def multistep(values: list[float], num_epochs: float, milestones: list[int] | None = None) -> Curve:
+    """Another value from each milestone (an epoch) on; without milestones, equal shares."""
+    if not values or num_epochs < len(values):
+        raise ConfigError(
+            f"values: expected one value or more and no more than epochs; "
+            f"got {len(values)} for {num_epochs:g} epochs (OPTIMIZER.num_epochs)."
+        )
+    if milestones is not None:
+        _check_milestones(milestones, len(values), num_epochs)
+    length = cast(int, num_epochs)  # fvcore's hint; it computes with a fraction as well
+    return cast(Curve, fvcore.MultiStepParamScheduler(list(values), length, milestones))
+
+
+def _check_milestones(milestones: list[int], num_values: int, num_epochs: float) -> None:
+    if len(milestones) != num_values - 1:
+        raise ConfigError(
+            f"milestones: {num_values} values have {num_values - 1} milestones between them; "
+            f"got {len(milestones)}: {milestones}."
+        )
+    if any(after <= before for before, after in zip([0, *milestones], milestones, strict=False)):
+        raise ConfigError(f"milestones: expected rising epochs above 0, got {milestones}.")
+    if milestones[-1] >= num_epochs:
+        raise ConfigError(
+            f"milestones: epoch {milestones[-1]} is never reached, the run has {num_epochs:g} "
+            f"epochs (OPTIMIZER.num_epochs). Scale the milestones with it."
+        )
+
+
+@register_scheduler("step")
+def step(values: list[float], num_epochs: float) -> Curve:
+    """Each value for an equal share of training."""
+    if not values:
+        raise ConfigError("values: expected one value or more.")
+    return _before_the_end(fvcore.StepParamScheduler(num_epochs, list(values)))
+
+
+@register_scheduler("step_with_fixed_gamma")
+def step_with_fixed_gamma(base_value: float, num_decays: int, gamma: float) -> Curve:
+    """base_value, then `num_decays` times gamma times the value before, in equal shares."""
+    # fvcore asks for a length and makes no use of it.
+    return _before_the_end(
+        fvcore.StepWithFixedGammaParamScheduler(base_value, num_decays, gamma, num_updates=1)
+    )
+
+
+def _before_the_end(curve: Curve) -> Curve:
+    """fvcore rounds `where` up, in the last step of a very long run beyond the last value."""
+    return lambda where: curve(min(where, 1.0 - 2.0 * _EPSILON))
+
+
+@register_scheduler("inverse_sqrt")
+def inverse_sqrt(start_value: float, warmup_interval_length: float) -> Curve:
+    """start_value * sqrt(w / where), w being the share of the warm-up: start_value at its end.
+
+    As in VISSL: sqrt(w) * start_value at where = 0, and w = 0 counts as 1. It is meant for
+    the second part of a composite, with interval scaling `fixed`.
+    """
+    if warmup_interval_length < 0:
+        raise ConfigError(f"warmup_interval_length: expected 0 to 1, got {warmup_interval_length}.")
+    peak = start_value * math.sqrt(warmup_interval_length or 1.0)
+    return lambda where: peak / math.sqrt(where) if where > 0 else peak
+
+
+@register_scheduler("cosine_warm_restart")
+def cosine_warm_restart(
+    start_value: float,
+    end_value: float,
+    restart_interval_length: float,
+    wave_type: str = "half",
+    lr_multiplier: float = 1.0,
+    is_adaptive: bool = False,
+) -> Curve:
+    """Cosine waves one after another, with r = restart_interval_length:
+
+        end + (peak_n - end) / 2 * (1 + cos(pi * phase))
+
+    half: phase runs from 0 to 1 in each interval r, then jumps back up: n = floor(where / r).
+    full: phase = where / r, falling and rising without a jump; at the troughs r, 3r, 5r ...
+    the next peak takes over: n = floor((where / r + 1) / 2).
+
+    peak_n = start * lr_multiplier ** n; if adaptive, where a single cosine from start to
+    end stands at the place of the peak (nr for half; for full 2nr, and r for n = 0, which
+    is VISSL's value: such a wave begins below start).
+    """
+    _check_restarts(restart_interval_length, wave_type)
+    full = wave_type == "full"
+    step = restart_interval_length * (2 if full else 1)
+    restarts = [0.0]
+    while (next_one := restart_interval_length + (len(restarts) - 1) * step) < 1.0:
+        restarts.append(next_one)
+    shift = restart_interval_length if full else 0.0
+    if is_adaptive:
+        single = fvcore.CosineParamScheduler(start_value, end_value)
+        peaks = [single(place + shift) for place in restarts]
+    else:
+        peaks = [start_value * lr_multiplier**n for n in range(len(restarts))]
+
+    def curve(where: float) -> float:
+        where = max(where, 0.0)  # a composite begins its parts a millionth early
+        peak = peaks[bisect.bisect_right(restarts, where) - 1]
+        phase = where / restart_interval_length
+        if not full:
+            phase = where % restart_interval_length / restart_interval_length
+        return end_value + 0.5 * (peak - end_value) * (1 + math.cos(math.pi * phase))
+
+    return curve
+
+
+def _check_restarts(interval: float, wave_type: str) -> None:
+    if not 0 < interval <= 1:
+        raise ConfigError(
+            f"restart_interval_length: expected a share of training, 0 to 1, got {interval}."
+        )
+    if wave_type not in ("half", "full"):
+        hint = nearest(wave_type, ("half", "full"))
+        raise ConfigError(f"wave_type: expected half or full, got {wave_type!r}. {hint}".rstrip())
+
+
+@register_scheduler("composite")
+def composite(
+    schedulers: list[dict[str, Any]],
+    lengths: list[float],
+    num_epochs: float,
+    interval_scaling: list[str] | None = None,
+) -> Curve:
+    """Curves one after another, each for its share of training.
+
+    rescaled: the part runs its whole course within its share; fixed: it is read at
+    the `where` of the whole training.
+    """
+    scaling = interval_scaling or ["rescaled"] * len(schedulers)
+    _check_shares(len(schedulers), lengths, scaling)
+    parts: Any = [_part(index, part, num_epochs) for index, part in enumerate(schedulers)]
+    return cast(Curve, fvcore.CompositeParamScheduler(parts, list(lengths), scaling))
+
+
+def _check_shares(num_parts: int, lengths: list[float], scaling: list[str]) -> None:
+    if num_parts == 0:
+        raise ConfigError("schedulers: a composite needs at least one part.")
+    for key, values in (("lengths", lengths), ("interval_scaling", scaling)):
+        if len(values) != num_parts:
+            raise ConfigError(f"{key}: {num_parts} schedulers need as many, got {len(values)}.")
+    if any(length <= 0 for length in lengths) or abs(sum(lengths) - 1.0) >= 1e-3:
+        raise ConfigError(
+            f"lengths: expected shares above 0 that sum to 1, got {lengths}, sum {sum(lengths):g}."
+        )
+    for index, each in enumerate(scaling):
+        if each not in ("rescaled", "fixed"):
+            hint = nearest(each, ("rescaled", "fixed"))
+            text = f"interval_scaling.{index}: expected rescaled or fixed, got {each!r}. {hint}"
+            raise ConfigError(text.rstrip())
+
+
+def _part(index: int, part: Mapping[str, Any], num_epochs: float) -> Curve:
+    arguments = {key: value for key, value in part.items() if key != "name"}
+    try:
+        return build_curve(str(part.get("name", "")), arguments, num_epochs)
+    except ConfigError as error:
+        raise ConfigError(f"schedulers.{index}.{error}") from error

@@ -1,0 +1,241 @@
+"""`config.OPTIMIZER`: the optimizer, its parameter groups, its schedules, the run's length."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sslengine.config.arguments import argument_problems
+from sslengine.config.sections import named, section
+from sslengine.errors import UnknownNameError
+from sslengine.optim.schedules import SchedulerOptions, schedule_problems
+from sslengine.registry import OPTIMIZERS, PARAM_GROUPS
+
+# What an optimizer takes from the fields below, if its signature knows it. VISSL's YAML
+# sets the first ones whatever the optimizer; null in the others leaves its own default.
+_ALWAYS_SET = ("weight_decay", "momentum", "nesterov", "betas")
+_OWN_DEFAULT = (
+    "dampening",
+    "eps",
+    "amsgrad",
+    "alpha",
+    "centered",
+    "eta",
+    "exclude_bias_and_norm",
+)
+
+# A length in epochs that only the data set tells: longer than any milestone.
+_LENGTH_UNKNOWN = 1e9
+
+
+@dataclass
+class LarcOptions:
+    # true: LARC's rate caps the learning rate; false: it multiplies it.
+    clip: bool = False
+    eps: float = 1e-8
+    trust_coefficient: float = 0.001
+
+
+@dataclass
+class HeadOptimizerParams:
+    """Heads follow the trunk in what is not switched on here."""
+
+    # Heads follow param_schedulers.lr_head.
+    use_different_lr: bool = False
+    # Heads have the weight decay below, or that of param_schedulers.weight_decay_head.
+    use_different_wd: bool = False
+    weight_decay: float = 1e-4
+
+
+@dataclass
+class LinearHeadOptions:
+    """One entry of `linear_eval_heads`: heads.0, heads.1 ... in order."""
+
+    # Multiplies the learning rate.
+    lr: float
+    # null: as for every head.
+    weight_decay: float | None = None
+    # null: OPTIMIZER.regularize_bn.
+    regularize_bn: bool | None = None
+
+
+@dataclass
+class LayerWiseLrDecay:
+    # Each layer's learning rate over that of the layer above it.
+    decay: float = 0.9
+
+    def check(self) -> Iterator[str]:
+        if not 0 < self.decay <= 1:
+            yield f"decay: expected more than 0 and at most 1, got {self.decay}."
+
+
+def _vissl_lr() -> SchedulerOptions:
+    return SchedulerOptions(
+        name="multistep",
+        update_interval="epoch",
+        values=[0.1, 0.01, 0.001],
+        milestones=[30, 60],
+        start_value=0.1,
+        end_value=0.0,
+        value=0.1,
+    )
+
+
+@dataclass
+class ParamSchedulers:
+    """A null one leaves its parameter constant."""
+
+    lr: SchedulerOptions = field(default_factory=_vissl_lr)
+    # Read if head_optimizer_params.use_different_lr.
+    lr_head: SchedulerOptions = field(default_factory=_vissl_lr)
+    weight_decay: SchedulerOptions | None = None
+    weight_decay_head: SchedulerOptions | None = None
+    # Momentum, or for Adam the first beta.
+    momentum: SchedulerOptions | None = None
+
+
+@section("OPTIMIZER")
+@dataclass
+class OptimizerOptions:
+    name: str = named(OPTIMIZERS, "sgd")
+    # The length of the run: epochs, or iterations where num_iterations is set.
+    num_epochs: int = 90
+    num_iterations: int | None = None
+    # Batches whose gradients are summed up to one step.
+    accumulate: int = 1
+
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    nesterov: bool = False
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    # Of these, null leaves what the optimizer has by itself.
+    dampening: float | None = None
+    eps: float | None = None
+    amsgrad: bool | None = None
+    alpha: float | None = None
+    centered: bool | None = None
+    # LARS: the trust coefficient, and whether biases and norm layers are plain SGD.
+    eta: float | None = None
+    exclude_bias_and_norm: bool | None = None
+    # Further arguments of the optimizer.
+    args: dict[str, Any] = field(default_factory=dict)
+
+    use_larc: bool = False
+    larc_config: LarcOptions = field(default_factory=LarcOptions)
+    # Each rank keeps the optimizer's state of its share of the parameters.
+    use_zero: bool = False
+
+    param_group_constructor: str = named(PARAM_GROUPS, "default")
+    # Weight decay on norm layers, on biases?
+    regularize_bn: bool = False
+    regularize_bias: bool = True
+    # No weight decay on parameters with one of these in their name.
+    non_regularized_parameters: list[str] = field(default_factory=list)
+    # `default` alone: everything in one group, weight decay included.
+    construct_single_param_group_only: bool = False
+    head_optimizer_params: HeadOptimizerParams = field(default_factory=HeadOptimizerParams)
+    layer_wise_lr_decay: LayerWiseLrDecay = field(default_factory=LayerWiseLrDecay)
+    # See LinearHeadOptions.
+    linear_eval_heads: list[dict[str, Any]] = field(default_factory=list)
+
+    param_schedulers: ParamSchedulers = field(default_factory=ParamSchedulers)
+
+    def arguments(self, optimizer_class: Any) -> dict[str, Any]:
+        """The hyper-parameters that this optimizer's signature knows, and `args`."""
+        known = inspect.signature(optimizer_class).parameters
+        offered = {key: getattr(self, key) for key in (*_ALWAYS_SET, *_OWN_DEFAULT)}
+        chosen = {
+            key: value for key, value in offered.items() if key in known and value is not None
+        }
+        if "betas" in chosen:
+            chosen["betas"] = tuple(chosen["betas"])
+        return {**chosen, **self.args}
+
+    def schedulers(self) -> dict[str, SchedulerOptions]:
+        """Those in force. Heads follow the trunk unless something else is said."""
+        chosen = {
+            key: each for key, each in vars(self.param_schedulers).items() if each is not None
+        }
+        if not self.head_optimizer_params.use_different_lr:
+            chosen["lr_head"] = chosen["lr"]
+        if not self.head_optimizer_params.use_different_wd and "weight_decay" in chosen:
+            chosen.setdefault("weight_decay_head", chosen["weight_decay"])
+        return chosen
+
+    def linear_heads(self) -> list[LinearHeadOptions]:
+        return [LinearHeadOptions(**each) for each in self.linear_eval_heads]
+
+    def check(self) -> Iterator[str]:
+        yield from self._number_problems()
+        yield from self._schedule_problems()
+        yield from self._group_problems()
+        yield from self._optimizer_problems()
+
+    def _number_problems(self) -> Iterator[str]:
+        for key in ("num_epochs", "num_iterations", "accumulate"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                yield f"{key}: expected 1 or more, got {value}."
+        for key, value in (
+            ("weight_decay", self.weight_decay),
+            ("head_optimizer_params.weight_decay", self.head_optimizer_params.weight_decay),
+        ):
+            if value < 0:
+                yield f"{key}: expected 0 or more, got {value}."
+        if not 0 <= self.momentum < 1:
+            yield f"momentum: expected 0 or more and less than 1, got {self.momentum}."
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            yield f"betas: expected two numbers, 0 or more and less than 1, got {self.betas}."
+        if self.nesterov and (self.momentum == 0 or self.dampening):
+            yield "nesterov: needs a momentum above 0 and no dampening."
+
+    def _schedule_problems(self) -> Iterator[str]:
+        length = self.num_epochs if self.num_iterations is None else _LENGTH_UNKNOWN
+        in_force = self.schedulers()
+        for key, options in vars(self.param_schedulers).items():
+            path = f"param_schedulers.{key}"
+            if options is None or options is not in_force[key]:
+                continue
+            yield from schedule_problems(options, length, path)
+            if options.auto_lr_scaling.auto_scale and key not in ("lr", "lr_head"):
+                yield f"{path}.auto_lr_scaling: only learning rates follow the batch size."
+
+    def _group_problems(self) -> Iterator[str]:
+        constructor = self.param_group_constructor
+        if self.construct_single_param_group_only and constructor != "default":
+            yield (
+                "construct_single_param_group_only: only param_group_constructor: default "
+                f"can do so, not {constructor}."
+            )
+        if self.linear_eval_heads and constructor != "linear_eval_heads":
+            yield (
+                "linear_eval_heads: read by param_group_constructor: linear_eval_heads alone; "
+                f"here it is {constructor}."
+            )
+        if constructor == "linear_eval_heads" and not self.linear_eval_heads:
+            yield "linear_eval_heads: expected one entry per head, such as [{lr: 1.0}, {lr: 10.0}]."
+        for index, each in enumerate(self.linear_eval_heads):
+            yield from argument_problems(LinearHeadOptions, each, f"linear_eval_heads.{index}")
+
+    def _optimizer_problems(self) -> Iterator[str]:
+        try:
+            optimizer_class = OPTIMIZERS.get(self.name)
+        except UnknownNameError:
+            return  # told by the check of names
+        known = inspect.signature(optimizer_class).parameters
+        if self.use_larc and self.name == "lars":
+            yield "use_larc: LARS has layer-wise rates already; use one of the two."
+        if self.param_schedulers.momentum is not None and not {"momentum", "betas"} & {*known}:
+            yield f"param_schedulers.momentum: {self.name} has neither momentum nor betas."
+        for key in _OWN_DEFAULT:
+            if getattr(self, key) is not None and key not in known:
+                yield f"{key}: {self.name} takes no such argument."
+        for key in self.args:
+            if key in vars(self):
+                yield f"args.{key}: set OPTIMIZER.{key} instead."
+        # The parameters come first, whatever they are called.
+        engine_arguments = (*list(known)[:1], "lr")
+        arguments = self.arguments(optimizer_class)
+        yield from argument_problems(optimizer_class, arguments, "args", engine_arguments)

@@ -1,0 +1,226 @@
+"""Parameter groups: which parameters share a learning rate and a weight decay.
+
+A constructor `(model, options) -> list of groups` is chosen by
+`OPTIMIZER.param_group_constructor`. A group is a dict as torch's optimizers take it,
+with `params` and any of these keys:
+
+    name           for errors and checkpoints
+    is_head        follows the schedules of the heads instead of the trunk's
+    lr_scale       multiplies the learning rate
+    weight_decay   constant; without it the group follows OPTIMIZER.weight_decay or its schedule
+
+Every trainable parameter stands in exactly one group, none that is frozen in any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from sslengine.errors import ConfigError, listing, nearest
+from sslengine.optim.layer_depth import layer_depth
+from sslengine.optim.options import OptimizerOptions
+from sslengine.registry import PARAM_GROUPS, register_param_groups
+
+Group = dict[str, Any]
+
+_NORM_TYPES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_HEAD_INDEX = re.compile(r"heads\.(\d+)\.")
+
+
+class Trainable(NamedTuple):
+    name: str
+    parameter: nn.Parameter
+    owner: nn.Module
+
+    @property
+    def in_head(self) -> bool:
+        return self.name.startswith("heads.")
+
+    @property
+    def is_bias(self) -> bool:
+        return self.name.endswith((".bias", "_bias"))
+
+    @property
+    def in_norm(self) -> bool:
+        """A layer counts that torch knows as one, or whose class is called ...Norm."""
+        return isinstance(self.owner, _NORM_TYPES) or type(self.owner).__name__.endswith("Norm")
+
+
+def build_param_groups(
+    model: nn.Module, options: OptimizerOptions, excluded: Collection[str] = ()
+) -> list[Group]:
+    """The groups of a model with `trunk` and `heads`; `excluded` parameters are frozen first."""
+    _freeze(model, excluded)
+    constructor = PARAM_GROUPS.get(
+        options.param_group_constructor, "OPTIMIZER.param_group_constructor"
+    )
+    groups = [group for group in constructor(model, options) if group["params"]]
+    _check_complete(model, groups, options.param_group_constructor)
+    return groups
+
+
+def trainable(model: nn.Module) -> Iterator[Trainable]:
+    """Each trainable parameter once, also where several modules share it."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield Trainable(name, parameter, module)
+
+
+Rule = Callable[[Trainable], bool]
+
+
+def decay_by_layer(options: OptimizerOptions, regularize_bn: bool) -> Rule:
+    """Weight decay or not, by the kind of layer: `regularize_bn` and `regularize_bias`."""
+
+    def has_decay(each: Trainable) -> bool:
+        if _is_exempt(each, options):
+            return False
+        if each.in_norm and not regularize_bn:
+            return False
+        return options.regularize_bias or not each.is_bias
+
+    return has_decay
+
+
+def decay_by_name(options: OptimizerOptions) -> Rule:
+    """DINO's rule: none on biases and on anything called norm."""
+
+    def has_decay(each: Trainable) -> bool:
+        is_norm = each.in_norm or "norm" in each.name
+        return not (each.is_bias or is_norm or _is_exempt(each, options))
+
+    return has_decay
+
+
+def _is_exempt(each: Trainable, options: OptimizerOptions) -> bool:
+    return any(part in each.name for part in options.non_regularized_parameters)
+
+
+class _Collector:
+    """Groups made as parameters ask for them."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, Group] = {}
+
+    def add(self, each: Trainable, name: str, has_decay: bool, **settings: Any) -> None:
+        if not has_decay:
+            name, settings = f"{name} without decay", {**settings, "weight_decay": 0.0}
+        fresh: Group = {"params": [], "name": name, "is_head": each.in_head, **settings}
+        self._groups.setdefault(name, fresh)["params"].append(each.parameter)
+
+    def groups(self) -> list[Group]:
+        return list(self._groups.values())
+
+
+def _trunk_and_heads(model: nn.Module, has_decay: Rule) -> list[Group]:
+    collector = _Collector()
+    for each in trainable(model):
+        collector.add(each, "heads" if each.in_head else "trunk", has_decay(each))
+    return collector.groups()
+
+
+@register_param_groups("default")
+def default(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+    """Trunk and heads, each with and without weight decay."""
+    if options.construct_single_param_group_only:
+        return [{"params": [each.parameter for each in trainable(model)], "name": "model"}]
+    return _trunk_and_heads(model, decay_by_layer(options, options.regularize_bn))
+
+
+@register_param_groups("dino")
+def dino(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+    """The same with DINO's rule for weight decay."""
+    return _trunk_and_heads(model, decay_by_name(options))
+
+
+@register_param_groups("lr_decay")
+def lr_decay(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+    """Learning rates that fall with the distance from the heads: decay ** distance."""
+    depth = layer_depth([name for name, _ in model.named_parameters()])
+    by_layer = decay_by_layer(options, options.regularize_bn)
+    has_decay = decay_by_name(options) if depth.is_vit else by_layer
+    collector = _Collector()
+    for each in trainable(model):
+        layer = depth.of(each.name)
+        scale = options.layer_wise_lr_decay.decay ** (depth.last + 1 - layer)
+        name = f"layer {layer}" if layer <= depth.last else "heads"
+        collector.add(each, name, has_decay(each), lr_scale=scale)
+    return collector.groups()
+
+
+@register_param_groups("linear_eval_heads")
+def linear_eval_heads(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+    """Heads side by side, each with a learning rate and a weight decay of its own."""
+    entries = options.linear_heads()
+    collector = _Collector()
+    for each in trainable(model):
+        index = _head_index(each.name, len(entries))
+        entry = entries[index]
+        bn = options.regularize_bn if entry.regularize_bn is None else entry.regularize_bn
+        settings: dict[str, Any] = {"lr_scale": entry.lr}
+        if entry.weight_decay is not None:
+            settings["weight_decay"] = entry.weight_decay
+        collector.add(each, f"head {index}", decay_by_layer(options, bn)(each), **settings)
+    return collector.groups()
+
+
+def _head_index(name: str, num_entries: int) -> int:
+    match = _HEAD_INDEX.match(name)
+    if match is None:
+        raise ConfigError(
+            f"OPTIMIZER.param_group_constructor: linear_eval_heads trains heads alone, but "
+            f"{name} is trainable. Freeze the trunk "
+            f"(MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY: true)."
+        )
+    index = int(match[1])
+    if index >= num_entries:
+        raise ConfigError(
+            f"OPTIMIZER.linear_eval_heads: {num_entries} entries, but the model has a head "
+            f"number {index} ({name}). Every head needs an entry."
+        )
+    return index
+
+
+def _freeze(model: nn.Module, names: Collection[str]) -> None:
+    parameters = dict(model.named_parameters())
+    for name in names:
+        if name not in parameters:
+            raise ConfigError(
+                f"MODEL.NON_TRAINABLE_PARAMS: the model has no parameter {name!r}. "
+                f"{nearest(name, parameters) or 'Known: ' + listing(parameters, 10)}"
+            )
+        parameters[name].requires_grad_(False)
+
+
+def _check_complete(model: nn.Module, groups: list[Group], constructor: str) -> None:
+    expected = {id(each.parameter): each.name for each in trainable(model)}
+    if not expected:
+        raise ConfigError(
+            "OPTIMIZER: there is nothing to train, every parameter of the model is frozen. "
+            "See MODEL.FEATURE_EVAL_SETTINGS and MODEL.NON_TRAINABLE_PARAMS."
+        )
+    found = Counter(id(parameter) for group in groups for parameter in group["params"])
+    wrong = {
+        "in no group": [name for each, name in expected.items() if found[each] == 0],
+        "in several groups": [name for each, name in expected.items() if found[each] > 1],
+    }
+    for what, names in wrong.items():
+        if names:
+            raise ConfigError(
+                f"OPTIMIZER.param_group_constructor: {constructor} leaves trainable parameters "
+                f"{what}: {listing(names, 10)}."
+            )
+    if found.keys() - expected:
+        raise ConfigError(
+            f"OPTIMIZER.param_group_constructor: {constructor} has groups with frozen parameters, "
+            f"or with some that are not the model's."
+        )

@@ -1,0 +1,106 @@
+"""A schedule: a curve, and whether it is followed step by step or epoch by epoch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sslengine.config.sections import named, one_of
+from sslengine.errors import ConfigError
+from sslengine.optim.curves import PER_EPOCH, Curve, build_curve
+from sslengine.registry import SCHEDULERS
+
+# Fields of SchedulerOptions that are not a scheduler's.
+_NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling")
+
+
+@dataclass
+class AutoLrScaling:
+    # Let the learning rate follow the batch size.
+    auto_scale: bool = False
+    # The learning rate at base_lr_batch_size.
+    base_value: float = 0.1
+    base_lr_batch_size: int = 256
+    # linear, or sqrt of the ratio of the batch sizes.
+    scaling_type: str = "linear"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "scaling_type", "linear", "sqrt")
+        if self.base_lr_batch_size < 1:
+            yield f"base_lr_batch_size: expected 1 or more, got {self.base_lr_batch_size}."
+
+
+@dataclass
+class SchedulerOptions:
+    """The arguments of all schedulers together; each takes its own."""
+
+    name: str = named(SCHEDULERS, "")
+    # step, epoch, or null: what suits the scheduler.
+    update_interval: str | None = None
+    # constant
+    value: float | None = None
+    # linear, cosine, cosine_warm_restart, inverse_sqrt
+    start_value: float | None = None
+    end_value: float | None = None
+    # multistep (milestones are epochs), step
+    values: list[float] = field(default_factory=list)
+    milestones: list[int] = field(default_factory=list)
+    # polynomial, step_with_fixed_gamma
+    base_value: float | None = None
+    power: float | None = None
+    num_decays: int | None = None
+    gamma: float | None = None
+    # inverse_sqrt: share of training
+    warmup_interval_length: float | None = None
+    # cosine_warm_restart: share of training; half or full
+    restart_interval_length: float | None = None
+    wave_type: str | None = None
+    lr_multiplier: float | None = None
+    is_adaptive: bool | None = None
+    # composite: the parts, each with its name and arguments; their shares, which sum to 1;
+    # rescaled or fixed for each
+    schedulers: list[dict[str, Any]] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    interval_scaling: list[str] = field(default_factory=list)
+    # Further arguments of a scheduler of your own.
+    args: dict[str, Any] = field(default_factory=dict)
+    auto_lr_scaling: AutoLrScaling = field(default_factory=AutoLrScaling)
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "update_interval", "step", "epoch", None)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`value(where)` for `where` in [0, 1); set anew every "step" or every "epoch"."""
+
+    value: Curve
+    interval: str
+
+
+def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
+    """A mistake raises a ConfigError whose text begins with the key."""
+    curve = build_curve(options.name, _arguments(options), num_epochs)
+    own_interval = "epoch" if options.name in PER_EPOCH else "step"
+    return Schedule(curve, options.update_interval or own_interval)
+
+
+def _arguments(options: SchedulerOptions) -> dict[str, Any]:
+    """Those that are set and that the scheduler knows, and `args`."""
+    known = inspect.signature(SCHEDULERS.get(options.name, "name")).parameters
+    names = [each.name for each in fields(options) if each.name not in _NO_ARGUMENTS]
+    offered = {name: getattr(options, name) for name in names}
+    chosen = {
+        name: value for name, value in offered.items() if name in known and value not in (None, [])
+    }
+    return {**chosen, **options.args}
+
+
+def schedule_problems(options: SchedulerOptions, num_epochs: float, path: str) -> Iterator[str]:
+    """What is wrong with a schedule, told with its key path."""
+    try:
+        build_schedule(options, num_epochs)
+    except ConfigError as error:
+        yield f"{path}.{error}"

@@ -1,0 +1,200 @@
+"""fp32, torch AMP (fp16, bf16) and apex AMP behind the same verbs.
+
+    with precision.autocast():            # forward and loss
+        ...
+    precision.backward(loss)
+    precision.unscale(optimizer)          # before looking at gradients, if anyone does
+    precision.step(optimizer)
+
+apex is imported here and nowhere else. NVIDIA removed `amp` from apex in 2025, and
+the PyPI package called apex is something else; where there is no `apex.amp`, opt
+levels O1 and O2 run as torch fp16 AMP, which is what they amount to today.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn, optim
+
+from sslengine.errors import ConfigError, nearest
+
+log = logging.getLogger("sslengine")
+
+_WHERE = "config.MODEL.AMP_PARAMS"
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Precision:
+    """Single precision: every verb in its plain form."""
+
+    name = "fp32"
+
+    def prepare(self, model: nn.Module, optimizer: optim.Optimizer) -> optim.Optimizer:
+        """Once, before training. Only apex does anything here: it patches both in place."""
+        return optimizer
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def as_full(self, output: Any) -> Any:
+        """The model's output for the loss: half-precision tensors in float32."""
+        return output
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self, optimizer: optim.Optimizer) -> None:
+        """Make gradients readable: divide out the loss scale."""
+
+    def step(self, optimizer: optim.Optimizer) -> None:
+        optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class TorchAmp(Precision):
+    """torch.autocast; with fp16 also a GradScaler.
+
+    Cost: with fp16 the scaler asks the host whether a gradient overflowed, one
+    synchronisation a step, unless the optimizer is a fused one.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.name = "fp16" if dtype == torch.float16 else "bf16"
+        self.device, self.dtype = device, dtype
+        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def as_full(self, output: Any) -> Any:
+        return _as_full(output)
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self, optimizer: optim.Optimizer) -> None:
+        self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: optim.Optimizer) -> None:
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self.scaler.load_state_dict(state)
+
+
+class ApexAmp(Precision):
+    """`apex.amp`, for those whose apex still has it."""
+
+    name = "apex"
+
+    def __init__(self, amp: Any, amp_args: dict[str, Any]) -> None:
+        self._amp, self._args = amp, amp_args
+        self._optimizer: optim.Optimizer | None = None
+
+    def prepare(self, model: nn.Module, optimizer: optim.Optimizer) -> optim.Optimizer:
+        _, self._optimizer = self._amp.initialize(model, optimizer, **self._args)
+        return cast(optim.Optimizer, self._optimizer)
+
+    def as_full(self, output: Any) -> Any:
+        return _as_full(output)
+
+    def backward(self, loss: Tensor) -> None:
+        with self._amp.scale_loss(loss, self._optimizer) as scaled:
+            scaled.backward()
+
+    def state_dict(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._amp.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self._amp.load_state_dict(state)
+
+
+def _as_full(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+    if isinstance(output, (list, tuple)):
+        return type(output)(_as_full(each) for each in output)
+    if isinstance(output, dict):
+        return {key: _as_full(each) for key, each in output.items()}
+    return output
+
+
+def build_precision(
+    device: torch.device,
+    use_amp: bool,
+    amp_type: Literal["apex", "pytorch"] | str,
+    amp_dtype: str,
+    amp_args: dict[str, Any],
+) -> Precision:
+    """From the values of MODEL.AMP_PARAMS."""
+    if not use_amp:
+        return Precision()
+    if amp_type == "apex":
+        return _apex_or_torch(device, amp_args)
+    if amp_type != "pytorch":
+        raise ConfigError(
+            f"{_WHERE}.AMP_TYPE: expected pytorch or apex, got {amp_type!r}. "
+            f"{nearest(amp_type, ('pytorch', 'apex'))}".rstrip()
+        )
+    if amp_dtype not in _DTYPES:
+        raise ConfigError(
+            f"{_WHERE}.AMP_DTYPE: expected float16 or bfloat16, got {amp_dtype!r}. "
+            f"{nearest(amp_dtype, _DTYPES)}".rstrip()
+        )
+    return _torch_amp(device, _DTYPES[amp_dtype])
+
+
+def _torch_amp(device: torch.device, dtype: torch.dtype) -> TorchAmp:
+    if dtype == torch.float16 and device.type != "cuda":
+        raise ConfigError(
+            f"{_WHERE}: mixed precision with float16 needs a GPU, and this run is on the "
+            f"{device.type}. Set {_WHERE}.USE_AMP=false, or {_WHERE}.AMP_TYPE=pytorch with "
+            f"{_WHERE}.AMP_DTYPE=bfloat16."
+        )
+    if dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError(
+            f"{_WHERE}.AMP_DTYPE: this GPU does not compute in bfloat16. Use float16."
+        )
+    return TorchAmp(device, dtype)
+
+
+def _apex_or_torch(device: torch.device, amp_args: dict[str, Any]) -> Precision:
+    level = str(amp_args.get("opt_level", "O1"))
+    if level not in ("O0", "O1", "O2"):
+        raise ConfigError(
+            f"{_WHERE}.AMP_ARGS.opt_level: expected O0, O1 or O2, got {level!r}."
+            + (" (Letter O, not zero.)" if level[:1] == "0" else "")
+        )
+    if level == "O0":
+        return Precision()
+    amp = _find_apex_amp()
+    if amp is not None and device.type == "cuda":
+        return ApexAmp(amp, amp_args)
+    precision = _torch_amp(device, torch.float16)
+    log.warning("apex.amp is not installed: opt_level %s runs as torch fp16 AMP.", level)
+    return precision
+
+
+def _find_apex_amp() -> Any:
+    """NVIDIA's `apex.amp` if there is one; the PyPI package `apex` has no such module."""
+    try:
+        amp = importlib.import_module("apex.amp")
+    except Exception:  # whatever a broken or foreign apex raises on import
+        return None
+    return amp if hasattr(amp, "scale_loss") and hasattr(amp, "initialize") else None

@@ -1,0 +1,217 @@
+"""Names in YAML become things in Python.
+
+One `Registry` per kind of thing. A name comes from one of three places:
+
+- code that has run: `@register_loss("my_loss")` above a class;
+- a module that ships with sslengine and has not been imported yet: its package
+  declares `LOSSES.declare("pkg.module", "my_loss")`, and the module is imported
+  the first time the name is asked for. So listing names costs nothing, and a
+  data worker never imports a loss;
+- a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is.
+
+A component may bring a dataclass of its YAML options: `register(..., options=Cls)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Name -> thing, for one kind of thing."""
+
+    def __init__(
+        self,
+        kind: str,
+        fallback: str = "",
+        suffix: str = "",
+        entry_keys: tuple[str, ...] = ("name",),
+        engine_arguments: tuple[str, ...] = (),
+    ) -> None:
+        """
+        fallback: a module whose classes (with names ending in `suffix`) are known too.
+        entry_keys: keys of a YAML entry that are not arguments of the thing it names.
+        engine_arguments: arguments that the engine gives and YAML may not.
+        """
+        self.kind = kind
+        self.entry_keys = entry_keys
+        self.engine_arguments = engine_arguments
+        self._things: dict[str, T] = {}
+        self._owners: dict[str, str] = {}
+        self._options: dict[str, type[Any]] = {}
+        self._declared: dict[str, str] = {}
+        self._fallback = fallback
+        self._suffix = suffix
+
+    def register(
+        self, name: str, *aliases: str, options: type[Any] | None = None
+    ) -> Callable[[T], T]:
+        """Decorator that gives a class or function its names."""
+
+        def add(thing: T) -> T:
+            for each in (name, *aliases):
+                self._add(each, thing, options)
+            return thing
+
+        return add
+
+    def _add(self, name: str, thing: T, options: type[Any] | None) -> None:
+        owner = str(getattr(thing, "__module__", "?"))
+        taken_by = self._owners.get(name) or self._declared.get(name)
+        # A reloaded module may register again; another module may not.
+        if taken_by is not None and taken_by != owner:
+            raise ConfigError(
+                f"The {self.kind} name {name!r} is taken by {taken_by}; {owner} cannot have it "
+                f"too. Register yours under another name."
+            )
+        if name in self._things and not _same_definition(self._things[name], thing):
+            raise ConfigError(f"{owner} registers the {self.kind} name {name!r} twice.")
+        self._things[name] = thing
+        self._owners[name] = owner
+        if options is not None:
+            self._options[name] = options
+
+    def declare(self, module: str, *names: str) -> None:
+        """Say that importing `module` will register `names`; import it when one is needed."""
+        for name in names:
+            taken_by = self._declared.get(name) or self._owners.get(name)
+            if taken_by is not None and taken_by != module:
+                raise ConfigError(f"The {self.kind} name {name!r} is taken by {taken_by}.")
+            self._declared[name] = module
+
+    def get(self, name: str, where: str = "") -> T:
+        """The thing called `name`; `where` (a key path) makes the error precise."""
+        if ":" in name:
+            return import_dotted(name, where)  # type: ignore[no-any-return]
+        if name not in self._things and name in self._declared:
+            importlib.import_module(self._declared[name])
+        if name in self._things:
+            return self._things[name]
+        borrowed = self._borrowed()
+        if name not in borrowed:
+            raise UnknownNameError(self._unknown(name, where))
+        return borrowed[name]  # type: ignore[no-any-return]
+
+    def _borrowed(self) -> dict[str, Any]:
+        """The classes of the fallback module."""
+        if not self._fallback:
+            return {}
+        members = vars(importlib.import_module(self._fallback))
+        return {
+            name: member
+            for name, member in members.items()
+            if isinstance(member, type) and name.endswith(self._suffix)
+        }
+
+    def options(self, name: str, where: str = "") -> type[Any] | None:
+        """The options dataclass that `name` brought, if it brought one."""
+        thing = self.get(name, where)
+        if name in self._options:
+            return self._options[name]
+        # A dotted path to something that is registered under a name as well.
+        for known, registered in self._things.items():
+            if registered is thing:
+                return self._options.get(known)
+        return None
+
+    def names(self) -> list[str]:
+        """All names, those not imported yet included."""
+        return sorted({*self._things, *self._declared})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things or name in self._declared
+
+    def _unknown(self, name: str, where: str) -> str:
+        place = f"{where}: " if where else ""
+        hint = nearest(name, [*self.names(), *self._borrowed()])
+        also = f", and the classes of {self._fallback}" if self._fallback else ""
+        text = f"{place}there is no {self.kind} named {name!r}. {hint}"
+        return (
+            f"{text.rstrip()}\n  Known: {listing(self.names())}{also}\n"
+            f"  A name of your own: import its module with config.PLUGINS, "
+            f"or write 'your_package.module:Name'."
+        )
+
+
+def _same_definition(old: object, new: object) -> bool:
+    return getattr(old, "__qualname__", old) == getattr(new, "__qualname__", new)
+
+
+def component_key(name: str) -> str:
+    """The key under which a component's options stand: `pkg.module:MyLoss` -> `MyLoss`."""
+    return name.rpartition(":")[2]
+
+
+def import_dotted(path: str, where: str = "") -> Any:
+    """What `pkg.module:Name` points to."""
+    module_name, _, attribute = path.partition(":")
+    place = f"{where}: " if where else ""
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the user's module exists; something that it imports does not
+        raise UnknownNameError(
+            f"{place}cannot import module {module_name!r} of {path!r}. "
+            f"Is it on PYTHONPATH or in the current folder?"
+        ) from error
+    if not hasattr(module, attribute):
+        public = [name for name in vars(module) if not name.startswith("_")]
+        hint = nearest(attribute, public)
+        raise UnknownNameError(
+            f"{place}module {module_name!r} has no {attribute!r}. {hint}".rstrip()
+        )
+    return getattr(module, attribute)
+
+
+def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
+    """Import the user's modules, so that what they register is known."""
+    for index, module in enumerate(modules):
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise
+            raise ConfigError(
+                f"{where}.{index}: cannot import {module!r}. "
+                f"Is it on PYTHONPATH or in the current folder?"
+            ) from error
+
+
+TRAIN_STEPS: Registry[Any] = Registry("train step")
+TASKS: Registry[Any] = Registry("task")
+ENGINES: Registry[Any] = Registry("engine")
+LOSSES: Registry[Any] = Registry("loss", fallback="torch.nn", suffix="Loss")
+TRUNKS: Registry[Any] = Registry("trunk")
+HEADS: Registry[Any] = Registry("head")
+HOOKS: Registry[Any] = Registry("hook")
+METERS: Registry[Any] = Registry("meter")
+OPTIMIZERS: Registry[Any] = Registry("optimizer")
+SCHEDULERS: Registry[Any] = Registry("scheduler")
+PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor")
+TRANSFORMS: Registry[Any] = Registry(
+    "transform", fallback="torchvision.transforms", entry_keys=("name", "indices")
+)
+COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",))
+DATA_SOURCES: Registry[Any] = Registry("data source")
+
+register_train_step = TRAIN_STEPS.register
+register_task = TASKS.register
+register_engine = ENGINES.register
+register_loss = LOSSES.register
+register_trunk = TRUNKS.register
+register_head = HEADS.register
+register_hook = HOOKS.register
+register_meter = METERS.register
+register_optimizer = OPTIMIZERS.register
+register_scheduler = SCHEDULERS.register
+register_param_groups = PARAM_GROUPS.register
+register_transform = TRANSFORMS.register
+register_collator = COLLATORS.register
+register_data_source = DATA_SOURCES.register

@@ -1,0 +1,115 @@
+"""From the config to the parts of a task. Each function makes one part."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from sslengine.config.facts import RunFacts, run_facts
+from sslengine.config.options import DistributedOptions, RunOptions
+from sslengine.config.sections import read
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions
+from sslengine.distributed import data_parallel
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.losses.options import LossOptions
+from sslengine.models.build import build_model
+from sslengine.models.model import Model
+from sslengine.models.options import ModelOptions
+from sslengine.models.weights import init_from_file
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.scheduled import ScheduledOptimizer
+from sslengine.precision import Precision, build_precision
+from sslengine.registry import LOSSES, component_key
+
+
+def build_feed(config: DictConfig, split: str, device: torch.device) -> DataFeed:
+    run = read(config, RunOptions)
+    return DataFeed(
+        read(config, DataOptions),
+        split,
+        training=split == "TRAIN",
+        seed=run.SEED_VALUE,
+        rank=rank(),
+        world_size=world_size(),
+        device=device,
+        mp_method=run.MULTI_PROCESSING_METHOD,
+    )
+
+
+def build_base_model(config: DictConfig, device: torch.device) -> Model:
+    """The model with random weights, on the device. The caller has set the seed."""
+    options = read(config, ModelOptions)
+    model = build_model(options, read(config, DistributedOptions).NUM_PROC_PER_NODE)
+    return model.to(device)
+
+
+def load_initial_weights(config: DictConfig, model: Model) -> None:
+    """Those of MODEL.WEIGHTS_INIT, if it names a file."""
+    options = read(config, ModelOptions)
+    if options.WEIGHTS_INIT.PARAMS_FILE:
+        init_from_file(model, options)
+
+
+def build_loss(config: DictConfig, num_train_samples: int, device: torch.device) -> nn.Module:
+    """A loss with options takes (options, run facts); one of torch.nn its own arguments."""
+    name = read(config, LossOptions).name
+    facts = run_facts(config).with_data(num_train_samples)
+    chosen = LOSSES.get(name, "config.LOSS.name")
+    options = getattr(read(config, LossOptions), component_key(name))
+    loss: Any
+    if isinstance(options, dict):
+        loss = chosen(**options, **_facts_argument(chosen, facts))
+    else:
+        loss = chosen(options, facts)
+    module: nn.Module = loss
+    return module.to(device)
+
+
+def _facts_argument(chosen: Any, facts: RunFacts) -> dict[str, RunFacts]:
+    return {"run": facts} if "run" in inspect.signature(chosen).parameters else {}
+
+
+def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
+    amp = read(config, ModelOptions).AMP_PARAMS
+    return build_precision(device, amp.USE_AMP, amp.AMP_TYPE, amp.AMP_DTYPE, amp.AMP_ARGS)
+
+
+def build_run_optimizer(
+    config: DictConfig, model: nn.Module, device: torch.device, epochs: float
+) -> ScheduledOptimizer:
+    return build_optimizer(
+        model, read(config, OptimizerOptions), device, epochs,
+        excluded=read(config, ModelOptions).NON_TRAINABLE_PARAMS,
+    )  # fmt: skip
+
+
+def reduces_by_hand(config: DictConfig) -> bool:
+    """Asked for, or needed: activation checkpointing runs a second forward inside backward."""
+    checkpointing = read(config, ModelOptions).ACTIVATION_CHECKPOINTING
+    asked = read(config, DistributedOptions).MANUAL_GRADIENT_REDUCTION
+    return world_size() > 1 and (asked or checkpointing.USE_ACTIVATION_CHECKPOINTING)
+
+
+def broadcast_mode(config: DictConfig) -> str:
+    """One of forward_pass, before_eval, disabled."""
+    given = read(config, DistributedOptions).BROADCAST_BUFFERS
+    if isinstance(given, bool):
+        return "forward_pass" if given else "disabled"
+    return given
+
+
+def wrap_model(config: DictConfig, model: nn.Module, device: torch.device) -> nn.Module:
+    options = read(config, DistributedOptions)
+    return data_parallel.wrap(
+        model,
+        device,
+        bucket_cap_mb=read(config, DataOptions).DDP_BUCKET_CAP_MB,
+        find_unused_parameters=options.FIND_UNUSED_PARAMETERS,
+        broadcast_buffers=broadcast_mode(config) == "forward_pass",
+    )

@@ -1,0 +1,24 @@
+"""The step that is being made, for hooks to look at: `task.last_batch`, as in VISSL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+class LastBatch:
+    __slots__ = ("indices", "loss", "model_output", "sample", "share", "size", "target")
+
+    def __init__(self) -> None:
+        self.sample: dict[str, Any] = {}
+        self.model_output: Any = None
+        self.target: Any = None
+        self.loss: Tensor | None = None  # this rank's; means over ranks are in the ledger
+        self.indices: Tensor | None = None  # of the samples, on the host
+        self.size = 0  # images of this step, over all ranks
+        self.share = 1.0  # of them, on this rank
+
+    def begin(self, sample: dict[str, Any]) -> None:
+        self.sample, self.target = sample, sample["target"]
+        self.indices = sample.get("data_idx")

@@ -1,0 +1,97 @@
+"""The phases of a run, laid out before it starts.
+
+A train phase covers a window of an epoch's batches: the whole epoch, or its share
+with TRAIN_PHASES_PER_EPOCH, or what is left of `OPTIMIZER.num_iterations`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sslengine.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Phase:
+    index: int  # among all phases
+    train: bool
+    train_index: int  # among train phases; for a test phase, that of the one before it
+    epoch: int
+    first_step: int  # of the epoch's batches
+    last_step: int  # exclusive
+
+    @property
+    def steps(self) -> int:
+        return self.last_step - self.first_step
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long to train: epochs or iterations, not both."""
+
+    num_epochs: int
+    num_iterations: int | None = None
+    phases_per_epoch: int = 1
+
+    def epochs(self, steps_per_epoch: int) -> float:
+        if self.num_iterations is None:
+            return float(self.num_epochs)
+        return self.num_iterations / steps_per_epoch
+
+
+def plan_phases(
+    length: Length,
+    train_steps: int,
+    test_steps: int = 0,
+    test_every: int = 1,
+    test_only: bool = False,
+) -> list[Phase]:
+    """train_steps, test_steps: batches of one pass over each set; 0 test steps: no test phases."""
+    if test_only:
+        if not test_steps:
+            raise ConfigError(
+                "config.TEST_ONLY: there is nothing to test; set config.TEST_MODEL=true and "
+                "config.DATA.TEST."
+            )
+        return [Phase(0, False, -1, 0, 0, test_steps)]
+    windows = _train_windows(length, train_steps)
+    phases: list[Phase] = []
+    for train_index, (epoch, first, last) in enumerate(windows):
+        phases.append(Phase(len(phases), True, train_index, epoch, first, last))
+        is_last = train_index == len(windows) - 1
+        if test_steps and (train_index % test_every == 0 or is_last):
+            phases.append(Phase(len(phases), False, train_index, epoch, 0, test_steps))
+    return phases
+
+
+def _train_windows(length: Length, steps: int) -> list[tuple[int, int, int]]:
+    parts = length.phases_per_epoch
+    if parts > steps:
+        raise ConfigError(
+            f"config.DATA.TRAIN.TRAIN_PHASES_PER_EPOCH: {parts} phases cannot share an epoch of "
+            f"{steps} steps."
+        )
+    left = length.num_iterations if length.num_iterations is not None else length.num_epochs * steps
+    windows = []
+    epoch = 0
+    while left > 0:
+        for part in range(parts):
+            first, last = part * steps // parts, (part + 1) * steps // parts
+            last = min(last, first + left)
+            left -= last - first
+            if last > first:
+                windows.append((epoch, first, last))
+        epoch += 1
+    return windows
+
+
+def next_phase(phases: list[Phase], phase: int, step: int) -> int:
+    """The index of the phase to run: the one under way, or the one after if its steps are made."""
+    done = phase < len(phases) and step >= phases[phase].steps
+    return phase + 1 if done else phase
+
+
+def count_updates(phases: list[Phase], accumulate: int) -> int:
+    """Optimizer steps of the whole run: the last group of a phase may be incomplete."""
+    return sum(math.ceil(phase.steps / accumulate) for phase in phases if phase.train)

@@ -1,0 +1,48 @@
+"""How far a run has come: a few numbers that say everything, and go into the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass
+class Progress:
+    phase: int = 0  # index of the phase under way, or of the next one
+    step: int = 0  # steps made in it
+    iteration: int = 0  # train steps made
+    samples: int = 0  # training samples seen, over all ranks
+    num_updates: int = 0  # optimizer steps made
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for each in fields(self):
+            setattr(self, each.name, int(state[each.name]))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The place of a step among the batches that make one optimizer step together."""
+
+    first: bool  # gradients start from zero
+    last: bool  # the optimizer steps
+    weight: float  # this batch's share of the group's samples
+
+
+ALONE = Group(first=True, last=True, weight=1.0)
+
+
+def group_of(step: int, steps: int, accumulate: int, batch_sizes: list[int]) -> Group:
+    """step: in its phase of `steps`; batch_sizes: of each of them, on one rank.
+
+    A phase's last group may be shorter. Weights are by samples, so that the sum of the
+    group's gradients is the gradient of the mean over all its samples.
+    """
+    if accumulate == 1:
+        return ALONE
+    begin = step - step % accumulate
+    end = min(begin + accumulate, steps)
+    total = sum(batch_sizes[begin:end])
+    return Group(step == begin, step == end - 1, batch_sizes[step] / total)

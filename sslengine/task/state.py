@@ -1,0 +1,144 @@
+"""The task's state as one dict, and back: everything that a run needs to go on bit by bit.
+
+Keys are VISSL's where it has them. What differs between ranks is gathered under `ranks`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+from sslengine.checkpoint.rng import rng_state, seed_all, set_rng_state
+from sslengine.distributed.collectives import gather_objects
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import CheckpointError, nearest
+from sslengine.hooks.events import hook_name, hook_state, load_hook_state
+from sslengine.models.weights import load_model_state, model_state
+
+log = logging.getLogger("sslengine")
+
+KEYS = frozenset(
+    (
+        "train",
+        "base_model",
+        "loss",
+        "optimizer",
+        "amp",
+        "progress",
+        "phase_idx",
+        "train_phase_idx",
+        "num_updates",
+        "losses",
+        "hooks",
+        "data",
+        "ranks",
+    )
+)
+
+
+def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
+    """Collective: every rank takes part, and every rank gets the whole."""
+    state = {
+        "train": task.train,
+        "base_model": model_state(task.base_model),
+        "loss": task.loss.state_dict(),
+        "optimizer": task.optimizer.state_dict(),
+        "amp": task.precision.state_dict(),
+        "progress": task.progress.state_dict(),
+        "phase_idx": task.phase_idx,
+        "train_phase_idx": task.train_phase_idx,
+        "num_updates": task.progress.num_updates,
+        "losses": task.ledger.state_dict(),
+        "hooks": {hook_name(hook): hook_state(hook) for hook in task.hooks},
+        "data": task.data_facts(),
+        "ranks": gather_objects(_rank_state(task)),
+    }
+    return copy.deepcopy(state) if deep_copy else state
+
+
+def _rank_state(task: Any) -> dict[str, Any]:
+    return {
+        "rng": rng_state(),
+        "loss": task.loss.rank_state() if hasattr(task.loss, "rank_state") else {},
+        "meters": {meter.name: meter.state_dict() for meter in task.meters},
+    }
+
+
+def set_state(task: Any, state: dict[str, Any]) -> None:
+    _same_names("the checkpoint", KEYS, state)
+    _same_data(task, state)
+    load_model_state(task.base_model, state["base_model"])
+    _load_loss(task.loss, state["loss"])
+    task.optimizer.load_state_dict(state["optimizer"])
+    task.precision.load_state_dict(state["amp"])
+    task.progress.load_state_dict(state["progress"])
+    task.ledger.load_state_dict(state["losses"])
+    hooks = {hook_name(hook): hook for hook in task.hooks}
+    _same_names("the hooks of the checkpoint", hooks, state["hooks"])
+    for name, hook in hooks.items():
+        load_hook_state(hook, state["hooks"][name])
+    _load_rank_state(task, state["ranks"])
+
+
+def _same_names(what: str, expected: Any, found: Any) -> None:
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or unknown:
+        hints = [nearest(name, expected) for name in unknown]
+        raise CheckpointError(
+            f"{what} and this run do not fit: missing {missing}, not known here {unknown}. "
+            f"{' '.join(hint for hint in hints if hint)}".rstrip()
+        )
+
+
+def _same_data(task: Any, state: dict[str, Any]) -> None:
+    """Steps are counted in batches: with other batches the count would mean another place."""
+    then, now = state["data"], task.data_facts()
+    changed = [f"{key}: {then.get(key)} -> {now[key]}" for key in now if then.get(key) != now[key]]
+    if changed:
+        raise CheckpointError(
+            f"this run differs from the one that wrote the checkpoint in {'; '.join(changed)}. "
+            f"Its place in the data cannot be found again. Give the old values, or start anew "
+            f"with the weights alone: config.MODEL.WEIGHTS_INIT.PARAMS_FILE and another "
+            f"config.CHECKPOINT.DIR."
+        )
+
+
+def _load_loss(loss: Any, state: dict[str, Any]) -> None:
+    own = loss.state_dict()
+    _same_names("the loss's state in the checkpoint", own, state)
+    wrong = [f"{k}: {tuple(state[k].shape)} -> {tuple(own[k].shape)}"
+             for k in own if state[k].shape != own[k].shape]  # fmt: skip
+    if wrong:
+        raise CheckpointError(f"the loss's state has other sizes: {'; '.join(wrong)}.")
+    loss.load_state_dict(state)
+
+
+def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
+    if len(ranks) == world_size():
+        mine = ranks[rank()]
+        for meter in task.meters:
+            meter.load_state_dict(mine["meters"][meter.name])
+        set_rng_state(mine["rng"])
+    else:
+        log.warning(
+            "the checkpoint is of %d ranks and this run has %d: random streams start anew.",
+            len(ranks),
+            world_size(),
+        )
+        seed_all(task.progress.iteration * 1000 + rank())
+        if rank() == 0:
+            for meter in task.meters:
+                meter.load_sum([each["meters"][meter.name] for each in ranks])
+    if hasattr(task.loss, "load_rank_state"):
+        _load_loss_rank_state(task.loss, ranks)
+
+
+def _load_loss_rank_state(loss: Any, ranks: list[dict[str, Any]]) -> None:
+    if len(ranks) == world_size():
+        loss.load_rank_state(ranks[rank()]["loss"])
+    elif any(each["loss"] for each in ranks):
+        raise CheckpointError(
+            f"{type(loss).__name__} keeps a state on each rank: a run of {len(ranks)} ranks cannot "
+            f"go on with {world_size()}."
+        )

@@ -1,0 +1,337 @@
+"""The task: what a run is.
+
+It owns the model, loss, meters, optimizer with its schedules, precision, hooks and
+progress, and hands them to the train step. Making them is build.py's business, saving
+them state.py's, running them the trainer's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from sslengine.checkpoint.rng import seed_all
+from sslengine.config.options import RunOptions, TrainerOptions
+from sslengine.config.sections import read
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.distributed.data_parallel import broadcast_all
+from sslengine.distributed.device import pick_device
+from sslengine.distributed.ranks import rank
+from sslengine.errors import DataError
+from sslengine.hooks.default import default_hooks
+from sslengine.hooks.events import compile_events
+from sslengine.hooks.options import HooksOptions
+from sslengine.meters.build import build_meters
+from sslengine.meters.options import MetersOptions
+from sslengine.monitor.loss_ledger import LossLedger
+from sslengine.monitor.perf import PerfStats
+from sslengine.monitor.writers import Writer
+from sslengine.optim.options import OptimizerOptions
+from sslengine.registry import TRAIN_STEPS, register_task
+from sslengine.task import build
+from sslengine.task.classy import ClassyTask
+from sslengine.task.last_batch import LastBatch
+from sslengine.task.phases import Length, Phase, count_updates, next_phase, plan_phases
+from sslengine.task.progress import ALONE, Group, Progress, group_of
+from sslengine.task.state import get_state, set_state
+
+log = logging.getLogger("sslengine")
+
+
+@register_task("self_supervision_task")
+class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
+    def __init__(
+        self,
+        config: DictConfig,
+        run_dir: Path,
+        device: torch.device,
+        writers: list[Writer] | None = None,
+        hooks: list[Any] | None = None,
+    ) -> None:
+        """hooks: in place of those that the config asks for; the method's come in any case."""
+        super().__init__()
+        self.config, self.run_dir, self.device = config, run_dir, device
+        self.writers = writers or []
+        self._given_hooks = hooks
+        self.hooks: list[Any] = []
+        self.progress = Progress()
+        self.train = True
+        self.group: Group = ALONE
+        self.last_batch = LastBatch()
+        self.exception: BaseException | None = None
+        self.phase_results: dict[str, Any] = {}
+        self._batches: Iterator[Any] = iter(())
+
+    @classmethod
+    def from_config(cls, config: Any) -> SelfSupervisionTask:
+        """On the device and in the folder that the config names."""
+        return cls(config, Path(config.CHECKPOINT.DIR), pick_device(config.MACHINE.DEVICE))
+
+    # ---- making it
+
+    def prepare(self, *_: Any, **__: Any) -> None:
+        """Build everything. Nothing is written, no step is made, no weights are read."""
+        config, device = self.config, self.device
+        self._prepare_data()
+        seed_all(self.seed)
+        self.base_model = build.build_base_model(config, device)
+        self.loss = build.build_loss(config, self._feed_for_training.num_samples, device)
+        self.precision = build.build_run_precision(config, device)
+        epochs = self.length.epochs(self._feed_for_training.steps_per_epoch)
+        self.optimizer = build.build_run_optimizer(config, self.base_model, device, epochs)
+        self._prepare_distributed()
+        self._prepare_monitoring()
+        self.hooks = self._make_hooks()
+        self._calls = compile_events(self.hooks)
+        self.train_step_function = TRAIN_STEPS.get(read(config, TrainerOptions).TRAIN_STEP_NAME)
+        # From here on ranks draw differently (dropout), but always the same for one seed.
+        seed_all(self.seed * 1_000_003 + rank() + 1)
+
+    def load_initial_weights(self) -> None:
+        """For a run that does not go on from a checkpoint of its own."""
+        build.load_initial_weights(self.config, self.base_model)
+
+    def _prepare_data(self) -> None:
+        config = self.config
+        run, data = read(config, RunOptions), read(config, DataOptions)
+        optim = read(config, OptimizerOptions)
+        self.seed = run.SEED_VALUE
+        self.accumulate = optim.accumulate
+        self.length = Length(
+            optim.num_epochs, optim.num_iterations, data.TRAIN.TRAIN_PHASES_PER_EPOCH
+        )
+        self._splits: dict[bool, SplitOptions] = {True: data.TRAIN, False: data.TEST}
+        self.train_feed = None if run.TEST_ONLY else build.build_feed(config, "TRAIN", self.device)
+        self.test_feed = build.build_feed(config, "TEST", self.device) if run.TEST_MODEL else None
+        self.phases = plan_phases(
+            self.length,
+            self.train_feed.steps_per_epoch if self.train_feed else 0,
+            self.test_feed.steps_per_epoch if self.test_feed else 0,
+            run.TEST_EVERY_NUM_EPOCH,
+            run.TEST_ONLY,
+        )
+        self.total_updates = max(1, count_updates(self.phases, self.accumulate))
+
+    def _prepare_distributed(self) -> None:
+        config, device = self.config, self.device
+        self.reduce_by_hand = build.reduces_by_hand(config)
+        mode = build.broadcast_mode(config)
+        self.broadcast_buffers_by_hand = self.reduce_by_hand and mode == "forward_pass"
+        self._broadcast_before_eval = mode == "before_eval"
+        # DDP takes rank 0's weights; the loss has no wrapper that would.
+        broadcast_all(self.loss.buffers())
+        self.optimizer.inner = self.precision.prepare(self.base_model, self.optimizer.inner)
+        self._wrapped = build.wrap_model(config, self.base_model, device)
+
+    def _prepare_monitoring(self) -> None:
+        hooks, meters = read(self.config, HooksOptions), read(self.config, MetersOptions)
+        self.ledger = LossLedger(check_finite=hooks.CHECK_NAN)
+        on_gpu = self.device.type == "cuda"
+        self.perf = PerfStats(measure_gpu=on_gpu and hooks.PERF_STATS.MONITOR_PERF_STATS)
+        self.meters = build_meters(meters)
+        self._train_meters = self.meters if meters.enable_training_meter else []
+        self.active_meters = self._train_meters
+
+    def _make_hooks(self) -> list[Any]:
+        own: list[Any] = getattr(self.loss, "hooks", list)()
+        given = self._given_hooks
+        return [*own, *(default_hooks(self.config, self.run_dir) if given is None else given)]
+
+    # ---- running it
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as steps call it: wrapped for data parallel training, if it is."""
+        return self._wrapped
+
+    @property
+    def phase(self) -> Phase:
+        return self.phases[min(self.progress.phase, len(self.phases) - 1)]
+
+    @property
+    def where(self) -> float:
+        """The share of optimizer steps made, in [0, 1) while there are any left."""
+        return self.progress.num_updates / self.total_updates
+
+    @property
+    def updating(self) -> bool:
+        """Does this step end in an optimizer step, or does it only accumulate?"""
+        return self.group.last
+
+    def done_training(self) -> bool:
+        return self.is_complete(self.progress)
+
+    def is_complete(self, progress: Progress) -> bool:
+        return next_phase(self.phases, progress.phase, progress.step) >= len(self.phases)
+
+    def start_phase(self) -> None:
+        """Make the next phase ready, or the one that a restart interrupted."""
+        progress = self.progress
+        index = next_phase(self.phases, progress.phase, progress.step)
+        if index != progress.phase:
+            progress.phase, progress.step = index, 0
+        phase = self.phase
+        self.train = phase.train
+        self.base_model.train(phase.train)
+        self.loss.train(phase.train)
+        self.active_meters = self._train_meters if phase.train else self.meters
+        if progress.step == 0:
+            self.ledger.start_phase()
+            for meter in self.meters:
+                meter.reset()
+        if phase.train:
+            self.optimizer.on_epoch(self._where_phase_began())
+        elif self._broadcast_before_eval:
+            broadcast_all(self.base_model.buffers())
+        feed = self._feed
+        self._sizes = feed.batch_sizes[phase.first_step : phase.last_step]
+        self._global_sizes = feed.global_batch_sizes[phase.first_step : phase.last_step]
+        self._batches = feed.batches(phase.epoch, phase.first_step + progress.step, phase.last_step)
+
+    def _where_phase_began(self) -> float:
+        return (
+            count_updates(self.phases[: self.progress.phase], self.accumulate) / self.total_updates
+        )
+
+    @property
+    def _feed(self) -> DataFeed:
+        feed = self.train_feed if self.train else self.test_feed
+        assert feed is not None
+        return feed
+
+    @property
+    def _feed_for_training(self) -> DataFeed:
+        """The training set; in a run that only tests, the test set stands for it."""
+        feed = self.train_feed or self.test_feed
+        assert feed is not None
+        return feed
+
+    @property
+    def input_keys(self) -> list[str]:
+        return self._splits[self.train].INPUT_KEY_NAMES
+
+    @property
+    def target_keys(self) -> list[str]:
+        return self._splits[self.train].TARGET_KEY_NAMES
+
+    def steps_left(self) -> bool:
+        return self.progress.step < self.phase.steps
+
+    def next_batch(self) -> Any:
+        step = self.progress.step
+        batch = next(self._batches, None)
+        if batch is None:
+            raise DataError(
+                f"the loader ended after {step} of the {self.phase.steps} batches of this phase."
+            )
+        size, of_all = self._sizes[step], self._global_sizes[step]
+        self.last_batch.size, self.last_batch.share = of_all, size / of_all
+        return batch
+
+    def step(self) -> None:
+        """One step of the phase, whatever it does, and its place in the count."""
+        progress = self.progress
+        if self.train:
+            self.group = group_of(progress.step, self.phase.steps, self.accumulate, self._sizes)
+        self.train_step_function(self)
+        if self.train:
+            progress.iteration += 1
+            progress.samples += self.last_batch.size
+        progress.step += 1
+        self.run_hooks("on_step")
+
+    train_step = eval_step = step
+
+    def run_hooks(self, event: str) -> None:  # type: ignore[override]
+        for call in self._calls[event]:
+            call(self)
+
+    def on_start(self) -> None:
+        self.run_hooks("on_start")
+
+    def on_phase_start(self) -> None:
+        self.run_hooks("on_phase_start")
+
+    def on_phase_end(self) -> None:
+        """Reductions over ranks come first: hooks of rank 0 alone only read the results."""
+        mean = self.ledger.phase_mean()
+        self.phase_results = {} if mean is None else {"loss": mean}
+        self.phase_results |= {meter.name: meter.value() for meter in self.active_meters}
+        self.run_hooks("on_phase_end")
+
+    def on_end(self) -> None:
+        self.progress.phase, self.progress.step = len(self.phases), 0
+        self.run_hooks("on_end")
+        self.close()
+
+    def on_exception(self, error: BaseException) -> None:
+        self.exception = error
+        self.run_hooks("on_exception")
+        self.close()
+
+    def close(self) -> None:
+        """End the loader workers."""
+        for feed in (self.train_feed, self.test_feed):
+            if feed is not None:
+                feed.close()
+
+    # ---- saving it
+
+    def data_facts(self) -> dict[str, int]:
+        """What must be the same for a step count to mean the same place in the data."""
+        feed = self._feed_for_training
+        return {
+            "training samples": feed.num_samples,
+            "steps per epoch": feed.steps_per_epoch,
+            "OPTIMIZER.accumulate": self.accumulate,
+            "SEED_VALUE": self.seed,
+        }
+
+    def get_classy_state(self, deep_copy: bool = False) -> dict[str, Any]:
+        return get_state(self, deep_copy)
+
+    def set_classy_state(self, state: dict[str, Any]) -> None:
+        set_state(self, state)
+
+    # ---- names that VISSL's and Classy Vision's hooks read
+
+    @property
+    def iteration(self) -> int:
+        return self.progress.iteration
+
+    @property
+    def local_iteration_num(self) -> int:
+        return self.progress.step
+
+    @property
+    def phase_idx(self) -> int:
+        return self.progress.phase
+
+    @property
+    def train_phase_idx(self) -> int:
+        return self.phase.train_index
+
+    @property
+    def num_updates(self) -> int:
+        return self.progress.num_updates
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss times batch size of every step of this phase. Waits for the device."""
+        self.ledger.flush()
+        return self.ledger.phase_losses
+
+    @property
+    def perf_stats(self) -> PerfStats:
+        return self.perf
+
+    @property
+    def checkpoint_folder(self) -> str:
+        return str(self.run_dir / "checkpoints")

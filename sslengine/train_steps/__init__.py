@@ -1,0 +1,8 @@
+"""Named train steps: what happens to one batch."""
+
+from sslengine.registry import TRAIN_STEPS
+
+TRAIN_STEPS.declare("sslengine.train_steps.standard", "standard_train_step")
+TRAIN_STEPS.declare(
+    "sslengine.train_steps.multi_input", "multi_input_train_step", "pirl_train_step"
+)

@@ -1,0 +1,150 @@
+"""The verbs that train steps are made of. Each is timed under VISSL's name for it.
+
+None of them waits for the device: losses, meters and timings stay there until
+LOG_FREQUENCY (see monitor/loss_ledger.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sslengine.distributed.data_parallel import (
+    manual_gradient_all_reduce,
+    manual_sync_params,
+    no_sync,
+)
+from sslengine.errors import TrainingError
+
+Sample = dict[str, Any]
+BuildSample = Callable[[Any, Sequence[str], Sequence[str]], Sample]
+Loss = Tensor | Mapping[str, Tensor]
+
+
+class StepTask(Protocol):
+    """What the stages use of the task."""
+
+    train: bool
+    base_model: torch.nn.Module
+    loss: Callable[[Any, Any], Loss]
+    optimizer: Any
+    precision: Any
+    ledger: Any
+    perf: Any
+    group: Any
+    last_batch: Any
+    progress: Any
+    reduce_by_hand: bool
+    broadcast_buffers_by_hand: bool
+    active_meters: Sequence[Any]
+    input_keys: Sequence[str]
+    target_keys: Sequence[str]
+
+    @property
+    def model(self) -> torch.nn.Module: ...
+    @property
+    def where(self) -> float: ...
+    def next_batch(self) -> Any: ...
+    def run_hooks(self, event: str) -> None: ...
+
+
+def step_timer(task: StepTask) -> AbstractContextManager[None]:
+    """Time of the whole step."""
+    return task.perf.stage("train_step_total")  # type: ignore[no-any-return]
+
+
+def compute_context(task: StepTask) -> AbstractContextManager[Any]:
+    """Gradients on in training, off in test phases.
+
+    Within it ranks keep their gradients to themselves where they are reduced by hand,
+    and for all but the last batch of an accumulated group, which then reduces the sum.
+    """
+    if not task.train:
+        return torch.no_grad()
+    if not task.reduce_by_hand and task.group.last:
+        return torch.enable_grad()
+    stack = ExitStack()
+    stack.enter_context(torch.enable_grad())
+    stack.enter_context(no_sync(task.model))
+    return stack
+
+
+def read_sample(task: StepTask, build: BuildSample) -> Sample:
+    """The next batch, on the device, as the sample dict of the step."""
+    with task.perf.stage("read_sample"):
+        sample = build(task.next_batch(), task.input_keys, task.target_keys)
+    task.last_batch.begin(sample)
+    return sample
+
+
+def forward(task: StepTask, sample: Sample) -> Any:
+    """The model's output; a list of one is unwrapped. Hooks may replace it: on_forward."""
+    with task.perf.stage("forward"), task.precision.autocast():
+        if task.train and task.reduce_by_hand:
+            manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
+        output = task.model(sample["input"])
+    if isinstance(output, list) and len(output) == 1:
+        output = output[0]
+    task.last_batch.model_output = output
+    task.run_hooks("on_forward")
+    return task.last_batch.model_output
+
+
+def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
+    """In float32 whatever the precision of the model: losses divide by small temperatures."""
+    with task.perf.stage("loss_compute"):
+        loss = task.loss(task.precision.as_full(output), sample["target"])
+    if not isinstance(loss, Tensor) and "loss" not in loss:
+        raise TrainingError(
+            f"a loss must return a tensor, or a dict in which 'loss' is the one to minimise; "
+            f"{type(task.loss).__name__} returned a dict of {', '.join(map(repr, loss))}."
+        )
+    return loss
+
+
+def reduce_loss(task: StepTask, loss: Loss) -> None:
+    """Note the loss and begin to average it over ranks, beside the backward pass."""
+    with task.perf.stage("loss_all_reduce"):
+        batch = task.last_batch
+        task.ledger.record(loss, task.progress.iteration, batch.size, batch.share, batch.indices)
+        batch.loss = main_loss(loss).detach()
+
+
+def update_meters(task: StepTask, output: Any, sample: Sample) -> None:
+    """Meters accumulate on the device. Fires on_loss_and_meter."""
+    with task.perf.stage("meters_update"):
+        for meter in task.active_meters:
+            meter.update(output, sample["target"])
+    task.run_hooks("on_loss_and_meter")
+
+
+def backward(task: StepTask, loss: Loss) -> None:
+    """Gradients of this batch's share of its group. Fires on_backward."""
+    group = task.group
+    with task.perf.stage("backward"):
+        if group.first:
+            task.optimizer.zero_grad()
+        value = main_loss(loss)
+        task.precision.backward(value if group.weight == 1.0 else value * group.weight)
+        if task.reduce_by_hand and group.last:
+            manual_gradient_all_reduce(task.base_model)
+    task.run_hooks("on_backward")
+
+
+def optimizer_step(task: StepTask) -> None:
+    """One step by `where`, when the group is complete. Fires on_update."""
+    if not task.group.last:
+        return
+    with task.perf.stage("optimizer_step"):
+        task.optimizer.schedule(task.where)
+        task.precision.step(task.optimizer.inner)
+    task.run_hooks("on_update")
+    task.progress.num_updates += 1
+
+
+def main_loss(loss: Loss) -> Tensor:
+    return loss if isinstance(loss, Tensor) else loss["loss"]

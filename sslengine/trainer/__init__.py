@@ -1,0 +1,1 @@
+"""The loop over phases and steps; nothing else."""

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sslengine.checkpoint.atomic import whole_file, write_whole
+
+
+def test_a_file_and_its_folder_are_made(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a" / "b.txt", b"new")
+    assert (tmp_path / "a" / "b.txt").read_bytes() == b"new"
+
+
+def test_a_failure_leaves_the_old_content_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(RuntimeError), whole_file(path) as file:  # noqa: PT012
+        file.write(b"half of the n")
+        raise RuntimeError
+    assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_until_the_end_a_reader_sees_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with whole_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"

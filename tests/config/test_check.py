@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine.errors import ConfigError
+from tests.config.recipes import resolved
+
+
+def _problem(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        resolved(**changes)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"TRAINER__TRAIN_STEP_NAME": "standart_train_step"},
+         "config.TRAINER.TRAIN_STEP_NAME: there is no train step named 'standart_train_step'. Did you mean 'standard_train_step'"),
+        ({"LOSS__name": "simclr_info_nce"}, "config.LOSS.name: there is no loss named 'simclr_info_nce'. Did you mean 'simclr_info_nce_loss'"),
+        ({"MODEL__TRUNK__NAME": "restnet"}, "config.MODEL.TRUNK.NAME: there is no trunk named 'restnet'. Did you mean 'resnet'"),
+        ({"OPTIMIZER__name": "sdg"}, "config.OPTIMIZER.name: there is no optimizer named 'sdg'"),
+        ({"DATA__TRAIN__DATA_SOURCES": ["synthetik"]}, "config.DATA.TRAIN.DATA_SOURCES.0: there is no data source named 'synthetik'"),
+        ({"DATA__TRAIN__COLLATE_FUNCTION": "simclr"}, "config.DATA.TRAIN.COLLATE_FUNCTION: there is no collator"),
+        ({"DATA__TRAIN__TRANSFORMS": [{"name": "RandomCrp"}]}, "config.DATA.TRAIN.TRANSFORMS.0: there is no transform named 'RandomCrp'. Did you mean 'RandomCrop'"),
+        ({"DATA__TRAIN__TRANSFORMS": [{"size": 3}]}, "config.DATA.TRAIN.TRANSFORMS.0: this entry has no `name`"),
+        ({"DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "sise": 3}]}, "config.DATA.TRAIN.TRANSFORMS.0.sise: RandomResizedCrop takes no such argument"),
+        ({"MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8], "use_nb": True}]]}, "config.MODEL.HEAD.PARAMS.0.use_nb: "),
+        ({"MODEL__HEAD__PARAMS": [["mpl", {"dims": [32, 8]}]]}, "config.MODEL.HEAD.PARAMS.0: there is no head named 'mpl'"),
+        ({"METERS__names": ["accuracy"]}, "config.METERS.names.0: there is no meter named 'accuracy'"),
+        ({"LOSS": {"name": "CrossEntropyLoss", "CrossEntropyLoss": {"ignore": 1}}}, "config.LOSS.CrossEntropyLoss.ignore: "),
+        ({"HOOKS__EXTRA": ["my_hook"]}, "config.HOOKS.EXTRA.0: there is no hook named 'my_hook'"),
+        ({"OPTIMIZER__param_schedulers__lr__name": "cosin"}, "there is no scheduler named 'cosin'"),
+        ({"MACHINE__DEVICE": "cup"}, "config.MACHINE.DEVICE: expected one of gpu, cpu, auto; got 'cup'. Did you mean 'cpu'"),
+        ({"LOG_FREQUENCY": 0}, "config.LOG_FREQUENCY: expected 1 or more, got 0"),
+        ({"DISTRIBUTED__NUM_PROC_PER_NODE": 0}, "config.DISTRIBUTED.NUM_PROC_PER_NODE: expected 1 or more"),
+        ({"CHECKPOINT__CHECKPOINT_FREQUENCY": 0}, "config.CHECKPOINT.CHECKPOINT_FREQUENCY: expected a positive number"),
+        ({"DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"x": 1}}, "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.x: "),
+    ],
+)  # fmt: skip
+def test_what_is_told_before_anything_runs(changes: dict[str, Any], message: str) -> None:
+    assert message in _problem(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM__USE_SLURM": True},
+        {"MODEL__FSDP_CONFIG__AUTO_SETUP_FSDP": True},
+        {"HOOKS__EMA_MODEL__SAVE_EMA_MODEL": True},
+        {"HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION": True},
+        {"MONITORING__MONITOR_ACTIVATION_STATISTICS": 1},
+        {"PROFILING__RUNTIME_PROFILING__USE_PROFILER": True},
+        {"METERS__model_output_mask": True},
+        {"EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME": True},
+        {"DATA__TRAIN__COPY_TO_LOCAL_DISK": True},
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_not_ignored(changes: dict[str, Any]) -> None:
+    key = "config." + next(iter(changes)).replace("__", ".")
+    problem = _problem(**changes)
+    assert key in problem
+    assert "not available yet" in problem
+
+
+def test_all_mistakes_come_together() -> None:
+    text = _problem(OPTIMIZER__name="sdg", MODEL__TRUNK__NAME="restnet")
+    assert "sdg" in text
+    assert "restnet" in text
+
+
+def test_a_dotted_path_stands_for_a_name() -> None:
+    config = resolved(LOSS={"name": "sslengine.methods.simclr:SimCLRLoss"}).config
+    assert config.LOSS.SimCLRLoss.temperature == 0.1
+    assert "has no 'Nothing'" in _problem(LOSS={"name": "sslengine.methods.simclr:Nothing"})

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sslengine.config.compose import compose, search_folders, shipped_configs, sweep
+from sslengine.errors import ConfigError
+
+GLOBAL = "# @package _global_\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's own tree, its files directly in it."""
+    files = {
+        "base.yaml": GLOBAL + "config:\n  LOG_FREQUENCY: 1\n  DATA: {PIN_MEMORY: false}\n",
+        "models/big.yaml": GLOBAL + "engine_name: other\nconfig:\n  LOG_FREQUENCY: 2\n",
+        "child.yaml": "defaults: [base, _self_]\nSEED_VALUE: 3\n",
+        "broken.yaml": GLOBAL + "config: [unclosed\n",
+        "plugins.yaml": GLOBAL + "config:\n  PLUGINS: [one]\n",
+    }
+    root = tmp_path / "mine"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+def test_files_in_their_order_with_their_names(folder: Path) -> None:
+    got = compose(["config=base", "+config/models=big"], [str(folder)])
+    assert [(Path(layer.origin), layer.tree) for layer in got.layers] == [
+        (Path("mine/base.yaml"), {"config": {"LOG_FREQUENCY": 1, "DATA": {"PIN_MEMORY": False}}}),
+        (Path("mine/models/big.yaml"), {"engine_name": "other", "config": {"LOG_FREQUENCY": 2}}),
+    ]
+    assert got.name == "base"
+
+
+def test_a_defaults_list_and_a_file_without_a_package(folder: Path) -> None:
+    layers = compose(["config=child"], [str(folder)]).layers
+    assert [layer.tree for layer in layers] == [
+        {"config": {"LOG_FREQUENCY": 1, "DATA": {"PIN_MEMORY": False}}},
+        {"config": {"SEED_VALUE": 3}},
+    ]
+
+
+def test_a_folder_laid_out_as_vissls(folder: Path, tmp_path: Path) -> None:
+    vissl = tmp_path / "vissl"
+    (vissl / "config" / "pretrain").mkdir(parents=True)
+    (vissl / "config" / "pretrain" / "x.yaml").write_text(GLOBAL + "config:\n  VERBOSE: true\n")
+    got = compose(["config=pretrain/x"], [str(vissl)])
+    assert got.layers[0].tree == {"config": {"VERBOSE": True}}
+    assert got.layers[0].origin == "vissl/config/pretrain/x.yaml"
+
+
+def test_values_come_typed_in_the_order_given(folder: Path) -> None:
+    got = compose(
+        ["config=base", "config.A=1", "+config.B.C=[1,x]", "~config.D", "config.E=null", "config.F='a b'"],
+        [str(folder)],
+    )  # fmt: skip
+    assert [(a.path, a.value, a.may_be_new, a.delete) for a in got.assignments] == [
+        ("config.A", 1, False, False),
+        ("config.B.C", [1, "x"], True, False),
+        ("config.D", None, False, True),
+        ("config.E", None, False, False),
+        ("config.F", "a b", False, False),
+    ]
+
+
+def test_hydras_own_settings_are_not_values_of_ours(folder: Path) -> None:
+    assert compose(["config=base", "hydra.verbose=true"], [str(folder)]).assignments == []
+
+
+def test_the_last_to_set_a_key_wins(folder: Path) -> None:
+    got = compose(["config=plugins", "+config/models=big"], [str(folder)])
+    assert got.last_value("config.PLUGINS") == ["one"]
+    assert got.last_value("config.LOG_FREQUENCY") == 2
+    assert got.last_value("config.NOT.THERE") is None
+    got = compose(["config=plugins", "config.PLUGINS=[two]"], [str(folder)])
+    assert got.last_value("config.PLUGINS") == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no config was named"),
+        (["config=bse"], "config=bse: there is no such config file. Did you mean 'base'"),
+        (["config=base", "+config/models=bg"], "models=bg: there is no such .* mean 'models/big'"),
+        (["config=broken"], "(?s)config=broken: not valid YAML.*broken.yaml"),
+        (["config=base", "config.A"], "(?s)command line: .*Write KEY=VALUE"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_composed(folder: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose(arguments, [str(folder)])
+
+
+def test_a_config_dir_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--config-dir nowhere"):
+        search_folders(["nowhere"])
+
+
+def test_the_users_folder_comes_before_the_local_one_and_ours(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    assert search_folders([str(folder)]) == [folder, tmp_path / "configs", shipped_configs()]
+
+
+def test_sweeps_multiply() -> None:
+    assert list(sweep(["config=a", "config.X=1,2", "config.Y=[1,2]", "config.Z=a,b"])) == [
+        ["config=a", "config.X=1", "config.Y=[1,2]", "config.Z=a"],
+        ["config=a", "config.X=1", "config.Y=[1,2]", "config.Z=b"],
+        ["config=a", "config.X=2", "config.Y=[1,2]", "config.Z=a"],
+        ["config=a", "config.X=2", "config.Y=[1,2]", "config.Z=b"],
+    ]
+    assert list(sweep(["config=a"])) == [["config=a"]]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine.config.inference import RULES
+from sslengine.config.resolve import Resolved, resolve_dict
+from tests.config.recipes import recipe, resolved
+
+
+def _derived(run: Resolved) -> dict[str, str]:
+    return {
+        path.removeprefix("config."): origin
+        for path, origin in run.origins.items()
+        if origin.startswith("derived: ")
+    }
+
+
+def test_the_runs_folder_has_the_configs_name_unless_it_is_given() -> None:
+    assert resolve_dict(recipe(), name="pretrain/x").config.CHECKPOINT.DIR == "runs/pretrain/x"
+    given = resolve_dict(recipe(CHECKPOINT__DIR="."), name="pretrain/x")
+    assert given.config.CHECKPOINT.DIR == "."
+    assert "CHECKPOINT.DIR" not in _derived(given)
+
+
+def test_a_cpu_has_no_nccl() -> None:
+    run = resolved(DISTRIBUTED__BACKEND="nccl")
+    assert run.config.DISTRIBUTED.BACKEND == "gloo"
+    assert _derived(run)["DISTRIBUTED.BACKEND"] == "derived: nccl needs GPUs"
+    assert (
+        resolved(DISTRIBUTED__BACKEND="nccl", MACHINE__DEVICE="gpu").config.DISTRIBUTED.BACKEND
+        == "nccl"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sources", "expected"),
+    [
+        ("standard", [], "sample_index"),
+        ("zero", [], "zero"),
+        ("standard", ["synthetic"], "standard"),
+    ],
+)
+def test_without_label_sources_the_label_is_the_images_number(
+    given: str, sources: list[str], expected: str
+) -> None:
+    run = resolved(DATA__TRAIN__LABEL_TYPE=given, DATA__TRAIN__LABEL_SOURCES=sources)
+    assert expected == run.config.DATA.TRAIN.LABEL_TYPE
+
+
+def test_the_old_name_of_meters() -> None:
+    run = resolved(METERS__name="accuracy_list_meter")
+    assert run.config.METERS.names == ["accuracy_list_meter"]
+    assert resolved(METERS__name="").config.METERS.names == []
+
+
+LR = "OPTIMIZER__param_schedulers__lr"
+
+
+def test_the_learning_rate_follows_the_global_batch_and_accumulation() -> None:
+    scaling = {"auto_scale": True, "base_value": 0.1, "base_lr_batch_size": 16}
+    run = resolved(**{f"{LR}__auto_lr_scaling": scaling, "OPTIMIZER__accumulate": 8})
+    lr = run.config.OPTIMIZER.param_schedulers.lr
+    assert lr.start_value == pytest.approx(0.1 * 4 * 8 / 16)
+    assert _derived(run)["OPTIMIZER.param_schedulers.lr.start_value"] == (
+        "derived: auto_lr_scaling, batch 32 over 16"
+    )
+
+
+def test_heads_follow_the_trunks_rate_unless_they_have_their_own() -> None:
+    schedulers = resolved().config.OPTIMIZER.param_schedulers
+    assert schedulers.lr_head == schedulers.lr
+    own = {"name": "constant", "value": 3.0}
+    run = resolved(
+        OPTIMIZER__head_optimizer_params={"use_different_lr": True},
+        OPTIMIZER__param_schedulers__lr_head=own,
+    )
+    assert run.config.OPTIMIZER.param_schedulers.lr_head.value == 3.0
+
+
+def test_heads_follow_the_trunks_weight_decay_unless_they_have_their_own() -> None:
+    run = resolved(OPTIMIZER__weight_decay=0.5)
+    assert run.config.OPTIMIZER.head_optimizer_params.weight_decay == 0.5
+    own = {"use_different_wd": True, "weight_decay": 0.25}
+    run = resolved(OPTIMIZER__weight_decay=0.5, OPTIMIZER__head_optimizer_params=own)
+    assert run.config.OPTIMIZER.head_optimizer_params.weight_decay == 0.25
+
+
+def test_a_method_derives_its_own_options() -> None:
+    run = resolved()
+    assert run.config.LOSS.simclr_info_nce_loss.buffer_params.effective_batch_size == 8
+    key = "LOSS.simclr_info_nce_loss.buffer_params.effective_batch_size"
+    assert _derived(run)[key] == "derived: by simclr_info_nce_loss from the run"
+
+
+def test_rules_are_pure(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = resolved().config  # read-only: a rule that writes raises
+    for rule in RULES:
+        assert list(rule(config)) == list(rule(config))
+
+
+def test_deriving_again_changes_nothing() -> None:
+    config: Any = resolved().config
+    for rule in RULES:
+        for derived in rule(config):
+            node = config
+            for key in derived.path.split("."):
+                node = node[key]
+            assert node == derived.value

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine import catalog  # noqa: F401
+from sslengine.config.compose import Assignment, Composition, Layer
+from sslengine.config.merge import Merged, merge
+from sslengine.errors import ConfigError
+
+
+def _merge(*trees: dict[str, Any], values: dict[str, Any] | None = None) -> Merged:
+    layers = [Layer(f"file{i}.yaml", {"config": tree}) for i, tree in enumerate(trees)]
+    assignments = [
+        Assignment(key.lstrip("+~"), value, f"{key}={value}", key[0] == "+", key[0] == "~")
+        for key, value in (values or {}).items()
+    ]
+    return merge(Composition(layers, assignments, "x"))
+
+
+def _problem(*trees: dict[str, Any], values: dict[str, Any] | None = None) -> str:
+    with pytest.raises(ConfigError) as error:
+        _merge(*trees, values=values)
+    return str(error.value)
+
+
+def test_later_layers_win_and_each_value_knows_where_it_is_from() -> None:
+    merged = _merge(
+        {"SEED_VALUE": 1, "OPTIMIZER": {"num_epochs": 5}},
+        {"OPTIMIZER": {"num_epochs": 7}},
+        values={"config.SEED_VALUE": 3},
+    )
+    config = merged.root.config
+    assert (config.SEED_VALUE, config.OPTIMIZER.num_epochs) == (3, 7)
+    assert merged.origins["config.SEED_VALUE"] == "command line"
+    assert merged.origins["config.OPTIMIZER.num_epochs"] == "file1.yaml"
+    assert "config.LOG_FREQUENCY" not in merged.origins
+
+
+def test_lists_are_replaced_and_their_entries_can_be_set() -> None:
+    transforms = [{"name": "ToTensor"}, {"name": "RandomResizedCrop", "size": 8}]
+    config = _merge(
+        {"DATA": {"TRAIN": {"TRANSFORMS": [{"name": "Resize"}]}}},
+        {"DATA": {"TRAIN": {"TRANSFORMS": transforms, "DATA_SOURCES": ["a"]}}},
+        values={
+            "config.DATA.TRAIN.TRANSFORMS.1.size": 16,
+            "config.DATA.TRAIN.TRANSFORMS.1.scale": [0.2, 1],
+            "config.DATA.TRAIN.DATA_SOURCES.0": "b",
+        },
+    ).root.config
+    assert config.DATA.TRAIN.TRANSFORMS == [
+        {"name": "ToTensor"},
+        {"name": "RandomResizedCrop", "size": 16, "scale": [0.2, 1]},
+    ]
+    assert config.DATA.TRAIN.DATA_SOURCES == ["b"]
+
+
+def test_values_take_their_fields_type() -> None:
+    config = _merge({"OPTIMIZER": {"momentum": 1, "weight_decay": "1e-4"}}).root.config
+    assert config.OPTIMIZER.momentum == 1.0
+    assert isinstance(config.OPTIMIZER.momentum, float)
+    assert config.OPTIMIZER.weight_decay == 1e-4
+
+
+def test_an_empty_section_sets_nothing() -> None:
+    assert _merge({"MACHINE": None}).root.config.MACHINE.DEVICE == "gpu"
+
+
+def test_interpolations_are_resolved() -> None:
+    config = _merge({"SEED_VALUE": 4, "LOG_FREQUENCY": "${config.SEED_VALUE}"}).root.config
+    assert config.LOG_FREQUENCY == 4
+    assert "NOT_THERE" in _problem({"LOG_FREQUENCY": "${config.NOT_THERE}"})
+
+
+def test_the_chosen_components_options_are_there_with_their_defaults() -> None:
+    config = _merge({"LOSS": {"name": "simclr_info_nce_loss"}}).root.config
+    assert config.LOSS.simclr_info_nce_loss.temperature == 0.1
+    config = _merge({}, values={"config.LOSS.name": "simclr_info_nce_loss"}).root.config
+    assert config.LOSS.simclr_info_nce_loss.temperature == 0.1
+    config = _merge({"LOSS": {"name": "sslengine.methods.simclr:SimCLRLoss"}}).root.config
+    assert config.LOSS.SimCLRLoss.temperature == 0.1
+
+
+def test_options_of_another_component_are_checked_too() -> None:
+    config = _merge({"LOSS": {"simclr_info_nce_loss": {"temperature": 0.3}}}).root.config
+    assert config.LOSS.simclr_info_nce_loss.temperature == 0.3
+    assert "Did you mean 'temperature'" in _problem(
+        {"LOSS": {"simclr_info_nce_loss": {"temprature": 0.3}}}
+    )
+
+
+def test_a_component_without_options_class_has_a_free_section() -> None:
+    config = _merge({"LOSS": {"CrossEntropyLoss": {"ignore_index": -1}}}).root.config
+    assert config.LOSS.CrossEntropyLoss == {"ignore_index": -1}
+
+
+def test_a_section_that_is_null_by_default() -> None:
+    tree = {"OPTIMIZER": {"param_schedulers": {"weight_decay": {"name": "cosine"}}}}
+    key = "config.OPTIMIZER.param_schedulers.weight_decay"
+    merged = _merge(tree, values={f"{key}.start_value": 0.04})
+    decay = merged.root.config.OPTIMIZER.param_schedulers.weight_decay
+    assert (decay.name, decay.start_value) == ("cosine", 0.04)
+    assert merged.origins[f"{key}.name"] == "file0.yaml"
+    assert (
+        _merge(tree, values={key: None}).root.config.OPTIMIZER.param_schedulers.weight_decay is None
+    )
+    assert "Did you mean 'start_value'" in _problem(values={f"{key}.start_vale": 1})
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"OPTIMZER": {"num_epochs": 1}}, "config.OPTIMZER: unknown key. Did you mean 'OPTIMIZER'? Set by file0.yaml."),
+        ({"OPTIMIZER": {"num_epoch": 1}}, "config.OPTIMIZER.num_epoch: unknown key. Did you mean 'num_epochs'?"),
+        ({"TRAINER": {"zzzzz": 1}}, "config.TRAINER.zzzzz: unknown key. Known here: TASK_NAME, TRAIN_STEP_NAME."),
+        ({"OPTIMIZER": {"num_epochs": "ten"}}, "config.OPTIMIZER.num_epochs: expected int, got 'ten'. Set by file0.yaml."),
+        ({"SEED_VALUE": 1.5}, "config.SEED_VALUE: expected int, got 1.5."),
+        ({"TEST_MODEL": "perhaps"}, "config.TEST_MODEL: expected bool, got 'perhaps'."),
+        ({"DATA": {"TRAIN": {"DATA_SOURCES": "shapes"}}}, "config.DATA.TRAIN.DATA_SOURCES: expected list[str], got 'shapes'."),
+        ({"OPTIMIZER": 3}, "config.OPTIMIZER: expected a section with keys, got 3."),
+        ({"LOSS": {"simclr_nce_loss": {}}}, "config.LOSS.simclr_nce_loss: neither a key nor the name of a loss. Did you mean 'simclr_info_nce_loss'"),
+    ],
+)  # fmt: skip
+def test_what_a_file_can_get_wrong(tree: dict[str, Any], message: str) -> None:
+    assert message in _problem(tree)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"config.DATA.TRAIN.TRANSFORMS.3.size": 1}, "config.DATA.TRAIN.TRANSFORMS.3: the list has 0 entries"),
+        ({"config.SEED_VALUE.x": 1}, "config.SEED_VALUE is a value, not a section"),
+        ({"config.SEED_VALUE.x.y": 1}, "config.SEED_VALUE.x: not inside a section"),
+        ({"~config.SEED_VALUE": None}, "~config.SEED_VALUE: a key of sslengine cannot be deleted"),
+        ({"~config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.x": None}, "nothing to delete"),
+        ({"+config.LOSS.simclr_info_nce_loss.temprature": 1}, "Did you mean 'temperature'"),
+        ({"+config.LOSS.simclr_nce.temperature": 1}, "neither a key nor the name of a loss"),
+        ({"engin_name": "x"}, "engin_name: unknown key. Did you mean 'engine_name'?"),
+    ],
+)  # fmt: skip
+def test_what_the_command_line_can_get_wrong(values: dict[str, Any], message: str) -> None:
+    assert message in _problem(values=values)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    text = _problem({"A": 1, "OPTIMIZER": {"num_epochs": "x"}}, values={"config.B": 2})
+    assert len(text.splitlines()) == 3
+    many = _problem({f"KEY{i}": i for i in range(20)})
+    assert many.splitlines()[-1] == "... and 8 more"
+
+
+def test_plus_adds_what_code_of_ones_own_reads() -> None:
+    merged = _merge({}, values={"+config.MINE.DEEP": 3, "+config.DATA.TRAIN.MY_KEY": 4})
+    assert merged.root.config.MINE.DEEP == 3
+    assert merged.root.config.DATA.TRAIN.MY_KEY == 4
+    assert [w.split()[0] for w in merged.warnings] == ["config.MINE", "config.DATA.TRAIN.MY_KEY"]
+    assert _merge({}, values={"+config.SEED_VALUE": 3}).warnings == []
+
+
+def test_minus_takes_entries_of_free_sections_away() -> None:
+    tree = {"DATA": {"TRAIN": {"TRANSFORMS": [{"name": "A", "x": 1}, {"name": "B"}]}}}
+    values = {"~config.DATA.TRAIN.TRANSFORMS.1": None, "~config.DATA.TRAIN.TRANSFORMS.0.x": None}
+    assert _merge(tree, values=values).root.config.DATA.TRAIN.TRANSFORMS == [{"name": "A"}]
+
+
+def test_keys_that_vissl_never_read_get_a_warning_with_their_place() -> None:
+    merged = _merge({"MONITOR_PERF_STATS": True, "SVM": {"costs": 1}})
+    assert [w.split(" ")[0] for w in merged.warnings] == ["config.MONITOR_PERF_STATS", "config.SVM"]
+    assert "(file0.yaml)" in merged.warnings[0]

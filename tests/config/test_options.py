@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+import pytest
+
+from sslengine.config.options import DistributedOptions, MachineOptions, RunOptions
+
+
+def test_the_defaults_pass_their_own_check() -> None:
+    for options in (RunOptions(), MachineOptions(), DistributedOptions()):
+        assert list(options.check()) == []
+
+
+@pytest.mark.parametrize("mode", [True, False, "disabled", "forward_pass", "before_eval"])
+def test_modes_of_buffers(mode: object) -> None:
+    assert list(DistributedOptions(BROADCAST_BUFFERS=mode).check()) == []
+
+
+def test_a_wrong_mode_of_buffers() -> None:
+    (problem,) = DistributedOptions(BROADCAST_BUFFERS="forward").check()
+    assert "Did you mean 'forward_pass'" in problem
+
+
+def test_the_whole_schema_is_there_without_torch() -> None:
+    """`--help` and a typo in a key must not wait for torch."""
+    code = (
+        "import sys; from sslengine import catalog; from sslengine.config.sections import schema; "
+        "schema(); print(sorted({'torch', 'torchvision', 'classy_vision', 'timm', 'sklearn'} "
+        "& set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

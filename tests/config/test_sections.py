@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import ReadonlyConfigError
+
+from sslengine import catalog  # noqa: F401
+from sslengine.config import sections
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import named, one_of, read, schema, section, typed_nodes
+from sslengine.errors import ConfigError
+from sslengine.registry import Registry
+from tests.config.recipes import resolved
+
+
+@pytest.fixture(autouse=True)
+def _forget_new_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "_SECTIONS", dict(sections._SECTIONS))
+
+
+@dataclass
+class Mine:
+    speed: float = 1.0
+    names: list[str] = field(default_factory=lambda: ["a"])
+
+
+def test_a_section_appears_in_the_schema_at_any_depth() -> None:
+    section("MINE")(Mine)
+    section("MODEL.TRUNK.MINE")(Mine)
+    tree = schema()
+    assert tree.MINE.speed == tree.MODEL.TRUNK.MINE.speed == 1.0
+    assert OmegaConf.get_type(tree.MODEL.TRUNK.MINE) is Mine
+
+
+def test_two_classes_cannot_have_one_place() -> None:
+    with pytest.raises(ConfigError, match="config.OPTIMIZER is declared by"):
+        section("OPTIMIZER")(Mine)
+
+
+def test_reading_gives_a_typed_copy() -> None:
+    config = resolved(SEED_VALUE=3).config
+    run = read(config, RunOptions)
+    assert isinstance(run, RunOptions)
+    assert run.SEED_VALUE == 3
+    run.SEED_VALUE = 4
+    assert config.SEED_VALUE == 3
+    with pytest.raises(ReadonlyConfigError):
+        config.SEED_VALUE = 4
+
+
+def test_a_named_field_has_its_registry_and_its_own_default() -> None:
+    registry: Registry[Any] = Registry("thing")
+
+    @dataclass
+    class Options:
+        one: str = named(registry, "x")
+        several: list[Any] = named(registry, ["y"])
+
+    first, second = Options(), Options()
+    first.several.append("z")
+    assert (second.one, second.several) == ("x", ["y"])
+    assert Options.__dataclass_fields__["one"].metadata["registry"] is registry
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("fast", []),
+        (True, []),
+        ("fats", ["mode: expected one of fast, slow, True; got 'fats'. Did you mean 'fast'?"]),
+        (7, ["mode: expected one of fast, slow, True; got 7."]),
+    ],
+)
+def test_one_of(value: Any, expected: list[str]) -> None:
+    @dataclass
+    class Options:
+        mode: Any = value
+
+    def problems() -> Iterator[str]:
+        yield from one_of(Options(), "mode", "fast", "slow", True)
+
+    assert list(problems()) == expected
+
+
+def test_typed_nodes_have_their_key_paths() -> None:
+    paths = [path for path, _ in typed_nodes(schema())]
+    assert paths[0] == "config"
+    assert "config.DATA.TRAIN.DATA_LIMIT_SAMPLING" in paths

@@ -1,0 +1,58 @@
+"""A transform that tells what the process that runs it looks like."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+HEAVY = (
+    "hydra",
+    "classy_vision",
+    "timm",
+    "sklearn",
+    "pytest",
+    "sslengine.task",
+    "sslengine.models",
+    "sslengine.methods",
+    "sslengine.trainer",
+)
+
+
+class ProcessProbe:
+    """Adds to the sample: the process, its threads, its signals, and what it has imported."""
+
+    def __call__(self, image: Any) -> dict[str, Any]:
+        return {
+            "data": image,
+            "pid": os.getpid(),
+            "threads": torch.get_num_threads(),
+            "ignores_interrupt": int(signal.getsignal(signal.SIGINT) == signal.SIG_IGN),
+            "heavy": sum(name in sys.modules for name in HEAVY),
+            "marker": int("imported_by_the_script" in sys.modules),
+        }
+
+
+class DrawProbe:
+    """Replaces the image by what the three global streams give."""
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        drawn = [random.random(), np.random.rand(), float(torch.rand(1, dtype=torch.float64))]  # noqa: NPY002
+        return torch.tensor(drawn, dtype=torch.float64)
+
+
+class Failing:
+    def __call__(self, image: Any) -> Any:
+        raise ArithmeticError("no such luck")
+
+
+class Dying:
+    """Ends its process as the kernel does when memory is short."""
+
+    def __call__(self, image: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslengine.data.options import DataLimitSampling, SplitOptions
+from sslengine.data.sources.base import DataSource, build_sources, generated_length, grey_image
+from sslengine.errors import DataError, UnknownNameError
+from tests.data.pictures import picture
+
+
+class Labelled(DataSource):
+    num_classes = 3
+
+    def __len__(self) -> int:
+        return 7
+
+    def image(self, index: int) -> Image.Image:
+        return picture(index)
+
+    def label(self, index: int) -> int:
+        return index % 3
+
+
+class Longer(Labelled):
+    def __len__(self) -> int:
+        return 8
+
+
+class Unlabelled(Labelled):
+    label = DataSource.label
+
+
+def test_labels_of_all_images() -> None:
+    np.testing.assert_array_equal(Labelled(SplitOptions(), "TRAIN").labels(), [0, 1, 2, 0, 1, 2, 0])
+
+
+def test_a_source_without_labels_says_where_it_is_named() -> None:
+    with pytest.raises(
+        DataError, match=r"config.DATA.TEST.DATA_SOURCES.1: .*Unlabelled.*no labels"
+    ):
+        Unlabelled(SplitOptions(), "TEST", 1).label(0)
+
+
+def test_sources_by_name_and_by_dotted_path() -> None:
+    options = SplitOptions(DATA_SOURCES=["synthetic", "tests.data.sources.test_base:Labelled"])
+    with pytest.raises(DataError, match=r"equally many images, not \[50000, 7\]"):
+        build_sources(options, "TRAIN")
+    options.DATA_SOURCES = ["tests.data.sources.test_base:Labelled"] * 2
+    assert [type(source).__name__ for source in build_sources(options, "TRAIN")] == ["Labelled"] * 2
+
+
+def test_no_source_and_an_unknown_one() -> None:
+    with pytest.raises(DataError, match=r"config.DATA.TEST.DATA_SOURCES is empty.*DATA_PATHS=\["):
+        build_sources(SplitOptions(), "TEST")
+    with pytest.raises(UnknownNameError, match=r"DATA_SOURCES.0: .*'disk_foldr'.*'disk_folder'"):
+        build_sources(SplitOptions(DATA_SOURCES=["disk_foldr"]), "TRAIN")
+
+
+def test_a_generated_source_is_long_enough_for_what_is_asked() -> None:
+    assert generated_length(SplitOptions(), 100) == 100
+    assert generated_length(SplitOptions(DATA_LIMIT=30), 100) == 100
+    skipping = SplitOptions(
+        DATA_LIMIT=90, DATA_LIMIT_SAMPLING=DataLimitSampling(SKIP_NUM_SAMPLES=20)
+    )
+    assert generated_length(skipping, 100) == 110
+
+
+def test_grey() -> None:
+    assert np.unique(np.asarray(grey_image(5))) == [128]
+    assert np.asarray(grey_image(5)).shape == (5, 5, 3)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.disk import FileListSource, FolderSource, open_image
+from sslengine.errors import DataError
+from tests.data.pictures import picture, write_picture, write_tree
+
+
+def folder(root: Path, **keys: object) -> FolderSource:
+    return FolderSource(SplitOptions(DATA_PATHS=[str(root)], **keys), "TRAIN")  # type: ignore[arg-type]
+
+
+def file_list(path: Path, **keys: object) -> FileListSource:
+    return FileListSource(SplitOptions(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
+
+
+def same(image: Image.Image, number: int) -> bool:
+    return image.mode == "RGB" and image.tobytes() == picture(number).tobytes()
+
+
+def test_order_and_classes_are_those_of_torchvision(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path,
+        "b/2.png",
+        "b/10.png",
+        "b/deep/er/0.png",
+        "b/deeper.png",
+        "b-c/x.PNG",
+        "a/z.ppm",
+        "a/sub/a.bmp",
+        "a/sub-b/a.bmp",
+        "Z/1.png",
+    )
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    oracle = ImageFolder(str(tmp_path))
+    source = folder(tmp_path)
+    assert source.class_names == oracle.classes
+    assert source.num_classes == 4
+    assert [source.path(i) for i in range(len(source))] == [path for path, _ in oracle.samples]
+    assert source.labels().tolist() == oracle.targets
+    assert [source.label(i) for i in range(len(source))] == oracle.targets
+    assert all(source.image(i).tobytes() == oracle[i][0].tobytes() for i in range(len(source)))
+
+
+def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:
+    write_tree(tmp_path, "1.png", "0.png", ".hidden.png", ".cache/2.png")
+    source = folder(tmp_path)
+    assert (len(source), source.num_classes) == (2, 0)
+    assert same(source.image(0), 1)
+    assert same(source.image(1), 0)
+    with pytest.raises(DataError, match=r"2 images lie in no class folder, the first is .*0.png"):
+        source.labels()
+
+
+def test_suffixes_in_any_case_and_names_in_any_bytes(tmp_path: Path) -> None:
+    write_tree(tmp_path, "a.PnG")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.png")
+    os.rename(write_picture(tmp_path / "b.png", 1), odd)
+    source = folder(tmp_path)
+    assert same(source.image(0), 0)
+    assert same(source.image(1), 1)
+    assert source.path(1) == odd
+
+
+def test_missing_and_empty_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"config.DATA.TRAIN.DATA_PATHS.0: .*gone is not there"):
+        folder(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"a file, not a folder"):
+        folder(write_picture(tmp_path / "one.png", 0))
+    (tmp_path / "empty" / "class").mkdir(parents=True)
+    (tmp_path / "empty" / "readme.txt").touch()
+    with pytest.raises(DataError, match=r"no image in .*empty.*\.jpg, \.jpeg, .*capitals"):
+        folder(tmp_path / "empty")
+
+
+def test_it_goes_to_a_worker_small(tmp_path: Path) -> None:
+    write_tree(tmp_path, *(f"class/{number}.png" for number in range(200)))
+    source = folder(tmp_path)
+    assert len(pickle.dumps(source)) < 200 * (len("class/000.png") + 8) + 1000
+    again = pickle.loads(pickle.dumps(source))
+    assert same(again.image(0), 0)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "LA", "1", "CMYK", "I;16"])
+def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("x.tif" if mode in ("CMYK", "I;16") else "x.png")
+    base = picture(0)
+    image = Image.fromarray(np.zeros((8, 8), np.uint16)) if mode == "I;16" else base.convert(mode)
+    image.save(path)
+    assert open_image(str(path)).mode == "RGB"
+
+
+def test_exif_rotation_is_not_applied(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (20, 10)).save(tmp_path / "x.jpg", exif=exif)
+    assert open_image(str(tmp_path / "x.jpg")).size == (20, 10)
+
+
+def test_a_file_that_is_no_image_raises_and_is_closed(tmp_path: Path) -> None:
+    whole = write_picture(tmp_path / "whole.png", 0, side=64).read_bytes()
+    for name, content in {"empty": b"", "text": b"hello", "cut": whole[: len(whole) // 2]}.items():
+        path = tmp_path / f"{name}.jpg"
+        path.write_bytes(content)
+        with pytest.raises(OSError):
+            open_image(str(path))
+
+
+def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_picture(tmp_path / "x.png", 0, side=8)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 8 // 2 - 1)
+    with pytest.raises(Image.DecompressionBombError):
+        open_image(str(path))
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("dtype", [str, bytes])
+def test_file_list(tmp_path: Path, mmap: bool, dtype: type) -> None:
+    paths = [str(write_picture(tmp_path / f"{number}.png", number)) for number in (3, 1, 2)]
+    np.save(tmp_path / "list.npy", np.array([p.encode() if dtype is bytes else p for p in paths]))
+    source = file_list(tmp_path / "list.npy", MMAP_MODE=mmap)
+    assert len(source) == 3
+    assert [source.path(i) for i in range(3)] == paths
+    again = pickle.loads(pickle.dumps(source))
+    assert [same(each.image(1), 1) for each in (source, again)] == [True, True]
+
+
+def test_a_mapped_list_is_not_copied_to_workers(tmp_path: Path) -> None:
+    np.save(tmp_path / "list.npy", np.array(["x" * 100] * 1000))
+    source = file_list(tmp_path / "list.npy")
+    source.path(0)
+    assert len(pickle.dumps(source)) < 2000
+
+
+def test_prefixes(tmp_path: Path) -> None:
+    np.save(tmp_path / "list.npy", np.array(["/old/old/a.png", "/other/b.png"]))
+    moved = file_list(
+        tmp_path / "list.npy", REMOVE_IMG_PATH_PREFIX="/old", NEW_IMG_PATH_PREFIX="/new"
+    )
+    assert [moved.path(i) for i in range(2)] == ["/new/old/a.png", "/other/b.png"]
+    put_before = file_list(tmp_path / "list.npy", NEW_IMG_PATH_PREFIX="/data")
+    assert put_before.path(1) == "/data/other/b.png"
+
+
+def test_bad_file_lists(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"there is no file .*It is a folder: use the source disk_folder"
+    ):
+        file_list(tmp_path)
+    np.save(tmp_path / "numbers.npy", np.arange(3))
+    with pytest.raises(
+        DataError, match=r"must hold a list of paths; .*shape \(3,\) and type int64"
+    ):
+        file_list(tmp_path / "numbers.npy")
+    np.save(tmp_path / "objects.npy", np.array(["a", None], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"reading them can run code"):
+        file_list(tmp_path / "objects.npy")
+    (tmp_path / "text.npy").write_text("a.png\nb.png\n")
+    with pytest.raises(DataError, match=r"not a .npy file"):
+        file_list(tmp_path / "text.npy")
+    np.savez(tmp_path / "several.npz", a=np.arange(2))
+    with pytest.raises(DataError, match=r"is a .npz archive"):
+        file_list(tmp_path / "several.npz", MMAP_MODE=False)

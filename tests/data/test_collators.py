@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+from sslengine.data.collators import default_collate, patch_and_image_collator, simclr_collator
+from sslengine.data.transforms.pipeline import Sample
+from sslengine.errors import DataError
+
+
+def sample(number: int, views: int) -> Sample:
+    """Each view's pixels are 10 * sample + view."""
+    return {
+        "data": [torch.full((3, 2, 2), 10.0 * number + view) for view in range(views)],
+        "data_valid": [-1 if number == 1 else 1] * views,
+        "data_idx": [100 + number] * views,
+        "label": [number % 2] * views,
+    }
+
+
+def batch(views: int) -> list[Sample]:
+    return [sample(number, views) for number in range(3)]
+
+
+def pixels(tensors: list[torch.Tensor]) -> list[list[float]]:
+    assert all(tensor.shape[1:] == (3, 2, 2) for tensor in tensors)
+    return [tensor[:, 0, 0, 0].tolist() for tensor in tensors]
+
+
+def test_default_collate_keeps_sources_apart() -> None:
+    one = default_collate(batch(1))
+    assert pixels(one["data"]) == [[0, 10, 20]]
+    assert {key: value[0].tolist() for key, value in one.items() if key != "data"} == {
+        "data_valid": [1, -1, 1],
+        "data_idx": [100, 101, 102],
+        "label": [0, 1, 0],
+    }
+    assert pixels(default_collate(batch(2))["data"]) == [[0, 10, 20], [1, 11, 21]]
+
+
+def test_simclr_puts_first_views_first() -> None:
+    two = simclr_collator(batch(2))
+    assert pixels(two["data"]) == [[0, 10, 20, 1, 11, 21]]
+    assert [two[key][0].tolist() for key in ("data_valid", "data_idx", "label")] == [
+        [1, -1, 1, 1, -1, 1],
+        [100, 101, 102, 100, 101, 102],
+        [0, 1, 0, 0, 1, 0],
+    ]
+    assert all(len(values) == 1 for values in two.values())
+
+
+def test_patches_stay_together_by_sample() -> None:
+    collated = patch_and_image_collator(batch(4))
+    assert pixels(collated["images"]) == [[0, 10, 20]]
+    assert pixels(collated["patches"]) == [[1, 2, 3, 11, 12, 13, 21, 22, 23]]
+    assert collated["patches"][0].view(3, 3, -1)[1, :, 0].tolist() == [11, 12, 13]
+    assert collated["data_idx"][0].tolist() == [100, 101, 102]
+    assert collated["label"][0].tolist() == [0, 1, 0]
+    assert set(collated) == {"images", "patches", "data_valid", "data_idx", "label"}
+
+
+@pytest.mark.parametrize("collate", [default_collate, simclr_collator, patch_and_image_collator])
+def test_other_keys_are_carried(collate) -> None:  # type: ignore[no-untyped-def]
+    samples = [{**each, "mask": [torch.tensor([7])] * 2} for each in batch(2)]
+    assert collate(samples)["mask"][0].unique().tolist() == [7]
+    assert collate(samples)["label"][0].dtype == torch.int64
+
+
+def test_rows_of_class_indicators() -> None:
+    samples = [{**each, "label": [torch.tensor([1, 0])]} for each in batch(1)]
+    assert default_collate(samples)["label"][0].tolist() == [[1, 0]] * 3
+
+
+def test_what_cannot_be_collated_is_told() -> None:
+    sizes = batch(1)
+    sizes[2]["data"] = [torch.zeros(3, 4, 4)]
+    with pytest.raises(DataError, match=r"'data' of different sizes, \(3, 2, 2\) and \(3, 4, 4\)"):
+        default_collate(sizes)
+    images = [{**each, "data": [Image.new("RGB", (2, 2))]} for each in batch(1)]
+    with pytest.raises(DataError, match=r"'data' is a Image. Put ToTensor"):
+        default_collate(images)
+    with pytest.raises(DataError, match=r"found no patches: put ImgPilToPatchesAndImage"):
+        patch_and_image_collator(batch(1))

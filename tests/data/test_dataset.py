@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sslengine.data.dataset import SSLDataset
+from sslengine.data.options import SplitOptions
+from sslengine.errors import DataError
+from tests.data.pictures import picture, write_picture, write_tree
+
+DRAW = {"name": "tests.data.probes:DrawProbe"}
+
+
+def dataset(root: Path, seed: int = 0, **keys: Any) -> SSLDataset:
+    keys = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [str(root)], **keys}
+    return SSLDataset(SplitOptions(LABEL_SOURCES=keys["DATA_SOURCES"], **keys), "TRAIN", seed)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_tree(tmp_path, "a/0.png", "a/1.png", "b/2.png", "c/3.png")
+
+
+def test_a_sample_is_as_in_vissl(root: Path) -> None:
+    sample = dataset(root)[0, 2]
+    assert {key: value for key, value in sample.items() if key != "data"} == {
+        "data_valid": [1],
+        "data_idx": [2],
+        "label": [1],
+    }
+    assert [image.tobytes() for image in sample["data"]] == [picture(2).tobytes()]
+
+
+def test_several_sources(root: Path) -> None:
+    two = dataset(root, DATA_SOURCES=["disk_folder"] * 2, DATA_PATHS=[str(root)] * 2)
+    sample = two[0, 3]
+    assert [len(values) for values in sample.values()] == [2, 2, 2, 2]
+    assert sample["data_idx"] == [3, 3]
+    assert sample["label"] == [2, 2]
+
+
+def test_a_subset_keeps_images_and_labels_together(root: Path) -> None:
+    limited = dataset(root, DATA_LIMIT=3)
+    assert len(limited) == 3
+    for index, row in enumerate(limited.rows):
+        sample = limited[0, index]
+        assert sample["data"][0].tobytes() == picture(int(row)).tobytes()
+        assert sample["label"] == [[0, 0, 1, 2][row]]
+        assert sample["data_idx"] == [index]
+
+
+def test_sample_index_counts_within_the_subset(root: Path) -> None:
+    limited = dataset(root, DATA_LIMIT=3, LABEL_TYPE="sample_index")
+    assert [limited[0, index]["label"] for index in range(3)] == [[0], [1], [2]]
+
+
+def test_rows_of_class_indicators_become_tensors(root: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "labels.npy", np.array([[1, 0], [0, 1], [1, 1], [0, 0]]))
+    options = SplitOptions(
+        DATA_SOURCES=["disk_folder"],
+        DATA_PATHS=[str(root)],
+        LABEL_SOURCES=["disk_filelist"],
+        LABEL_PATHS=[str(tmp_path / "labels.npy")],
+    )
+    (label,) = SSLDataset(options, "TRAIN", 0)[0, 2]["label"]
+    assert torch.equal(label, torch.tensor([1, 1]))
+
+
+def test_unreadable_images_are_grey_and_marked(root: Path) -> None:
+    whole = write_picture(root / "x" / "whole.png", 9, side=64)
+    for name, content in {
+        "cut.png": whole.read_bytes()[: whole.stat().st_size // 2],
+        "empty.png": b"",
+        "text.jpg": b"not an image",
+    }.items():
+        (root / "x" / name).write_bytes(content)
+    (root / "x" / "gone.png").symlink_to("nowhere.png")
+    data = dataset(root, DEFAULT_GRAY_IMG_SIZE=12)
+    names = [Path(data.sources[0].path(index)).name for index in range(len(data))]
+    samples = [data[0, index] for index in range(len(data))]
+    valid = {name: sample["data_valid"][0] for name, sample in zip(names, samples, strict=True)}
+    bad = {"cut.png": -1, "empty.png": -1, "gone.png": -1, "text.jpg": -1}
+    assert valid == {**dict.fromkeys(names, 1), **bad}
+    grey = samples[names.index("cut.png")]
+    assert grey["data"][0].size == (12, 12)
+    assert set(grey["data"][0].tobytes()) == {128}
+    assert grey["label"] == [3]
+    told = data.why_unreadable(names.index("text.jpg"))
+    assert "x/text.jpg (UnidentifiedImageError: cannot identify" in told
+    assert data.why_unreadable(0).endswith("0.png (now it can be read)")
+
+
+def test_draws_come_from_seed_epoch_and_index_alone(root: Path) -> None:
+    def drawn(seed: int, epoch: int, index: int) -> tuple[float, ...]:
+        sample = dataset(root, seed, TRANSFORMS=[DRAW])[epoch, index]
+        return tuple(sample["data"][0].tolist())
+
+    first = drawn(0, 0, 1)
+    assert drawn(0, 0, 1) == first
+    others = [drawn(1, 0, 1), drawn(0, 1, 1), drawn(0, 0, 2)]
+    assert len({*first, *(value for each in others for value in each)}) == 12
+
+
+def test_a_batch_is_its_samples(root: Path) -> None:
+    data = dataset(root, TRANSFORMS=[DRAW])
+    keys = [(1, index) for index in (3, 0, 2)]
+    together, alone = data.__getitems__(keys), [data[key] for key in keys]
+    assert [each["label"] for each in together] == [each["label"] for each in alone]
+    assert [each["data"][0].tolist() for each in together] == [
+        each["data"][0].tolist() for each in alone
+    ]
+
+
+def test_the_streams_of_the_main_process_are_put_back(root: Path) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
+
+    data = dataset(root, TRANSFORMS=[DRAW])
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    expected = draw()
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    data[0, 0]
+    assert draw() == expected
+
+
+def test_a_flat_folder_without_labels(tmp_path: Path) -> None:
+    options = SplitOptions(
+        DATA_SOURCES=["disk_folder"],
+        DATA_PATHS=[str(write_tree(tmp_path, "0.png", "1.png"))],
+        DATASET_NAMES=["imagenet1k_folder"],
+        LABEL_TYPE="sample_index",
+    )
+    assert SSLDataset(options, "TRAIN", 0)[0, 1]["label"] == [1]
+    options.LABEL_TYPE, options.LABEL_SOURCES = "standard", ["disk_folder"]
+    with pytest.raises(DataError, match=r"lie in no class folder"):
+        SSLDataset(options, "TRAIN", 0)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sslengine.data.device_prefetch import on_device, one_ahead
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_each_item_starts_before_the_one_before_it_is_given_out(count: int) -> None:
+    events: list[str] = []
+
+    def items() -> Iterator[int]:
+        for number in range(count):
+            events.append(f"read {number}")
+            yield number
+
+    def start(number: int) -> int:
+        events.append(f"start {number}")
+        return 10 * number
+
+    def finish(started: int) -> int:
+        events.append(f"finish {started // 10}")
+        return started + 1
+
+    given = []
+    for value in one_ahead(items(), start, finish):
+        events.append(f"use {value // 10}")
+        given.append(value)
+    assert given == [10 * number + 1 for number in range(count)]
+    expected = []
+    for number in range(count + 1):
+        if number < count:
+            expected += [f"read {number}", f"start {number}"]
+        if number > 0:
+            expected += [f"finish {number - 1}", f"use {number - 1}"]
+    assert events == expected
+
+
+def test_an_error_on_the_way_is_passed_on() -> None:
+    def items() -> Iterator[int]:
+        yield 0
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        list(one_ahead(items(), lambda item: item, lambda item: item))
+
+
+def test_on_the_cpu_batches_are_as_they_are() -> None:
+    batch = {"data": [torch.zeros(2)], "data_idx": [torch.arange(2)]}
+    (given,) = on_device([batch], torch.device("cpu"), overlap=True)
+    assert given is batch
+
+
+def test_all_but_the_indices_is_moved() -> None:
+    batch = {"data": [torch.zeros(2), torch.ones(3)], "data_idx": [torch.arange(2)]}
+    (given,) = on_device([batch], torch.device("meta"), overlap=True)
+    assert [tensor.device.type for tensor in given["data"]] == ["meta", "meta"]
+    assert given["data"][1].shape == (3,)
+    assert given["data_idx"][0] is batch["data_idx"][0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_on_a_gpu_batches_arrive_whole_and_in_order_without_waiting(overlap: bool) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    batches = [
+        {
+            "data": [torch.full((1 << 20,), float(number)).pin_memory()],
+            "data_idx": [torch.tensor([number])],
+        }
+        for number in range(8)
+    ]
+    sums = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in on_device(batches, device, overlap):
+            busy = torch.ones(2048, 2048, device=device)
+            for _ in range(8):
+                busy = busy @ busy / 2048
+            sums.append((batch["data"][0].sum() / (1 << 20), batch["data_idx"][0]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [float(mean) for mean, _ in sums] == list(range(8))
+    assert [int(index) for _, index in sums] == list(range(8))
+    assert all(index.device.type == "cpu" for _, index in sums)

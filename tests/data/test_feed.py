@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sslengine.data.collators import Batch
+from sslengine.data.feed import HOPELESS, DataFeed
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.errors import DataError
+from tests.data.pictures import picture, write_tree
+
+SIMCLR = [
+    {"name": "ImgReplicatePil"},
+    {"name": "RandomResizedCrop", "size": 16},
+    {"name": "RandomHorizontalFlip"},
+    {"name": "ImgPilColorDistortion", "strength": 0.5},
+    {"name": "ImgPilGaussianBlur", "p": 0.5, "radius_min": 0.1, "radius_max": 2.0},
+    {"name": "ToTensor"},
+    {"name": "Normalize", "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]},
+    {"name": "tests.data.probes:ProcessProbe"},
+]
+PROBED = ("pid", "threads", "ignores_interrupt", "heavy", "marker")
+
+
+def feed(workers: int = 0, *, training: bool = True, seed: int = 3, **keys: Any) -> DataFeed:
+    placing = {key: keys.pop(key) for key in ("rank", "world_size", "device") if key in keys}
+    split = {
+        "DATA_SOURCES": ["synthetic"],
+        "RANDOM_SYNTHETIC_IMAGES": True,
+        "DEFAULT_GRAY_IMG_SIZE": 20,
+        "DATA_LIMIT": 22,
+        "LABEL_TYPE": "sample_index",
+        "BATCHSIZE_PER_REPLICA": 4,
+        "TRANSFORMS": SIMCLR,
+        "COLLATE_FUNCTION": "simclr_collator",
+        **keys,
+    }
+    options = DataOptions(TRAIN=SplitOptions(**split), NUM_DATALOADER_WORKERS=workers)
+    return DataFeed(options, "TRAIN", training=training, seed=seed, **placing)
+
+
+def folder_feed(root: Path, **keys: Any) -> DataFeed:
+    folder = {
+        "DATA_SOURCES": ["disk_folder"],
+        "DATA_PATHS": [str(root)],
+        "DATA_LIMIT": -1,
+        "TRANSFORMS": [{"name": "Resize", "size": [8, 8]}, {"name": "ToTensor"}],
+        "COLLATE_FUNCTION": "default_collate",
+    }
+    return feed(training=False, **{**folder, **keys})
+
+
+def equal(ours: list[Batch], theirs: list[Batch]) -> bool:
+    """Bit for bit, but for what tells the processes apart."""
+    return len(ours) == len(theirs) and all(
+        torch.equal(one[key][0], other[key][0])
+        for one, other in zip(ours, theirs, strict=True)
+        for key in one.keys() - set(PROBED)
+    )
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def alone() -> DataFeed:
+    return feed(0)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[DataFeed]:
+    """A feed with three workers, for all the tests of this file."""
+    shared = feed(3)
+    yield shared
+    shared.close()
+
+
+def pids(batches: list[Batch]) -> set[int]:
+    return {int(pid) for batch in batches for pid in batch["pid"][0]}
+
+
+def test_the_number_of_workers_changes_nothing(alone: DataFeed, three: DataFeed) -> None:
+    one = feed(1)
+    for epoch in (0, 1):
+        expected = list(alone.batches(epoch))
+        assert equal(list(one.batches(epoch)), expected)
+        assert equal(list(three.batches(epoch)), expected)
+    assert not equal(list(alone.batches(0)), list(alone.batches(1)))
+    one.close()
+
+
+def test_workers_start_once_and_for_good(three: DataFeed) -> None:
+    first = pids(list(three.batches(0)))
+    assert len(first) == 3
+    assert os.getpid() not in first
+    assert pids(list(three.batches(1))) == first
+    assert pids(list(three.batches(1, 3))) <= first
+
+
+def test_a_worker_is_light(three: DataFeed) -> None:
+    for batch in three.batches(0):
+        assert batch["threads"][0].unique().tolist() == [1]
+        assert batch["ignores_interrupt"][0].unique().tolist() == [1]
+        assert batch["heavy"][0].unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["alone", "three"])
+def test_going_on_within_an_epoch(name: str, request: pytest.FixtureRequest) -> None:
+    some: DataFeed = request.getfixturevalue(name)
+    whole = list(some.batches(5))
+    assert len(whole) == some.steps_per_epoch == 6
+    assert equal(list(some.batches(5, 2)), whole[2:])
+    assert equal(list(some.batches(5, 1, 4)), whole[1:4])
+    abandoned = some.batches(5)
+    next(abandoned)
+    assert equal(list(some.batches(5)), whole)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_main_process_keeps_its_streams(workers: int) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
+
+    def seed() -> None:
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.manual_seed(1)
+
+    seed()
+    expected = draw()
+    seed()
+    some = feed(workers)
+    list(some.batches(0))
+    some.close()
+    assert draw() == expected
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_share_the_batches_of_one_rank(alone: DataFeed, world_size: int) -> None:
+    ranks = [
+        feed(BATCHSIZE_PER_REPLICA=4 // world_size, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    steps = zip(*(each.batches(1) for each in ranks), strict=True)
+    for whole, parts in zip(alone.batches(1), steps, strict=True):
+        count = len(whole["data_idx"][0]) // 2
+        for key in ("data", "data_idx", "label"):
+            views = zip(*(part[key][0].chunk(2) for part in parts), strict=True)
+            shared = [torch.cat(shares)[:count] for shares in views]
+            assert torch.equal(torch.cat(shared), whole[key][0])
+
+
+def test_sizes_are_told_in_advance(alone: DataFeed) -> None:
+    assert alone.num_samples == 22
+    assert alone.batch_sizes == [4, 4, 4, 4, 4, 2]
+    assert [len(batch["data"][0]) // 2 for batch in alone.batches(0)] == alone.batch_sizes
+    assert feed(DROP_LAST=True).batch_sizes == [4] * 5
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_testing_takes_each_sample_once_and_in_order(world_size: int) -> None:
+    ranks = [
+        feed(training=False, rank=rank, world_size=world_size, DROP_LAST=True)
+        for rank in range(world_size)
+    ]
+    steps = list(zip(*(each.batches(7) for each in ranks), strict=True))
+    seen = [int(i) for step in steps for part in step for i in part["data_idx"][0].chunk(2)[0]]
+    assert seen == list(range(22))
+
+
+def test_closing_stops_the_workers() -> None:
+    some = feed(2)
+    workers = pids(list(some.batches(0)))
+    assert all(map(alive, workers))
+    some.close()
+    deadline = time.monotonic() + 20
+    while any(map(alive, workers)):
+        assert time.monotonic() < deadline, "workers outlive their feed"
+        time.sleep(0.01)
+
+
+def test_unreadable_images_are_marked_counted_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tree(tmp_path, *(f"{number}.png" for number in range(6)))
+    (tmp_path / "2.png").write_bytes(b"")
+    (tmp_path / "5.png").write_text("not an image")
+    some = folder_feed(tmp_path, DEFAULT_GRAY_IMG_SIZE=8)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            (first, second) = some.batches(0)
+    assert first["data_valid"][0].tolist() + second["data_valid"][0].tolist() == [
+        1,
+        1,
+        -1,
+        1,
+        1,
+        -1,
+    ]
+    assert (first["data"][0][2] * 255 == 128).all()
+    pixels = (first["data"][0][1] * 255).permute(1, 2, 0).numpy()
+    np.testing.assert_array_equal(pixels, np.asarray(picture(1)))
+    assert some.unreadable == {2, 5}
+    (record,) = caplog.records
+    assert "config.DATA.TRAIN: cannot read" in record.message
+    assert "2.png (UnidentifiedImageError: cannot identify" in record.message
+
+
+def test_a_data_set_without_one_readable_image(tmp_path: Path) -> None:
+    for number in range(HOPELESS + 20):
+        (tmp_path / f"{number:03}.jpg").touch()
+    some = folder_feed(tmp_path)
+    message = rf"none of the first {HOPELESS} images can be read. One of them: .*\.jpg \(Unid"
+    with pytest.raises(DataError, match=message):
+        list(some.batches(0))
+
+
+def test_a_plain_folder_is_read_with_one_override(tmp_path: Path) -> None:
+    write_tree(tmp_path, "0.png", "1.png", "deep/er/2.png")
+    some = folder_feed(tmp_path, DATASET_NAMES=["imagenet1k_folder"])
+    (batch,) = some.batches(0)
+    assert batch["label"][0].tolist() == [0, 1, 2]
+
+
+def test_dropping_test_samples_is_refused_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    split = SplitOptions(DATA_SOURCES=["synthetic"], LABEL_TYPE="zero", DROP_LAST=True)
+    some = DataFeed(
+        DataOptions(TEST=split, NUM_DATALOADER_WORKERS=0), "TEST", training=False, seed=0
+    )
+    assert sum(some.batch_sizes) == some.num_samples == 50_000
+    assert "config.DATA.TEST.DROP_LAST does nothing" in caplog.text
+
+
+def test_more_than_one_batch_can_hold() -> None:
+    with pytest.raises(DataError, match=r"22 samples, fewer than the global batch of 64"):
+        feed(DROP_LAST=True, BATCHSIZE_PER_REPLICA=32, world_size=2)

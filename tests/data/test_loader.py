@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import multiprocessing.spawn
+import signal
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.data.loader import main_hidden, prepare_worker
+from sslengine.errors import DataError
+from tests.data.test_feed import feed
+
+TO_TENSOR = {"name": "ToTensor"}
+
+
+def probe(name: str) -> dict[str, Any]:
+    return {"name": f"tests.data.probes:{name}"}
+
+
+class Holder:
+    """A transform that cannot be sent to another process."""
+
+    def __init__(self) -> None:
+        self.function = lambda image: image
+
+    def __call__(self, image: Any) -> Any:
+        return self.function(image)
+
+
+SCRIPT = """
+import sys
+import imported_by_the_script
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions, SplitOptions
+
+class Own:
+    def __call__(self, image):
+        return image.crop((0, 0, 5, 5))
+
+def run(*names):
+    transforms = [{"name": name} for name in names]
+    split = SplitOptions(DATA_SOURCES=["synthetic"], DEFAULT_GRAY_IMG_SIZE=8, DATA_LIMIT=2,
+                         LABEL_TYPE="zero", TRANSFORMS=transforms)
+    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=1)
+    feed = DataFeed(options, "TRAIN", training=True, seed=0)
+    (batch,) = feed.batches()
+    print(batch["marker"][0].tolist(), batch["heavy"][0].tolist(), list(batch["data"][0].shape))
+
+if __name__ == "__main__":
+    import __main__
+    run("ToTensor", "tests.data.probes:ProcessProbe")
+    run("__main__:Own", "ToTensor", "tests.data.probes:ProcessProbe")
+"""
+
+
+def test_a_worker_imports_the_script_only_if_it_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "imported_by_the_script.py").touch()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "script.py"],
+        env={"PYTHONPATH": f"{root}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines() == [
+        "[0, 0] [0, 0] [2, 3, 8, 8]",
+        "[1, 1] [0, 0] [2, 3, 5, 5]",
+    ], done.stderr
+    assert done.stderr == ""
+
+
+def test_main_is_hidden_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = types.ModuleType("__main__")
+    script.__file__ = "/some/script.py"
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    told = ("init_main_from_path", "init_main_from_name")
+    assert any(key in multiprocessing.spawn.get_preparation_data("child") for key in told)
+    with main_hidden():
+        assert not any(key in multiprocessing.spawn.get_preparation_data("child") for key in told)
+    assert sys.modules["__main__"] is script
+
+
+def test_signals_are_left_to_the_main_process() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        with warnings.catch_warnings():
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            prepare_worker(0)
+        assert [signal.getsignal(number) for number in numbers] == [
+            signal.SIG_IGN,
+            signal.SIG_DFL,
+            *[signal.SIG_IGN] * 3,
+        ]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_a_worker_reads_as_one_in_the_main_process(workers: int) -> None:
+    failing = feed(workers, TRANSFORMS=[probe("Failing"), TO_TENSOR])
+    with pytest.raises(DataError) as caught:
+        list(failing.batches(0))
+    failing.close()
+    text = str(caught.value)
+    assert text.startswith("config.DATA.TRAIN.TRANSFORMS.0 (tests.data.probes:Failing) failed on")
+    assert text.endswith("ArithmeticError: no such luck")
+    # For the log, the whole story.
+    assert "Failing" in str(caught.value.__cause__)
+
+
+def test_a_worker_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying = feed(1, TRANSFORMS=[probe("Dying")])
+    with pytest.raises(DataError, match=r"A loader worker died: .*\n.*NUM_DATALOADER_WORKERS.*\n"):
+        list(dying.batches(0))
+    dying.close()
+
+
+def test_what_cannot_be_sent_to_a_worker() -> None:
+    entry = {"name": "tests.data.test_loader:Holder"}
+    with pytest.raises(DataError, match=r"cannot be sent to loader workers: .*hold no lambda"):
+        feed(1, TRANSFORMS=[entry])
+    assert feed(0, TRANSFORMS=[entry, TO_TENSOR]).num_samples == 22

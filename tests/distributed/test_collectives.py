@@ -1,0 +1,105 @@
+"""Each collective at 2 and 4 ranks, against what one process computes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sslengine.distributed import collectives
+from sslengine.distributed.ranks import rank, world_size
+from tests.ranks import RankPool
+
+
+def _rows(of_rank: int, count: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(of_rank)
+    return torch.randn(count, 2, generator=generator, dtype=torch.float64)
+
+
+def _gather_gradient() -> tuple[Tensor, Tensor, int]:
+    own = _rows(rank()).requires_grad_()
+    rows, start = collectives.gather(own)
+    # A different function of the gathered rows on each rank, as losses of ranks differ.
+    ((rows**2).sum() * (rank() + 1)).backward()
+    return rows.detach(), own.grad, start
+
+
+def test_gather_gives_all_rows_and_the_sum_of_all_ranks_gradients(four_ranks: RankPool) -> None:
+    everything = torch.cat([_rows(r) for r in range(4)])
+    factor = sum(r + 1 for r in range(4))
+    for r, (rows, grad, start) in enumerate(four_ranks.run(_gather_gradient)):
+        assert torch.equal(rows, everything)
+        assert start == 3 * r
+        torch.testing.assert_close(grad, 2 * factor * _rows(r), rtol=1e-12, atol=0)
+
+
+def _gather_without_gradient() -> tuple[Tensor, int]:
+    with torch.no_grad():
+        return tuple(collectives.gather(_rows(rank(), count=rank() + 1)))
+
+
+def test_gather_in_evaluation_takes_shares_of_different_sizes(two_ranks: RankPool) -> None:
+    expected = torch.cat([_rows(0, 1), _rows(1, 2)])
+    for (rows, start), begin in zip(two_ranks.run(_gather_without_gradient), (0, 1), strict=True):
+        assert torch.equal(rows, expected)
+        assert start == begin
+
+
+def _sum_gradient() -> tuple[Tensor, Tensor]:
+    own = _rows(rank()).requires_grad_()
+    total = collectives.sum_over_ranks(own)
+    (total**2).sum().backward()
+    return total.detach(), own.grad
+
+
+def test_sum_over_ranks_sends_back_the_sum_of_the_gradients(two_ranks: RankPool) -> None:
+    total = _rows(0) + _rows(1)
+    for value, grad in two_ranks.run(_sum_gradient):
+        torch.testing.assert_close(value, total)
+        # d/dx_r of sum over the 2 ranks of |total|^2
+        torch.testing.assert_close(grad, 2 * 2 * total)
+
+
+def _all_the_rest() -> dict[str, object]:
+    pending_sum = torch.tensor([float(rank() + 1)])
+    pending = collectives.start_sum(pending_sum)
+    pending.wait()
+    pending.wait()  # a second wait is nothing
+    return {
+        "start_sum": pending_sum.item(),
+        "sum_in_place": collectives.sum_in_place(torch.tensor(rank() + 1)).item(),
+        "broadcast": collectives.broadcast(torch.tensor(rank() + 7)).item(),
+        "broadcast_object": collectives.broadcast_object({"from": rank()}),
+        "gather_objects": collectives.gather_objects(rank()),
+        "any_rank": (
+            collectives.any_rank(rank() == 1),
+            collectives.any_rank(False),
+        ),
+        "barrier": collectives.barrier(),
+        "world": world_size(),
+    }
+
+
+def test_what_ranks_tell_each_other(two_ranks: RankPool) -> None:
+    for told in two_ranks.run(_all_the_rest):
+        assert told == {
+            "start_sum": 3.0,
+            "sum_in_place": 3,
+            "broadcast": 7,
+            "broadcast_object": {"from": 0},
+            "gather_objects": [0, 1],
+            "any_rank": (True, False),
+            "barrier": None,
+            "world": 2,
+        }
+
+
+def test_one_process_alone_gets_its_own_back() -> None:
+    rows = _rows(0).requires_grad_()
+    assert collectives.gather(rows).rows is rows
+    assert collectives.sum_over_ranks(rows) is rows
+    assert collectives.gather_objects("x") == ["x"]
+    assert collectives.broadcast_object("x") == "x"
+    assert collectives.any_rank(True)
+    assert collectives.sum_in_place(torch.tensor(2)).item() == 2
+    collectives.start_sum(torch.tensor(2)).wait()
+    collectives.barrier()

@@ -1,0 +1,95 @@
+"""DDP and reduction by hand give the gradient of one process with the whole batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sslengine.distributed import data_parallel
+from sslengine.distributed.ranks import rank, world_size
+from tests.ranks import RankPool
+
+CPU = torch.device("cpu")
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).double().eval()
+
+
+def _inputs() -> Tensor:
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
+
+
+def _step(by_hand: bool) -> list[Tensor]:
+    model = _model()
+    wrapped = data_parallel.wrap(model, CPU, 25, False, broadcast_buffers=False)
+    assert isinstance(wrapped, DistributedDataParallel)
+    mine = _inputs().chunk(world_size())[rank()]
+    if by_hand:
+        with data_parallel.no_sync(wrapped):
+            loss = wrapped(mine).pow(2).mean()
+        loss.backward()
+        data_parallel.manual_gradient_all_reduce(model)
+    else:
+        wrapped(mine).pow(2).mean().backward()
+    return _gradients(model)
+
+
+def test_both_ways_equal_one_process(two_ranks: RankPool) -> None:
+    model = _model()
+    model(_inputs()).pow(2).mean().backward()
+    expected = _gradients(model)
+    for by_hand in (False, True):
+        for gradients in two_ranks.run(_step, by_hand):
+            for got, want in zip(gradients, expected, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
+
+
+def _unused_on_one_rank() -> list[Tensor | None]:
+    model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)]).double()
+    for layer in model:
+        nn.init.ones_(layer.weight)
+    model[rank()](torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+    data_parallel.manual_gradient_all_reduce(model)
+    return [layer.weight.grad for layer in model]
+
+
+def test_by_hand_a_gradient_that_a_rank_lacks_counts_as_zero(two_ranks: RankPool) -> None:
+    for gradients in two_ranks.run(_unused_on_one_rank):
+        for gradient in gradients:
+            assert torch.equal(gradient, torch.full((1, 2), 0.5, dtype=torch.float64))
+
+
+def _buffers() -> list[Tensor]:
+    model = nn.BatchNorm1d(2)
+    model.running_mean.fill_(rank() + 3.0)
+    model.num_batches_tracked.fill_(rank() + 5)
+    data_parallel.manual_sync_params(model, broadcast_buffers=False)
+    before = model.running_mean.clone()
+    data_parallel.manual_sync_params(model, broadcast_buffers=True)
+    return [before, model.running_mean, model.num_batches_tracked]
+
+
+def test_buffers_become_those_of_rank_0_when_asked(two_ranks: RankPool) -> None:
+    for of_rank, (before, mean, tracked) in enumerate(two_ranks.run(_buffers)):
+        assert before[0].item() == of_rank + 3.0
+        assert mean.tolist() == [3.0, 3.0]
+        assert tracked.item() == 5
+
+
+def test_one_process_needs_no_wrapper() -> None:
+    model = _model()
+    assert data_parallel.wrap(model, CPU, 25, False, True) is model
+    with data_parallel.no_sync(model):
+        model(_inputs()).sum().backward()
+    before = _gradients(model)
+    data_parallel.manual_gradient_all_reduce(model)
+    assert all(torch.equal(a, b) for a, b in zip(before, _gradients(model), strict=True))

@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from sslengine.distributed.device import pick_device
+from sslengine.errors import LaunchError
+
+
+def test_the_cpu_by_name() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_auto_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == torch.device("cpu")
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(LaunchError, match=r"finds no GPU.*config.MACHINE.DEVICE=cpu"):
+        pick_device("gpu")
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(LaunchError, match="has 2 GPUs.*NUM_PROC_PER_NODE=2"):
+        pick_device("gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert pick_device("gpu") == torch.device("cuda", 0)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sslengine.distributed import process_group
+from sslengine.distributed.collectives import sum_over_ranks
+from sslengine.distributed.ranks import initialized, rank
+from sslengine.errors import LaunchError
+from tests.ranks import RankPool
+
+
+def _sum_among_neighbours(size: int) -> float:
+    group = process_group.neighbours(size)
+    return sum_over_ranks(torch.tensor([10.0 ** rank()]), group).item()
+
+
+def test_neighbours_are_consecutive_ranks(four_ranks: RankPool) -> None:
+    assert four_ranks.run(_sum_among_neighbours, 2) == [11.0, 11.0, 1100.0, 1100.0]
+
+
+@pytest.mark.parametrize("everyone", [0, -1, 4, 8])
+def test_a_group_of_all_is_all(four_ranks: RankPool, everyone: int) -> None:
+    assert four_ranks.run(_sum_among_neighbours, everyone) == [1111.0] * 4
+
+
+def _bad_group() -> str:
+    with pytest.raises(LaunchError) as error:
+        process_group.neighbours(3)
+    return str(error.value)
+
+
+def test_a_group_size_that_does_not_divide_is_refused(four_ranks: RankPool) -> None:
+    for message in four_ranks.run(_bad_group):
+        assert "4 ranks cannot be split into groups of 3" in message
+        assert "GROUP_SIZE" in message
+
+
+def test_without_a_group_there_is_nothing_to_leave() -> None:
+    process_group.leave()
+    assert not initialized()

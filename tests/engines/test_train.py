@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from sslengine.checkpoint import files
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.engines.train import train
+from sslengine.errors import CheckpointError, ConfigError
+from tests.engines.runs import PowerCut, make_run, screen
+from tests.ranks import RankPool
+from tests.task.test_task import SYNC_BN
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _losses(folder: Path) -> list[tuple[int, float]]:
+    return [(line["iteration"], line["loss"]) for line in _lines(folder) if line["kind"] == "step"]
+
+
+def _final(folder: Path) -> dict[str, Any]:
+    return files.newest(folder / "checkpoints")[1]["classy_state_dict"]
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {k: v for key, each in value.items() for k, v in _flat(each, f"{path}.{key}").items()}
+    if isinstance(value, (list, tuple)):
+        return {k: v for i, each in enumerate(value) for k, v in _flat(each, f"{path}.{i}").items()}
+    return {path: value}
+
+
+def _assert_same_state(one: dict[str, Any], two: dict[str, Any]) -> None:
+    first, second = _flat(one), _flat(two)
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        equal = torch.equal(value, second[key]) if torch.is_tensor(value) else value == second[key]
+        assert equal, f"{key} differs"
+
+
+def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", LOG_FREQUENCY=1)
+    train(run)
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["checkpoints", "config.yaml", "environment.json", "metrics.jsonl"]
+    assert [i for i, _ in _losses(tmp_path / "run")] == list(range(1, 9))
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "checkpoint.torch",
+        "model_final_checkpoint_phase1.torch",
+        "model_phase0.torch",
+    ]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["config"]["SEED_VALUE"] == 0
+    report = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert report["packages"]["torch"]
+    text = screen(run)
+    assert "1 rank on cpu, fp32, seed 0" in text
+    assert "done: 8 steps" in text
+    assert len(text.splitlines()) < 40
+
+
+def test_vissls_keys_are_in_the_checkpoint(tmp_path: Path) -> None:
+    train(make_run(tmp_path))
+    state = files.newest(tmp_path / "checkpoints")[1]
+    assert state["type"] == "consolidated"
+    assert (state["phase_idx"], state["train_phase_idx"], state["iteration"]) == (1, 1, 8)
+    model = state["classy_state_dict"]["base_model"]["model"]
+    assert "layer1.0.conv1.weight" in model["trunk"]
+    assert "0.clf.0.weight" in model["heads"]
+
+
+@pytest.mark.parametrize("cut_after", [1, 3, 4, 6, 7])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_was_cut_goes_on_bit_by_bit(tmp_path: Path, cut_after: int, workers: int) -> None:
+    """In mid-epoch too: weights, optimizer, random streams, losses and logs."""
+    changes: dict[str, Any] = {
+        "LOG_FREQUENCY": 1,
+        "DATA__NUM_DATALOADER_WORKERS": workers,
+        "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1,
+        "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8, 8], "use_dropout": True, "use_bn": True}]],
+    }
+    train(make_run(tmp_path / "whole", **changes, HOOKS__EXTRA=[{"name": "test_power_cut", "after": 99}]))
+    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": cut_after}]}
+    with pytest.raises(PowerCut):
+        train(make_run(tmp_path / "cut", **changes, **cut))
+    again = make_run(tmp_path / "cut", **changes, HOOKS__EXTRA=[{"name": "test_power_cut", "after": 99}])
+    train(again)
+    if cut_after > 1:
+        assert "resumed from" in screen(again)
+    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
+    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
+
+
+def test_a_complete_run_is_not_trained_again(tmp_path: Path) -> None:
+    train(make_run(tmp_path))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    again = make_run(tmp_path)
+    train(again)
+    assert "this run is complete, 8 steps" in screen(again)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_complete_run_goes_on_when_it_is_made_longer(tmp_path: Path) -> None:
+    train(make_run(tmp_path))
+    longer = make_run(tmp_path, OPTIMIZER__num_epochs=3)
+    train(longer)
+    assert "resumed from" in screen(longer)
+    assert _final(tmp_path)["progress"]["iteration"] == 12
+
+
+def test_training_over_a_complete_run_moves_it_aside(tmp_path: Path) -> None:
+    train(make_run(tmp_path))
+    first = _losses(tmp_path)
+    again = make_run(tmp_path, CHECKPOINT__OVERWRITE_EXISTING=True)
+    train(again)
+    assert "the earlier run's files are in" in screen(again)
+    assert _losses(tmp_path) == first
+    assert _losses(tmp_path / "earlier" / "1") == first
+
+
+def test_existing_checkpoints_are_not_trained_over_without_auto_resume(tmp_path: Path) -> None:
+    train(make_run(tmp_path))
+    with pytest.raises(CheckpointError, match="AUTO_RESUME is false"):
+        train(make_run(tmp_path, CHECKPOINT__AUTO_RESUME=False))
+
+
+def test_a_broken_newest_checkpoint_costs_only_its_steps(tmp_path: Path) -> None:
+    train(make_run(tmp_path / "whole"))
+    train(make_run(tmp_path / "run"))
+    newest = (tmp_path / "run" / "checkpoints" / files.POINTER).resolve()
+    newest.write_bytes(newest.read_bytes()[:1000])
+    train(make_run(tmp_path / "run"))
+    _assert_same_state(_final(tmp_path / "run"), _final(tmp_path / "whole"))
+
+
+def test_a_wrong_config_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="float16 needs a GPU"):
+        train(make_run(tmp_path / "run", MODEL__AMP_PARAMS={"USE_AMP": True, "AMP_TYPE": "pytorch"}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_to_start_from_are_read_once_and_not_on_resume(tmp_path: Path) -> None:
+    train(make_run(tmp_path / "first"))
+    source = tmp_path / "weights.torch"
+    source.write_bytes((tmp_path / "first" / "checkpoints" / files.POINTER).read_bytes())
+    start = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": str(source), "OPTIMIZER__num_iterations": 1,
+             "OPTIMIZER__param_schedulers__lr__start_value": 0.0}  # fmt: skip
+    train(make_run(tmp_path / "second", **start))
+    one = _final(tmp_path / "first")["base_model"]["model"]["heads"]
+    two = _final(tmp_path / "second")["base_model"]["model"]["heads"]
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    source.unlink()
+    train(make_run(tmp_path / "second", **{**start, "OPTIMIZER__num_iterations": 2}))
+    assert _final(tmp_path / "second")["progress"]["iteration"] == 2
+
+
+def test_bf16_on_the_cpu(tmp_path: Path) -> None:
+    amp = {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "bfloat16"}
+    run = make_run(tmp_path, MODEL__AMP_PARAMS=amp)
+    train(run)
+    assert "bf16" in screen(run)
+    assert all(0 < loss < 10 for _, loss in _losses(tmp_path))
+
+
+def test_tensorboard_and_stage_times_on_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sslengine")
+    board = {"USE_TENSORBOARD": True, "LOG_PARAMS_EVERY_N_ITERS": 2}
+    train(make_run(tmp_path, HOOKS__TENSORBOARD_SETUP=board, HOOKS__PERF_STATS__MONITOR_PERF_STATS=True))
+    assert list((tmp_path / "tb_logs").glob("events*"))
+    assert "optimizer_step" in caplog.text
+
+
+# ---- several ranks
+
+
+def _train_on_ranks(folder: Path, changes: dict[str, Any], cut: bool) -> None:
+    run = make_run(folder, DISTRIBUTED__NUM_PROC_PER_NODE=world_size(), **SYNC_BN, **changes)
+    if cut:
+        with pytest.raises(PowerCut):
+            train(run)
+    else:
+        train(run)
+
+
+def test_two_ranks_that_were_cut_go_on_bit_by_bit(two_ranks: RankPool, tmp_path: Path) -> None:
+    base = {"LOG_FREQUENCY": 1, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}
+    never = {**base, "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 99}]}
+    soon = {**base, "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 3}]}
+    two_ranks.run(_train_on_ranks, tmp_path / "whole", never, False)
+    two_ranks.run(_train_on_ranks, tmp_path / "cut", soon, True)
+    two_ranks.run(_train_on_ranks, tmp_path / "cut", never, False)
+    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
+    assert len(_final(tmp_path / "cut")["ranks"]) == 2
+    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
+    assert rank() == 0

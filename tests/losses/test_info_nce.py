@@ -1,0 +1,71 @@
+"""info-NCE against the formula written out in float64, entry by entry."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sslengine.losses.info_nce import info_nce
+
+
+def _by_the_formula(
+    anchors: Tensor, candidates: Tensor, positives: list[int], temperature: float,
+    excluded: list[int] | None,
+) -> float:  # fmt: skip
+    total = 0.0
+    for i, anchor in enumerate(anchors.tolist()):
+        terms = []
+        for k, candidate in enumerate(candidates.tolist()):
+            if excluded is None or k != excluded[i]:
+                terms.append((k, sum(a * c for a, c in zip(anchor, candidate)) / temperature))
+        largest = max(value for _, value in terms)
+        log_sum = largest + math.log(sum(math.exp(value - largest) for _, value in terms))
+        total += log_sum - dict(terms)[positives[i]]
+    return total / len(anchors)
+
+
+def _unit(rows: int, dim: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(rows, dim, generator=generator, dtype=torch.float64), dim=1)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 0.1, 1.0, 100.0])
+@pytest.mark.parametrize(("rows", "columns", "dim"), [(1, 2, 1), (3, 7, 5), (6, 6, 16)])
+@pytest.mark.parametrize("exclude", [False, True])
+def test_value(temperature: float, rows: int, columns: int, dim: int, exclude: bool) -> None:
+    anchors, candidates = _unit(rows, dim, 0), _unit(columns, dim, 1)
+    positives = [(i + 1) % columns for i in range(rows)]
+    excluded = list(range(rows)) if exclude else None
+    loss = info_nce(
+        anchors, candidates, torch.tensor(positives), temperature,
+        None if excluded is None else torch.tensor(excluded),
+    )  # fmt: skip
+    expected = _by_the_formula(anchors, candidates, positives, temperature, excluded)
+    assert loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+
+
+def test_gradient_by_finite_differences() -> None:
+    anchors = _unit(3, 4, 0).requires_grad_()
+    candidates = _unit(5, 4, 1).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda a, c: info_nce(a, c, torch.tensor([1, 2, 0]), 0.3, torch.tensor([0, 1, 2])),
+        (anchors, candidates),
+    )
+
+
+def test_ties_cost_the_logarithm_of_their_number() -> None:
+    same = torch.ones(4, 1, dtype=torch.float64)
+    loss = info_nce(same, same, torch.tensor([1, 0, 3, 2]), 0.05, torch.arange(4))
+    assert loss.item() == pytest.approx(math.log(3))
+
+
+def test_finite_in_single_precision_at_a_temperature_that_overflows_exp() -> None:
+    anchors = _unit(8, 4, 0).float().requires_grad_()
+    loss = info_nce(anchors, anchors, torch.arange(8).roll(4), 1e-4, torch.arange(8))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(anchors.grad).all()

@@ -1,0 +1,146 @@
+"""SimCLR against equation 1 of the paper, at 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sslengine.config.facts import RunFacts
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.methods.simclr import SimCLRLoss, SimCLROptions
+from tests.ranks import RankPool
+
+
+def equation_1(view_0: Tensor, view_1: Tensor, temperature: float) -> Tensor:
+    """The paper's loss, pair by pair: z_2k-1 and z_2k are the views of image k."""
+    z = [row for pair in zip(view_0, view_1, strict=True) for row in pair]
+
+    def sim(i: int, j: int) -> Tensor:
+        return z[i] @ z[j] / (z[i].norm() * z[j].norm())
+
+    def ell(i: int, j: int) -> Tensor:
+        others = torch.stack([sim(i, k) / temperature for k in range(len(z)) if k != i])
+        return torch.logsumexp(others, 0) - sim(i, j) / temperature
+
+    pairs = range(0, len(z), 2)
+    return sum(ell(k, k + 1) + ell(k + 1, k) for k in pairs) / len(z)
+
+
+def _loss(temperature: float) -> SimCLRLoss:
+    return SimCLRLoss(SimCLROptions(temperature=temperature), RunFacts())
+
+
+def _embeddings(images: int, dim: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2 * images, dim, generator=generator, dtype=torch.float64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    images=st.integers(1, 9),
+    dim=st.integers(1, 17),
+    temperature=st.sampled_from([1e-3, 0.05, 0.1, 0.5, 1.0, 50.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_value_and_gradient(images: int, dim: int, temperature: float, seed: int) -> None:
+    ours = _embeddings(images, dim, seed).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    loss = _loss(temperature)(ours)
+    expected = equation_1(theirs[:images], theirs[images:], temperature)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    rounding = 1e-13 / temperature  # similarities are divided by it, and their rounding too
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=rounding)
+
+
+def test_one_image_alone_has_nothing_to_tell_apart() -> None:
+    assert _loss(0.1)(_embeddings(1, 8, 0)).item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_identical_embeddings_cost_the_logarithm_of_the_others() -> None:
+    assert _loss(0.1)(torch.ones(8, 3, dtype=torch.float64)).item() == pytest.approx(math.log(7))
+
+
+def test_single_precision_stays_finite_at_a_tiny_temperature() -> None:
+    embeddings = _embeddings(16, 8, 0).float().requires_grad_()
+    loss = _loss(5e-4)(embeddings)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(embeddings.grad).all()
+
+
+# ---- several ranks: a linear model under DDP, each rank with its share of the images
+
+IMAGES, PIXELS = 8, 5
+
+
+def _views() -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(2, IMAGES, PIXELS, generator=generator, dtype=torch.float64)
+
+
+def _model() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(PIXELS, 4).double()
+
+
+def _on_this_rank() -> tuple[float, Tensor, Tensor]:
+    """(loss, the gradient that DDP leaves, this rank's own gradient divided by the ranks)"""
+    share = _views().chunk(world_size(), dim=1)[rank()].reshape(-1, PIXELS)
+    plain = _model()
+    loss = _loss(0.2)(plain(share))
+    loss.backward()
+    wrapped = DistributedDataParallel(_model())
+    _loss(0.2)(wrapped(share)).backward()
+    return loss.item(), wrapped.module.weight.grad, plain.weight.grad / world_size()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_equal_one_process_with_the_whole_batch(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    model = _model()
+    embeddings = model(_views().reshape(-1, PIXELS))
+    expected = equation_1(embeddings[:IMAGES], embeddings[IMAGES:], 0.2)
+    expected.backward()
+    results = pool.run(_on_this_rank)
+    assert sum(loss for loss, _, _ in results) / ranks == pytest.approx(expected.item(), rel=1e-12)
+    for _, by_ddp, _ in results:
+        torch.testing.assert_close(by_ddp, model.weight.grad, rtol=1e-9, atol=1e-12)
+    summed = torch.stack([share for _, _, share in results]).sum(dim=0)
+    torch.testing.assert_close(summed, model.weight.grad, rtol=1e-9, atol=1e-12)
+
+
+# ---- what a user can get wrong
+
+
+@pytest.mark.parametrize("output", [torch.ones(3, 4), torch.ones(4), [torch.ones(2, 4)] * 2])
+def test_an_output_that_is_not_two_views(output: object) -> None:
+    with pytest.raises(TrainingError, match="simclr_collator"):
+        _loss(0.1)(output)
+
+
+def test_options_follow_the_run() -> None:
+    options = SimCLROptions()
+    options.infer(RunFacts(world_size=4, batch_size_per_replica=8, views_per_image=2))
+    assert options.buffer_params.world_size == 4
+    assert options.buffer_params.effective_batch_size == 64
+
+
+def test_a_recipe_without_two_views_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TRANSFORMS make 1.*ImgReplicatePil"):
+        SimCLROptions().infer(RunFacts(views_per_image=1))
+
+
+def test_a_temperature_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="temperature: expected a number above 0"):
+        SimCLROptions(temperature=0.0).infer(RunFacts(views_per_image=2))

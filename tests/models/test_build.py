@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from sslengine.config import sections
+from sslengine.config.sections import read, section
+from sslengine.errors import ConfigError, UnknownNameError
+from sslengine.models.build import build_model, build_trunk
+from sslengine.models.model import Model
+from sslengine.models.options import ModelOptions
+from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.resnet import ResNet
+from sslengine.models.trunks.vision_transformer import VisionTransformer
+from sslengine.registry import TRUNKS, register_trunk
+
+TINY = {"DEPTH": 18, "BLOCKS": [1, 1, 1, 1], "WIDTH_MULTIPLIER": 0.125, "STEM": "small"}
+X = torch.randn(4, 3, 16, 16)
+
+
+def options(tree: dict[str, Any] | None = None, **trunk: Any) -> ModelOptions:
+    """As a YAML file would say it."""
+    merged = OmegaConf.merge(
+        OmegaConf.structured(ModelOptions), {"TRUNK": {"RESNETS": TINY, **trunk}}, tree or {}
+    )
+    made = OmegaConf.to_object(merged)
+    assert isinstance(made, ModelOptions)
+    return made
+
+
+def build(tree: dict[str, Any] | None = None, **trunk: Any) -> Model:
+    torch.manual_seed(0)
+    return build_model(options(tree, **trunk))
+
+
+def test_trunk_and_heads() -> None:
+    model = build({"HEAD": {"PARAMS": [["mlp", {"dims": [64, 8]}], ["mlp", {"dims": [8, 2]}]]}})
+    (output,) = model(X)
+    assert output.shape == (4, 2)
+    flat = model.trunk(X)[0]
+    torch.testing.assert_close(output, model.heads[1](model.heads[0](flat)))
+
+
+def test_the_trunk_gets_its_section() -> None:
+    small = {"IMAGE_SIZE": 16, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2, "MLP_DIM": 8}
+    trunk = build(NAME="vision_transformer", VISION_TRANSFORMERS=small).trunk
+    assert isinstance(trunk, VisionTransformer)
+    assert (len(trunk.blocks), trunk.pos_embed.shape[-1]) == (2, 24)
+
+
+def test_bgr_flips_the_channels() -> None:
+    rgb, bgr = build().eval(), build({"INPUT_TYPE": "bgr"}).eval()
+    torch.testing.assert_close(bgr(X)[0], rgb(X[:, [2, 1, 0]])[0])
+
+
+LINEAR = {
+    "FEATURE_EVAL_SETTINGS": {
+        "EVAL_MODE_ON": True,
+        "FREEZE_TRUNK_ONLY": True,
+        "SHOULD_FLATTEN_FEATS": False,
+        "LINEAR_EVAL_FEAT_POOL_OPS_MAP": [
+            ["res5", ["AvgPool2d", [[2, 2], 1, 0]]],
+            ["conv1", ["AdaptiveAvgPool2d", [1]]],
+        ],
+    },
+    "HEAD": {
+        "PARAMS": [
+            ["eval_mlp", {"in_channels": 64, "dims": [64, 5]}],
+            ["eval_mlp", {"in_channels": 8, "dims": [8, 5]}],
+        ]
+    },
+}
+
+
+def test_linear_evaluation() -> None:
+    model = build(LINEAR).train()
+    buffers = copy.deepcopy(dict(model.trunk.named_buffers()))
+    outputs = model(X)
+    assert [output.shape for output in outputs] == [(4, 5), (4, 5)]
+    sum(output.sum() for output in outputs).backward()
+    assert all(parameter.grad is None for parameter in model.trunk.parameters())
+    assert all(parameter.grad is not None for parameter in model.heads.parameters())
+    for name, buffer in model.trunk.named_buffers():
+        assert torch.equal(buffer, buffers[name])
+    with torch.no_grad():
+        res5, conv1 = model.trunk(X, ["res5", "conv1"])
+        expected = model.heads[1](conv1.mean((2, 3)))
+        torch.testing.assert_close(outputs[0], model.heads[0](res5.mean((2, 3))))
+        torch.testing.assert_close(outputs[1], expected)
+
+
+def test_features_of_the_trunk_alone() -> None:
+    extract = {"FEATURE_EVAL_SETTINGS": {"EXTRACT_TRUNK_FEATURES_ONLY": True}}
+    settings = OmegaConf.to_container(OmegaConf.merge(LINEAR, extract))
+    res5, conv1 = build(settings)(X)  # type: ignore[arg-type]
+    assert (res5.shape, conv1.shape) == ((4, 64, 1, 1), (4, 8, 1, 1))
+
+
+def test_freezing_all() -> None:
+    frozen = {"FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, "FREEZE_TRUNK_AND_HEAD": True}}
+    model = build({**frozen, "HEAD": {"PARAMS": [["mlp", {"dims": [64, 2]}]]}}).train()
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module.training for module in (model.trunk, model.heads[0]))
+
+
+def test_parameters_that_are_not_trained() -> None:
+    heads = {"PARAMS": [["mlp", {"dims": [64, 2]}]]}
+    model = build({"HEAD": heads, "NON_TRAINABLE_PARAMS": ["module.heads.0.clf.0.bias"]})
+    frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+    assert frozen == ["heads.0.clf.0.bias"]
+    with pytest.raises(
+        ConfigError, match=r"PARAMS\.0: no parameter 'heads\.0\.clf\.0\.bais'\. Did"
+    ):
+        build({"HEAD": heads, "NON_TRAINABLE_PARAMS": ["heads.0.clf.0.bais"]})
+
+
+def test_activation_checkpointing_reaches_the_trunk() -> None:
+    on = {"USE_ACTIVATION_CHECKPOINTING": True, "NUM_ACTIVATION_CHECKPOINTING_SPLITS": 3}
+    trunk = build({"ACTIVATION_CHECKPOINTING": on}).trunk
+    assert isinstance(trunk, ResNet)
+    assert (trunk.parts, build().trunk.parts) == (3, 0)
+
+
+def test_names_that_do_not_fit_are_told() -> None:
+    with pytest.raises(UnknownNameError, match=r"TRUNK\.NAME: there is no trunk named 'resent'"):
+        build(NAME="resent")
+    features = {"LINEAR_EVAL_FEAT_POOL_OPS_MAP": [["res6", ["Identity", []]]]}
+    with pytest.raises(ConfigError, match=r"OPS_MAP: ResNet has no feature 'res6'. Did you mean"):
+        build({"FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, **features}})
+
+
+@dataclass
+class MineOptions:
+    SCALE: float = 2.0
+
+
+class Mine(Trunk):
+    feature_names = ("flatten",)
+
+    def __init__(self, options: MineOptions) -> None:
+        super().__init__()
+        self.scale = options.SCALE
+
+    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        return {"flatten": self.scale * x.flatten(1)}
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TRUNKS, "_things", dict(TRUNKS._things))
+    monkeypatch.setattr(TRUNKS, "_options", dict(TRUNKS._options))
+    monkeypatch.setattr(sections, "_SECTIONS", {"": ModelRoot, "MODEL": ModelOptions})
+    register_trunk("mine", options=MineOptions)(Mine)
+
+
+@dataclass
+class ModelRoot:
+    pass
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_trunk_of_ones_own_brings_its_section() -> None:
+    section("MODEL.TRUNK.MINE")(MineOptions)
+    config = sections.schema()
+    config.MODEL.TRUNK.NAME = "mine"
+    config.MODEL.TRUNK.MINE.SCALE = 5.0
+    torch.testing.assert_close(build_model(read(config, ModelOptions))(X)[0], 5 * X.flatten(1))
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_trunk_whose_options_are_no_section() -> None:
+    with pytest.raises(ConfigError, match="'mine' brings MineOptions, which is no section"):
+        build_trunk(options(NAME="mine"))
+
+
+class WithoutOptions(Mine):
+    def __init__(self) -> None:
+        super().__init__(MineOptions(3.0))
+
+
+def test_a_trunk_by_its_path() -> None:
+    model = build(NAME="tests.models.test_build:WithoutOptions")
+    torch.testing.assert_close(model(X)[0], 3 * X.flatten(1))
+
+
+def test_what_is_no_trunk_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"TRUNK\.NAME: 'torch\.nn:Identity' is no trunk"):
+        build(NAME="torch.nn:Identity")
+
+
+def test_batch_norms_are_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("sslengine.models.build.synchronise", lambda *given: asked.extend(given))
+    made = options()
+    model = build_model(made, ranks_per_node=4)
+    assert asked == [model, made.SYNC_BN_CONFIG, 4]

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from sslengine.models.options import ModelOptions, ResNetOptions
+
+# VISSL's keys and defaults, but for the trunks that are not available yet.
+VISSL = """
+BASE_MODEL_NAME: multi_input_output_model
+NON_TRAINABLE_PARAMS: []
+TEMP_FROZEN_PARAMS_ITER_MAP: []
+INPUT_TYPE: rgb
+MULTI_INPUT_HEAD_MAPPING: []
+SINGLE_PASS_EVERY_CROP: false
+ACTIVATION_CHECKPOINTING:
+  {USE_ACTIVATION_CHECKPOINTING: false, NUM_ACTIVATION_CHECKPOINTING_SPLITS: 2}
+SHARDED_DDP_SETUP: {USE_SDP: false, reduce_buffer_size: -1}
+FSDP_CONFIG:
+  AUTO_SETUP_FSDP: false
+  AUTO_WRAP_THRESHOLD: 0
+  AMP_TYPE: "01"
+  FORCE_SYNC_CUDA: false
+  flatten_parameters: true
+  mixed_precision: true
+  fp32_reduce_scatter: false
+  compute_dtype: float32
+  bucket_cap_mb: 0
+  clear_autocast_cache: true
+  verbose: true
+FEATURE_EVAL_SETTINGS:
+  EVAL_MODE_ON: false
+  FREEZE_TRUNK_ONLY: false
+  FREEZE_TRUNK_AND_HEAD: false
+  EXTRACT_TRUNK_FEATURES_ONLY: false
+  EVAL_TRUNK_AND_HEAD: false
+  ASSERT_HEAD_LAYER_SHAPE_INIT: true
+  SHOULD_FLATTEN_FEATS: true
+  LINEAR_EVAL_FEAT_POOL_OPS_MAP: []
+GRAD_CLIP: {USE_GRAD_CLIP: false, NORM_TYPE: 2, MAX_NORM: 1}
+TRUNK:
+  NAME: resnet
+  RESNETS:
+    DEPTH: 50
+    WIDTH_MULTIPLIER: 1
+    NORM: BatchNorm
+    GROUPNORM_GROUPS: 32
+    GROUPS: 1
+    ZERO_INIT_RESIDUAL: false
+    WIDTH_PER_GROUP: 64
+    LAYER4_STRIDE: 2
+  VISION_TRANSFORMERS:
+    IMAGE_SIZE: 224
+    PATCH_SIZE: 16
+    NUM_LAYERS: 12
+    NUM_HEADS: 12
+    HIDDEN_DIM: 768
+    MLP_DIM: 3072
+    DROPOUT_RATE: 0
+    ATTENTION_DROPOUT_RATE: 0
+    CLASSIFIER: token
+    DROP_PATH_RATE: 0
+    QKV_BIAS: false
+    QK_SCALE: false
+    CHECKPOINT_MLP: false
+    CHECKPOINT_BLOCK: false
+    MASKED_IMAGE_MODELING: {NAME: "", PARAMS: {}}
+HEAD: {PARAMS: [], BATCHNORM_EPS: 1.0e-5, BATCHNORM_MOMENTUM: 0.1, PARAMS_MULTIPLIER: 1.0}
+SYNC_BN_CONFIG: {CONVERT_BN_TO_SYNC_BN: false, SYNC_BN_TYPE: pytorch, GROUP_SIZE: -1}
+AMP_PARAMS: {USE_AMP: false, AMP_ARGS: {opt_level: O1}, AMP_TYPE: apex}
+WEIGHTS_INIT:
+  PARAMS_FILE: ""
+  STATE_DICT_KEY_NAME: classy_state_dict
+  SKIP_LAYERS: [num_batches_tracked]
+  REMOVE_PREFIX: ""
+  APPEND_PREFIX: ""
+"""
+
+
+def merged(tree: dict[str, Any]) -> Any:
+    return OmegaConf.merge(OmegaConf.structured(ModelOptions), tree)
+
+
+def problems(tree: dict[str, Any]) -> list[str]:
+    """What the sections' checks yield, with the key path."""
+
+    def walk(options: Any, path: str) -> Iterator[str]:
+        for field in dataclasses.fields(options):
+            value = getattr(options, field.name)
+            if dataclasses.is_dataclass(value):
+                yield from walk(value, f"{path}{field.name}.")
+        if hasattr(options, "check"):
+            yield from (f"{path}{problem}" for problem in options.check())
+
+    return list(walk(OmegaConf.to_object(merged(tree)), ""))
+
+
+def test_vissl_keys_and_defaults() -> None:
+    defaults = yaml.safe_load(VISSL)
+    assert merged({}) == merged(defaults)
+    assert problems({}) == []
+
+
+def test_sections_of_trunks_to_come_take_any_key() -> None:
+    trunk = {"REGNET": {"depth": 27, "w_a": 160.83}, "XCIT": {"ETA": "1e-5"}, "CONVIT": {"A": 1}}
+    assert problems({"TRUNK": trunk}) == []
+
+
+def test_dead_keys_are_known() -> None:
+    assert set(ResNetOptions.IGNORED) == {"STANDARDIZE_CONVOLUTIONS"}
+    assert "CUDA_CACHE" in ModelOptions.IGNORED
+
+
+def resnet(**options: Any) -> dict[str, Any]:
+    return {"TRUNK": {"RESNETS": options}}
+
+
+def vit(**options: Any) -> dict[str, Any]:
+    return {"TRUNK": {"VISION_TRANSFORMERS": options}}
+
+
+RESNETS = "TRUNK.RESNETS."
+VIT = "TRUNK.VISION_TRANSFORMERS."
+
+
+@pytest.mark.parametrize(
+    ("tree", "problem"),
+    [
+        (resnet(DEPTH=51), f"{RESNETS}DEPTH: expected one of 18, 34, 50"),
+        (resnet(NORM="BatchNrm"), f"{RESNETS}NORM: expected one of BatchNorm"),
+        (resnet(STEM="tiny"), f"{RESNETS}STEM: expected one of imagenet, small"),
+        (resnet(LAYER4_STRIDE=3), f"{RESNETS}LAYER4_STRIDE: expected one of 1, 2"),
+        (resnet(BLOCKS=[1, 1]), f"{RESNETS}BLOCKS: expected four numbers"),
+        (resnet(DEPTH=18, GROUPS=32), f"{RESNETS}GROUPS: basic blocks have no groups"),
+        (resnet(WIDTH_MULTIPLIER=0), f"{RESNETS}WIDTH_MULTIPLIER: 0 leaves a layer without"),
+        (
+            resnet(WIDTH_MULTIPLIER=0.25, NORM="GroupNorm"),
+            f"{RESNETS}GROUPNORM_GROUPS: 32 groups do not divide a layer of 16 channels",
+        ),
+        (resnet(GROUPNORM_GROUPS=0), f"{RESNETS}GROUPNORM_GROUPS: expected 1 or more, got 0"),
+        (vit(NUM_HEADS=0), f"{VIT}NUM_HEADS: expected 1 or more, got 0"),
+        (vit(NUM_HEADS=7), f"{VIT}NUM_HEADS: 7 heads do not divide HIDDEN_DIM 768"),
+        (vit(IMAGE_SIZE=100), f"{VIT}PATCH_SIZE: 16 does not divide IMAGE_SIZE 100"),
+        (vit(CLASSIFIER="gap"), f"{VIT}CLASSIFIER: expected token; for averaged patches"),
+        (vit(QK_SCALE=True), f"{VIT}QK_SCALE: expected a number"),
+        (vit(CHECKPOINT_MLP=True), f"{VIT}CHECKPOINT_MLP: not available yet"),
+        (vit(HYBRID="resnet"), f"{VIT}HYBRID: "),
+        (
+            vit(MASKED_IMAGE_MODELING={"NAME": "ibot"}),
+            f"{VIT}MASKED_IMAGE_MODELING.NAME: masked input is not available yet",
+        ),
+        ({"INPUT_TYPE": "lab"}, "INPUT_TYPE: lab (lightness alone) is not available yet"),
+        ({"INPUT_TYPE": "rbg"}, "INPUT_TYPE: expected one of rgb, bgr; got 'rbg'."),
+        ({"BASE_MODEL_NAME": "other"}, "BASE_MODEL_NAME: expected one of multi_input_output_mo"),
+        ({"SHARDED_DDP_SETUP": {"USE_SDP": True}}, "SHARDED_DDP_SETUP.USE_SDP: not available"),
+        ({"FSDP_CONFIG": {"AUTO_SETUP_FSDP": True}}, "FSDP_CONFIG.AUTO_SETUP_FSDP: not availab"),
+        ({"SYNC_BN_CONFIG": {"SYNC_BN_TYPE": "nccl"}}, "SYNC_BN_CONFIG.SYNC_BN_TYPE: expected"),
+        ({"SYNC_BN_CONFIG": {"GROUP_SIZE": -2}}, "SYNC_BN_CONFIG.GROUP_SIZE: expected -1, 0 or"),
+        ({"AMP_PARAMS": {"AMP_TYPE": "torch"}}, "AMP_PARAMS.AMP_TYPE: expected one of apex, pyt"),
+        ({"AMP_PARAMS": {"AMP_DTYPE": "fp8"}}, "AMP_PARAMS.AMP_DTYPE: expected one of float16"),
+        ({"AMP_PARAMS": {"AMP_ARGS": {"opt_level": "01"}}}, "AMP_PARAMS.AMP_ARGS.opt_level: exp"),
+        (
+            {"ACTIVATION_CHECKPOINTING": {"NUM_ACTIVATION_CHECKPOINTING_SPLITS": 0}},
+            "ACTIVATION_CHECKPOINTING.NUM_ACTIVATION_CHECKPOINTING_SPLITS: expected 1 or more",
+        ),
+        ({"WEIGHTS_INIT": {"STATE_DICT_KEY_NAME": 3}}, "WEIGHTS_INIT.STATE_DICT_KEY_NAME: expec"),
+        (
+            {"FEATURE_EVAL_SETTINGS": {"FREEZE_TRUNK_ONLY": True}},
+            "FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY: has an effect only with EVAL_MODE_ON",
+        ),
+        ({"HEAD": {"PARAMS": [["mlp", 3]]}}, "HEAD.PARAMS.0: expected"),
+        ({"MULTI_INPUT_HEAD_MAPPING": ["images"]}, "MULTI_INPUT_HEAD_MAPPING.0: expected"),
+        (
+            {"FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, "LINEAR_EVAL_FEAT_POOL_OPS_MAP": [1]}},
+            "FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP.0: expected",
+        ),
+    ],
+)
+def test_problems(tree: dict[str, Any], problem: str) -> None:
+    (found,) = problems(tree)
+    assert found.startswith(problem), found
+
+
+def test_group_norm_looks_inside_bottlenecks() -> None:
+    narrow = resnet(NORM="GroupNorm", GROUPNORM_GROUPS=32, GROUPS=1, WIDTH_PER_GROUP=24)
+    assert problems(narrow) == [
+        f"{RESNETS}GROUPNORM_GROUPS: 32 groups do not divide a layer of 24 channels."
+    ]
+    assert problems(resnet(NORM="GroupNorm", GROUPS=32, WIDTH_PER_GROUP=4)) == []
+
+
+def test_depth_and_blocks_decide_the_block() -> None:
+    assert ResNetOptions(DEPTH=34).is_basic()
+    assert not ResNetOptions(DEPTH=50).is_basic()
+    assert ResNetOptions(DEPTH=50, BLOCK="basic").is_basic()
+    assert ResNetOptions(BLOCKS=[1, 2, 3, 4]).stages() == (1, 2, 3, 4)
+    assert ResNetOptions(DEPTH=200).stages() == (3, 24, 36, 3)
+    assert ResNetOptions(WIDTH_MULTIPLIER=0.5).channels() == 32
+
+
+def test_reading_the_options_does_not_import_torch() -> None:
+    code = "import sys, sslengine.models.options; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

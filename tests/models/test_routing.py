@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine.errors import ConfigError
+from sslengine.models.routing import Route, head_specs, plan_routes, pool_specs
+
+A = ["mlp", {"dims": [8, 4]}]
+B = ["mlp", {"dims": [4, 2]}]
+
+
+def pooled(*names: str) -> list[Any]:
+    return [[name, ["Identity", []]] for name in names]
+
+
+def plan(
+    heads: list[Any],
+    features: tuple[str, ...] = (),
+    mapping: list[Any] | None = None,
+    trunk_only: bool = False,
+) -> list[tuple[Any, ...]]:
+    routes = plan_routes(heads, pooled(*features), mapping or [], trunk_only)
+    return [(r.key, r.features, r.heads, r.chained, r.additional_keys) for r in routes]
+
+
+@pytest.mark.parametrize(
+    ("heads", "features", "expected"),
+    [
+        ([], (), ("", (), (), False, ())),
+        ([A], (), ("", (), (0,), False, ())),
+        ([A, B], (), ("", (), (0, 1), True, ())),
+        ([A, B], ("res5",), ("", ("res5",), (0, 1), True, ())),
+        ([[A, B]], (), ("", (), (0,), False, ())),
+        ([[A], [A, B]], (), ("", (), (0, 1), False, ())),
+        ([A, B], ("res4", "res5"), ("", ("res4", "res5"), (0, 1), False, ())),
+        ([A, [A, B]], ("res5", "res5"), ("", ("res5", "res5"), (0, 1), False, ())),
+        ([], ("res4", "res5"), ("", ("res4", "res5"), (), False, ())),
+    ],
+)
+def test_single_input(heads: list[Any], features: tuple[str, ...], expected: Any) -> None:
+    assert plan(heads, features) == [expected]
+
+
+def test_trunk_only_leaves_the_heads_out() -> None:
+    assert plan([A], ("res4", "res5"), trunk_only=True) == [("", ("res4", "res5"), (), False, ())]
+    mapping = [["images", ["res4", "res5"]]]
+    assert plan([A], mapping=mapping, trunk_only=True) == [
+        ("images", ("res4", "res5"), (), False, ())
+    ]
+
+
+def test_mapping_in_both_forms() -> None:
+    mapping = [["patches", ["flatten"]], ["images", ["res5"]]]
+    expected = [
+        ("patches", ("flatten",), (0,), False, ()),
+        ("images", ("res5",), (1,), False, ()),
+    ]
+    assert plan([[A, B], [A]], mapping=mapping) == expected
+    mapping = [
+        ["patches", {"feat_names": ["flatten"], "head_index": 0}],
+        ["images", {"feat_names": ["res5"]}],
+    ]
+    assert plan([[A, B], [A]], mapping=mapping) == expected
+
+
+def test_inputs_may_share_a_head_and_have_companions() -> None:
+    mapping = [
+        ["big", {"feat_names": ["lastBLK"], "additional_keys": ["mask"]}],
+        ["small", ["lastCLS"]],
+    ]
+    assert plan([A], mapping=mapping) == [
+        ("big", ("lastBLK",), (0,), False, ("mask",)),
+        ("small", ("lastCLS",), (0,), False, ()),
+    ]
+
+
+def test_a_single_module_may_be_written_shorter() -> None:
+    assert [spec.modules for spec in head_specs(["identity", ["identity"]], "PARAMS")] == [
+        (("identity", {}),),
+        (("identity", {}),),
+    ]
+
+
+def test_pooling() -> None:
+    (spec,) = pool_specs([["res5", ["AvgPool2d", [[6, 6], 1, 0]]]], "MAP")
+    assert (spec.feature, spec.operation, spec.arguments) == ("res5", "AvgPool2d", ([6, 6], 1, 0))
+
+
+MAP_ENTRY = r"expected \[\"feature\", \[\"pooling\", \[its arguments\]\]\]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([A, B, A], pooled("res4", "res5"), []), r"HEAD\.PARAMS: 3 heads for the 2 features"),
+        (([["mlp"], ["mlp", 3]], [], []), r"HEAD\.PARAMS\.1: expected \[\"name\""),
+        (([[]], [], []), r"HEAD\.PARAMS\.0: expected"),
+        ((["mlp", {"dims": [8, 4]}], [], []), r"HEAD\.PARAMS\.1: expected"),
+        (([A], [["res5", "Identity"]], []), rf"MAP\.0: {MAP_ENTRY}"),
+        (
+            ([A], [["res5", ["AvgPol2d", []]]], []),
+            r"no pooling 'AvgPol2d'\. Did you mean 'AvgPool2d'",
+        ),
+        (([A], pooled("res5"), [["a", []]]), "MULTI_INPUT_HEAD_MAPPING: cannot be combined"),
+        (([A], [], [["a", []], ["a", []]]), r"MAPPING\.1: the input 'a' is mapped twice"),
+        (([A], [], [["a", ["res4", "res5"]]]), r"MAPPING\.0: a head reads one feature"),
+        (
+            ([A], [], [["a", {"head_index": 1}]]),
+            r"MAPPING\.0\.head_index: there are 1 heads; got 1",
+        ),
+        (
+            ([A], [], [["a", {"feat_name": []}]]),
+            r"MAPPING\.0\.feat_name: unknown key\. Did you mean",
+        ),
+        (([A], [], ["a"]), r"MAPPING\.0: expected"),
+        (([A, B], [], [["a", []]]), r"HEAD\.PARAMS\.1: no input of MULTI_INPUT_HEAD_MAPPING uses"),
+    ],
+)
+def test_what_does_not_fit_is_told(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        plan_routes(*arguments, trunk_only=False, where="config.MODEL.")
+    assert str(error.value).startswith("config.MODEL.")
+
+
+def test_a_route_by_default_is_the_final_feature() -> None:
+    assert Route() == Route("", (), (), False, (), "")

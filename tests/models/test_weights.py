@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor
+
+from sslengine.errors import CheckpointError
+from sslengine.models.build import build_model
+from sslengine.models.model import Model
+from sslengine.models.options import (
+    FeatureEvalOptions,
+    HeadOptions,
+    ModelOptions,
+    ResNetOptions,
+    TrunkOptions,
+    WeightsInitOptions,
+)
+from sslengine.models.weights import init_from_file, load_model_state, model_state
+
+HEAD = [["mlp", {"dims": [512, 4]}]]
+
+
+def options(
+    params: list[Any] | None = None, settings: dict[str, Any] | None = None, **weights: Any
+) -> ModelOptions:
+    return ModelOptions(
+        TRUNK=TrunkOptions(RESNETS=ResNetOptions(DEPTH=18)),
+        HEAD=HeadOptions(PARAMS=HEAD if params is None else params),
+        FEATURE_EVAL_SETTINGS=FeatureEvalOptions(**(settings or {})),
+        WEIGHTS_INIT=WeightsInitOptions(**weights),
+    )
+
+
+def model(seed: int, params: list[Any] | None = None) -> Model:
+    torch.manual_seed(seed)
+    return build_model(options(params))
+
+
+@pytest.fixture(scope="module")
+def trained() -> Model:
+    """One whose buffers are not at their first values."""
+    made = model(1)
+    with torch.no_grad():
+        made([torch.randn(2, 3, 32, 32)])
+    return made
+
+
+def equal(ours: dict[str, Tensor], theirs: dict[str, Tensor], *but: str) -> bool:
+    names = [name for name in theirs if not any(each in name for each in but)]
+    return all(torch.equal(ours[name], theirs[name]) for name in names)
+
+
+SaveAs = Callable[[Any], str]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> SaveAs:
+    def save(content: Any) -> str:
+        torch.save(content, tmp_path / "weights.torch")
+        return str(tmp_path / "weights.torch")
+
+    return save
+
+
+# --- checkpoints of sslengine ---
+
+
+def test_state_round_trip(trained: Model) -> None:
+    state = model_state(trained)
+    assert state["meta"] == {"trunk": {}, "heads": []}
+    assert "0.clf.0.weight" in state["model"]["heads"]
+    assert "layer4.1.bn2.running_var" in state["model"]["trunk"]
+    other = model(2)
+    load_model_state(other, state)
+    assert equal(other.state_dict(), trained.state_dict())
+
+
+def test_another_model_is_told_whole(trained: Model) -> None:
+    state = model_state(trained)
+    trunk = dict(state["model"]["trunk"])
+    trunk["strange"] = trunk.pop("bn1.bias")
+    trunk["bn1.weight"] = torch.zeros(3)
+    before = {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+    with pytest.raises(CheckpointError) as error:
+        load_model_state(trained, {"model": {"trunk": trunk, "heads": {}}})
+    text = str(error.value)
+    assert "missing: heads.0.clf.0.bias, heads.0.clf.0.weight, trunk.bn1.bias" in text
+    assert "not of this model: trunk.strange" in text
+    assert "trunk.bn1.weight: shape (3,) in the file, (64,) in the model" in text
+    assert equal(trained.state_dict(), before)
+
+
+# --- files from elsewhere, in all their forms ---
+
+
+def vissl_trunk(trained: Model, prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in trained.trunk.state_dict().items()}
+
+
+def vissl_file(trained: Model, prefix: str = "_feature_blocks.") -> dict[str, Any]:
+    parts = {"trunk": vissl_trunk(trained, prefix), "heads": trained.heads.state_dict()}
+    base_model = {"model": parts, "meta": {"trunk": {}, "heads": []}}
+    return {"phase_idx": 3, "classy_state_dict": {"base_model": base_model, "losses": [0.5]}}
+
+
+@pytest.mark.parametrize("prefix", ["", "_feature_blocks.", "base_model._feature_blocks."])
+def test_a_checkpoint(trained: Model, saved: SaveAs, prefix: str) -> None:
+    other = model(2)
+    # VISSL's own YAML has prefixes here that VISSL does not apply.
+    asked = options(PARAMS_FILE=saved(vissl_file(trained, prefix)), APPEND_PREFIX="trunk.")
+    loaded = init_from_file(other, asked)
+    assert equal(other.state_dict(), trained.state_dict(), "num_batches_tracked")
+    assert (loaded.trunk, loaded.heads, loaded.left_out) == (100, 2, ())
+    assert int(other.trunk.bn1.num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "wrap"),
+    [
+        ("", lambda named: named),
+        ("model_state_dict", lambda named: {"model_state_dict": named}),
+        (["loss", "teacher"], lambda named: {"loss": {"teacher": named}}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("written", "remove", "append"),
+    [
+        ("", "", "trunk."),
+        ("", "", "trunk._feature_blocks."),
+        ("", "", "trunk.base_model._feature_blocks."),
+        ("trunk.base_model._feature_blocks.", "", ""),
+        ("module.encoder.", "module.encoder.", "trunk."),
+        ("momentum_teacher.module.trunk._feature_blocks.", "momentum_teacher.module.", ""),
+    ],
+)
+def test_a_plain_state_dict(
+    trained: Model, saved: SaveAs, key: Any, wrap: Any, written: str, remove: str, append: str
+) -> None:
+    path = saved(wrap(vissl_trunk(trained, written)))
+    asked = options(
+        PARAMS_FILE=path, STATE_DICT_KEY_NAME=key, REMOVE_PREFIX=remove, APPEND_PREFIX=append
+    )
+    other = model(2)
+    assert init_from_file(other, asked).trunk == 100
+    assert equal(other.trunk.state_dict(), trained.trunk.state_dict(), "num_batches_tracked")
+
+
+def test_beside_a_prefixed_teacher_may_be_other_things(trained: Model, saved: SaveAs) -> None:
+    content = {"center": torch.zeros(3), **vissl_trunk(trained, "teacher.trunk.")}
+    asked = options(
+        PARAMS_FILE=saved({"loss": content}), STATE_DICT_KEY_NAME="loss", REMOVE_PREFIX="teacher."
+    )
+    assert init_from_file(model(2), asked).trunk == 100
+
+
+def test_a_torchvision_file(saved: SaveAs) -> None:
+    theirs = torchvision.models.resnet18()
+    path = saved(theirs.state_dict())
+    plain = {"PARAMS_FILE": path, "STATE_DICT_KEY_NAME": "", "APPEND_PREFIX": "trunk."}
+    with pytest.raises(CheckpointError, match=r"not of this model: trunk\.fc\.bias, trunk\.fc\."):
+        init_from_file(model(2), options(**plain))
+    other = model(2)
+    init_from_file(other, options(**plain, SKIP_LAYERS=["num_batches_tracked", "fc."]))
+    assert torch.equal(other.trunk.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
+
+
+# --- heads ---
+
+
+def test_heads_may_differ_and_the_log_says_so(
+    trained: Model, saved: SaveAs, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = [["mlp", {"dims": [512, 4], "use_bias": False}], ["mlp", {"dims": [4, 4]}]]
+    other = model(2, params)
+    with caplog.at_level(logging.INFO, "sslengine"):
+        loaded = init_from_file(other, options(params, PARAMS_FILE=saved(vissl_file(trained))))
+    assert (loaded.heads, loaded.left_out) == (1, ("heads.1.clf.0.bias", "heads.1.clf.0.weight"))
+    assert "As initialised, not from the file: heads.1.clf.0.bias" in caplog.text
+    assert "In the file and not used: heads.0.clf.0.bias" in caplog.text
+
+
+def test_heads_of_another_shape(trained: Model, saved: SaveAs) -> None:
+    params = [["mlp", {"dims": [512, 9]}]]
+    path = saved(vissl_file(trained))
+    with pytest.raises(CheckpointError, match=r"heads\.0\.clf\.0\.weight: shape \(4, 512\) in the"):
+        init_from_file(model(2, params), options(params, PARAMS_FILE=path))
+    lenient = options(params, {"ASSERT_HEAD_LAYER_SHAPE_INIT": False}, PARAMS_FILE=path)
+    assert init_from_file(model(2, params), lenient).heads == 0
+
+
+def test_evaluation_takes_the_trunk_alone_unless_asked(trained: Model, saved: SaveAs) -> None:
+    path = saved(vissl_file(trained))
+    judged = options(settings={"EVAL_MODE_ON": True}, PARAMS_FILE=path)
+    assert init_from_file(model(2), judged).heads == 0
+    whole = {"EVAL_MODE_ON": True, "EVAL_TRUNK_AND_HEAD": True}
+    assert init_from_file(model(2), options(settings=whole, PARAMS_FILE=path)).heads == 2
+    params = [["mlp", {"dims": [512, 4]}], ["mlp", {"dims": [4, 4]}]]
+    with pytest.raises(CheckpointError, match=r"asks for the heads: heads\.1\.clf\.0\.bias"):
+        init_from_file(model(2, params), options(params, whole, PARAMS_FILE=path))
+
+
+# --- what goes wrong ---
+
+
+def test_a_trunk_that_does_not_fit(trained: Model, saved: SaveAs) -> None:
+    content = vissl_file(trained)
+    trunk = content["classy_state_dict"]["base_model"]["model"]["trunk"]
+    del trunk["_feature_blocks.conv1.weight"]
+    trunk["_feature_blocks.bn1.weight"] = torch.zeros(3)
+    other = model(2)
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    with pytest.raises(CheckpointError) as error:
+        init_from_file(other, options(PARAMS_FILE=saved(content)))
+    text = str(error.value)
+    assert text.startswith("config.MODEL.WEIGHTS_INIT.PARAMS_FILE: ")
+    assert "missing: trunk.conv1.weight" in text
+    assert "trunk.bn1.weight: shape (3,) in the file, (64,) in the model" in text
+    assert equal(other.state_dict(), before)
+
+
+def test_a_file_without_a_trunk(trained: Model, saved: SaveAs) -> None:
+    content = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"has no trunk; its names: heads\.0\.clf\.0\.bias"):
+        init_from_file(model(2), options(PARAMS_FILE=saved(content), STATE_DICT_KEY_NAME=""))
+
+
+class NeedsCode:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "message"),
+    [
+        ({"clasy_state_dict": {}}, "classy_state_dict", "no 'classy_state_dict'. Did you mean 'cl"),
+        ({"loss": {"center": 1}}, ["loss", "teacher"], "has no 'teacher'."),
+        ({"phase_idx": 3}, "", "holds no state dict there: 'phase_idx' is a int"),
+        ([1, 2], "", "holds no state dict there."),
+        ({"conv1.weight": torch.zeros(1)}, "", "these do not: conv1.weight."),
+        ({"model": NeedsCode()}, "model", "holds objects that need code"),
+    ],
+)
+def test_files_that_hold_something_else(
+    saved: SaveAs, content: Any, key: Any, message: str
+) -> None:
+    asked = options(PARAMS_FILE=saved(content), STATE_DICT_KEY_NAME=key)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        init_from_file(model(2), asked)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, trained: Model) -> None:
+    missing = options(PARAMS_FILE=str(tmp_path / "none.torch"))
+    with pytest.raises(CheckpointError, match=r"PARAMS_FILE: there is no file '.*none\.torch'"):
+        init_from_file(trained, missing)
+    with pytest.raises(CheckpointError, match="is an address; download the file"):
+        init_from_file(trained, options(PARAMS_FILE="https://somewhere/weights.torch"))
+    whole = tmp_path / "whole.torch"
+    torch.save(vissl_file(trained), whole)
+    for name, content in {
+        "half.torch": whole.read_bytes()[: whole.stat().st_size // 2],
+        "text.torch": b"these are no weights",
+        "empty.torch": b"",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"{name}.* no weights file"):
+            init_from_file(trained, options(PARAMS_FILE=str(tmp_path / name)))

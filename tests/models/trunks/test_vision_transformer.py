@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+from sslengine.errors import ConfigError
+from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.vision_transformer import VisionTransformer
+
+DEPTH, WIDTH, HEADS = 5, 24, 3
+
+
+def trunk(**options: Any) -> VisionTransformer:
+    torch.manual_seed(0)
+    defaults: dict[str, Any] = {
+        "IMAGE_SIZE": 32,
+        "PATCH_SIZE": 8,
+        "NUM_LAYERS": DEPTH,
+        "NUM_HEADS": HEADS,
+        "HIDDEN_DIM": WIDTH,
+        "MLP_DIM": 50,
+    }
+    return VisionTransformer(VisionTransformerOptions(**{**defaults, **options}))
+
+
+def theirs(ours: VisionTransformer, **options: Any) -> timm.models.VisionTransformer:
+    """timm's own with the same weights."""
+    model = timm.models.VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        depth=DEPTH,
+        num_heads=HEADS,
+        embed_dim=WIDTH,
+        mlp_ratio=50.5 / WIDTH,
+        num_classes=0,
+        dynamic_img_size=True,
+        **{"qkv_bias": False, **options},
+    )
+    model.load_state_dict(ours.state_dict(), strict=True)
+    return model.eval()
+
+
+def blocks(model: timm.models.VisionTransformer, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(patches, prefix tokens) behind every block and the final norm."""
+    return model.forward_intermediates(
+        x, norm=True, output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True
+    )
+
+
+@pytest.mark.parametrize("size", [(32, 32), (48, 24)])
+def test_features_are_those_of_timm(size: tuple[int, int]) -> None:
+    ours = trunk(QKV_BIAS=True).eval()
+    x = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        outputs = blocks(theirs(ours, qkv_bias=True), x)
+        tokens = [torch.cat([prefix, patches], 1) for patches, prefix in outputs]
+        means = [patches.mean(1) for patches, _ in outputs]
+        expected = {
+            "blkCLS1": tokens[1][:, 0],
+            "lastCLS": tokens[-1][:, 0],
+            "concatCLS2": torch.cat([tokens[3][:, 0], tokens[4][:, 0]], -1),
+            "lastBLK": tokens[-1],
+            "concatBLK3": torch.cat(tokens[2:], -1),
+            "lastPOOL": means[-1],
+            "concatPOOL5": torch.cat(means, -1),
+            "stridePOOL_2_3": torch.cat([means[4], means[1]], -1),
+            "stridePOOL_3": torch.cat([means[4], means[2], means[0]], -1),
+            "lastMAP": outputs[-1][0].mT.reshape(2, WIDTH, size[0] // 8, size[1] // 8),
+        }
+        features = ours(x, list(expected))
+        for name, feature in zip(expected, features, strict=True):
+            torch.testing.assert_close(feature, expected[name], msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(ours(x)[0], expected["lastCLS"])
+
+
+def test_without_class_token_patches_are_averaged() -> None:
+    ours = trunk(USE_CLASS_TOKEN=False).eval()
+    assert ours.pos_embed.shape == (1, 16, WIDTH)
+    assert not any("CLS" in name for name in ours.feature_names)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        model = theirs(ours, class_token=False, global_pool="avg", fc_norm=False)
+        torch.testing.assert_close(ours(x)[0], model(x))
+    with pytest.raises(ConfigError, match="no feature 'lastCLS'"):
+        ours(x, ["lastCLS"])
+
+
+def test_every_feature_name_can_be_computed() -> None:
+    ours = trunk(NUM_LAYERS=3)
+    features = ours(torch.randn(1, 3, 32, 32), ours.feature_names)
+    assert len(features) == len(ours.feature_names) == len(set(ours.feature_names))
+    assert ours.feature_names[-1] == "lastCLS"
+
+
+def test_blocks_behind_the_wanted_feature_do_not_run() -> None:
+    ours = trunk()
+    ours.blocks[2].register_forward_hook(lambda *_: pytest.fail("block 2 ran"))
+    ours(torch.randn(1, 3, 32, 32), ["blkCLS1"])
+
+
+def test_widths_and_rates() -> None:
+    ours = trunk(MLP_DIM=49, DROP_PATH_RATE=0.2, DROPOUT_RATE=0.1, ATTENTION_DROPOUT_RATE=0.3)
+    block = ours.blocks[-1]
+    assert block.mlp.fc1.out_features == 49
+    # 90 * (98 / 90) is 97.99... in floating point.
+    assert trunk(HIDDEN_DIM=90, MLP_DIM=98).blocks[0].mlp.fc1.out_features == 98
+    assert block.drop_path1.drop_prob == pytest.approx(0.2)
+    assert ours.blocks[2].drop_path1.drop_prob == pytest.approx(0.1)
+    assert (ours.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p) == (0.1, 0.1, 0.1)
+    assert block.attn.attn_drop.p == 0.3
+    assert float(trunk(HIDDEN_DIM=384).cls_token.detach().std()) == pytest.approx(0.02, rel=0.2)
+
+
+def test_attention_scale() -> None:
+    plain, scaled = trunk().eval(), trunk(QK_SCALE=0.7).eval()
+    x = torch.randn(2, 3, 32, 32)
+    # A scale s is the usual scale 1/sqrt(d) with queries s * sqrt(d) times as long.
+    factor = 0.7 * (WIDTH / HEADS) ** 0.5
+    with torch.no_grad():
+        assert not torch.allclose(plain(x)[0], scaled(x)[0], atol=1e-4)
+        for block in plain.blocks:
+            block.attn.qkv.weight[:WIDTH] *= factor
+        torch.testing.assert_close(plain(x)[0], scaled(x)[0])
+
+
+def gradients(model: VisionTransformer, x: Tensor) -> list[Tensor]:
+    torch.manual_seed(7)
+    sum(feature.square().mean() for feature in model(x, ["lastCLS", "blkCLS1"])).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_activation_checkpointing_changes_nothing(parts: int) -> None:
+    """Dropout included: the second forward draws what the first drew."""
+    plain = trunk(DROPOUT_RATE=0.2, DROP_PATH_RATE=0.3).double()
+    recomputing = copy.deepcopy(plain)
+    recomputing.checkpoint_activations(parts)
+    x = torch.randn(4, 3, 32, 32, dtype=torch.float64)
+    for ours, expected in zip(gradients(recomputing, x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_checkpoint_block() -> None:
+    model = trunk(CHECKPOINT_BLOCK=True)
+    runs: list[int] = []
+    model.blocks[0].attn.register_forward_hook(lambda *_: runs.append(1))
+    model(torch.randn(1, 3, 32, 32))[0].sum().backward()
+    assert len(runs) == 2
+
+
+def test_images_that_patches_do_not_divide() -> None:
+    with pytest.raises(ConfigError, match=r"PATCH_SIZE: 8 does not divide images of 32 x 30"):
+        trunk()(torch.randn(1, 3, 32, 30))

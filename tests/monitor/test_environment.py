@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from sslengine.monitor.environment import code_version, environment
+
+
+def test_the_report_is_json_and_says_versions() -> None:
+    report = json.loads(json.dumps(environment()))
+    assert (
+        report["packages"]["torch"] == torch.__version__.split("+")[0]
+        or report["packages"]["torch"]
+    )
+    assert report["python"].count(".") == 2
+    assert report["threads"] >= 1
+
+
+def test_secrets_and_private_variables_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_API_TOKEN", "hunter2")
+    monkeypatch.setenv("SSLENGINE_PASSWORD", "hunter2")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    report = environment()
+    assert "hunter2" not in json.dumps(report["variables"])
+    assert report["variables"]["SLURM_API_TOKEN"] == "***"
+    assert report["variables"]["OMP_NUM_THREADS"] == "4"
+    assert "AWS_SECRET_ACCESS_KEY" not in report["variables"]
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
+    subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True
+    )
+
+
+def test_the_code_version_tells_changes(tmp_path: Path) -> None:
+    _git(tmp_path, "init")
+    (tmp_path / "a").write_text("1")
+    _git(tmp_path, "add", "a")
+    _git(tmp_path, "commit", "-m", "one")
+    clean = code_version(tmp_path)
+    assert clean is not None
+    (tmp_path / "a").write_text("2")
+    assert code_version(tmp_path) == f"{clean}+changes"
+
+
+def test_outside_git_there_is_no_code_version(tmp_path: Path) -> None:
+    assert code_version(tmp_path) is None

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sslengine.monitor.log_file import LogWriter, close_log, log_path, open_log
+from sslengine.monitor.writers import Record
+
+log = logging.getLogger("sslengine")
+
+
+@pytest.fixture(autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    close_log()
+
+
+def test_everything_is_in_the_file_and_warnings_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_log(tmp_path, rank=0)
+    log.info("quiet")
+    log.warning("loud")
+    text = (tmp_path / "log.txt").read_text()
+    assert "I sslengine: quiet" in text
+    assert "W sslengine: loud" in text
+    assert capsys.readouterr().err == "WARNING: loud\n"
+
+
+def test_other_ranks_have_files_of_their_own_and_say_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_log(tmp_path, rank=3)
+    log.warning("loud")
+    assert "loud" in log_path(tmp_path, 3).read_text()
+    assert log_path(tmp_path, 3).name == "log_rank3.txt"
+    assert capsys.readouterr().err == ""
+
+
+def test_verbose_shows_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_log(tmp_path, rank=0, verbose=True)
+    log.debug("detail")
+    assert capsys.readouterr().err == "DEBUG: detail\n"
+
+
+def test_libraries_warnings_go_to_the_file_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_log(tmp_path, rank=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)
+        warnings.warn("old function", DeprecationWarning, stacklevel=1)
+    assert "old function" in (tmp_path / "log.txt").read_text()
+    assert capsys.readouterr().err == ""
+
+
+def test_opening_again_appends_and_does_not_double_lines(tmp_path: Path) -> None:
+    open_log(tmp_path, rank=0)
+    log.info("first")
+    open_log(tmp_path, rank=0)
+    log.info("second")
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line.rsplit(": ")[-1] for line in lines] == ["first", "second"]
+
+
+def test_records_are_lines_of_the_log(tmp_path: Path) -> None:
+    open_log(tmp_path, rank=0)
+    LogWriter().write(Record("phase", 5, 0, "test", {"loss": 1.5}, {"epochs": 2}))
+    assert "test 1/2  loss 1.5" in (tmp_path / "log.txt").read_text()

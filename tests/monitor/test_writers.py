@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import builtins
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.errors import ConfigError
+from sslengine.monitor.writers import JsonLinesWriter, Record, TensorBoardWriter
+
+
+def _record(iteration: int, **values: Any) -> Record:
+    return Record("step", iteration, 0, "train", values or {"loss": 1.0}, {"step": 1})
+
+
+def _iterations(path: Path) -> list[int]:
+    return [json.loads(line)["iteration"] for line in path.read_text().splitlines()]
+
+
+def test_a_line_holds_the_values_and_is_there_at_once(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(tmp_path / "new" / "metrics.jsonl")
+    writer.write(_record(3, loss=1.5, acc={"top_1": {"0": 50.0}}))
+    assert json.loads((tmp_path / "new" / "metrics.jsonl").read_text()) == {
+        "kind": "step",
+        "split": "train",
+        "iteration": 3,
+        "epoch": 0,
+        "loss": 1.5,
+        "acc": {"top_1": {"0": 50.0}},
+    }
+    writer.close()
+
+
+def test_what_is_not_finite_is_still_json(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    writer.write(_record(0, loss=math.nan, other=math.inf))
+    writer.close()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert (line["loss"], line["other"]) == ("nan", "inf")
+
+
+def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = JsonLinesWriter(path)
+    for iteration in (1, 2, 3, 4):
+        first.write(_record(iteration))
+    first.close()
+    with path.open("a") as file:
+        file.write('{"kind": "step", "itera')  # killed while it wrote
+    second = JsonLinesWriter(path, iteration=2)
+    for iteration in (3, 4, 5):
+        second.write(_record(iteration))
+    second.close()
+    assert _iterations(path) == [1, 2, 3, 4, 5]
+
+
+def test_tensorboard_has_the_scalars(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = TensorBoardWriter(tmp_path)
+    writer.write(_record(7, loss=2.5, name="not a number"))
+    writer.write(Record("phase", 9, 0, "test", {"acc": {"top_1": {"0": 50.0}}}))
+    writer.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    scalars = {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+    assert scalars == {"train/loss": [(7, 2.5)], "test_phase/acc/top_1/0": [(9, 50.0)]}
+
+
+def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if "tensorboard" in name:
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"pip install 'sslengine\[tensorboard\]'"):
+        TensorBoardWriter(tmp_path)

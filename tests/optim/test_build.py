@@ -1,0 +1,283 @@
+"""From options to an optimizer that trains, stops, resumes and is split over ranks."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError, UnknownNameError
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.scheduled import ScheduledOptimizer
+from sslengine.optim.schedules import SchedulerOptions
+from tests.ranks import RankPool
+
+CPU = torch.device("cpu")
+LINEAR = SchedulerOptions(name="linear", start_value=0.1, end_value=0.3)
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"name": "sgd", "nesterov": True},
+    {"name": "sgd", "momentum": 0.0},
+    {"name": "sgd", "dampening": 0.5},
+    {"name": "sgd_fsdp", "use_larc": True},
+    {"name": "adam", "amsgrad": True},
+    {"name": "adam", "use_larc": True},
+    {"name": "adamw"},
+    {"name": "lars", "exclude_bias_and_norm": True},
+    {"name": "rmsprop", "centered": True},
+]
+
+
+class AdamWithoutFused(torch.optim.NAdam):
+    """One of the user's own."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], depth: int = 0) -> None:
+        super().__init__(params, lr=lr, betas=betas)
+        self.depth = depth
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU())
+    return nn.ModuleDict({"trunk": trunk, "heads": nn.ModuleList([nn.Linear(5, 3)])}).double()
+
+
+def options(lr: SchedulerOptions = LINEAR, **settings: Any) -> OptimizerOptions:
+    """With a schedule of lr."""
+    made = OptimizerOptions(num_epochs=10, **settings)
+    made.param_schedulers = dataclasses.replace(made.param_schedulers, lr=lr)
+    assert list(made.check()) == []
+    return made
+
+
+def train(model: Any, optimizer: ScheduledOptimizer, steps: range, total: int = 10) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randn(7, 6, generator=generator, dtype=torch.float64)
+        optimizer.zero_grad()
+        model["heads"][0](model["trunk"](images)).square().sum().backward()
+        optimizer.schedule(step / total)
+        optimizer.inner.step()
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def fresh(settings: dict[str, Any]) -> tuple[nn.Module, ScheduledOptimizer]:
+    model = small_model()
+    return model, build_optimizer(model, options(**settings), CPU, num_epochs=10)
+
+
+def by_name(optimizer: ScheduledOptimizer) -> dict[str, dict[str, Any]]:
+    return {group["name"]: group for group in optimizer.param_groups}
+
+
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=str)
+def test_a_resumed_run_goes_on_to_the_bit(settings: dict[str, Any]) -> None:
+    model, optimizer = fresh(settings)
+    train(model, optimizer, range(3))
+    state, saved = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    train(model, optimizer, range(3, 7))
+
+    resumed, again = fresh(settings)
+    resumed.load_state_dict(saved)
+    again.load_state_dict(state)
+    train(resumed, again, range(3, 7))
+    assert all(map(torch.equal, weights(resumed), weights(model)))
+    assert not any(map(torch.equal, weights(model), weights(small_model())))
+
+
+def test_a_checkpoint_of_the_unfused_form_continues_in_the_fused_one() -> None:
+    """As from one kind of device to another."""
+    runs = [fresh({"name": "adam", "args": {"fused": False}}), fresh({"name": "adam"})]
+    (model, unfused), (resumed, fused) = runs
+    train(model, unfused, range(3))
+    resumed.load_state_dict(model.state_dict())
+    fused.load_state_dict(copy.deepcopy(unfused.state_dict()))
+    assert [group["fused"] for group in fused.param_groups] == [True] * len(fused.param_groups)
+    for each, optimizer in runs:
+        train(each, optimizer, range(3, 6))
+    torch.testing.assert_close(weights(resumed), weights(model), rtol=1e-12, atol=1e-14)
+
+
+def test_fused_where_torch_has_it() -> None:
+    def form(device: str = "cpu", **settings: Any) -> Any:
+        optimizer = build_optimizer(small_model(), options(**settings), torch.device(device), 10)
+        return optimizer.param_groups[0].get("fused")
+
+    assert form(name="sgd") is form(name="adamw") is form(name="lars") is True
+    assert form(name="sgd", use_larc=True) is True
+    assert not form(name="rmsprop")
+    assert not form(name="sgd", args={"foreach": True})
+    assert not form(name="sgd", args={"fused": False})
+    assert not form(name="sgd", dampening=0.1)
+    assert not form(name="adam", use_zero=True)
+    assert not form(device="meta", name="sgd")
+
+
+def test_groups_and_their_values() -> None:
+    made = options(weight_decay=0.02, momentum=0.8)
+    groups = by_name(build_optimizer(small_model(), made, CPU, 10))
+    assert {name: group["weight_decay"] for name, group in groups.items()} == {
+        "trunk": 0.02, "trunk without decay": 0.0, "heads": 0.02,
+    }  # fmt: skip
+    assert {group["lr"] for group in groups.values()} == {0.1}
+    assert {group["momentum"] for group in groups.values()} == {0.8}
+    assert all(not {"is_head", "lr_scale"} & group.keys() for group in groups.values())
+
+
+def test_heads_with_their_own_settings() -> None:
+    made = options()
+    made.param_schedulers.lr_head = SchedulerOptions(name="constant", value=7.0)
+    made.head_optimizer_params.use_different_lr = True
+    made.head_optimizer_params.use_different_wd = True
+    made.head_optimizer_params.weight_decay = 0.5
+    optimizer = build_optimizer(small_model(), made, CPU, 10)
+    optimizer.schedule(0.5)
+    groups = by_name(optimizer)
+    assert (groups["trunk"]["lr"], groups["heads"]["lr"]) == (pytest.approx(0.2), 7.0)
+    assert (groups["trunk"]["weight_decay"], groups["heads"]["weight_decay"]) == (1e-4, 0.5)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_scheduled_weight_decay(own: bool) -> None:
+    made = options(regularize_bias=False)
+    made.param_schedulers.weight_decay = SchedulerOptions(
+        name="cosine", start_value=0.04, end_value=0.4
+    )
+    made.head_optimizer_params.use_different_wd = own
+    optimizer = build_optimizer(small_model(), made, CPU, 10)
+    optimizer.schedule(0.5)
+    groups = by_name(optimizer)
+    assert groups["trunk"]["weight_decay"] == pytest.approx(0.22)
+    assert groups["heads"]["weight_decay"] == pytest.approx(1e-4 if own else 0.22)
+    assert groups["trunk without decay"]["weight_decay"] == 0.0
+    assert groups["heads without decay"]["weight_decay"] == 0.0
+
+
+def test_scheduled_momentum() -> None:
+    made = options(name="adamw")
+    made.param_schedulers.momentum = LINEAR
+    optimizer = build_optimizer(small_model(), made, CPU, 10)
+    optimizer.schedule(0.5)
+    assert optimizer.options_view.betas == (pytest.approx(0.2), 0.999)
+
+
+def test_layer_scales_multiply_the_schedule() -> None:
+    made = options(param_group_constructor="linear_eval_heads", linear_eval_heads=[{"lr": 3.0}])
+    model = small_model()
+    model["trunk"].requires_grad_(False)  # type: ignore[index]
+    optimizer = build_optimizer(model, made, CPU, 10)
+    optimizer.schedule(0.5)
+    assert optimizer.options_view.lr == pytest.approx(0.6)
+
+
+def test_excluded_parameters_do_not_move() -> None:
+    model = small_model()
+    start = model["heads"][0].weight.detach().clone()  # type: ignore[index]
+    train(model, build_optimizer(model, options(), CPU, 10, ["heads.0.weight"]), range(2))
+    assert torch.equal(model["heads"][0].weight, start)  # type: ignore[index]
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    made = options(name=f"{__name__}:AdamWithoutFused", args={"depth": 3}, betas=[0.5, 0.6])
+    model = small_model()
+    optimizer = build_optimizer(model, made, CPU, 10)
+    assert isinstance(optimizer.inner, AdamWithoutFused)
+    assert optimizer.inner.depth == 3
+    assert optimizer.options_view.betas == (0.5, 0.6)
+    train(model, optimizer, range(1))
+
+
+def test_milestones_are_judged_by_the_length_of_the_run() -> None:
+    steps = SchedulerOptions(name="multistep", values=[1.0, 0.1], milestones=[3])
+    made = options(steps, num_iterations=100)
+    optimizer = build_optimizer(small_model(), made, CPU, num_epochs=4.5)
+    for epoch, expected in ((2, 1.0), (3, 0.1)):
+        optimizer.on_epoch(epoch / 4.5)
+        assert optimizer.options_view.lr == expected
+    with pytest.raises(
+        ConfigError, match=r"^config.OPTIMIZER.param_schedulers.lr.milestones: epoch 3 is never"
+    ):
+        build_optimizer(small_model(), made, CPU, num_epochs=2.5)
+
+
+def test_unknown_optimizer() -> None:
+    made = OptimizerOptions(name="adamm")
+    with pytest.raises(UnknownNameError, match=r"OPTIMIZER.name: there is no optimizer .*'adamm'"):
+        build_optimizer(small_model(), made, CPU, 90)
+
+
+def test_what_torch_refuses_is_told() -> None:
+    made = options(name="adam", eps=-1.0)
+    with pytest.raises(ConfigError, match=r"OPTIMIZER: adam refuses .*epsilon value: -1.0"):
+        build_optimizer(small_model(), made, CPU, 10)
+
+
+def test_zero_in_one_process_is_the_plain_optimizer() -> None:
+    optimizer = build_optimizer(small_model(), options(use_zero=True), CPU, 10)
+    assert isinstance(optimizer.inner, torch.optim.SGD)
+
+
+def _zero_run(settings: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], int]:
+    """Weights after a run that is stopped and resumed; plain; states held on this rank."""
+    model, sharded = fresh({**settings, "use_zero": True})
+    train(model, sharded, range(3))
+    held = len(sharded.inner.optim.state)  # type: ignore[attr-defined]
+    box = [copy.deepcopy(sharded.state_dict())]
+    torch.distributed.broadcast_object_list(box, 0)
+    resumed, again = fresh({**settings, "use_zero": True})
+    resumed.load_state_dict(model.state_dict())
+    again.load_state_dict(box[0])
+    assert None not in box[0]["state"].values()  # the caller's state is left as it was
+    train(resumed, again, range(3, 6))
+    plain, optimizer = fresh(settings)
+    train(plain, optimizer, range(6))
+    return weights(resumed), weights(plain), held
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "sgd"},
+        {"name": "adamw"},
+        {"name": "lars"},
+        {"name": "sgd", "use_larc": True},
+    ],
+    ids=str,
+)
+def test_zero_equals_the_plain_optimizer(two_ranks: RankPool, settings: dict[str, Any]) -> None:
+    results = two_ranks.run(_zero_run, settings)
+    for sharded, plain, _ in results:
+        torch.testing.assert_close(sharded, plain, rtol=1e-12, atol=1e-14)
+    held = [each for _, _, each in results]
+    assert sum(held) == len(weights(small_model()))
+    assert max(held) < sum(held)
+
+
+def _zero_to_plain(settings: dict[str, Any]) -> list[Tensor]:
+    """A run that begins on two ranks and goes on in one process."""
+    model, sharded = fresh({**settings, "use_zero": True})
+    train(model, sharded, range(3))
+    state = sharded.state_dict()
+    if not state:
+        return []
+    resumed, optimizer = fresh(settings)
+    resumed.load_state_dict(model.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(state))
+    train(resumed, optimizer, range(3, 6))
+    return weights(resumed)
+
+
+def test_a_sharded_checkpoint_continues_in_one_process(two_ranks: RankPool) -> None:
+    settings = {"name": "adamw"}
+    continued = two_ranks.run(_zero_to_plain, settings)
+    plain, optimizer = fresh(settings)
+    train(plain, optimizer, range(6))
+    assert continued[1] == []
+    torch.testing.assert_close(continued[0], weights(plain), rtol=1e-12, atol=1e-14)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.schedules import SchedulerOptions
+from sslengine.registry import OPTIMIZERS
+
+COSINE = SchedulerOptions(name="cosine", start_value=0.04, end_value=0.4)
+
+
+class Picky(torch.optim.SGD):
+    """An optimizer of one's own, with an argument that must be given."""
+
+    def __init__(self, parameters: Any, lr: float, weight_decay: float, depth: int) -> None:
+        super().__init__(parameters, lr=lr, weight_decay=weight_decay)
+
+
+PICKY = f"{__name__}:Picky"
+
+
+def problems(**settings: Any) -> list[str]:
+    return list(OptimizerOptions(**settings).check())
+
+
+def with_schedule(key: str, **settings: Any) -> OptimizerOptions:
+    options = OptimizerOptions()
+    schedulers = dataclasses.replace(
+        options.param_schedulers, **{key: SchedulerOptions(**settings)}
+    )
+    return dataclasses.replace(options, param_schedulers=schedulers)
+
+
+def test_vissl_defaults() -> None:
+    plain: Any = OmegaConf.to_container(OmegaConf.structured(OptimizerOptions))
+    expected = {
+        "name": "sgd", "use_zero": False, "use_larc": False,
+        "larc_config": {"clip": False, "eps": 1e-8, "trust_coefficient": 0.001},
+        "weight_decay": 1e-4, "momentum": 0.9, "nesterov": False, "num_epochs": 90,
+        "betas": [0.9, 0.999], "regularize_bn": False, "regularize_bias": True,
+        "non_regularized_parameters": [],
+        "head_optimizer_params": {
+            "use_different_lr": False, "use_different_wd": False, "weight_decay": 1e-4,
+        },
+        "construct_single_param_group_only": False, "param_group_constructor": "default",
+        "layer_wise_lr_decay": {"decay": 0.9},
+    }  # fmt: skip
+    assert {key: plain[key] for key in expected} == expected
+    schedulers = plain["param_schedulers"]
+    assert schedulers["lr"] == schedulers["lr_head"]
+    lr = {
+        "auto_lr_scaling": {
+            "auto_scale": False, "base_value": 0.1,
+            "base_lr_batch_size": 256, "scaling_type": "linear",
+        },
+        "name": "multistep", "update_interval": "epoch", "values": [0.1, 0.01, 0.001],
+        "milestones": [30, 60], "schedulers": [], "interval_scaling": [], "lengths": [],
+        "start_value": 0.1, "end_value": 0.0, "value": 0.1,
+    }  # fmt: skip
+    assert {key: schedulers["lr"][key] for key in lr} == lr
+    assert [schedulers[key] for key in ("weight_decay", "weight_decay_head", "momentum")] == [
+        None
+    ] * 3
+    assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "beginning"),
+    [
+        ({"num_iterations": 0}, "num_iterations: expected 1 or more"),
+        ({"accumulate": 0}, "accumulate: expected 1 or more"),
+        ({"weight_decay": -1.0}, "weight_decay: expected 0 or more"),
+        ({"momentum": 1.0}, "momentum: expected 0 or more and less than 1"),
+        ({"betas": [0.9]}, "betas: expected two numbers"),
+        ({"betas": [0.9, 1.0]}, "betas: expected two numbers"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov: needs a momentum"),
+        ({"nesterov": True, "dampening": 0.1}, "nesterov: needs a momentum"),
+        ({"eta": 0.1}, "eta: sgd takes no such argument"),
+        ({"name": "adam", "dampening": 0.1}, "dampening: adam takes no such argument"),
+        ({"exclude_bias_and_norm": True}, "exclude_bias_and_norm: sgd takes no such argument"),
+        ({"args": {"maximise": True}}, "args.maximise: SGD takes no such argument. Did you mean"),
+        ({"args": {"lr": 1.0}}, "args.lr: SGD takes no such argument"),
+        ({"args": {"momentum": 0.5}}, "args.momentum: set OPTIMIZER.momentum instead"),
+        ({"name": PICKY}, "args.depth: Picky needs this argument"),
+        ({"name": "lars", "use_larc": True}, "use_larc: LARS has layer-wise rates already"),
+        (
+            {"construct_single_param_group_only": True, "param_group_constructor": "dino"},
+            "construct_single_param_group_only: only param_group_constructor: default",
+        ),
+        ({"linear_eval_heads": [{"lr": 1.0}]}, "linear_eval_heads: read by"),
+        ({"param_group_constructor": "linear_eval_heads"}, "linear_eval_heads: expected one entry"),
+    ],
+)
+def test_mistakes(settings: dict[str, Any], beginning: str) -> None:
+    (problem,) = problems(**settings)
+    assert problem.startswith(beginning)
+
+
+def test_a_run_has_epochs() -> None:
+    assert problems(num_epochs=0)[0] == "num_epochs: expected 1 or more, got 0."
+
+
+def test_unknown_optimizer_is_left_to_the_check_of_names() -> None:
+    assert problems(name="sdg") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["sgd", "sgd_fsdp", "adam", "adamw", "adamw_mt", "lars", "rmsprop"]
+)
+def test_every_optimizer_takes_vissl_settings(name: str) -> None:
+    assert problems(name=name, nesterov=True) == []
+
+
+def test_own_arguments_reach_an_optimizer_of_ones_own() -> None:
+    options = OptimizerOptions(name=PICKY, args={"depth": 3}, weight_decay=0.5)
+    assert list(options.check()) == []
+    assert options.arguments(Picky) == {"weight_decay": 0.5, "depth": 3}
+
+
+def test_open_signatures_get_args_alone() -> None:
+    def build(params: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    assert OptimizerOptions(args={"depth": 3}).arguments(build) == {"depth": 3}
+
+
+def test_arguments_are_those_of_the_signature() -> None:
+    options = OptimizerOptions(betas=[0.8, 0.9], eps=1e-5, nesterov=True)
+    assert options.arguments(OPTIMIZERS.get("adam")) == {
+        "weight_decay": 1e-4,
+        "betas": (0.8, 0.9),
+        "eps": 1e-5,
+    }
+    assert options.arguments(OPTIMIZERS.get("sgd")) == {
+        "weight_decay": 1e-4,
+        "momentum": 0.9,
+        "nesterov": True,
+    }
+
+
+@pytest.mark.parametrize("entry", [{"lr": 1.0, "wd": 0.1}, {"weight_decay": 0.1}, {"lr": "big"}])
+def test_a_wrong_entry_for_a_linear_head(entry: dict[str, Any]) -> None:
+    (problem,) = problems(
+        param_group_constructor="linear_eval_heads", linear_eval_heads=[{"lr": 1.0}, entry]
+    )
+    assert problem.startswith("linear_eval_heads.1.")
+
+
+@pytest.mark.parametrize(
+    ("key", "settings", "problem"),
+    [
+        ("lr", {"name": "cosine", "start_value": 1.0}, "lr.end_value: cosine needs this argument."),
+        ("weight_decay", {"name": "constant"}, "weight_decay.value: constant needs this argument."),
+        (
+            "lr",
+            {"name": "multistep", "values": [1.0, 0.1], "milestones": [100]},
+            "lr.milestones: epoch 100 is never reached, the run has 90 epochs "
+            "(OPTIMIZER.num_epochs). Scale the milestones with it.",
+        ),
+    ],
+)
+def test_mistakes_in_schedules(key: str, settings: dict[str, Any], problem: str) -> None:
+    assert list(with_schedule(key, **settings).check()) == [f"param_schedulers.{problem}"]
+
+
+def test_schedule_of_heads_counts_only_where_heads_have_their_own() -> None:
+    options = with_schedule("lr_head", name="cosine")
+    assert list(options.check()) == []
+    options.head_optimizer_params.use_different_lr = True
+    (problem,) = options.check()
+    assert problem.startswith("param_schedulers.lr_head.start_value")
+
+
+def test_milestones_of_a_run_measured_in_iterations_are_not_judged_yet() -> None:
+    options = OptimizerOptions(num_epochs=1, num_iterations=100)
+    assert list(options.check()) == []
+
+
+def test_only_learning_rates_follow_the_batch_size() -> None:
+    options = with_schedule("weight_decay", name="constant", value=0.1)
+    options.param_schedulers.weight_decay.auto_lr_scaling.auto_scale = True  # type: ignore[union-attr]
+    (problem,) = options.check()
+    assert problem.startswith("param_schedulers.weight_decay.auto_lr_scaling: only learning rates")
+
+
+def test_momentum_needs_an_optimizer_that_has_it() -> None:
+    options = with_schedule("momentum", name="constant", value=0.5)
+    assert list(options.check()) == []
+    options.name, options.args = PICKY, {"depth": 1}
+    assert list(options.check()) == [
+        f"param_schedulers.momentum: {PICKY} has neither momentum nor betas."
+    ]
+
+
+def test_layer_decay_is_a_share() -> None:
+    (problem,) = OptimizerOptions().layer_wise_lr_decay.__class__(decay=1.5).check()
+    assert problem.startswith("decay: expected more than 0 and at most 1")
+
+
+def test_heads_follow_the_trunk_unless_told_otherwise() -> None:
+    options = OptimizerOptions()
+    chosen = options.schedulers()
+    assert chosen.keys() == {"lr", "lr_head"}
+    assert chosen["lr_head"] is chosen["lr"]
+    options.param_schedulers.weight_decay = COSINE
+    assert options.schedulers()["weight_decay_head"] is COSINE
+    options.head_optimizer_params.use_different_wd = True
+    assert "weight_decay_head" not in options.schedulers()
+    options.head_optimizer_params.use_different_lr = True
+    assert options.schedulers()["lr_head"] is options.param_schedulers.lr_head

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from sslengine.errors import ConfigError
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import Group, build_param_groups, trainable
+from sslengine.registry import PARAM_GROUPS
+
+
+class RmsNorm(nn.Module):
+    """A norm layer that torch does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+
+class Trunk(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 4))
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.bn = nn.BatchNorm2d(4)
+        self.gn = nn.GroupNorm(2, 4)
+        self.ln = nn.LayerNorm(4)
+        self.rms = RmsNorm()
+        self.attn = nn.MultiheadAttention(4, 1)
+
+
+def model(trunk: nn.Module | None = None, heads: int = 1) -> nn.Module:
+    head = nn.Sequential(OrderedDict(clf=nn.Linear(4, 2), bn=nn.BatchNorm1d(2)))
+    layers = [head] + [nn.Linear(4, 2) for _ in range(heads - 1)]
+    return nn.ModuleDict({"trunk": trunk or Trunk(), "heads": nn.ModuleList(layers)})
+
+
+def placed(module: nn.Module, groups: list[Group]) -> dict[str, Group]:
+    """The group of each parameter."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {names[id(p)]: group for group in groups for p in group["params"]}
+
+
+def without_decay(module: nn.Module, **settings: Any) -> set[str]:
+    groups = build_param_groups(module, OptimizerOptions(**settings))
+    return {
+        name for name, group in placed(module, groups).items() if group.get("weight_decay") == 0.0
+    }
+
+
+NORMS = {"trunk.bn", "trunk.gn", "trunk.ln", "heads.0.bn"}
+NORM_WEIGHTS = {f"{name}.weight" for name in NORMS} | {"trunk.rms.weight"}
+NORM_BIASES = {f"{name}.bias" for name in NORMS}
+OTHER_BIASES = {
+    "trunk.conv.bias",
+    "trunk.attn.in_proj_bias",
+    "trunk.attn.out_proj.bias",
+    "heads.0.clf.bias",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, NORM_WEIGHTS | NORM_BIASES),
+        ({"regularize_bias": False}, NORM_WEIGHTS | NORM_BIASES | OTHER_BIASES),
+        ({"regularize_bn": True}, set()),
+        ({"regularize_bn": True, "regularize_bias": False}, NORM_BIASES | OTHER_BIASES),
+        (
+            {"regularize_bn": True, "non_regularized_parameters": ["cls_token", "clf.weight"]},
+            {"trunk.cls_token", "heads.0.clf.weight"},
+        ),
+        (
+            {"param_group_constructor": "dino", "non_regularized_parameters": ["cls_token"]},
+            NORM_WEIGHTS | NORM_BIASES | OTHER_BIASES | {"trunk.cls_token"},
+        ),
+    ],
+)
+def test_weight_decay(settings: dict[str, Any], expected: set[str]) -> None:
+    assert without_decay(model(), **settings) == expected
+
+
+@pytest.mark.parametrize("constructor", ["default", "dino"])
+def test_trunk_and_heads_are_apart(constructor: str) -> None:
+    module = model()
+    groups = build_param_groups(module, OptimizerOptions(param_group_constructor=constructor))
+    assert {group["name"] for group in groups} == {
+        "trunk", "trunk without decay", "heads", "heads without decay",
+    }  # fmt: skip
+    for name, group in placed(module, groups).items():
+        assert group["is_head"] == name.startswith("heads."), name
+        assert group.get("weight_decay") in (None, 0.0)
+
+
+def test_every_trainable_parameter_once_and_no_other() -> None:
+    module = model(heads=2)
+    module["heads"][1].weight = module["heads"][0].clf.weight  # type: ignore[index]
+    module["trunk"].conv.requires_grad_(False)  # type: ignore[index]
+    groups = build_param_groups(module, OptimizerOptions())
+    found = [p for group in groups for p in group["params"]]
+    expected = [p for p in module.parameters() if p.requires_grad]
+    assert len(found) == len(expected)
+    assert {id(p) for p in found} == {id(p) for p in expected}
+
+
+def test_one_group_only() -> None:
+    options = OptimizerOptions(construct_single_param_group_only=True)
+    (group,) = build_param_groups(model(), options)
+    assert len(group["params"]) == len(list(model().parameters()))
+    assert "weight_decay" not in group
+
+
+def test_excluded_parameters_are_frozen() -> None:
+    module = model()
+    groups = build_param_groups(module, OptimizerOptions(), ["heads.0.clf.weight"])
+    assert "heads.0.clf.weight" not in placed(module, groups)
+    assert not module["heads"][0].clf.weight.requires_grad  # type: ignore[index]
+    assert "heads.0.clf.weight" not in {each.name for each in trainable(module)}
+
+
+def test_excluding_an_unknown_parameter() -> None:
+    with pytest.raises(ConfigError, match=r"no parameter 'heads.0.clf.wight'. Did you mean"):
+        build_param_groups(model(), OptimizerOptions(), ["heads.0.clf.wight"])
+
+
+def test_nothing_to_train() -> None:
+    with pytest.raises(ConfigError, match="nothing to train"):
+        build_param_groups(model().requires_grad_(False), OptimizerOptions())
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (
+            lambda p: [{"params": p[1:]}],
+            "in no group: heads.0.bn.bias|in no group: trunk.cls_token",
+        ),
+        (lambda p: [{"params": p}, {"params": p[:1]}], "in several groups: trunk.cls_token"),
+        (lambda p: [{"params": [*p, nn.Parameter(torch.ones(1))]}], "not the model's"),
+    ],
+)
+def test_incomplete_constructors_are_told(
+    groups: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constructor of one's own that misses a parameter or takes one twice."""
+
+    def wrong(module: nn.Module, options: OptimizerOptions) -> list[Group]:
+        return groups([each.parameter for each in trainable(module)])  # type: ignore[no-any-return]
+
+    monkeypatch.setitem(PARAM_GROUPS._things, "wrong", wrong)
+    with pytest.raises(ConfigError, match=message):
+        build_param_groups(model(), OptimizerOptions(param_group_constructor="wrong"))
+
+
+def scales(module: nn.Module, decay: float) -> dict[str, float]:
+    options = OptimizerOptions(param_group_constructor="lr_decay")
+    options.layer_wise_lr_decay.decay = decay
+    groups = build_param_groups(module, options)
+    return {name: group["lr_scale"] for name, group in placed(module, groups).items()}
+
+
+def test_lr_decay_of_a_vit() -> None:
+    module = model(timm.create_model("vit_tiny_patch16_224", depth=3, num_classes=0))
+    by_name = scales(module, 0.5)
+    assert by_name["trunk.cls_token"] == by_name["trunk.patch_embed.proj.weight"] == 0.5**4
+    assert by_name["trunk.blocks.0.attn.qkv.weight"] == 0.5**3
+    assert by_name["trunk.blocks.2.mlp.fc1.weight"] == by_name["trunk.norm.weight"] == 0.5
+    assert by_name["heads.0.clf.weight"] == 1.0
+    # DINO's rule, whatever regularize_bias says
+    exempt = without_decay(module, param_group_constructor="lr_decay", regularize_bias=True)
+    assert {"trunk.blocks.0.attn.qkv.bias", "trunk.norm.weight"} <= exempt
+    assert "trunk.pos_embed" not in exempt
+
+
+def test_lr_decay_of_a_resnet() -> None:
+    trunk = torchvision.models.resnet18()
+    del trunk.fc
+    module = model(trunk)
+    by_name = scales(module, 0.5)
+    assert by_name["trunk.conv1.weight"] == by_name["trunk.bn1.weight"] == 0.5**5
+    assert by_name["trunk.layer1.0.conv1.weight"] == 0.5**4
+    assert by_name["trunk.layer4.1.conv2.weight"] == 0.5
+    assert by_name["heads.0.clf.weight"] == 1.0
+    exempt = without_decay(module, param_group_constructor="lr_decay")
+    assert {"trunk.bn1.weight", "trunk.layer2.0.downsample.1.weight"} <= exempt
+    assert "heads.0.clf.bias" not in exempt
+
+
+def linear_heads(entries: list[dict[str, Any]], heads: int = 3) -> dict[str, Group]:
+    module = model(heads=heads)
+    module["trunk"].requires_grad_(False)  # type: ignore[index]
+    options = OptimizerOptions(
+        param_group_constructor="linear_eval_heads", linear_eval_heads=entries
+    )
+    return placed(module, build_param_groups(module, options))
+
+
+def test_linear_eval_heads() -> None:
+    by_name = linear_heads(
+        [
+            {"lr": 1.0, "regularize_bn": True},
+            {"lr": 10.0, "weight_decay": 0.3},
+            {"lr": 0.1, "weight_decay": 0.0},
+        ]
+    )
+    assert all(group["is_head"] for group in by_name.values())
+    assert {name: group["lr_scale"] for name, group in by_name.items()} == {
+        "heads.0.clf.weight": 1.0, "heads.0.clf.bias": 1.0,
+        "heads.0.bn.weight": 1.0, "heads.0.bn.bias": 1.0,
+        "heads.1.weight": 10.0, "heads.1.bias": 10.0,
+        "heads.2.weight": 0.1, "heads.2.bias": 0.1,
+    }  # fmt: skip
+    assert "weight_decay" not in by_name["heads.0.bn.weight"]
+    assert by_name["heads.1.weight"]["weight_decay"] == 0.3
+    assert by_name["heads.2.weight"]["weight_decay"] == 0.0
+    assert linear_heads([{"lr": 1.0}], 1)["heads.0.bn.weight"]["weight_decay"] == 0.0
+
+
+def test_linear_eval_heads_need_an_entry_each() -> None:
+    with pytest.raises(ConfigError, match=r"2 entries, but the model has a head number 2"):
+        linear_heads([{"lr": 1.0}, {"lr": 2.0}])
+
+
+def test_linear_eval_heads_need_a_frozen_trunk() -> None:
+    options = OptimizerOptions(
+        param_group_constructor="linear_eval_heads", linear_eval_heads=[{"lr": 1.0}]
+    )
+    with pytest.raises(ConfigError, match=r"trunk.cls_token is trainable. Freeze the trunk"):
+        build_param_groups(model(), options)

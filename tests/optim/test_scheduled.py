@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sslengine.errors import CheckpointError, ConfigError, TrainingError
+from sslengine.optim.scheduled import Scaled, ScheduledOptimizer
+from sslengine.optim.schedules import Schedule
+
+RISING = Schedule(lambda where: 1.0 + where, "step")
+FALLING = Schedule(lambda where: 1.0 - where, "epoch")
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.ones(shape or (2,)))
+
+
+def two_groups(**settings: Any) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [parameter()], "name": "trunk"},
+        {"params": [parameter(), parameter()], "name": "heads", "weight_decay": 0.0},
+    ]
+    return torch.optim.SGD(groups, lr=0.0, **{"momentum": 0.9, "weight_decay": 0.5, **settings})
+
+
+def scheduled() -> ScheduledOptimizer:
+    plan = [
+        {"lr": Scaled(RISING), "weight_decay": Scaled(FALLING)},
+        {"lr": Scaled(RISING, 10.0), "momentum": Scaled(Schedule(lambda where: where / 2, "step"))},
+    ]
+    return ScheduledOptimizer(two_groups(), plan)
+
+
+def values(optimizer: ScheduledOptimizer, key: str) -> list[Any]:
+    return [group[key] for group in optimizer.param_groups]
+
+
+def test_everything_is_set_for_the_first_step() -> None:
+    optimizer = scheduled()
+    assert values(optimizer, "lr") == [1.0, 10.0]
+    assert values(optimizer, "weight_decay") == [1.0, 0.0]
+    assert values(optimizer, "momentum") == [0.9, 0.0]
+
+
+def test_steps_and_epochs_set_their_own() -> None:
+    optimizer = scheduled()
+    optimizer.schedule(0.5)
+    assert values(optimizer, "lr") == [1.5, 15.0]
+    assert values(optimizer, "momentum") == [0.9, 0.25]
+    assert values(optimizer, "weight_decay") == [1.0, 0.0]
+    optimizer.on_epoch(0.25)
+    assert values(optimizer, "weight_decay") == [0.75, 0.0]
+    assert values(optimizer, "lr") == [1.5, 15.0]
+
+
+def test_momentum_of_adam_is_its_first_beta() -> None:
+    adam = torch.optim.Adam([parameter()], betas=(0.9, 0.99))
+    optimizer = ScheduledOptimizer(adam, [{"momentum": Scaled(RISING)}])
+    optimizer.schedule(0.25)
+    assert adam.param_groups[0]["betas"] == (1.25, 0.99)
+
+
+def test_a_schedule_that_groups_share_is_computed_once() -> None:
+    calls: list[float] = []
+
+    def curve(where: float) -> float:
+        calls.append(where)
+        return 1.0
+
+    schedule = Schedule(curve, "step")
+    optimizer = ScheduledOptimizer(
+        two_groups(), [{"lr": Scaled(schedule)}, {"lr": Scaled(schedule, 2.0)}]
+    )
+    calls.clear()
+    optimizer.schedule(0.5)
+    assert calls == [0.5]
+    assert values(optimizer, "lr") == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("where", [1.0, 1.2, -0.1, float("nan")])
+def test_a_step_outside_training_names_the_likely_causes(where: float) -> None:
+    with pytest.raises(TrainingError, match=r"where = .*\n.*fewer epochs.*batch size.*loop"):
+        scheduled().schedule(where)
+
+
+def test_after_the_last_epoch_there_is_nothing_to_set() -> None:
+    optimizer = scheduled()
+    optimizer.on_epoch(0.9)
+    optimizer.on_epoch(1.0)
+    assert values(optimizer, "weight_decay") == [pytest.approx(0.1), 0.0]
+
+
+def test_options_view_is_one_number_where_groups_differ() -> None:
+    view = scheduled().options_view
+    assert view.lr == 10.0
+    assert view.momentum == 0.9
+    with pytest.raises(AttributeError, match="no option 'betas'"):
+        _ = view.betas
+
+
+def test_a_copy_has_its_own_values() -> None:
+    first = scheduled()
+    second = copy.deepcopy(first)
+    second.schedule(0.5)
+    assert (first.options_view.lr, second.options_view.lr) == (10.0, 15.0)
+
+
+def test_zero_grad() -> None:
+    optimizer = scheduled()
+    p = optimizer.param_groups[0]["params"][0]
+    p.grad = torch.ones(2)
+    optimizer.zero_grad(set_to_none=False)
+    assert torch.equal(p.grad, torch.zeros(2))
+    optimizer.zero_grad()
+    assert p.grad is None
+
+
+def test_what_an_optimizer_does_not_have_cannot_be_scheduled() -> None:
+    with pytest.raises(ConfigError, match=r"param_schedulers.momentum: Adagrad has no momentum"):
+        ScheduledOptimizer(torch.optim.Adagrad([parameter()]), [{"momentum": Scaled(RISING)}])
+
+
+def test_state_dict_is_that_of_the_torch_optimizer() -> None:
+    optimizer = scheduled()
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones(2)
+    optimizer.schedule(0.5)
+    optimizer.inner.step()
+    mine, theirs = optimizer.state_dict(), optimizer.inner.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"]
+    assert mine["state"].keys() == theirs["state"].keys() == {0, 1, 2}
+
+
+def test_a_checkpoint_brings_scheduled_values_and_the_config_the_others() -> None:
+    first = scheduled()
+    first.schedule(0.75)
+    first.on_epoch(0.5)
+    state = copy.deepcopy(first.state_dict())
+    second = ScheduledOptimizer(
+        two_groups(momentum=0.7, nesterov=True, foreach=False),
+        [{"lr": Scaled(RISING), "weight_decay": Scaled(FALLING)}, {"lr": Scaled(RISING, 10.0)}],
+    )
+    second.load_state_dict(state)
+    assert values(second, "lr") == [1.75, 17.5]
+    assert values(second, "weight_decay") == [0.5, 0.0]
+    assert values(second, "momentum") == [0.7, 0.7]
+    assert values(second, "nesterov") == [True, True]
+    assert values(second, "foreach") == [False, False]
+    assert values(second, "name") == ["trunk", "heads"]
+    second.schedule(0.0)  # the groups are other dicts now
+    assert values(second, "lr") == [1.0, 10.0]
+
+
+def test_a_checkpoint_of_other_groups_is_refused() -> None:
+    state = scheduled().state_dict()
+    other = torch.optim.SGD([{"params": [parameter()], "name": "model"}], lr=0.1, momentum=0.9)
+    optimizer = ScheduledOptimizer(other, [{"lr": Scaled(RISING)}])
+    with pytest.raises(
+        CheckpointError,
+        match=r"3 parameters: trunk \(1\), heads \(2\); .*1 parameters: model \(1\)",
+    ):
+        optimizer.load_state_dict(state)
+
+
+def test_a_checkpoint_without_optimizer_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="holds no state of the optimizer"):
+        scheduled().load_state_dict({})
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused() -> None:
+    adam = torch.optim.Adam(two_groups().param_groups)
+    optimizer = ScheduledOptimizer(adam, [{}, {}])
+    with pytest.raises(CheckpointError, match="another kind of optimizer than this run's Adam"):
+        optimizer.load_state_dict(scheduled().state_dict())

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine.errors import ConfigError
+from sslengine.optim.schedules import (
+    AutoLrScaling,
+    SchedulerOptions,
+    build_schedule,
+    schedule_problems,
+)
+
+
+def test_a_schedule_takes_the_arguments_that_its_curve_knows() -> None:
+    options = SchedulerOptions(
+        name="linear", start_value=0.0, end_value=2.0, values=[1.0, 2.0], milestones=[50], value=9.0
+    )
+    assert build_schedule(options, 10).value(0.25) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "interval"),
+    [
+        ({"name": "constant", "value": 1.0}, "epoch"),
+        ({"name": "multistep", "values": [1.0]}, "epoch"),
+        ({"name": "step", "values": [1.0]}, "epoch"),
+        ({"name": "step_with_fixed_gamma", "base_value": 1.0, "num_decays": 1, "gamma": 1}, "step"),
+        ({"name": "linear", "start_value": 1.0, "end_value": 0.0}, "step"),
+    ],
+)  # fmt: skip
+def test_interval(settings: dict[str, Any], interval: str) -> None:
+    assert build_schedule(SchedulerOptions(**settings), 10).interval == interval
+    for chosen in ("step", "epoch"):
+        options = SchedulerOptions(**settings, update_interval=chosen)
+        assert build_schedule(options, 10).interval == chosen
+
+
+def test_an_argument_that_is_not_set_is_not_made_up() -> None:
+    with pytest.raises(ConfigError, match="^start_value: cosine needs this argument"):
+        build_schedule(SchedulerOptions(name="cosine", end_value=0.4), 10)
+
+
+def test_further_arguments() -> None:
+    options = SchedulerOptions(name="constant", args={"value": 3.0})
+    assert build_schedule(options, 10).value(0.0) == 3.0
+    wrong = SchedulerOptions(name="constant", value=1.0, args={"other": 3.0})
+    assert list(schedule_problems(wrong, 10, "a.b")) == [
+        "a.b.other: constant takes no such argument. It takes: value."
+    ]
+
+
+def test_a_scheduler_must_be_named() -> None:
+    (problem,) = schedule_problems(SchedulerOptions(), 10, "a.b")
+    assert problem.startswith("a.b.name: there is no scheduler named ''.")
+    assert "cosine" in problem
+
+
+def test_checks() -> None:
+    assert list(SchedulerOptions(update_interval="epoch").check()) == []
+    (problem,) = SchedulerOptions(update_interval="stp").check()
+    assert "Did you mean 'step'" in problem
+    (problem,) = AutoLrScaling(scaling_type="squared").check()
+    assert problem.startswith("scaling_type: expected one of linear, sqrt")
+    (problem,) = AutoLrScaling(base_lr_batch_size=0).check()
+    assert problem.startswith("base_lr_batch_size")

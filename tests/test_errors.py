@@ -1,0 +1,22 @@
+from sslengine.errors import ConfigError, SSLEngineError, listing, nearest
+
+
+def test_nearest_names_the_closest_first() -> None:
+    assert nearest("temprature", ["momentum", "temperature"]) == "Did you mean 'temperature'?"
+
+
+def test_nearest_ignores_case_but_keeps_the_known_spelling() -> None:
+    assert nearest("trunk", ["TRUNK", "HEAD"]) == "Did you mean 'TRUNK'?"
+
+
+def test_nearest_says_nothing_when_nothing_is_near() -> None:
+    assert nearest("qqqq", ["momentum", "temperature"]) == ""
+
+
+def test_listing_is_sorted_and_cut() -> None:
+    assert listing(["b", "a"]) == "a, b"
+    assert listing([f"n{i:02d}" for i in range(40)], limit=2) == "n00, n01, ... (40 in all)"
+
+
+def test_every_error_is_one_that_the_command_line_catches() -> None:
+    assert issubclass(ConfigError, SSLEngineError)

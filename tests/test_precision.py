@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn, optim
+
+from sslengine import precision
+from sslengine.errors import ConfigError
+from sslengine.precision import Precision, TorchAmp, build_precision
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def _build(**changes: object) -> Precision:
+    values = {
+        "use_amp": True,
+        "amp_type": "pytorch",
+        "amp_dtype": "bfloat16",
+        "amp_args": {"opt_level": "O1"},
+        **changes,
+    }
+    return build_precision(values.pop("device", CPU), **values)
+
+
+def test_no_amp_is_single_precision() -> None:
+    assert _build(use_amp=False).name == "fp32"
+
+
+def test_bf16_on_the_cpu_computes_in_bf16_and_gives_losses_float32() -> None:
+    amp = _build()
+    layer = nn.Linear(4, 4)
+    with amp.autocast():
+        output = layer(torch.randn(2, 4))
+    assert output.dtype == torch.bfloat16
+    nested = amp.as_full({"a": [output, torch.tensor([1])]})
+    assert nested["a"][0].dtype == torch.float32
+    assert nested["a"][1].dtype == torch.int64
+    assert amp.name == "bf16"
+    assert not amp.scaler.is_enabled()
+
+
+def test_as_full_leaves_float64_alone() -> None:
+    assert _build().as_full(torch.ones(1, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_the_verbs_train_a_model_in_every_mode() -> None:
+    for amp in (_build(use_amp=False), _build()):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        optimizer = amp.prepare(model, optimizer)
+        data = torch.randn(8, 4)
+        losses = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            with amp.autocast():
+                output = model(data)
+            loss = amp.as_full(output).pow(2).mean()
+            amp.backward(loss)
+            amp.unscale(optimizer)
+            amp.step(optimizer)
+            losses.append(loss.item())
+        assert losses == sorted(losses, reverse=True)
+
+
+def test_fp16_needs_a_gpu() -> None:
+    with pytest.raises(ConfigError, match=r"float16 needs a GPU.*cpu.*AMP_DTYPE=bfloat16"):
+        _build(amp_dtype="float16")
+
+
+def test_apex_on_a_machine_without_gpu_is_told_what_else_to_do() -> None:
+    with pytest.raises(ConfigError, match="USE_AMP=false"):
+        _build(amp_type="apex")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"amp_type": "pytorh"}, "Did you mean 'pytorch'"),
+        ({"amp_dtype": "bfloat6"}, "Did you mean 'bfloat16'"),
+        ({"amp_type": "apex", "amp_args": {"opt_level": "01"}}, "Letter O, not zero"),
+    ],
+)
+def test_wrong_words(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _build(**changes)
+
+
+def test_opt_level_o0_is_single_precision() -> None:
+    assert _build(amp_type="apex", amp_args={"opt_level": "O0"}).name == "fp32"
+
+
+def test_without_apex_amp_o1_is_torch_fp16_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # What PyPI calls apex: a package without `amp`.
+    monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex"))
+    monkeypatch.setattr(precision, "_torch_amp", lambda device, dtype: (device, dtype))
+    assert _build(device=CUDA, amp_type="apex") == (CUDA, torch.float16)
+    assert caplog.messages == ["apex.amp is not installed: opt_level O1 runs as torch fp16 AMP."]
+
+
+class _FakeApexAmp(types.ModuleType):
+    """apex.amp's four functions, as its documentation has them."""
+
+    def __init__(self) -> None:
+        super().__init__("apex.amp")
+        self.initialized_with: dict[str, object] = {}
+
+    def initialize(self, model: nn.Module, optimizer: optim.Optimizer, **args: object) -> object:
+        self.initialized_with = args
+        return model, optimizer
+
+    def scale_loss(self, loss: torch.Tensor, optimizer: optim.Optimizer) -> object:
+        return torch.autograd.profiler.record_function("scale") if loss is None else _Same(loss)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"loss_scaler0": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded = state
+
+
+class _Same:
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss = loss
+
+    def __enter__(self) -> torch.Tensor:
+        return self.loss
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_an_apex_that_has_amp_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    amp = _FakeApexAmp()
+    apex = types.ModuleType("apex")
+    apex.amp = amp
+    monkeypatch.setitem(sys.modules, "apex", apex)
+    monkeypatch.setitem(sys.modules, "apex.amp", amp)
+    chosen = _build(device=CUDA, amp_type="apex")
+    assert chosen.name == "apex"
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = optim.SGD([weight], lr=0.5)
+    chosen.prepare(nn.Linear(1, 1), optimizer)
+    assert amp.initialized_with == {"opt_level": "O1"}
+    chosen.backward(weight.sum())
+    chosen.step(optimizer)
+    assert weight.item() == 0.5
+    chosen.load_state_dict(chosen.state_dict())
+    assert amp.loaded == {"loss_scaler0": 1}
+
+
+def test_the_scalers_state_goes_round() -> None:
+    one = TorchAmp(CPU, torch.float16)
+    one.scaler._init_growth_tracker = 7
+    one.scaler._lazy_init_scale_growth_tracker(CPU)
+    two = TorchAmp(CPU, torch.float16)
+    two.load_state_dict(one.state_dict())
+    assert two.state_dict() == one.state_dict()
+    two.load_state_dict({})  # of a checkpoint in another precision
+    Precision().load_state_dict(Precision().state_dict())
