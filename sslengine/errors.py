@@ -46,7 +46,13 @@ class LaunchError(SSLEngineError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the closest known names, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}
-    matches = difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.6)
+    wanted = str(name).lower()
+    matches = difflib.get_close_matches(wanted, lowered, n=3, cutoff=0.6)
+    if not matches:  # two letters swapped in a short word; a part of a longer name
+        matches = difflib.get_close_matches(wanted, lowered, n=1, cutoff=0.5)
+        matches = (
+            matches or [each for each in sorted(lowered) if len(wanted) > 3 and wanted in each][:3]
+        )
     if not matches:
         return ""
     return f"Did you mean {' or '.join(repr(lowered[match]) for match in matches)}?"

@@ -187,7 +187,9 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
 TRAIN_STEPS: Registry[Any] = Registry("train step")
 TASKS: Registry[Any] = Registry("task")
 ENGINES: Registry[Any] = Registry("engine")
-LOSSES: Registry[Any] = Registry("loss", fallback="torch.nn", suffix="Loss")
+LOSSES: Registry[Any] = Registry(
+    "loss", fallback="torch.nn", suffix="Loss", engine_arguments=("run",)
+)
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head")
 HOOKS: Registry[Any] = Registry("hook")

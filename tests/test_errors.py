@@ -9,6 +9,11 @@ def test_nearest_ignores_case_but_keeps_the_known_spelling() -> None:
     assert nearest("trunk", ["TRUNK", "HEAD"]) == "Did you mean 'TRUNK'?"
 
 
+def test_nearest_finds_swapped_letters_and_parts_of_names() -> None:
+    assert nearest("tyni", ["large", "tiny"]) == "Did you mean 'tiny'?"
+    assert nearest("simclr", ["simclr_info_nce_loss"]) == "Did you mean 'simclr_info_nce_loss'?"
+
+
 def test_nearest_says_nothing_when_nothing_is_near() -> None:
     assert nearest("qqqq", ["momentum", "temperature"]) == ""
 

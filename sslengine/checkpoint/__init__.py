@@ -1,0 +1,1 @@
+"""A run's files on disk: written whole, found again, read without running code."""

@@ -15,7 +15,7 @@ from sslengine.config.arguments import argument_problems
 from sslengine.config.merge import Merged
 from sslengine.config.sections import components_of, fields_of, typed_nodes
 from sslengine.errors import UnknownNameError
-from sslengine.registry import Registry
+from sslengine.registry import Registry, component_key
 
 
 def check(merged: Merged) -> None:
@@ -94,7 +94,18 @@ def _free_component_problems(node: DictConfig, path: str) -> Iterator[str]:
     registry = components_of(node)
     if registry is None:
         return
+    names = _chosen_names(node, registry)
     for key, value in node.items():
         if isinstance(value, DictConfig) and not fields_of(value):
             arguments: Any = OmegaConf.to_container(value)
-            yield from _call_problems(registry, str(key), arguments, f"{path}.{key!s}")
+            name = names.get(str(key), str(key))
+            yield from _call_problems(registry, name, arguments, f"{path}.{key!s}")
+
+
+def _chosen_names(node: DictConfig, registry: Registry[Any]) -> dict[str, str]:
+    """The key of each chosen component's section -> its name, which may be a dotted path."""
+    chosen: list[str] = []
+    for key, field in fields_of(node).items():
+        if field.metadata.get("registry") == registry:
+            chosen.extend([node[key]] if isinstance(node[key], str) else node[key])
+    return {component_key(name): name for name in chosen}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ def start_processes(
         max_restarts=0,
         start_method="spawn",
     )
+    # The agent would print each failed rank's traceback; the first one's is told below.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, function)(*arguments)
     except ChildFailedError as error:

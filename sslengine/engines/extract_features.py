@@ -20,7 +20,7 @@ from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank
-from sslengine.engines.features import Features, extract, join, ordered_feed
+from sslengine.engines.features import Features, extract, join, layers_of, ordered_feed
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
 from sslengine.registry import register_engine
@@ -43,7 +43,8 @@ def extract_features(run: Run) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for split in splits(run):
         feed = ordered_feed(run.config, split, run.device)
-        batches = extract(model, feed, getattr(read(run.config, DataOptions), split), precision)
+        options_of_split = getattr(read(run.config, DataOptions), split)
+        batches = extract(layers_of(model), feed, options_of_split, precision)
         for number, chunk in enumerate(chunks(batches, options.CHUNK_THRESHOLD)):
             _write(chunk, folder, f"rank{rank()}_chunk{number}_{split.lower()}")
         feed.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -40,27 +41,38 @@ def ordered_feed(config: DictConfig, split: str, device: torch.device) -> DataFe
 
 @torch.no_grad()
 def extract(
-    model: Model,
+    compute: Callable[[Any], dict[str, Tensor]],
     feed: DataFeed,
     options: SplitOptions,
     precision: Precision,
 ) -> Iterator[Features]:
-    """This rank's share, batch by batch, the model in eval mode."""
-    was_training = model.training
-    model.eval()
+    """This rank's share, batch by batch. compute: input -> features by layer."""
     for batch in feed.batches():
         sample = single_input_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
         with precision.autocast():
-            outputs = model(sample["input"])
-        rows = [precision.as_full(output).cpu() for output in outputs]
-        names = layer_names(model, len(rows))
-        layers = dict(zip(names, rows, strict=True))
-        yield Features(layers, sample["target"].cpu(), sample["data_idx"].cpu())
-    model.train(was_training)
+            layers = precision.as_full(compute(sample["input"]))
+        rows = {name: features.cpu() for name, features in layers.items()}
+        yield Features(rows, sample["target"].cpu(), sample["data_idx"].cpu())
 
 
-def layer_names(model: Model, count: int) -> list[str]:
-    """The names of the model's outputs: the trunk's features, or the heads."""
+def layers_of(model: Model) -> Callable[[Any], dict[str, Tensor]]:
+    """Input -> the model's outputs by name, the model in eval mode."""
+
+    def compute(images: Any) -> dict[str, Tensor]:
+        model.eval()
+        outputs = model(images)
+        return dict(zip(_layer_names(model, len(outputs)), outputs, strict=True))
+
+    return compute
+
+
+def pixels(images: Tensor) -> dict[str, Tensor]:
+    """What any features have to be better than."""
+    return {"pixels": images.flatten(1)}
+
+
+def _layer_names(model: Model, count: int) -> list[str]:
+    """The trunk's features, or the heads."""
     route = model.routes[0]
     if route.heads:
         return ["heads"] if count == 1 else [f"heads{index}" for index in range(count)]

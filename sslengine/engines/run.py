@@ -34,8 +34,13 @@ class Run:
         return self.resolved.config
 
     def describe(self) -> None:
-        """Write what is run, on what, by which code: config.yaml and environment.json."""
+        """Write what is run, on what, by which code: config.yaml and environment.json.
+
+        An engine that looks at a trained run's folder leaves the training's own files alone.
+        """
         if is_primary():
-            write_whole(self.run_dir / "config.yaml", show(self.resolved).encode())
+            engine = self.resolved.engine_name
+            suffix = "" if engine == "train" else f"_{engine}"
+            write_whole(self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode())
             report = json.dumps(environment(), indent=2) + "\n"
-            write_whole(self.run_dir / "environment.json", report.encode())
+            write_whole(self.run_dir / f"environment{suffix}.json", report.encode())

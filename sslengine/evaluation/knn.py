@@ -86,9 +86,7 @@ def top_accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
     return 100.0 * hits.double().mean().item()
 
 
-def _check(
-    train_features: Tensor, train_labels: Tensor, test_features: Tensor, k: int
-) -> None:
+def _check(train_features: Tensor, train_labels: Tensor, test_features: Tensor, k: int) -> None:
     if not 1 <= k <= len(train_features):
         raise ConfigError(
             f"Nearest neighbours: {k} of them are to vote (config.NEAREST_NEIGHBOR.TOPK), and "
@@ -120,11 +118,11 @@ def _similarities(some: Tensor, train: Tensor, metric: Metric) -> Tensor:
 def _nearest(similarities: Tensor, k: int) -> Tensor:
     """The columns of the k largest of each row; of equal ones the first."""
     largest, columns = similarities.topk(min(k + 1, similarities.shape[1]), dim=1)
-    # topk takes any of several equal entries. That matters where the last to get in ties
-    # with the first to stay out: rare, so only such rows are sorted.
-    tied = largest[:, k - 1] == largest[:, -1] if k < similarities.shape[1] else None
     columns = columns[:, :k]
-    if tied is not None and tied.any():
+    # Of several equal entries topk takes any. It matters where the last to get in equals the
+    # first to stay out, which is rare: only such rows are sorted.
+    tied = largest[:, k - 1 : k].eq(largest[:, k:]).any(dim=1)
+    if tied.any():
         ordered = similarities[tied].argsort(dim=1, descending=True, stable=True)
         columns[tied] = ordered[:, :k]
     return columns

@@ -58,67 +58,64 @@ def linear_probe(
 ) -> LinearProbe:
     """Fit on the training features, measure on the test features. N x anything; CPU, float64."""
     train, test = _matrix(train_features, "training"), _matrix(test_features, "test")
-    labels, test_targets = train_labels.cpu().numpy(), test_labels.cpu().numpy()
-    scale = StandardScaler().fit(train)
-    train, test = scale.transform(train), scale.transform(test)
-    fit = _Fit(max_iterations)
-    penalty, held_out_accuracy = _choose_penalty(train, labels, penalties, held_out, fit)
-    classifier = fit(train, labels, penalty)
-    if not fit.converged:
+    labels = train_labels.cpu().numpy()
+    scale: Any = StandardScaler()  # type: ignore[no-untyped-call]
+    train, test = scale.fit_transform(train), scale.transform(test)
+    classifier: Any = LogisticRegression(  # type: ignore[no-untyped-call]
+        warm_start=True, max_iter=max_iterations
+    )
+    penalty, held_out_accuracy = _choose_penalty(classifier, train, labels, penalties, held_out)
+    converged = _fit(classifier, train, labels, penalty)
+    if not converged:
         logger.warning(
-            "The linear probe did not converge in %d iterations (config.LINEAR_PROBE."
-            "MAX_ITERATIONS); its accuracy may be too low.",
+            "The linear probe has not converged in %d iterations "
+            "(config.LINEAR_PROBE.MAX_ITERATIONS): its accuracy may be too low.",
             max_iterations,
         )
-    accuracy = 100.0 * classifier.score(test, test_targets)
-    return LinearProbe(accuracy, held_out_accuracy, penalty, fit.converged)
-
-
-class _Fit:
-    """Fits classifiers, each from where the last one ended; knows whether all converged."""
-
-    def __init__(self, max_iterations: int) -> None:
-        self._classifier = LogisticRegression(warm_start=True, max_iter=max_iterations)
-        self.converged = True
-
-    def __call__(self, features: Features, labels: Labels, penalty: float) -> Any:
-        # scikit-learn weighs the sum of the losses by C, and the penalty by 1.
-        self._classifier.set_params(C=1.0 / (penalty * len(features)))
-        with warnings.catch_warnings(record=True) as told:
-            self._classifier.fit(features, labels)
-        for each in told:
-            if issubclass(each.category, ConvergenceWarning):
-                self.converged = False
-            else:
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        return self._classifier
+    accuracy = 100.0 * classifier.score(test, test_labels.cpu().numpy())
+    return LinearProbe(accuracy, held_out_accuracy, penalty, converged)
 
 
 def _choose_penalty(
+    classifier: Any,
     features: Features,
     labels: Labels,
     penalties: Sequence[float],
     held_out: float,
-    fit: _Fit,
 ) -> tuple[float, float]:
-    """The penalty of the best held-out accuracy, and that.
+    """The penalty of the best held-out accuracy, and that accuracy.
 
     From strong to weak, until the accuracy falls: the weak ones take most of the time.
     """
-    split = StratifiedShuffleSplit(n_splits=1, test_size=held_out, random_state=0)
+    split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
+        n_splits=1, test_size=held_out, random_state=0
+    )
     try:
         used, unused = next(split.split(features, labels))
     except ValueError as error:
         raise DataError(f"Linear probe, holding out training samples: {error}") from error
-    chosen, best = max(penalties), -1.0
+    chosen, best = 0.0, -1.0
     for penalty in sorted(penalties, reverse=True):
-        classifier = fit(features[used], labels[used], penalty)
+        _fit(classifier, features[used], labels[used], penalty)
         accuracy = 100.0 * classifier.score(features[unused], labels[unused])
         if accuracy < best:
             break
         if accuracy > best:
             chosen, best = penalty, accuracy
     return chosen, best
+
+
+def _fit(classifier: Any, features: Features, labels: Labels, penalty: float) -> bool:
+    """Fit, beginning where the last fit ended. Did it converge?"""
+    # scikit-learn weighs the sum of the losses with C, against a penalty of weight 1.
+    classifier.set_params(C=1.0 / (penalty * len(features)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", ConvergenceWarning)
+        classifier.fit(features, labels)
+    for each in told:
+        if not issubclass(each.category, ConvergenceWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return not any(issubclass(each.category, ConvergenceWarning) for each in told)
 
 
 def _matrix(features: Tensor, name: str) -> Features:

@@ -1,0 +1,1 @@
+"""Mathematics that methods share: tensors in, a scalar out."""

@@ -32,7 +32,9 @@ def _final(folder: Path) -> dict[str, Any]:
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
-        return {k: v for key, each in value.items() for k, v in _flat(each, f"{path}.{key}").items()}
+        return {
+            k: v for key, each in value.items() for k, v in _flat(each, f"{path}.{key}").items()
+        }
     if isinstance(value, (list, tuple)):
         return {k: v for i, each in enumerate(value) for k, v in _flat(each, f"{path}.{i}").items()}
     return {path: value}
@@ -57,7 +59,9 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
         "model_final_checkpoint_phase1.torch",
         "model_phase0.torch",
     ]
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["config"]["SEED_VALUE"] == 0
+    assert (
+        yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["config"]["SEED_VALUE"] == 0
+    )
     report = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert report["packages"]["torch"]
     text = screen(run)
@@ -78,7 +82,9 @@ def test_vissls_keys_are_in_the_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut_after", [1, 3, 4, 6, 7])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_was_cut_goes_on_bit_by_bit(tmp_path: Path, cut_after: int, workers: int) -> None:
+def test_a_run_that_was_cut_goes_on_bit_by_bit(
+    tmp_path: Path, cut_after: int, workers: int
+) -> None:
     """In mid-epoch too: weights, optimizer, random streams, losses and logs."""
     changes: dict[str, Any] = {
         "LOG_FREQUENCY": 1,
@@ -86,11 +92,17 @@ def test_a_run_that_was_cut_goes_on_bit_by_bit(tmp_path: Path, cut_after: int, w
         "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1,
         "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8, 8], "use_dropout": True, "use_bn": True}]],
     }
-    train(make_run(tmp_path / "whole", **changes, HOOKS__EXTRA=[{"name": "test_power_cut", "after": 99}]))
+    train(
+        make_run(
+            tmp_path / "whole", **changes, HOOKS__EXTRA=[{"name": "test_power_cut", "after": 99}]
+        )
+    )
     cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": cut_after}]}
     with pytest.raises(PowerCut):
         train(make_run(tmp_path / "cut", **changes, **cut))
-    again = make_run(tmp_path / "cut", **changes, HOOKS__EXTRA=[{"name": "test_power_cut", "after": 99}])
+    again = make_run(
+        tmp_path / "cut", **changes, HOOKS__EXTRA=[{"name": "test_power_cut", "after": 99}]
+    )
     train(again)
     if cut_after > 1:
         assert "resumed from" in screen(again)
@@ -142,7 +154,9 @@ def test_a_broken_newest_checkpoint_costs_only_its_steps(tmp_path: Path) -> None
 
 def test_a_wrong_config_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="float16 needs a GPU"):
-        train(make_run(tmp_path / "run", MODEL__AMP_PARAMS={"USE_AMP": True, "AMP_TYPE": "pytorch"}))
+        train(
+            make_run(tmp_path / "run", MODEL__AMP_PARAMS={"USE_AMP": True, "AMP_TYPE": "pytorch"})
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -169,10 +183,16 @@ def test_bf16_on_the_cpu(tmp_path: Path) -> None:
     assert all(0 < loss < 10 for _, loss in _losses(tmp_path))
 
 
-def test_tensorboard_and_stage_times_on_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensorboard_and_stage_times_on_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "sslengine")
     board = {"USE_TENSORBOARD": True, "LOG_PARAMS_EVERY_N_ITERS": 2}
-    train(make_run(tmp_path, HOOKS__TENSORBOARD_SETUP=board, HOOKS__PERF_STATS__MONITOR_PERF_STATS=True))
+    train(
+        make_run(
+            tmp_path, HOOKS__TENSORBOARD_SETUP=board, HOOKS__PERF_STATS__MONITOR_PERF_STATS=True
+        )
+    )
     assert list((tmp_path / "tb_logs").glob("events*"))
     assert "optimizer_step" in caplog.text
 

@@ -136,7 +136,9 @@ class NoWaiting(Hook):
 @pytest.mark.parametrize("changes", [{}, {**SUPERVISED, **WITH_TEST, "TEST_EVERY_NUM_EPOCH": 9}])
 def test_a_train_step_never_waits_for_the_device(tmp_path: Path, changes: dict[str, Any]) -> None:
     guard = NoWaiting()
-    task = SelfSupervisionTask(resolved(LOG_FREQUENCY=1000, **changes).config, tmp_path, torch.device("cpu"))
+    task = SelfSupervisionTask(
+        resolved(LOG_FREQUENCY=1000, **changes).config, tmp_path, torch.device("cpu")
+    )
     task.prepare()
     task.on_start()
     task.start_phase()
@@ -180,7 +182,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_by_name(tmp_path: Path) -> None
     config = resolved(LOG_FREQUENCY=100).config
     samples = Samples()
     task = SelfSupervisionTask(
-        config, tmp_path, torch.device("cpu"), hooks=[Poison(), samples, *default_hooks(config, tmp_path)]
+        config,
+        tmp_path,
+        torch.device("cpu"),
+        hooks=[Poison(), samples, *default_hooks(config, tmp_path)],
     )
     task.prepare()
     with pytest.raises(NonFiniteLossError) as error:
@@ -226,7 +231,9 @@ def test_the_state_holds_everything_and_a_stranger_is_refused(tmp_path: Path) ->
         broken = {name: value for name, value in state.items() if name != key}
         with pytest.raises(SSLEngineError, match=f"missing .*'{key}'"):
             task.set_classy_state(broken)
-    with pytest.raises(SSLEngineError, match="not known here .*'optimiser'.*Did you mean 'optimizer'"):
+    with pytest.raises(
+        SSLEngineError, match="not known here .*'optimiser'.*Did you mean 'optimizer'"
+    ):
         task.set_classy_state({**state, "optimiser": {}})
 
 
@@ -311,7 +318,9 @@ def test_two_ranks_equal_one_with_the_same_global_batch(
         torch.testing.assert_close(first[1][name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_accumulation_over_ranks_reduces_once_per_group(two_ranks: RankPool, tmp_path: Path) -> None:
+def test_accumulation_over_ranks_reduces_once_per_group(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
     big = train(tmp_path, [], **SUPERVISED, DATA__TRAIN__BATCHSIZE_PER_REPLICA=8)
     changes = {**SUPERVISED, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2, "OPTIMIZER__accumulate": 2}
     for _, got, _ in two_ranks.run(_run_on_ranks, tmp_path, changes):
@@ -323,7 +332,9 @@ def test_test_metrics_are_exact_over_ranks(two_ranks: RankPool, tmp_path: Path) 
     """7 test samples on 2 ranks: none lost, none counted twice."""
     changes = {**SUPERVISED, **WITH_TEST, "OPTIMIZER__num_epochs": 1}
     alone = train(tmp_path, [], **changes, DATA__TRAIN__BATCHSIZE_PER_REPLICA=8)
-    results = two_ranks.run(_run_on_ranks, tmp_path, {**changes, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 4})
+    results = two_ranks.run(
+        _run_on_ranks, tmp_path, {**changes, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 4}
+    )
     for _, _, result in results:
         assert result["accuracy_list_meter"] == alone.phase_results["accuracy_list_meter"]
         assert result["loss"] == pytest.approx(alone.phase_results["loss"], rel=1e-5)
@@ -342,6 +353,6 @@ def test_modes_of_broadcasting_buffers(two_ranks: RankPool, tmp_path: Path, mode
     changes = {**test, "OPTIMIZER__num_epochs": 1, "DISTRIBUTED__BROADCAST_BUFFERS": mode}
     first, second = two_ranks.run(_run_on_ranks, tmp_path, changes)
     statistics = [name for name in first[1] if "running_mean" in name]
-    assert same(
-        {n: first[1][n] for n in statistics}, {n: second[1][n] for n in statistics}
-    ) is (mode != "disabled")
+    assert same({n: first[1][n] for n in statistics}, {n: second[1][n] for n in statistics}) is (
+        mode != "disabled"
+    )

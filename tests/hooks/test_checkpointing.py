@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.checkpoint import files
+from sslengine.hooks.checkpointing import SaveCheckpoints, checkpoint_state
+from tests.task.runs import Stop, Watch, make_task, train
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.is_symlink())
+
+
+@pytest.mark.parametrize(
+    ("every_phases", "every_steps", "names"),
+    [
+        (
+            1,
+            -1,
+            ["model_final_checkpoint_phase2.torch", "model_phase0.torch", "model_phase1.torch"],
+        ),
+        (2, -1, ["model_final_checkpoint_phase2.torch", "model_phase1.torch"]),
+        (-1, -1, ["model_final_checkpoint_phase2.torch"]),
+        (
+            -1,
+            5,
+            [
+                "model_final_checkpoint_phase2.torch",
+                "model_iteration10.torch",
+                "model_iteration5.torch",
+            ],
+        ),
+        # At steps 4, 8 and 12 a phase ends: its own checkpoint is enough.
+        (-1, 4, ["model_final_checkpoint_phase2.torch"]),
+    ],
+)
+def test_when_a_run_is_saved(
+    tmp_path: Path, every_phases: int, every_steps: int, names: list[str]
+) -> None:
+    hook = SaveCheckpoints(tmp_path, every_phases, every_steps)
+    train(tmp_path, [hook], OPTIMIZER__num_epochs=3)
+    assert _names(tmp_path) == names
+    assert (tmp_path / files.POINTER).resolve().name == "model_final_checkpoint_phase2.torch"
+
+
+def test_a_checkpoint_in_mid_phase_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        train(tmp_path, [SaveCheckpoints(tmp_path, 1, 3), Watch(stop_after=4)])
+    progress = files.newest(tmp_path)[1]["classy_state_dict"]["progress"]
+    assert progress == {"phase": 0, "step": 3, "iteration": 3, "samples": 12, "num_updates": 3}
+
+
+def test_the_content_has_vissls_keys_around_the_tasks_state(tmp_path: Path) -> None:
+    task = make_task(tmp_path, [])
+    state: dict[str, Any] = checkpoint_state(task)
+    assert set(state) == {
+        "type", "phase_idx", "train_phase_idx", "iteration", "iteration_num", "loss",
+        "classy_state_dict",
+    }  # fmt: skip
+    assert state["iteration_num"] == -1

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sslengine.launch.cli import main, resolve_all
+from tests.config.recipes import recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "run_distributed_engines.py"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with one config, `tiny`."""
+    (tmp_path / "configs").mkdir()
+    tree = {"config": recipe(OPTIMIZER__num_epochs=1)}
+    (tmp_path / "configs" / "tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tree))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_help_comes_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['run', '--help']\n"
+        "try:\n"
+        f"    runpy.run_path({str(TOOL)!r}, run_name='__main__')\n"
+        "except SystemExit as stop:\n"
+        "    assert not stop.code, stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "config=quickstart/simclr" in done.stdout
+
+
+def test_show_prints_the_config_and_writes_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config=tiny", "config.SEED_VALUE=5", "--show"]) == 0
+    out = capsys.readouterr().out
+    assert yaml.safe_load(out)["config"]["SEED_VALUE"] == 5
+    assert "# command line" in out
+    assert "# configs/tiny.yaml" in out
+    assert sorted(path.name for path in project.iterdir()) == ["configs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config=tyni"], "config=tyni: there is no such config file. Did you mean 'tiny'"),
+        (["config=tiny", "config.SEED=1"], "config.SEED: unknown key. Did you mean 'SEED_VALUE'"),
+        ([], "no config was named"),
+        (["config=tiny", "--config-dir", "nowhere"], "there is no such folder"),
+        (["config=tiny", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=64"], "fewer than the global batch of 64"),
+        (["config=tiny", "config.MACHINE.DEVICE=gpu"], "finds no GPU"),
+        (["config=tiny", "config.DATA.TRAIN.DATA_SOURCES=[disk_folder]", "config.DATA.TRAIN.DATA_PATHS=[configs]"], "configs"),
+        (["config=tiny", "config.MODEL.WEIGHTS_INIT.PARAMS_FILE=not_there.torch"], "not_there.torch"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_without_a_traceback(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) in (1, 2)
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert "Traceback" not in captured.err + captured.out
+    assert not list(project.rglob("*.torch"))
+
+
+def test_the_command_trains(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config=tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "done: 4 steps" in out
+    assert len(out.splitlines()) < 40
+    assert (project / "runs" / "tiny" / "checkpoints" / "checkpoint.torch").exists()
+    assert "resumed" not in out
+    assert (project / "runs" / "tiny" / "log.txt").read_text()
+
+
+def test_a_plugin_in_the_current_folder(project: Path) -> None:
+    (project / "my_local_hook.py").write_text(
+        "from sslengine.hooks.events import Hook\n"
+        "from sslengine.registry import register_hook\n"
+        "@register_hook('leave_a_note')\n"
+        "class Note(Hook):\n"
+        "    def __init__(self, text='x'):\n"
+        "        self.text = text\n"
+        "    def on_end(self, task):\n"
+        "        (task.run_dir / 'note').write_text(self.text)\n"
+    )
+    arguments = [
+        str(TOOL), "config=tiny", "config.PLUGINS=[my_local_hook]",
+        "config.HOOKS.EXTRA=[{name:leave_a_note,text:hello}]",
+    ]  # fmt: skip
+    subprocess.run([sys.executable, *arguments], check=True, cwd=project, capture_output=True)
+    assert (project / "runs" / "tiny" / "note").read_text() == "hello"
+
+
+def test_a_sweep_is_checked_whole_and_each_run_has_its_folder(project: Path) -> None:
+    runs = resolve_all(
+        ["config=tiny", "config.SEED_VALUE=1,2", "config.OPTIMIZER.num_epochs=1,3"], []
+    )
+    assert [(r.config.SEED_VALUE, r.config.OPTIMIZER.num_epochs) for r in runs] == [
+        (1, 1), (1, 3), (2, 1), (2, 3),
+    ]  # fmt: skip
+    assert [r.config.CHECKPOINT.DIR for r in runs] == [f"runs/tiny/sweep_{i}" for i in range(4)]
+    assert main(["config=tiny", "config.SEED_VALUE=1,x"]) == 2
+    assert sorted(path.name for path in project.iterdir()) == ["configs"]
+
+
+def test_a_sweep_runs(project: Path) -> None:
+    assert main(["config=tiny", "config.SEED_VALUE=1,2"]) == 0
+    seeds = [
+        yaml.safe_load((project / f"runs/tiny/sweep_{i}/config.yaml").read_text())["config"][
+            "SEED_VALUE"
+        ]
+        for i in (0, 1)
+    ]
+    assert seeds == [1, 2]
+
+
+def test_two_processes_by_the_command(project: Path) -> None:
+    """The whole way: the tool starts two ranks, which train, log and save as one run."""
+    done = subprocess.run(
+        [
+            sys.executable, str(TOOL), "config=tiny", "config.DISTRIBUTED.NUM_PROC_PER_NODE=2",
+            "config.DATA.NUM_DATALOADER_WORKERS=1", "config.LOG_FREQUENCY=1",
+        ],
+        check=False, cwd=project, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks on cpu" in done.stdout
+    assert done.stdout.count("done: 2 steps") == 1
+    run = project / "runs" / "tiny"
+    assert (run / "log.txt").exists()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines if line["kind"] == "step"] == [1, 2]
+
+
+def test_an_error_of_one_rank_reaches_the_screen_once(project: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, str(TOOL), "config=tiny", "config.DISTRIBUTED.NUM_PROC_PER_NODE=2",
+            "config.DATA.TRAIN.DATA_LIMIT=7",
+        ],
+        check=False, cwd=project, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "fewer than the global batch of 8" in done.stderr
+    assert done.stderr.count("fewer than the global batch") == 1, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr

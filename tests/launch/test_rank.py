@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.launch.rank import run_folder, run_rank
+from tests.config.recipes import resolved
+
+
+def test_the_runs_folder(tmp_path: Path) -> None:
+    assert run_folder(resolved(CHECKPOINT__DIR="a/b").config) == Path("a/b")
+    assert run_folder(resolved(CHECKPOINT__DIR="~/x").config) == Path.home() / "x"
+
+
+def test_a_folder_per_run_id_needs_an_id_that_stays() -> None:
+    both = {"CHECKPOINT__DIR": "a", "CHECKPOINT__APPEND_DISTR_RUN_ID": True}
+    assert run_folder(resolved(**both, DISTRIBUTED__RUN_ID="h:1").config) == Path("a/h_1")
+    with pytest.raises(ConfigError, match="RUN_ID of your own"):
+        run_folder(resolved(**both).config)
+
+
+def test_an_error_is_in_the_log_with_its_traceback(tmp_path: Path) -> None:
+    run = resolved(CHECKPOINT__DIR=str(tmp_path), DATA__TRAIN__DATA_LIMIT=3)
+    with pytest.raises(SSLEngineError):
+        run_rank(run, join=False)
+    text = (tmp_path / "log.txt").read_text()
+    assert "Traceback" in text
+    assert "fewer than the global batch" in text
+
+
+def test_warnings_about_the_config_reach_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_rank(resolved(CHECKPOINT__DIR=str(tmp_path), MONITOR_PERF_STATS=True), join=False)
+    assert "WARNING: config.MONITOR_PERF_STATS has no effect" in capsys.readouterr().err

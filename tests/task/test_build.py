@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sslengine.config.facts import RunFacts
+from sslengine.methods.simclr import SimCLRLoss
+from sslengine.registry import LOSSES
+from sslengine.task import build
+from tests.config.recipes import resolved
+
+CPU = torch.device("cpu")
+
+
+def test_a_loss_with_options_gets_them_and_the_facts() -> None:
+    loss = build.build_loss(
+        resolved(LOSS__simclr_info_nce_loss={"temperature": 0.3}).config, 16, CPU
+    )
+    assert isinstance(loss, SimCLRLoss)
+    assert loss.temperature == 0.3
+
+
+def test_a_loss_of_torch_gets_its_own_arguments() -> None:
+    config = resolved(
+        LOSS={"name": "CrossEntropyLoss", "CrossEntropyLoss": {"ignore_index": -1}}
+    ).config
+    loss = build.build_loss(config, 16, CPU)
+    assert isinstance(loss, nn.CrossEntropyLoss)
+    assert loss.ignore_index == -1
+
+
+class NeedsFacts(nn.Module):
+    def __init__(self, run: RunFacts, factor: float = 1.0) -> None:
+        super().__init__()
+        self.facts, self.factor = run, factor
+
+
+def test_a_loss_without_options_class_may_ask_for_the_facts() -> None:
+    name = f"{__name__}:NeedsFacts"
+    LOSSES.get(name)
+    config = resolved(LOSS={"name": name, "NeedsFacts": {"factor": 2.0}}).config
+    loss: Any = build.build_loss(config, 16, CPU)
+    assert (loss.factor, loss.facts.num_train_samples, loss.facts.views_per_image) == (2.0, 16, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [(True, "forward_pass"), (False, "disabled"), ("before_eval", "before_eval")],
+)
+def test_modes_of_broadcasting(given: object, mode: str) -> None:
+    assert build.broadcast_mode(resolved(DISTRIBUTED__BROADCAST_BUFFERS=given).config) == mode
+
+
+def test_one_process_reduces_nothing_by_hand() -> None:
+    config = resolved(DISTRIBUTED__MANUAL_GRADIENT_REDUCTION=True).config
+    assert not build.reduces_by_hand(config)
+
+
+def test_the_other_parts() -> None:
+    config = resolved().config
+    model = build.build_base_model(config, CPU)
+    assert build.wrap_model(config, model, CPU) is model
+    assert build.build_run_precision(config, CPU).name == "fp32"
+    assert build.build_run_optimizer(config, model, CPU, 2.0).options_view.lr == pytest.approx(0.1)
+    feed = build.build_feed(config, "TRAIN", CPU)
+    assert (feed.num_samples, feed.steps_per_epoch) == (16, 4)
+    feed.close()

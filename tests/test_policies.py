@@ -1,0 +1,211 @@
+"""The rules of the house, as tests that fail when one is broken."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "sslengine"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+# Ground floor first: a file imports from its own floor or from lower ones.
+FLOORS = (
+    ("__init__", "errors"),
+    ("registry",),
+    ("config",),
+    ("distributed",),
+    ("precision",),
+    ("data",),
+    ("models",),
+    ("optim",),
+    ("losses",),
+    ("meters",),
+    ("evaluation",),
+    ("checkpoint",),
+    ("monitor",),
+    ("hooks",),
+    ("methods",),
+    ("task",),
+    ("train_steps",),
+    ("trainer",),
+    ("engines",),
+    ("catalog", "launch", "__main__"),
+)
+LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
+
+# Folders declare the names that ship with them before anything else is imported. What the
+# floors above may say of them is nothing but that.
+CATALOG = "catalog"
+
+
+def _floor(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _own_imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
+    tree = ast.parse(path.read_text())
+    return ((node, name) for node, name in _imports(tree) if name.split(".")[0] == "sslengine")
+
+
+def _ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_a_file_imports_from_its_own_floor_or_below(path: Path) -> None:
+    own = LEVEL[_floor(path)]
+    for node, name in _own_imports(path):
+        parts = name.split(".")
+        floor = parts[1] if len(parts) > 1 and parts[1] in LEVEL else "__init__"
+        assert LEVEL[floor] <= own, f"{path}:{node.lineno} imports {name} from a higher floor"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_own_modules_are_imported_at_the_head_of_a_file(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for node, name in _imports(function):
+                assert name.split(".")[0] != "sslengine", f"{path}:{node.lineno} imports {name}"
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    known = {_module(path) for path in MODULES}
+    graph = {
+        _module(path): {
+            next((m for m in (name, name.rpartition(".")[0]) if m in known), "")
+            for _, name in _own_imports(path)
+        }
+        - {"", _module(path), "sslengine"}
+        for path in MODULES
+    }
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, f"a circle: {' -> '.join([*above, module])}"
+        if module not in done:
+            for each in graph.get(module, ()):
+                visit(each, (*above, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_torch_distributed_is_called_in_its_own_folder_alone(path: Path) -> None:
+    if _floor(path) != "distributed":
+        for node, name in _imports(ast.parse(path.read_text())):
+            assert not name.startswith("torch.distributed"), f"{path}:{node.lineno}"
+        assert "torch.distributed." not in path.read_text()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_apex_is_imported_in_precision_alone(path: Path) -> None:
+    if path.name != "precision.py":
+        assert not re.search(r"(import|from) apex|import_module\(.apex", path.read_text())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_nobody_writes_to_the_config_but_its_own_folder(path: Path) -> None:
+    if _floor(path) == "config":
+        return
+    text = path.read_text()
+    assert "set_readonly" not in text
+    assert "OmegaConf.update" not in text
+    for node in ast.walk(ast.parse(text)):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for target in targets:
+            if isinstance(target, (ast.Attribute, ast.Subscript)):
+                written = ast.unparse(target)
+                assert not re.match(r"(self\.|task\.|run\.)?config[.\[]", written), written
+
+
+def _method_names() -> set[str]:
+    names = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {"__init__", "base"}
+    declared = re.findall(r'"([a-z_0-9]+_loss)"', (PACKAGE / "methods" / "__init__.py").read_text())
+    return (names | set(declared)) - {"supervised"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_no_method_is_named_outside_methods_and_losses(path: Path) -> None:
+    """No if over loss names, no table of methods: a new method is one file."""
+    if _floor(path) in ("methods", "losses"):
+        return
+    code = "".join(ast.unparse(node) for node in ast.parse(_without_docstrings(path)).body)
+    for name in _method_names():
+        # A collator and a YAML file may be called after the method that made them known.
+        found = re.findall(rf"(?<![\w/]){name}(?!_collator)\b", code)
+        assert not found, f"{path} mentions {name}"
+
+
+def _without_docstrings(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            value = body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                value.value = ""
+    return ast.unparse(tree)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_every_module_has_its_twin_test(path: Path) -> None:
+    inner = path.relative_to(PACKAGE)
+    source = path.read_text()
+    declares_only = path.name in ("__init__.py", "__main__.py")
+    # Dataclasses of YAML keys without rules of their own have nothing to test.
+    if declares_only or (path.name == "options.py" and "def check" not in source):
+        return
+    twin = ROOT / "tests" / inner.parent / f"test_{inner.name}"
+    assert twin.exists(), f"{inner} has no {twin.relative_to(ROOT)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_a_file_tells_its_idea_first_and_is_not_too_long(path: Path) -> None:
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+    assert len(text.splitlines()) <= 600
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "train_steps").glob("*.py")), ids=_ids)
+def test_a_train_step_fits_a_screen(path: Path) -> None:
+    if path.name not in ("__init__.py", "stages.py", "samples.py"):
+        assert len(path.read_text().splitlines()) <= 50
+
+
+def test_options_can_be_read_without_torch() -> None:
+    heavy = {"torch", "torchvision", "timm", "sklearn", "classy_vision", "fvcore"}
+    for path in PACKAGE.rglob("options.py"):
+        tops = {name.split(".")[0] for _, name in _imports(ast.parse(path.read_text()))}
+        assert not tops & heavy, path
+
+
+def test_every_user_error_says_more_than_a_word() -> None:
+    """Nothing a user can get wrong is an assert or a bare KeyError."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                name = ast.unparse(node.exc.func)
+                assert name not in ("KeyError", "AssertionError", "Exception"), (
+                    f"{path}:{node.lineno}"
+                )
