@@ -126,9 +126,7 @@ class _Judge:
             k: knn_accuracy(*sets, k=k, sigma=options.SIGMA, metric=options.metric)
             for k in options.neighbours
         }
-        probe = linear_probe(
-            *sets, self.probe.PENALTIES, self.probe.HELD_OUT, self.probe.MAX_ITERATIONS
-        )
+        probe = linear_probe(*sets, self.probe)
         return Score(name, layer, knn, probe.test_accuracy)
 
 
@@ -162,4 +160,4 @@ def _show_training(console: Console, weights: Path) -> None:
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
     if losses:
         console.print(f"  metrics     {metrics}")
-        console.print(f"  loss        {losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last")
+        console.print(f"  loss        {losses[0]:.3f} at the first step, {losses[-1]:.3f} at last")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +25,12 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.errors import DataError
+from sslengine.evaluation.options import LinearProbeOptions
 
 logger = logging.getLogger(__name__)
 
 Features = NDArray[np.float64]
 Labels = NDArray[np.int64]
-
-PENALTIES = (10.0, 1.0, 0.1, 0.01, 0.001)
 
 
 @dataclass(frozen=True)
@@ -52,25 +50,24 @@ def linear_probe(
     train_labels: Tensor,
     test_features: Tensor,
     test_labels: Tensor,
-    penalties: Sequence[float] = PENALTIES,
-    held_out: float = 0.2,
-    max_iterations: int = 1000,
+    options: LinearProbeOptions | None = None,
 ) -> LinearProbe:
     """Fit on the training features, measure on the test features. N x anything; CPU, float64."""
     train, test = _matrix(train_features, "training"), _matrix(test_features, "test")
     labels = train_labels.cpu().numpy()
+    options = options or LinearProbeOptions()
     scale: Any = StandardScaler()  # type: ignore[no-untyped-call]
     train, test = scale.fit_transform(train), scale.transform(test)
     classifier: Any = LogisticRegression(  # type: ignore[no-untyped-call]
-        warm_start=True, max_iter=max_iterations
+        warm_start=True, max_iter=options.MAX_ITERATIONS
     )
-    penalty, held_out_accuracy = _choose_penalty(classifier, train, labels, penalties, held_out)
+    penalty, held_out_accuracy = _choose_penalty(classifier, train, labels, options)
     converged = _fit(classifier, train, labels, penalty)
     if not converged:
         logger.warning(
             "The linear probe has not converged in %d iterations "
             "(config.LINEAR_PROBE.MAX_ITERATIONS): its accuracy may be too low.",
-            max_iterations,
+            options.MAX_ITERATIONS,
         )
     accuracy = 100.0 * classifier.score(test, test_labels.cpu().numpy())
     return LinearProbe(accuracy, held_out_accuracy, penalty, converged)
@@ -80,22 +77,23 @@ def _choose_penalty(
     classifier: Any,
     features: Features,
     labels: Labels,
-    penalties: Sequence[float],
-    held_out: float,
+    options: LinearProbeOptions,
 ) -> tuple[float, float]:
     """The penalty of the best held-out accuracy, and that accuracy.
 
     From strong to weak, until the accuracy falls: the weak ones take most of the time.
     """
+    if len(np.unique(labels)) < 2:
+        raise DataError(f"Linear probe: the {len(labels)} training labels are all the same.")
     split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
-        n_splits=1, test_size=held_out, random_state=0
+        n_splits=1, test_size=options.HELD_OUT, random_state=0
     )
     try:
         used, unused = next(split.split(features, labels))
     except ValueError as error:
         raise DataError(f"Linear probe, holding out training samples: {error}") from error
     chosen, best = 0.0, -1.0
-    for penalty in sorted(penalties, reverse=True):
+    for penalty in sorted(options.PENALTIES, reverse=True):
         _fit(classifier, features[used], labels[used], penalty)
         accuracy = 100.0 * classifier.score(features[unused], labels[unused])
         if accuracy < best:

@@ -51,7 +51,7 @@ class NearestNeighborOptions:
 @dataclass
 class LinearProbeOptions:
     # Weights of the L2 penalty to choose among, by the accuracy on held-out training samples.
-    PENALTIES: list[float] = field(default_factory=lambda: [1.0, 0.1, 0.01, 0.001, 0.0001])
+    PENALTIES: list[float] = field(default_factory=lambda: [10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4])
     # The share of the training samples that is held out for that choice.
     HELD_OUT: float = 0.2
     MAX_ITERATIONS: int = 1000

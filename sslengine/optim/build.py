@@ -21,6 +21,8 @@ from sslengine.registry import OPTIMIZERS
 
 # What a group says to the plan and not to torch.
 _PLAN_KEYS = ("is_head", "lr_scale")
+# The schedules of a group, by what they set.
+Plan = dict[str, Scaled]
 
 
 def build_optimizer(
@@ -41,6 +43,7 @@ def build_optimizer(
     optimizer_class = OPTIMIZERS.get(options.name, "OPTIMIZER.name")
     known = inspect.signature(optimizer_class).parameters
     groups = [_for_torch(group, options, known) for group in groups]
+    groups, plan = _join_alike(groups, plan)
     arguments = {**_fastest_form(known, options, device), **options.arguments(optimizer_class)}
     if "lr" in known:
         arguments["lr"] = schedules["lr"].value(0.0)
@@ -70,7 +73,7 @@ def _schedules(options: OptimizerOptions, num_epochs: float) -> dict[str, Schedu
     return {key: built[id(each)] for key, each in chosen.items()}
 
 
-def _plan(group: Group, schedules: Mapping[str, Schedule]) -> dict[str, Scaled]:
+def _plan(group: Group, schedules: Mapping[str, Schedule]) -> Plan:
     suffix = "_head" if group.get("is_head") else ""
     plan = {"lr": Scaled(schedules[f"lr{suffix}"], group.get("lr_scale", 1.0))}
     if f"weight_decay{suffix}" in schedules and "weight_decay" not in group:
@@ -87,6 +90,24 @@ def _for_torch(group: Group, options: OptimizerOptions, known: Mapping[str, Any]
         own = group.get("is_head") and head.use_different_wd
         kept.setdefault("weight_decay", head.weight_decay if own else options.weight_decay)
     return kept
+
+
+def _join_alike(groups: list[Group], plan: list[Plan]) -> tuple[list[Group], list[Plan]]:
+    """Groups with the same values and schedules become one: each costs a step some kernels."""
+    joined: list[tuple[Group, Plan]] = []
+    for group, scaled in zip(groups, plan, strict=True):
+        twins = (each for each, its in joined if its == scaled and _values(each) == _values(group))
+        twin = next(twins, None)
+        if twin is None:
+            joined.append((group, scaled))
+        else:
+            twin["params"] = [*twin["params"], *group["params"]]
+            twin["name"] = f"{twin['name']} + {group['name']}"
+    return [group for group, _ in joined], [scaled for _, scaled in joined]
+
+
+def _values(group: Group) -> Group:
+    return {key: value for key, value in group.items() if key not in ("params", "name")}
 
 
 def _fastest_form(

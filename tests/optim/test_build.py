@@ -74,7 +74,8 @@ def fresh(settings: dict[str, Any]) -> tuple[nn.Module, ScheduledOptimizer]:
 
 
 def by_name(optimizer: ScheduledOptimizer) -> dict[str, dict[str, Any]]:
-    return {group["name"]: group for group in optimizer.param_groups}
+    """Groups that were joined because they are alike, under each of their names."""
+    return {name: group for group in optimizer.param_groups for name in group["name"].split(" + ")}
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=str)
@@ -129,6 +130,17 @@ def test_groups_and_their_values() -> None:
     assert {group["lr"] for group in groups.values()} == {0.1}
     assert {group["momentum"] for group in groups.values()} == {0.8}
     assert all(not {"is_head", "lr_scale"} & group.keys() for group in groups.values())
+
+
+def test_groups_that_are_alike_are_one() -> None:
+    """Every group costs each step a few kernels."""
+    model = small_model()
+    names = [group["name"] for group in build_optimizer(model, options(), CPU, 10).param_groups]
+    assert names == ["trunk + heads", "trunk without decay"]
+    groups = build_optimizer(model, options(), CPU, 10).param_groups
+    held = [parameter for group in groups for parameter in group["params"]]
+    assert {id(each) for each in held} == {id(each) for each in model.parameters()}
+    assert len(held) == len(list(model.parameters()))
 
 
 def test_heads_with_their_own_settings() -> None:

@@ -210,7 +210,8 @@ def _corner(x: Plane, y: Plane) -> Plane:
 
 
 def _chevron(x: Plane, y: Plane) -> Plane:
-    return np.maximum(np.abs(y + 0.35 - np.abs(x)) - 0.42, np.abs(x) - 1)
+    across: Plane = np.abs(x)
+    return np.maximum(np.abs(y + 0.35 - across) - 0.42, across - 1)
 
 
 # Textures: between two inks, where -0.5 and less is the first and 0.5 and more the second.

@@ -1,0 +1,119 @@
+"""The built-in shapes: the same for ever, balanced, and not to be told apart by pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources import shapes
+from sslengine.data.sources.base import build_sources
+from sslengine.data.sources.shapes import CLASSES, ShapesSource, class_of, draw_shape
+
+
+def source(split: str = "TRAIN", side: int = 32, **keys: object) -> ShapesSource:
+    return ShapesSource(SplitOptions(DEFAULT_GRAY_IMG_SIZE=side, **keys), split)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("split", "side", "digest"),
+    [
+        ("TRAIN", 32, "8f27e3d556f55431"),
+        ("TRAIN", 48, "59f4806037313a2c"),
+        ("TEST", 33, "5ccfd7a5a40021e0"),
+    ],
+)
+def test_images_are_those_of_every_other_machine(split: str, side: int, digest: str) -> None:
+    pixels = b"".join(draw_shape(split, index, side).tobytes() for index in range(20))
+    assert hashlib.sha256(pixels).hexdigest()[:16] == digest
+
+
+def test_the_registered_source_gives_square_rgb_images() -> None:
+    (found,) = build_sources(
+        SplitOptions(DATA_SOURCES=["shapes"], DEFAULT_GRAY_IMG_SIZE=40), "TEST"
+    )
+    assert isinstance(found, ShapesSource)
+    assert (found.image(3).size, found.image(3).mode) == ((40, 40), "RGB")
+
+
+def test_no_two_images_are_alike() -> None:
+    drawn = [
+        draw_shape(split, index, 16).tobytes()
+        for split in ("TRAIN", "TEST")
+        for index in range(200)
+    ]
+    assert len(set(drawn)) == 400
+
+
+@pytest.mark.parametrize(("split", "length"), [("TRAIN", 5000), ("TEST", 2000)])
+def test_classes_are_balanced(split: str, length: int) -> None:
+    found = source(split)
+    assert (len(found), found.num_classes) == (length, 10)
+    assert np.bincount(found.labels()).tolist() == [length // 10] * 10
+
+
+def test_as_many_as_asked_for() -> None:
+    many = source(DATA_LIMIT=1_000_000)
+    assert len(many) == 1_000_000
+    assert many.label(999_999) == 9
+
+
+def test_no_random_stream_is_touched() -> None:
+    def streams() -> bytes:
+        numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+        return pickle.dumps((random.getstate(), numpy, torch.get_rng_state().tolist()))
+
+    before = streams()
+    source().image(5)
+    assert streams() == before
+
+
+def test_an_image_that_is_kept_is_the_image_drawn() -> None:
+    kept = source()
+    first = kept.image(4)
+    first.paste((0, 0, 0), (0, 0, 32, 32))  # what a transform of the user may do
+    assert np.array_equal(np.asarray(kept.image(4)), draw_shape("TRAIN", 4, 32))
+
+
+def test_images_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def counted(split: str, index: int, side: int) -> np.ndarray:
+        drawn.append(index)
+        return draw_shape(split, index, side)
+
+    monkeypatch.setattr(shapes, "draw_shape", counted)
+    monkeypatch.setattr(shapes, "KEPT_BYTES", 2 * 32 * 32 * 3 + 1)
+    limited = source()
+    for index in (0, 1, 2, 0, 1, 2):
+        limited.image(index)
+    assert drawn == [0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_outlines_fit_and_textures_show_both_inks(number: int) -> None:
+    outline, texture = CLASSES[number]
+    line = np.linspace(-1.5, 1.5, 301)
+    x, y = np.meshgrid(line, line)
+    inside = outline(x, y) < 0
+    assert 1 < inside.mean() * 9 < 3.5  # of an area of 4
+    assert max(abs(x[inside]).max(), abs(y[inside]).max()) < 1.35
+    second = texture(4 * x, 4 * y)[inside] > 0
+    plain = texture is CLASSES[2][1]
+    assert plain or 0.15 < second.mean() < 0.85
+
+
+def test_pixels_say_little_about_the_class() -> None:
+    train, test = (
+        np.stack([draw_shape(split, index, 32).ravel() / 127.5 - 1 for index in range(count)])
+        for split, count in (("TRAIN", 1500), ("TEST", 500))
+    )
+    judge = KNeighborsClassifier(20, metric="cosine", algorithm="brute")
+    judge.fit(train, [class_of(index) for index in range(1500)])
+    assert 0.1 < judge.score(test, [class_of(index) for index in range(500)]) < 0.35

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.engines.evaluate import evaluate
+from sslengine.engines.train import train
+from sslengine.errors import CheckpointError, ConfigError
+from tests.engines.runs import make_run, screen
+
+SHAPES: dict[str, Any] = {
+    "DATA__TRAIN__DATA_SOURCES": ["shapes"],
+    "DATA__TRAIN__DATA_LIMIT": 60,
+    "DATA__TRAIN__DEFAULT_GRAY_IMG_SIZE": 16,
+    "CHECKPOINT__CHECKPOINT_FREQUENCY": -1,
+}
+FROZEN: dict[str, Any] = {
+    **SHAPES,
+    "DATA__TRAIN__LABEL_SOURCES": ["shapes"],
+    "DATA__TRAIN__TRANSFORMS": [{"name": "ToTensor"}],
+    "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
+    "DATA__TRAIN__DROP_LAST": False,
+    "DATA__TEST": {
+        "DATA_SOURCES": ["shapes"],
+        "LABEL_SOURCES": ["shapes"],
+        "DATA_LIMIT": 20,
+        "DEFAULT_GRAY_IMG_SIZE": 16,
+        "TRANSFORMS": [{"name": "ToTensor"}],
+    },
+    "MODEL__FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, "EXTRACT_TRUNK_FEATURES_ONLY": True},
+    "LOSS": {"name": "CrossEntropyLoss"},
+    "NEAREST_NEIGHBOR": {"TOPK": [1, 5], "L2_NORM_FEATS": True},
+}
+
+
+def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **SHAPES))
+    run = make_run(tmp_path, "evaluate", **FROZEN)
+    evaluate(run)
+    report = json.loads((tmp_path / "evaluation.json").read_text())
+    scores = {score["features"]: score for score in report["scores"]}
+    assert set(scores) == {"trained", "untrained", "raw pixels"}
+    for score in scores.values():
+        assert set(score["knn"]) == {"1", "5"}
+        assert all(0 <= value <= 100 for value in [*score["knn"].values(), score["linear"]])
+    # Training moved the weights: the features are other ones.
+    assert scores["trained"] != {**scores["untrained"], "features": "trained"}
+    text = screen(run)
+    for word in ("kNN (k=5)", "linear", "at the first step", "checkpoint.torch", "metrics.jsonl"):
+        assert word in text
+    assert (tmp_path / "config_evaluate.yaml").exists()
+
+
+def test_the_weights_may_be_given(tmp_path: Path) -> None:
+    train(make_run(tmp_path / "trained", **SHAPES))
+    file = tmp_path / "trained" / "checkpoints" / "checkpoint.torch"
+    evaluate(make_run(tmp_path / "elsewhere", "evaluate", **FROZEN,
+                      MODEL__WEIGHTS_INIT__PARAMS_FILE=str(file)))  # fmt: skip
+    report = json.loads((tmp_path / "elsewhere" / "evaluation.json").read_text())
+    assert report["weights"] == str(file)
+
+
+def test_nothing_trained_nothing_judged(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there are no trained weights at .*Train first"):
+        evaluate(make_run(tmp_path, "evaluate", **FROZEN))
+
+
+def test_judging_needs_labels(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **SHAPES))
+    with pytest.raises(ConfigError, match="DATA.TRAIN.LABEL_SOURCES: judging features needs labels"):
+        evaluate(make_run(tmp_path, "evaluate", **{**FROZEN, "DATA__TRAIN__LABEL_SOURCES": []}))

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.config.sections import read
+from sslengine.data.options import DataOptions
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.engines.features import (
+    Features,
+    extract,
+    gather_features,
+    join,
+    layers_of,
+    ordered_feed,
+    pixels,
+)
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+from sslengine.precision import Precision
+from tests.config.recipes import resolved
+from tests.ranks import RankPool
+
+CPU = torch.device("cpu")
+LABELLED: dict[str, Any] = {
+    "DATA__TRAIN__LABEL_SOURCES": ["synthetic"],
+    "DATA__TRAIN__RANDOM_SYNTHETIC_LABELS": 3,
+    "DATA__TRAIN__TRANSFORMS": [{"name": "ToTensor"}],
+    "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
+    "DATA__TRAIN__DATA_LIMIT": 7,
+    "DATA__TRAIN__DROP_LAST": False,
+    "LOSS": {"name": "CrossEntropyLoss"},
+}
+
+
+def _extract(compute: Any, **changes: Any) -> Features:
+    config = resolved(**LABELLED, **changes).config
+    feed = ordered_feed(config, "TRAIN", CPU)
+    mine = join(list(extract(compute, feed, read(config, DataOptions).TRAIN, Precision())))
+    feed.close()
+    return mine
+
+
+def test_every_sample_once_and_in_order() -> None:
+    features = _extract(pixels)
+    assert features.indices.tolist() == list(range(7))
+    assert features.layers["pixels"].shape == (7, 3 * 12 * 12)
+    assert features.targets.shape == (7,)
+
+
+def test_layers_have_the_names_of_the_config() -> None:
+    names = [["res4", ["AdaptiveAvgPool2d", [[1, 1]]]], ["flatten", ["Identity", []]]]
+    model_options = {
+        "MODEL__FEATURE_EVAL_SETTINGS": {
+            "EVAL_MODE_ON": True,
+            "EXTRACT_TRUNK_FEATURES_ONLY": True,
+            "LINEAR_EVAL_FEAT_POOL_OPS_MAP": names,
+        }
+    }
+    model = build_model(read(resolved(**LABELLED, **model_options).config, ModelOptions))
+    layers = layers_of(model)(torch.zeros(2, 3, 12, 12))
+    assert {name: tuple(rows.shape) for name, rows in layers.items()} == {
+        "res4": (2, 16),
+        "flatten": (2, 32),
+    }
+    assert not model.training
+
+
+def test_the_trunks_last_feature_and_the_heads_have_names_too() -> None:
+    model = build_model(read(resolved(MODEL__HEAD__PARAMS=[]).config, ModelOptions))
+    assert list(layers_of(model)(torch.zeros(1, 3, 12, 12))) == ["flatten"]
+    model = build_model(read(resolved().config, ModelOptions))
+    assert list(layers_of(model)(torch.zeros(1, 3, 12, 12))) == ["heads"]
+    nested = [[["mlp", {"dims": [32, 2]}]], [["mlp", {"dims": [32, 2]}]]]
+    model = build_model(read(resolved(MODEL__HEAD__PARAMS=nested).config, ModelOptions))
+    assert list(layers_of(model)(torch.zeros(1, 3, 12, 12))) == ["heads0", "heads1"]
+
+
+def _on_ranks() -> tuple[Tensor, Tensor, Tensor]:
+    mine = _extract(pixels, DISTRIBUTED__NUM_PROC_PER_NODE=world_size())
+    assert len(mine.indices) < 7
+    everything = gather_features(mine, CPU)
+    return everything.layers["pixels"], everything.targets, everything.indices
+
+
+def test_ranks_put_their_shares_together_in_the_order_of_the_data(two_ranks: RankPool) -> None:
+    alone = _extract(pixels)
+    for rows, targets, indices in two_ranks.run(_on_ranks):
+        assert torch.equal(rows, alone.layers["pixels"])
+        assert torch.equal(targets, alone.targets)
+        assert torch.equal(indices, alone.indices)
+    assert rank() == 0

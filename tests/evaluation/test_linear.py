@@ -1,0 +1,126 @@
+"""The linear probe against another minimiser of the written-out objective."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from sslengine.errors import DataError
+from sslengine.evaluation.linear import linear_probe
+from sslengine.evaluation.options import LinearProbeOptions
+
+
+def noisy(count: int, seed: int, dims: int = 40, classes: int = 3) -> tuple[Tensor, Tensor]:
+    """A little signal in many noisy features of unlike scales: the penalty matters."""
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, classes, count)
+    centres = np.random.default_rng(7).normal(size=(classes, dims))
+    features = 0.4 * centres[labels] + draw.normal(size=(count, dims))
+    return torch.from_numpy(5 + features * np.logspace(-2, 2, dims)), torch.from_numpy(labels)
+
+
+def only(penalty: float) -> LinearProbeOptions:
+    return LinearProbeOptions(PENALTIES=[penalty])
+
+
+TRAIN, TEST = noisy(120, seed=0), noisy(2000, seed=1)
+
+
+def written_out(penalty: float) -> float:
+    """The test accuracy of the minimiser, in percent."""
+    (features, labels), (asked, truth) = TRAIN, TEST
+    mean, deviation = features.mean(0), features.std(0, correction=0)
+    x, z = (features - mean) / deviation, (asked - mean) / deviation
+
+    def objective(flat: Any) -> tuple[float, Any]:
+        w = torch.tensor(flat, requires_grad=True)
+        weight, bias = w[:-3].view(3, -1), w[-3:]
+        log_p = torch.log_softmax(x @ weight.T + bias, dim=1)
+        loss = -log_p[torch.arange(len(x)), labels].mean() + penalty / 2 * weight.square().sum()
+        loss.backward()
+        assert w.grad is not None
+        return loss.item(), w.grad.numpy()
+
+    found = minimize(objective, np.zeros(3 * 41), jac=True, method="BFGS", tol=1e-9)
+    weight, bias = torch.tensor(found.x[:-3]).view(3, -1), torch.tensor(found.x[-3:])
+    return 100 * ((z @ weight.T + bias).argmax(1) == truth).double().mean().item()
+
+
+def test_the_accuracy_is_that_of_the_minimiser() -> None:
+    penalties = (1.0, 0.1, 0.01)
+    expected = [written_out(penalty) for penalty in penalties]
+    assert max(expected) - min(expected) > 1  # the penalty matters
+    found = [linear_probe(*TRAIN, *TEST, only(each)).test_accuracy for each in penalties]
+    # One of 2000 test samples may lie on the border.
+    assert found == pytest.approx(expected, abs=0.05)
+
+
+def test_the_same_features_give_the_same_answer() -> None:
+    assert linear_probe(*TRAIN, *TEST) == linear_probe(*TRAIN, *TEST)
+
+
+def test_the_penalty_is_chosen_without_the_test_samples() -> None:
+    honest = linear_probe(*TRAIN, *TEST)
+    other = linear_probe(*TRAIN, TEST[0], TEST[1].flip(0))
+    assert (other.penalty, other.held_out_accuracy) == (honest.penalty, honest.held_out_accuracy)
+    assert other.test_accuracy < honest.test_accuracy
+
+
+def test_a_penalty_that_helps_is_chosen() -> None:
+    """With 40 noisy features and 120 samples, next to no penalty learns the noise."""
+    probe = linear_probe(*TRAIN, *TEST, LinearProbeOptions(PENALTIES=[1e-6, 0.3]))
+    assert probe.penalty == 0.3
+    assert probe.test_accuracy > linear_probe(*TRAIN, *TEST, only(1e-6)).test_accuracy
+
+
+def test_separable_classes_are_separated() -> None:
+    labels = torch.arange(60) % 3
+    features = torch.eye(3)[labels] + 0.01 * torch.arange(60)[:, None] / 60
+    probe = linear_probe(features, labels, features, labels)
+    assert (probe.test_accuracy, probe.held_out_accuracy, probe.converged) == (100, 100, True)
+
+
+def test_features_of_any_shape_are_flattened_and_constant_ones_do_no_harm() -> None:
+    (features, labels), (asked, truth) = TRAIN, TEST
+    widened = torch.cat([features, torch.full((len(features), 1), 3.0)], dim=1)
+    asked = torch.cat([asked, torch.full((len(asked), 1), 3.0)], dim=1)
+    plain = linear_probe(*TRAIN, *TEST, only(0.1))
+    shaped = (widened[:, :, None, None], labels, asked[:, :, None, None], truth)
+    assert linear_probe(*shaped, only(0.1)).test_accuracy == pytest.approx(
+        plain.test_accuracy, abs=0.05
+    )
+
+
+def test_too_few_iterations_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        probe = linear_probe(*TRAIN, *TEST, LinearProbeOptions(PENALTIES=[1e-4], MAX_ITERATIONS=2))
+    assert not probe.converged
+    (record,) = caplog.records
+    assert "has not converged in 2 iterations" in record.message
+    assert "config.LINEAR_PROBE.MAX_ITERATIONS" in record.message
+
+
+def test_enough_iterations_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert linear_probe(*TRAIN, *TEST, only(0.1)).converged
+    assert caplog.records == []
+
+
+def test_features_that_are_not_finite() -> None:
+    broken = TRAIN[0].clone()
+    broken[3, 2] = float("inf")
+    with pytest.raises(DataError, match="some training features are NaN or infinite"):
+        linear_probe(broken, TRAIN[1], *TEST)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1]])
+def test_labels_that_cannot_be_learned(labels: list[int]) -> None:
+    """A class with one sample, one class in all, a label too few."""
+    features = torch.arange(8.0).view(4, 2)
+    with pytest.raises(DataError, match="Linear probe"):
+        linear_probe(features, torch.tensor(labels), features, torch.zeros(4))

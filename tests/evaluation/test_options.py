@@ -1,0 +1,56 @@
+"""The sections NEAREST_NEIGHBOR and LINEAR_PROBE: VISSL's defaults, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions
+
+
+def test_the_defaults_are_those_of_vissl() -> None:
+    options = NearestNeighborOptions()
+    assert (options.SIGMA, options.TOPK, options.L2_NORM_FEATS) == (0.1, 200, False)
+    assert options.USE_CUDA
+    assert options.FEATURES.PATH == ""
+
+
+def test_the_defaults_have_no_problems() -> None:
+    assert [*NearestNeighborOptions().check(), *LinearProbeOptions().check()] == []
+
+
+def test_one_number_of_neighbours_or_several() -> None:
+    assert NearestNeighborOptions(TOPK=20).neighbours == [20]
+    assert NearestNeighborOptions(TOPK=[10, 20]).neighbours == [10, 20]
+    assert list(NearestNeighborOptions(TOPK=[10, 20]).check()) == []
+
+
+def test_l2_norm_feats_chooses_the_similarity() -> None:
+    assert NearestNeighborOptions().metric == "dot"
+    assert NearestNeighborOptions(L2_NORM_FEATS=True).metric == "cosine"
+
+
+@pytest.mark.parametrize("topk", [0, -1, True, "200", [], [20, 0], 2.5, None])
+def test_a_wrong_number_of_neighbours(topk: Any) -> None:
+    (problem,) = NearestNeighborOptions(TOPK=topk).check()
+    assert problem.startswith("TOPK: expected a number of neighbours")
+    assert repr(topk) in problem
+
+
+def test_sigma_is_positive() -> None:
+    (problem,) = NearestNeighborOptions(SIGMA=0.0).check()
+    assert problem == "SIGMA: expected a number above 0, got 0."
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"PENALTIES": []}, "PENALTIES: expected numbers above 0, got []."),
+        ({"PENALTIES": [1.0, 0.0]}, "PENALTIES: expected numbers above 0, got [1.0, 0.0]."),
+        ({"HELD_OUT": 1.0}, "HELD_OUT: expected a share between 0 and 1, got 1."),
+        ({"MAX_ITERATIONS": 0}, "MAX_ITERATIONS: expected 1 or more, got 0."),
+    ],
+)
+def test_a_wrong_probe(changes: dict[str, Any], problem: str) -> None:
+    assert list(LinearProbeOptions(**changes).check()) == [problem]
