@@ -10,6 +10,7 @@ VERSION = (HERE / "sslengine" / "__init__.py").read_text().split('__version__ = 
 TENSORBOARD = ["tensorboard>=2.12"]
 TEST = [
     "pytest>=7.4",
+    "setuptools>=68",  # a test builds the wheel
     "pytest-timeout>=2.2",
     "pytest-xdist>=3.5",
     "hypothesis>=6.90",

@@ -29,6 +29,9 @@ _WHERE = "config.MODEL.AMP_PARAMS"
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+_AS_IT_IS = nullcontext()
+
+
 class Precision:
     """Single precision: every verb in its plain form."""
 
@@ -39,7 +42,7 @@ class Precision:
         return optimizer
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return _AS_IT_IS
 
     def as_full(self, output: Any) -> Any:
         """The model's output for the loss: half-precision tensors in float32."""

@@ -40,8 +40,8 @@ OPTIONS = (
     ("train-images", 5000, "to learn from"),
     ("test-images", 2000, "to measure with"),
     ("seed", 0, "of initial weights, order and augmentation"),
-    ("workers", 2, "processes that augment"),
-    ("threads", 0, "of the model; 0: one for each core"),
+    ("workers", 1, "processes that augment"),
+    ("threads", 1, "of the model; together with the workers, one for each core"),
     ("checkpoint", "", "a file, written after each epoch and resumed from if it exists"),
 )
 
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     torch.manual_seed(options.seed)
-    torch.set_num_threads(options.threads or torch.get_num_threads())
+    torch.set_num_threads(options.threads)
     augmentation = (options.side, options.crop, options.strength)
     train = Shapes("TRAIN", options.train_images, *augmentation)
     test = Shapes("TEST", options.test_images, *augmentation)

@@ -12,15 +12,13 @@ classes with equal votes the lower number wins.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.errors import ConfigError, DataError
-
-Metric = Literal["cosine", "dot", "euclid"]
+from sslengine.errors import ConfigError
+from sslengine.evaluation.features import check_features
+from sslengine.evaluation.options import Metric
 
 # How many similarities are in memory at a time: 64 MB of them.
 PIECE = 2**24
@@ -41,7 +39,12 @@ def knn_votes(
     Features are N x anything, labels N class numbers. Costs train x test x dimensions
     multiplications; memory for a few times `piece` similarities beside the features.
     """
-    _check(train_features, train_labels, test_features, k)
+    check_features("Nearest neighbours", train_features, train_labels, test_features)
+    if not 1 <= k <= len(train_features):
+        raise ConfigError(
+            f"Nearest neighbours: {k} of them are to vote (config.NEAREST_NEIGHBOR.TOPK), and "
+            f"there are {len(train_features)} training features. Ask for at most as many."
+        )
     train, test = _prepare(train_features, metric), _prepare(test_features, metric)
     votes = test.new_zeros(len(test), int(train_labels.max()) + 1, dtype=torch.float64)
     rows = max(1, piece // len(train))
@@ -84,22 +87,6 @@ def top_accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
     best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
     hits = (best == labels.unsqueeze(1)).any(dim=1)
     return 100.0 * hits.double().mean().item()
-
-
-def _check(train_features: Tensor, train_labels: Tensor, test_features: Tensor, k: int) -> None:
-    if not 1 <= k <= len(train_features):
-        raise ConfigError(
-            f"Nearest neighbours: {k} of them are to vote (config.NEAREST_NEIGHBOR.TOPK), and "
-            f"there are {len(train_features)} training features. Ask for at most as many."
-        )
-    if len(train_labels) != len(train_features):
-        raise DataError(
-            f"Nearest neighbours: {len(train_features)} training features do not go with "
-            f"{len(train_labels)} labels."
-        )
-    for name, features in (("training", train_features), ("test", test_features)):
-        if not features.isfinite().all():
-            raise DataError(f"Nearest neighbours: some {name} features are NaN or infinite.")
 
 
 def _prepare(features: Tensor, metric: Metric) -> Tensor:

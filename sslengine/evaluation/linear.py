@@ -25,6 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.errors import DataError
+from sslengine.evaluation.features import check_features
 from sslengine.evaluation.options import LinearProbeOptions
 
 logger = logging.getLogger(__name__)
@@ -53,11 +54,12 @@ def linear_probe(
     options: LinearProbeOptions | None = None,
 ) -> LinearProbe:
     """Fit on the training features, measure on the test features. N x anything; CPU, float64."""
-    train, test = _matrix(train_features, "training"), _matrix(test_features, "test")
-    labels = train_labels.cpu().numpy()
+    check_features("Linear probe", train_features, train_labels, test_features)
     options = options or LinearProbeOptions()
     scale: Any = StandardScaler()  # type: ignore[no-untyped-call]
-    train, test = scale.fit_transform(train), scale.transform(test)
+    train = scale.fit_transform(_matrix(train_features))
+    test = scale.transform(_matrix(test_features))
+    labels = train_labels.cpu().numpy()
     classifier: Any = LogisticRegression(  # type: ignore[no-untyped-call]
         warm_start=True, max_iter=options.MAX_ITERATIONS
     )
@@ -116,8 +118,6 @@ def _fit(classifier: Any, features: Features, labels: Labels, penalty: float) ->
     return not any(issubclass(each.category, ConvergenceWarning) for each in told)
 
 
-def _matrix(features: Tensor, name: str) -> Features:
+def _matrix(features: Tensor) -> Features:
     matrix: Features = features.flatten(1).double().cpu().numpy()
-    if not np.isfinite(matrix).all():
-        raise DataError(f"Linear probe: some {name} features are NaN or infinite.")
     return matrix

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from sslengine.config.sections import section
+
+Metric = Literal["cosine", "dot", "euclid"]
 
 
 @dataclass
@@ -37,7 +39,7 @@ class NearestNeighborOptions:
         return self.TOPK if isinstance(self.TOPK, list) else [self.TOPK]
 
     @property
-    def metric(self) -> str:
+    def metric(self) -> Metric:
         return "cosine" if self.L2_NORM_FEATS else "dot"
 
     def check(self) -> Iterator[str]:

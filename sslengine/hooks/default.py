@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sslengine.checkpoint.options import CheckpointOptions
-from sslengine.config.options import RunOptions
+from sslengine.config.options import MachineOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
@@ -32,9 +32,10 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         chosen.append(LogPerfStats(hooks.PERF_STATS.PERF_STAT_FREQUENCY))
     if hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY:
         chosen.append(LogComplexity(hooks.MODEL_COMPLEXITY.INPUT_SHAPE))
-    if hooks.LOG_GPU_STATS:
+    on_gpu = read(config, MachineOptions).DEVICE != "cpu"
+    if hooks.LOG_GPU_STATS and on_gpu:
         chosen.append(LogGpus())
-    if hooks.MEMORY_SUMMARY.PRINT_MEMORY_SUMMARY:
+    if hooks.MEMORY_SUMMARY.PRINT_MEMORY_SUMMARY and on_gpu:
         chosen.append(LogGpuMemory(hooks.MEMORY_SUMMARY.LOG_ITERATION_NUM))
     if model.TEMP_FROZEN_PARAMS_ITER_MAP:
         chosen.append(FreezeParameters(model.TEMP_FROZEN_PARAMS_ITER_MAP))

@@ -25,6 +25,10 @@ class LogMetrics(Hook):
             maxlen=max(2, rolling // frequency + 1) if rolling > 0 else 2
         )
 
+    def on_start(self, task: TaskView) -> None:
+        self._total_steps = sum(phase.steps for phase in task.phases if phase.train)
+        self._epochs = 1 + max(int(phase.epoch) for phase in task.phases)
+
     def on_phase_start(self, task: TaskView) -> None:
         self._marks.clear()
         self._mark(task)
@@ -47,7 +51,7 @@ class LogMetrics(Hook):
                     epoch=phase.epoch,
                     split=_split(task),
                     values=dict(task.phase_results),
-                    display={"epochs": _epochs(task)},
+                    display={"epochs": self._epochs},
                 )
             )
 
@@ -71,12 +75,11 @@ class LogMetrics(Hook):
         values["images_per_s"] = round(speed, 1)
         if len(entries) > 1:
             values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
-        left = sum(p.steps for p in task.phases if p.train) - task.iteration
         display = {
             "step": task.progress.step,
             "steps": task.phase.steps,
-            "epochs": _epochs(task),
-            "eta_seconds": step_seconds * left,
+            "epochs": self._epochs,
+            "eta_seconds": step_seconds * (self._total_steps - task.iteration),
         }
         record = Record("step", task.iteration, task.phase.epoch, _split(task), values, display)
         for writer in task.writers:
@@ -94,7 +97,3 @@ class LogMetrics(Hook):
 
 def _split(task: TaskView) -> str:
     return "train" if task.train else "test"
-
-
-def _epochs(task: TaskView) -> int:
-    return 1 + max(int(phase.epoch) for phase in task.phases)

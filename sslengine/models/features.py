@@ -25,12 +25,14 @@ class FeaturePooling(nn.Module):
         return [torch.flatten(x, start_dim=1) for x in pooled] if self.flatten else pooled
 
 
-def build_pooling(settings: FeatureEvalOptions, where: str = "config.MODEL.") -> nn.Module:
-    """What FEATURE_EVAL_SETTINGS does to the features; the identity if it names none."""
+def build_pooling(
+    settings: FeatureEvalOptions, where: str = "config.MODEL."
+) -> FeaturePooling | None:
+    """What FEATURE_EVAL_SETTINGS does to the features, if it does anything."""
     path = f"{where}{FEATURES_KEY}"
     specs = pool_specs(settings.LINEAR_EVAL_FEAT_POOL_OPS_MAP, path)
     if not specs:
-        return nn.Identity()
+        return None
     poolings = [_pooling(spec, f"{path}.{index}") for index, spec in enumerate(specs)]
     return FeaturePooling(poolings, settings.SHOULD_FLATTEN_FEATS)
 

@@ -39,10 +39,11 @@ class Model(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.heads = heads
-        self.pooling = pooling or nn.Identity()
+        self.pooling = pooling
         self.routes = tuple(routes)
         self.flip_channels = flip_channels
         self.single_pass_every_crop = single_pass_every_crop
+        self._all_heads = tuple(range(len(heads)))
         self._frozen: tuple[str, ...] = ()
         for route in self.routes:
             trunk.check_features(route.features, route.where)
@@ -93,10 +94,15 @@ class Model(nn.Module):
     def _through(
         self, route: Route, images: Images, extra: Mapping[str, Images] | None = None
     ) -> list[Any]:
-        features = self._features(route, images, extra or {})
-        heads = [self.heads[index] for index in route.heads]
-        if not heads:
+        if type(images) is Tensor and not extra:
+            features = self._pooled(self.trunk(self._channels(images), route.features))
+        else:
+            features = self._features(route, images, extra or {})
+        if not route.heads:
             return features
+        # Indexing a ModuleList is slow; most often all heads are meant.
+        every = route.heads == self._all_heads
+        heads = list(self.heads) if every else [self.heads[index] for index in route.heads]
         if route.chained:
             output = features[0]
             for head in heads:
@@ -108,7 +114,7 @@ class Model(nn.Module):
 
     def _features(self, route: Route, images: Images, extra: Mapping[str, Any]) -> list[Tensor]:
         groups = [
-            self.pooling(self.trunk(group, route.features, **extra))
+            self._pooled(self.trunk(group, route.features, **extra))
             for group in self._groups(images)
         ]
         if len(groups) == 1:
@@ -117,6 +123,9 @@ class Model(nn.Module):
         if extra:
             raise ConfigError(f"{route.where}: additional_keys need crops of a single size.")
         return [torch.cat(parts) for parts in zip(*groups, strict=True)]
+
+    def _pooled(self, features: list[Tensor]) -> list[Tensor]:
+        return features if self.pooling is None else self.pooling(features)
 
     def _groups(self, images: Images) -> Iterator[Tensor]:
         """Crops that go through the trunk together."""

@@ -6,15 +6,11 @@ end of each phase. Every figure is in metrics.jsonl.
 
 from __future__ import annotations
 
-import time
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from sslengine.monitor.text import figures, phase_line, step_line, where
+from sslengine.monitor.text import Pace, figures, phase_line, step_line, where
 from sslengine.monitor.writers import Record, Writer
-
-SECONDS_BETWEEN_LINES = 10.0
 
 
 class ConsoleWriter(Writer):
@@ -24,7 +20,7 @@ class ConsoleWriter(Writer):
         self.console = console or Console(soft_wrap=True, highlight=False)
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
-        self._last_line = float("-inf")
+        self._pace = Pace()
 
     def write(self, record: Record) -> None:
         if record.kind == "phase":
@@ -32,8 +28,7 @@ class ConsoleWriter(Writer):
             self.console.print(phase_line(record))
         elif self.console.is_terminal:
             self._update_bar(record)
-        elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
+        elif self._pace.is_due():
             self.console.print(step_line(record))
 
     def close(self) -> None:

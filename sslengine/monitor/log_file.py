@@ -6,9 +6,10 @@ import logging
 import sys
 from pathlib import Path
 
-from sslengine.monitor.text import phase_line, step_line
+from sslengine.monitor.text import Pace, phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
 
+_log = logging.getLogger("sslengine")
 _FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
@@ -52,8 +53,13 @@ def close_log() -> None:
 
 
 class LogWriter(Writer):
-    """Every record as a line of the log file."""
+    """Phases as lines of the log file, and steps every few seconds; metrics.jsonl has them all."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
 
     def write(self, record: Record) -> None:
-        line = phase_line(record) if record.kind == "phase" else step_line(record)
-        logging.getLogger("sslengine").info(line)
+        if record.kind == "phase":
+            _log.info(phase_line(record))
+        elif self._pace.is_due():
+            _log.info(step_line(record))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +29,7 @@ class LossEntry:
     batch_size: int  # images, over all ranks
 
 
-@dataclass
-class _Open:
+class _Open(NamedTuple):
     iteration: int
     values: Tensor
     pending: Pending
@@ -59,20 +58,23 @@ class LossLedger:
         batch_size: int,
         share: float = 1.0,
         samples: Tensor | None = None,
-    ) -> None:
+    ) -> Tensor:
         """Note a step's loss (with its parts) and begin to average it over ranks.
 
+        Returns this rank's loss, without graph.
         batch_size: images of the step over all ranks; share: of them, on this rank.
         samples: this rank's sample indices, on the host, for the error message.
         """
         if isinstance(loss, Tensor):
-            values = loss.detach()
+            own = values = loss.detach()
         else:
+            own = loss[MAIN].detach()
             self._names = tuple(loss)
             values = torch.stack([part.detach().float() for part in loss.values()])
         if share != 1.0:
             values = values * share  # a copy: the reduction writes into it
         self._open.append(_Open(iteration, values, start_sum(values), batch_size, samples))
+        return own
 
     def flush(self) -> None:
         """Bring all open values to the host: one synchronisation for all of them."""

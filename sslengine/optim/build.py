@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from sslengine.optim.param_groups import Group, build_param_groups
 from sslengine.optim.scheduled import Scaled, ScheduledOptimizer
 from sslengine.optim.schedules import Schedule, build_schedule
 from sslengine.registry import OPTIMIZERS
+
+log = logging.getLogger("sslengine")
 
 # What a group says to the plan and not to torch.
 _PLAN_KEYS = ("is_head", "lr_scale")
@@ -66,6 +69,11 @@ def _schedules(options: OptimizerOptions, num_epochs: float) -> dict[str, Schedu
     chosen = options.schedulers()
     for key, each in chosen.items():
         if id(each) not in built:
+            if each.name == "multistep" and max(each.milestones, default=0) >= num_epochs:
+                log.warning(
+                    "config.OPTIMIZER.param_schedulers.%s.milestones: %s; the run ends with epoch "
+                    "%g, and milestones after that do nothing.", key, each.milestones, num_epochs,
+                )  # fmt: skip
             try:
                 built[id(each)] = build_schedule(each, num_epochs)
             except ConfigError as error:

@@ -71,19 +71,26 @@ def polynomial(base_value: float, power: float) -> Curve:
 
 @register_scheduler("multistep")
 def multistep(values: list[float], num_epochs: float, milestones: list[int] | None = None) -> Curve:
-    """Another value from each milestone (an epoch) on; without milestones, equal shares."""
+    """Another value from each milestone (an epoch) on; without milestones, equal shares.
+
+    Milestones that the run is too short to reach do nothing.
+    """
+    if milestones is not None:
+        _check_milestones(milestones, len(values))
+        milestones = [milestone for milestone in milestones if milestone < num_epochs]
+        values = values[: len(milestones) + 1]
+        if not milestones:
+            return cast(Curve, constant(values[0]))
     if not values or num_epochs < len(values):
         raise ConfigError(
             f"values: expected one value or more and no more than epochs; "
             f"got {len(values)} for {num_epochs:g} epochs (OPTIMIZER.num_epochs)."
         )
-    if milestones is not None:
-        _check_milestones(milestones, len(values), num_epochs)
     length = cast(int, num_epochs)  # fvcore's hint; it computes with a fraction as well
     return cast(Curve, fvcore.MultiStepParamScheduler(list(values), length, milestones))
 
 
-def _check_milestones(milestones: list[int], num_values: int, num_epochs: float) -> None:
+def _check_milestones(milestones: list[int], num_values: int) -> None:
     if len(milestones) != num_values - 1:
         raise ConfigError(
             f"milestones: {num_values} values have {num_values - 1} milestones between them; "
@@ -91,11 +98,6 @@ def _check_milestones(milestones: list[int], num_values: int, num_epochs: float)
         )
     if any(after <= before for before, after in zip([0, *milestones], milestones, strict=False)):
         raise ConfigError(f"milestones: expected rising epochs above 0, got {milestones}.")
-    if milestones[-1] >= num_epochs:
-        raise ConfigError(
-            f"milestones: epoch {milestones[-1]} is never reached, the run has {num_epochs:g} "
-            f"epochs (OPTIMIZER.num_epochs). Scale the milestones with it."
-        )
 
 
 @register_scheduler("step")

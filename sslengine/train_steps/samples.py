@@ -30,41 +30,46 @@ def multi_input_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]
 
 
 def _sample(batch: Any, inputs: Sequence[str], targets: Sequence[str], nested: bool) -> Sample:
-    if not isinstance(batch, Mapping):
+    if not isinstance(batch, dict):
         raise DataError(
             f"a train step needs a batch that is a dict of lists, the collator made "
             f"{type(batch).__name__}. See config.DATA.TRAIN.COLLATE_FUNCTION."
         )
-    sample: Sample = {
-        key: _only_source(batch, key) for key in batch if key not in inputs and key not in targets
-    }
-    if nested:
-        sample["input"] = {key: _only_source(batch, key, "INPUT_KEY_NAMES") for key in inputs}
-    else:
-        sample["input"] = _only_source(batch, inputs[0], "INPUT_KEY_NAMES")
-    if len(targets) == 1:
-        sample["target"] = _only_source(batch, targets[0], "TARGET_KEY_NAMES")
-    else:
-        sample["target"] = {key: _only_source(batch, key, "TARGET_KEY_NAMES") for key in targets}
+    sample: Sample = {}
+    for key, values in batch.items():
+        if not isinstance(values, list) or len(values) != 1:
+            raise DataError(_not_one_source(key, values))
+        sample[key] = values[0]
+    try:
+        if nested:
+            sample["input"] = {key: sample.pop(key) for key in inputs}
+        else:
+            sample["input"] = sample.pop(inputs[0])
+        if len(targets) == 1:
+            sample["target"] = sample.pop(targets[0])
+        else:
+            sample["target"] = {key: sample.pop(key) for key in targets}
+    except KeyError as error:
+        raise DataError(_missing(str(error.args[0]), batch, inputs)) from None
     return sample
 
 
-def _only_source(batch: Mapping[str, Any], key: str, named_by: str = "") -> Any:
-    if key not in batch:
-        raise DataError(
-            f"config.DATA.TRAIN.{named_by}: the batch has no key {key!r}, it has "
-            f"{', '.join(map(str, batch))}. {nearest(key, batch)}".rstrip()
-        )
-    value = batch[key]
-    if not isinstance(value, list):
-        raise DataError(
+def _missing(key: str, batch: Mapping[str, Any], inputs: Sequence[str]) -> str:
+    named_by = "INPUT_KEY_NAMES" if key in inputs else "TARGET_KEY_NAMES"
+    return (
+        f"config.DATA.TRAIN.{named_by}: the batch has no key {key!r}, it has "
+        f"{', '.join(map(str, batch))}. {nearest(key, batch)}"
+    ).rstrip()
+
+
+def _not_one_source(key: str, values: Any) -> str:
+    if not isinstance(values, list):
+        return (
             f"batch[{key!r}] must be a list over data sources, the collator made "
-            f"{type(value).__name__}. Put it into a list."
+            f"{type(values).__name__}. Put it into a list."
         )
-    if len(value) != 1:
-        raise DataError(
-            f"batch[{key!r}] comes from {len(value)} data sources, and this train step takes one. "
-            f"Give config.DATA.TRAIN.DATA_SOURCES one entry, or views of one image to the "
-            f"collator to put together (simclr_collator)."
-        )
-    return value[0]
+    return (
+        f"batch[{key!r}] comes from {len(values)} data sources, and this train step takes one. "
+        f"Give config.DATA.TRAIN.DATA_SOURCES one entry, or views of one image to the "
+        f"collator to put together (simclr_collator)."
+    )

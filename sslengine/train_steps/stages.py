@@ -7,7 +7,7 @@ LOG_FREQUENCY (see monitor/loss_ledger.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,9 @@ from sslengine.errors import TrainingError
 Sample = dict[str, Any]
 BuildSample = Callable[[Any, Sequence[str], Sequence[str]], Sample]
 Loss = Tensor | Mapping[str, Tensor]
+
+
+_AS_IT_IS = nullcontext()
 
 
 class StepTask(Protocol):
@@ -66,7 +69,7 @@ def compute_context(task: StepTask) -> AbstractContextManager[Any]:
     if not task.train:
         return torch.no_grad()
     if not task.reduce_by_hand and task.group.last:
-        return torch.enable_grad()
+        return _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad()
     stack = ExitStack()
     stack.enter_context(torch.enable_grad())
     stack.enter_context(no_sync(task.model))
@@ -110,8 +113,9 @@ def reduce_loss(task: StepTask, loss: Loss) -> None:
     """Note the loss and begin to average it over ranks, beside the backward pass."""
     with task.perf.stage("loss_all_reduce"):
         batch = task.last_batch
-        task.ledger.record(loss, task.progress.iteration, batch.size, batch.share, batch.indices)
-        batch.loss = main_loss(loss).detach()
+        batch.loss = task.ledger.record(
+            loss, task.progress.iteration, batch.size, batch.share, batch.indices
+        )
 
 
 def update_meters(task: StepTask, output: Any, sample: Sample) -> None:

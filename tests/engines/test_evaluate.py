@@ -70,5 +70,7 @@ def test_nothing_trained_nothing_judged(tmp_path: Path) -> None:
 
 def test_judging_needs_labels(tmp_path: Path) -> None:
     train(make_run(tmp_path, **SHAPES))
-    with pytest.raises(ConfigError, match="DATA.TRAIN.LABEL_SOURCES: judging features needs labels"):
+    with pytest.raises(
+        ConfigError, match="DATA.TRAIN.LABEL_SOURCES: judging features needs labels"
+    ):
         evaluate(make_run(tmp_path, "evaluate", **{**FROZEN, "DATA__TRAIN__LABEL_SOURCES": []}))

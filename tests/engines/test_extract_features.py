@@ -42,7 +42,5 @@ def test_chunks_and_a_folder_of_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("images", "sizes"), [(-1, [6]), (0, [2, 2, 2]), (3, [4, 2]), (6, [6])])
 def test_batches_are_put_together_until_there_are_enough(images: int, sizes: list[int]) -> None:
-    batches = [
-        Features({"a": torch.ones(2, 1)}, torch.zeros(2), torch.arange(2)) for _ in range(3)
-    ]
+    batches = [Features({"a": torch.ones(2, 1)}, torch.zeros(2), torch.arange(2)) for _ in range(3)]
     assert [len(chunk.indices) for chunk in chunks(iter(batches), images)] == sizes

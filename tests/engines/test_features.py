@@ -46,8 +46,14 @@ def _extract(compute: Any, **changes: Any) -> Features:
 def test_every_sample_once_and_in_order() -> None:
     features = _extract(pixels)
     assert features.indices.tolist() == list(range(7))
-    assert features.layers["pixels"].shape == (7, 3 * 12 * 12)
+    assert features.layers["16 x 16"].shape == (7, 3 * 16 * 16)
     assert features.targets.shape == (7,)
+
+
+def test_pixels_are_averaged() -> None:
+    images = torch.arange(32.0).expand(1, 3, 32, 32)
+    row = pixels(images)["16 x 16"].view(3, 16, 16)[0, 0]
+    assert row.tolist() == [2 * index + 0.5 for index in range(16)]
 
 
 def test_layers_have_the_names_of_the_config() -> None:
@@ -82,13 +88,13 @@ def _on_ranks() -> tuple[Tensor, Tensor, Tensor]:
     mine = _extract(pixels, DISTRIBUTED__NUM_PROC_PER_NODE=world_size())
     assert len(mine.indices) < 7
     everything = gather_features(mine, CPU)
-    return everything.layers["pixels"], everything.targets, everything.indices
+    return everything.layers["16 x 16"], everything.targets, everything.indices
 
 
 def test_ranks_put_their_shares_together_in_the_order_of_the_data(two_ranks: RankPool) -> None:
     alone = _extract(pixels)
     for rows, targets, indices in two_ranks.run(_on_ranks):
-        assert torch.equal(rows, alone.layers["pixels"])
+        assert torch.equal(rows, alone.layers["16 x 16"])
         assert torch.equal(targets, alone.targets)
         assert torch.equal(indices, alone.indices)
     assert rank() == 0

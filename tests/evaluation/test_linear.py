@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from sslengine.errors import DataError
+from sslengine.evaluation import linear
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.options import LinearProbeOptions
 
@@ -79,6 +80,21 @@ def test_a_penalty_that_helps_is_chosen() -> None:
     assert probe.test_accuracy > linear_probe(*TRAIN, *TEST, only(1e-6)).test_accuracy
 
 
+def test_penalties_are_tried_from_strong_to_weak_until_the_accuracy_falls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+
+    def fit(classifier: Any, features: Any, labels: Any, penalty: float) -> bool:
+        tried.append(penalty)
+        return real_fit(classifier, features, labels, penalty)
+
+    real_fit = linear._fit
+    monkeypatch.setattr(linear, "_fit", fit)
+    linear_probe(*TRAIN, *TEST, LinearProbeOptions(PENALTIES=[1e-6, 1e-8, 0.3, 1e-7]))
+    assert tried == [0.3, 1e-6, 0.3]  # the last: on all training samples
+
+
 def test_separable_classes_are_separated() -> None:
     labels = torch.arange(60) % 3
     features = torch.eye(3)[labels] + 0.01 * torch.arange(60)[:, None] / 60
@@ -111,16 +127,14 @@ def test_enough_iterations_are_not_told(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.records == []
 
 
-def test_features_that_are_not_finite() -> None:
-    broken = TRAIN[0].clone()
-    broken[3, 2] = float("inf")
-    with pytest.raises(DataError, match="some training features are NaN or infinite"):
-        linear_probe(broken, TRAIN[1], *TEST)
+def test_features_are_checked() -> None:
+    with pytest.raises(DataError, match="Linear probe: .* 120 training features"):
+        linear_probe(TRAIN[0], TRAIN[1][:-1], *TEST)
 
 
-@pytest.mark.parametrize("labels", [[0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1]])
+@pytest.mark.parametrize("labels", [[0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
 def test_labels_that_cannot_be_learned(labels: list[int]) -> None:
-    """A class with one sample, one class in all, a label too few."""
+    """A class with one sample, one class in all, too few to hold some out."""
     features = torch.arange(8.0).view(4, 2)
     with pytest.raises(DataError, match="Linear probe"):
         linear_probe(features, torch.tensor(labels), features, torch.zeros(4))

@@ -14,7 +14,10 @@ def _names(**changes: Any) -> list[str]:
 
 
 def test_what_every_run_has_and_checkpoints_come_last() -> None:
-    assert _names() == ["LogGpus", "LogGpuMemory", "LogMetrics", "SaveCheckpoints"]
+    assert _names() == ["LogMetrics", "SaveCheckpoints"]
+    assert _names(MACHINE__DEVICE="auto") == [
+        "LogGpus", "LogGpuMemory", "LogMetrics", "SaveCheckpoints",
+    ]  # fmt: skip
 
 
 def test_what_can_be_asked_for_in_its_order() -> None:
@@ -23,8 +26,6 @@ def test_what_can_be_asked_for_in_its_order() -> None:
             "PERF_STATS": {"MONITOR_PERF_STATS": True},
             "MODEL_COMPLEXITY": {"COMPUTE_COMPLEXITY": True},
             "TENSORBOARD_SETUP": {"USE_TENSORBOARD": True},
-            "LOG_GPU_STATS": False,
-            "MEMORY_SUMMARY": {"PRINT_MEMORY_SUMMARY": False},
             "EXTRA": [{"name": "test_power_cut", "after": 1}],
         },
         MODEL__TEMP_FROZEN_PARAMS_ITER_MAP=[["module.heads.0.clf.0.weight", 2]],

@@ -61,6 +61,7 @@ def _run(task: Any, hook: LogMetrics, steps: int, clock: list[float]) -> None:
 def test_the_first_step_and_every_nth_are_written(clock: list[float]) -> None:
     writer = _Keep()
     task, hook = _task([writer]), LogMetrics(frequency=4)
+    hook.on_start(task)
     hook.on_phase_start(task)
     _run(task, hook, 10, clock)
     hook.on_phase_end(task)
@@ -80,6 +81,7 @@ def test_the_first_step_and_every_nth_are_written(clock: list[float]) -> None:
 def test_a_rolling_speed_looks_further_back(clock: list[float]) -> None:
     writer = _Keep()
     task, hook = _task([writer]), LogMetrics(frequency=1, rolling=3)
+    hook.on_start(task)
     hook.on_phase_start(task)
     _run(task, hook, 2, clock)
     clock[0] += 3.5  # one slow step: 4 s
@@ -92,6 +94,7 @@ def test_a_phase_ends_with_its_results(clock: list[float]) -> None:
     task, hook = _task([writer]), LogMetrics(frequency=4)
     task.train, task.phase = False, task.phases[1]
     task.phase_results = {"loss": 1.0, "acc": {"top_1": {"0": 50.0}}}
+    hook.on_start(task)
     hook.on_phase_start(task)
     hook.on_step(task)
     hook.on_phase_end(task)
@@ -101,6 +104,7 @@ def test_a_phase_ends_with_its_results(clock: list[float]) -> None:
 
 def test_a_rank_without_writers_reads_as_often(clock: list[float]) -> None:
     task, hook = _task([]), LogMetrics(frequency=2)
+    hook.on_start(task)
     hook.on_phase_start(task)
     _run(task, hook, 3, clock)
     # A loss that is not finite stops every rank at the same step: all read after step 2.

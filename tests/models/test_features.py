@@ -46,8 +46,8 @@ def test_each_feature_has_its_own_and_may_become_flat() -> None:
     assert not made.state_dict()
 
 
-def test_without_features_nothing_is_done() -> None:
-    assert pooling([])([X]) == [X]
+def test_without_features_there_is_no_pooling() -> None:
+    assert pooling([]) is None
 
 
 def test_arguments_that_the_operation_does_not_take() -> None:

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from sslengine.monitor import console as module
+from sslengine.monitor import text
 from sslengine.monitor.console import ConsoleWriter
 from sslengine.monitor.writers import Record
 
@@ -25,12 +25,12 @@ def _console(terminal: bool) -> tuple[Console, io.StringIO]:
 
 def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(text.time, "monotonic", lambda: now[0])
     console, out = _console(terminal=False)
     writer = ConsoleWriter(console)
     for step in range(1, 6):
         writer.write(_step(step))
-        now[0] += module.SECONDS_BETWEEN_LINES / 2
+        now[0] += text.SECONDS_BETWEEN_LINES / 2
     writer.write(PHASE)
     writer.close()
     lines = out.getvalue().splitlines()
@@ -45,8 +45,8 @@ def test_on_a_terminal_a_bar_moves_and_leaves_the_phases_line() -> None:
     writer.write(_step(2))
     writer.write(PHASE)
     writer.close()
-    text = out.getvalue()
-    assert "2/5" in text
-    assert "eta 0:00:03" in text
-    assert text.rstrip().endswith("train 1/1  loss 1")
-    assert "\x1b[?25h" in text  # the cursor is back
+    shown = out.getvalue()
+    assert "2/5" in shown
+    assert "eta 0:00:03" in shown
+    assert shown.rstrip().endswith("train 1/1  loss 1")
+    assert "\x1b[?25h" in shown  # the cursor is back

@@ -68,7 +68,12 @@ def test_opening_again_appends_and_does_not_double_lines(tmp_path: Path) -> None
     assert [line.rsplit(": ")[-1] for line in lines] == ["first", "second"]
 
 
-def test_records_are_lines_of_the_log(tmp_path: Path) -> None:
+def test_phases_are_lines_of_the_log_and_steps_now_and_then(tmp_path: Path) -> None:
     open_log(tmp_path, rank=0)
-    LogWriter().write(Record("phase", 5, 0, "test", {"loss": 1.5}, {"epochs": 2}))
-    assert "test 1/2  loss 1.5" in (tmp_path / "log.txt").read_text()
+    writer = LogWriter()
+    for step in (1, 2, 3):
+        writer.write(Record("step", step, 0, "train", {"loss": 2.0}, {"step": step, "steps": 3}))
+    writer.write(Record("phase", 5, 0, "test", {"loss": 1.5}, {"epochs": 2}))
+    text = (tmp_path / "log.txt").read_text()
+    assert [word for word in ("step 1/3", "step 2/3", "step 3/3") if word in text] == ["step 1/3"]
+    assert "test 1/2  loss 1.5" in text

@@ -1,14 +1,24 @@
 import pytest
 
-from sslengine.monitor.text import clock, phase_line, step_line
+from sslengine.monitor import text
+from sslengine.monitor.text import Pace, clock, phase_line, step_line
 from sslengine.monitor.writers import Record
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00:00"), (61.4, "0:01:01"), (86400 + 59.6, "24:01:00")]
+    ("seconds", "shown"), [(0, "0:00:00"), (61.4, "0:01:01"), (86400 + 59.6, "24:01:00")]
 )
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+def test_clock(seconds: float, shown: str) -> None:
+    assert clock(seconds) == shown
+
+
+def test_a_pace_lets_the_first_through_and_then_one_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([100.0, 104.9, 105.0, 106.0])
+    monkeypatch.setattr(text.time, "monotonic", lambda: next(times))
+    pace = Pace(seconds=5.0)
+    assert [pace.is_due() for _ in range(4)] == [True, False, True, False]
 
 
 def test_a_step_says_where_what_and_how_long() -> None:

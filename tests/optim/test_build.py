@@ -213,10 +213,9 @@ def test_milestones_are_judged_by_the_length_of_the_run() -> None:
     for epoch, expected in ((2, 1.0), (3, 0.1)):
         optimizer.on_epoch(epoch / 4.5)
         assert optimizer.options_view.lr == expected
-    with pytest.raises(
-        ConfigError, match=r"^config.OPTIMIZER.param_schedulers.lr.milestones: epoch 3 is never"
-    ):
-        build_optimizer(small_model(), made, CPU, num_epochs=2.5)
+    shorter = build_optimizer(small_model(), made, CPU, num_epochs=2.5)
+    shorter.on_epoch(0.9)
+    assert shorter.options_view.lr == 1.0
 
 
 def test_unknown_optimizer() -> None:
@@ -293,3 +292,15 @@ def test_a_sharded_checkpoint_continues_in_one_process(two_ranks: RankPool) -> N
     train(plain, optimizer, range(6))
     assert continued[1] == []
     torch.testing.assert_close(continued[0], weights(plain), rtol=1e-12, atol=1e-14)
+
+
+def test_milestones_after_the_end_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    made = options()
+    made.param_schedulers.lr = SchedulerOptions(
+        name="multistep", values=[1.0, 0.1], milestones=[30]
+    )
+    build_optimizer(small_model(), made, CPU, 31)
+    assert caplog.messages == []
+    build_optimizer(small_model(), made, CPU, 2.5)
+    (message,) = caplog.messages
+    assert "[30]; the run ends with epoch 2.5" in message

@@ -157,9 +157,8 @@ def test_a_wrong_entry_for_a_linear_head(entry: dict[str, Any]) -> None:
         ("weight_decay", {"name": "constant"}, "weight_decay.value: constant needs this argument."),
         (
             "lr",
-            {"name": "multistep", "values": [1.0, 0.1], "milestones": [100]},
-            "lr.milestones: epoch 100 is never reached, the run has 90 epochs "
-            "(OPTIMIZER.num_epochs). Scale the milestones with it.",
+            {"name": "multistep", "values": [1.0, 0.1], "milestones": [0]},
+            "lr.milestones: expected rising epochs above 0, got [0].",
         ),
     ],
 )

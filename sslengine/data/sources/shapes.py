@@ -254,7 +254,7 @@ def _honeycomb(x: Plane, y: Plane) -> Plane:
     return _wave(x) + _wave(0.5 * x + 0.866 * y) + _wave(0.866 * y - 0.5 * x)
 
 
-def _rays(x: Plane, y: Plane) -> Plane:
+def _hyperbolas(x: Plane, y: Plane) -> Plane:
     return _wave(1.2 * x * y)
 
 
@@ -269,5 +269,5 @@ CLASSES: tuple[tuple[Pattern, Pattern], ...] = (
     (_cross, _rings),
     (_star, _bricks),
     (_corner, _honeycomb),
-    (_chevron, _rays),
+    (_chevron, _hyperbolas),
 )

@@ -36,10 +36,12 @@ class Trunk(nn.Module, ABC):
         self, x: Tensor, out_feat_keys: Sequence[str] = (), **extra: Tensor
     ) -> list[Tensor]:
         """The features asked for, in that order; a name may come twice."""
-        names = out_feat_keys or self.feature_names[-1:]
-        self.check_features(names)
-        found = self.features(x, frozenset(names), **extra)
-        return [found[name] for name in names]
+        if not out_feat_keys:
+            last = self.feature_names[-1]
+            return [self.features(x, (last,), **extra)[last]]
+        self.check_features(out_feat_keys)
+        found = self.features(x, frozenset(out_feat_keys), **extra)
+        return [found[name] for name in out_feat_keys]
 
     def check_features(self, names: Sequence[str], where: str = "out_feat_keys") -> None:
         """Raise ConfigError if this trunk has no feature of such a name."""

@@ -1,0 +1,59 @@
+# Every target makes the virtual environment that it needs, in .venv. Another place:
+# make test VENV=/path. Another Python: make test PYTHON=python3.12.
+VENV ?= .venv
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+RUN = $(VENV)/bin/python tools/run_distributed_engines.py
+
+help:
+	@echo "make quickstart   install, pretrain SimCLR on built-in images, judge it (minutes, no GPU)"
+	@echo "make test         install what the tests need, run them all"
+	@echo "make test-slow    the long tail as well"
+	@echo "make test-floor   the tests with the oldest versions that are supported"
+	@echo "make bench        what the engine costs a step, beside a bare loop and other engines"
+	@echo "make clean        remove the environments and build files"
+
+quickstart: $(VENV)/.installed
+	@$(RUN) config=quickstart/simclr
+	@$(RUN) config=quickstart/simclr +config/benchmark/frozen=shapes
+	@echo
+	@echo "Next: your own images, a folder of them, no labels needed:"
+	@echo "  $(RUN) config=quickstart/simclr \\"
+	@echo "      config.DATA.TRAIN.DATA_SOURCES=[disk_folder] config.DATA.TRAIN.DATA_PATHS=[DIR] \\"
+	@echo "      config.DATA.TRAIN.DATA_LIMIT=-1 config.CHECKPOINT.DIR=runs/mine"
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n 2
+
+test-slow: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n 2 -m "slow or not slow"
+
+test-floor:
+	$(MAKE) test VENV=.venv-floor CONSTRAINTS=constraints-floor.txt
+
+bench: $(VENV)/.installed-test
+	$(VENV)/bin/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[bench]'
+	$(VENV)/bin/python tools/perf_measurement/bench_engine.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2]' 2> /dev/null || \
+	  { echo "$(PYTHON) is not Python 3.10 or newer: make PYTHON=python3.x ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "On Debian: apt install python3-venv"; exit 1; }
+
+$(VENV)/.installed: setup.py $(CONSTRAINTS) | $(VENV)/bin/python
+	@echo "Installing PyTorch and sslengine into $(VENV): about 6 GB, a few minutes ..."
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check \
+	  --constraint $(CONSTRAINTS) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check \
+	  --constraint $(CONSTRAINTS) --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+.PHONY: help quickstart test test-slow test-floor bench clean

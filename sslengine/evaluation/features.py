@@ -1,0 +1,29 @@
+"""What every judge needs of the features and labels that it is given."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sslengine.errors import DataError
+
+
+def check_features(
+    judge: str, train_features: Tensor, train_labels: Tensor, test_features: Tensor
+) -> None:
+    """Rows of one width, all finite, and a class number for each training row."""
+    if train_labels.shape != train_features.shape[:1]:
+        raise DataError(
+            f"{judge}: expected one label for each of the {len(train_features)} training "
+            f"features, got labels of shape {tuple(train_labels.shape)}."
+        )
+    if not train_labels.numel() or train_labels.min() < 0:
+        raise DataError(f"{judge}: expected training labels that are class numbers, 0 and up.")
+    if train_features.shape[1:] != test_features.shape[1:]:
+        raise DataError(
+            f"{judge}: training features of shape {tuple(train_features.shape[1:])} cannot be "
+            f"compared with test features of shape {tuple(test_features.shape[1:])}. "
+            f"Are they of one model and one layer?"
+        )
+    for split, features in (("training", train_features), ("test", test_features)):
+        if not features.isfinite().all():
+            raise DataError(f"{judge}: some {split} features are NaN or infinite.")
