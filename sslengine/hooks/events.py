@@ -54,6 +54,7 @@ class TaskView(Protocol):
     config: DictConfig
     run_dir: Path
     device: torch.device
+    model: nn.Module  # wrapped for data parallel training
     base_model: nn.Module  # the model itself
     loss: nn.Module
     optimizer: Any
@@ -71,8 +72,6 @@ class TaskView(Protocol):
     updating: bool  # does this step end in an optimizer step, or does it only accumulate?
     exception: BaseException | None
 
-    @property
-    def model(self) -> nn.Module: ...  # wrapped for data parallel training
     @property
     def phase(self) -> Any: ...
     @property

@@ -63,7 +63,7 @@ class Model(nn.Module):
         return self
 
     def forward(self, batch: Images | Mapping[str, Images]) -> list[Any]:
-        if isinstance(batch, Mapping):
+        if not isinstance(batch, Tensor) and isinstance(batch, Mapping):
             outputs = [self._output(route, batch) for route in self._routes_for(batch)]
         else:
             if self.routes[0].key:
@@ -94,15 +94,12 @@ class Model(nn.Module):
     def _through(
         self, route: Route, images: Images, extra: Mapping[str, Images] | None = None
     ) -> list[Any]:
-        if type(images) is Tensor and not extra:
-            features = self._pooled(self.trunk(self._channels(images), route.features))
-        else:
-            features = self._features(route, images, extra or {})
+        features = self._features(route, images, extra or {})
         if not route.heads:
             return features
         # Indexing a ModuleList is slow; most often all heads are meant.
         every = route.heads == self._all_heads
-        heads = list(self.heads) if every else [self.heads[index] for index in route.heads]
+        heads = self.heads if every else [self.heads[index] for index in route.heads]
         if route.chained:
             output = features[0]
             for head in heads:
@@ -113,6 +110,9 @@ class Model(nn.Module):
         return [head(feature) for head, feature in zip(heads, features, strict=True)]
 
     def _features(self, route: Route, images: Images, extra: Mapping[str, Any]) -> list[Tensor]:
+        if type(images) is Tensor and not (extra or self.flip_channels or self.pooling):
+            plain: list[Tensor] = self.trunk(images, route.features)  # the usual case, quickly
+            return plain
         groups = [
             self._pooled(self.trunk(group, route.features, **extra))
             for group in self._groups(images)

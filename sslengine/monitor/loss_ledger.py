@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sslengine.distributed.collectives import Pending, start_sum
+from sslengine.distributed.ranks import world_size
 from sslengine.errors import NonFiniteLossError
 
 MAIN = "loss"
 
 
-@dataclass(frozen=True)
-class LossEntry:
+class LossEntry(NamedTuple):
     iteration: int  # train steps made before this one
     parts: dict[str, float]  # means over all ranks' images; the loss itself is parts["loss"]
     batch_size: int  # images, over all ranks
@@ -32,7 +31,7 @@ class LossEntry:
 class _Open(NamedTuple):
     iteration: int
     values: Tensor
-    pending: Pending
+    pending: Pending | None
     batch_size: int
     samples: Tensor | None
 
@@ -40,6 +39,7 @@ class _Open(NamedTuple):
 class LossLedger:
     def __init__(self, check_finite: bool = True) -> None:
         self.check_finite = check_finite
+        self._alone = world_size() == 1  # asked once: torch takes a microsecond for the answer
         self._names: tuple[str, ...] = (MAIN,)
         self._open: list[_Open] = []
         self._unread: list[LossEntry] = []
@@ -73,27 +73,23 @@ class LossLedger:
             values = torch.stack([part.detach().float() for part in loss.values()])
         if share != 1.0:
             values = values * share  # a copy: the reduction writes into it
-        self._open.append(_Open(iteration, values, start_sum(values), batch_size, samples))
+        pending = None if self._alone else start_sum(values)
+        self._open.append(_Open(iteration, values, pending, batch_size, samples))
         return own
 
     def flush(self) -> None:
         """Bring all open values to the host: one synchronisation for all of them."""
         if not self._open:
             return
-        for each in self._open:
-            each.pending.wait()
-        rows = torch.stack([each.values for each in self._open]).tolist()
         opened, self._open = self._open, []
-        for each, row in zip(opened, rows, strict=True):
-            values = row if isinstance(row, list) else [row]
-            entry = LossEntry(
-                each.iteration, dict(zip(self._names, values, strict=True)), each.batch_size
-            )
+        for each, values in zip(opened, _on_host(opened), strict=True):
+            parts = dict(zip(self._names, values, strict=True))
+            entry = LossEntry(each.iteration, parts, each.batch_size)
             if self.check_finite and not all(map(math.isfinite, values)):
                 raise NonFiniteLossError(_not_finite(entry, each.samples))
             self._unread.append(entry)
-            self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
-            self.phase_samples += entry.batch_size
+            self.phase_losses.append(parts[MAIN] * each.batch_size)
+            self.phase_samples += each.batch_size
 
     def drain(self) -> list[LossEntry]:
         """The steps since the last drain."""
@@ -114,6 +110,18 @@ class LossLedger:
         self._open, self._unread = [], []
         self.phase_losses = list(state["phase_losses"])
         self.phase_samples = int(state["phase_samples"])
+
+
+def _on_host(opened: list[_Open]) -> list[list[float]]:
+    """The values of each step. One copy from a GPU; on a CPU there is nothing to save."""
+    for each in opened:
+        if each.pending is not None:
+            each.pending.wait()
+    values = [each.values for each in opened]
+    if values[0].device.type == "cpu":
+        return [[value.item()] if value.ndim == 0 else value.tolist() for value in values]
+    rows = torch.stack(values).tolist()
+    return [row if isinstance(row, list) else [row] for row in rows]
 
 
 def _not_finite(entry: LossEntry, samples: Tensor | None) -> str:

@@ -91,14 +91,21 @@ class StageTime:
 
 
 class PerfStats:
-    """One timer per stage."""
+    """One timer per stage: `with perf.forward:`."""
+
+    read_sample: StageTimer
+    forward: StageTimer
+    loss_compute: StageTimer
+    loss_all_reduce: StageTimer
+    meters_update: StageTimer
+    backward: StageTimer
+    optimizer_step: StageTimer
+    train_step_total: StageTimer
 
     def __init__(self, measure_gpu: bool = False) -> None:
         timer = CudaStageTimer if measure_gpu and torch.cuda.is_available() else StageTimer
         self.timers: dict[str, StageTimer] = {name: timer() for name in STAGES}
-
-    def stage(self, name: str) -> StageTimer:
-        return self.timers[name]
+        vars(self).update(self.timers)
 
     def report(self) -> list[StageTime]:
         """Means since the last reset, for the stages that ran."""

@@ -9,16 +9,15 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from sslengine.checkpoint.atomic import write_whole
 from sslengine.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """kind: `step` (at LOG_FREQUENCY), or `phase` (at its end)."""
 
     kind: str
@@ -27,7 +26,7 @@ class Record:
     split: str  # train or test
     values: dict[str, Any]
     # Progress for a person: not stored.
-    display: Mapping[str, Any] = field(default_factory=dict)
+    display: Mapping[str, Any] = MappingProxyType({})
 
 
 class Writer(ABC):
@@ -50,7 +49,7 @@ class JsonLinesWriter(Writer):
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         _keep_lines_until(path, iteration)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
         line = {
@@ -60,8 +59,7 @@ class JsonLinesWriter(Writer):
             "epoch": record.epoch,
             **{key: _plain(value) for key, value in record.values.items()},
         }
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._file.write(json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
         self._file.close()
@@ -83,10 +81,10 @@ def _keep_lines_until(path: Path, iteration: int) -> None:
 
 def _plain(value: Any) -> Any:
     """JSON has no NaN: what is not finite is written as a string."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     return value
 
 

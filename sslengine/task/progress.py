@@ -40,8 +40,6 @@ def group_of(step: int, steps: int, accumulate: int, batch_sizes: list[int]) -> 
     A phase's last group may be shorter. Weights are by samples, so that the sum of the
     group's gradients is the gradient of the mean over all its samples.
     """
-    if accumulate == 1:
-        return ALONE
     begin = step - step % accumulate
     end = min(begin + accumulate, steps)
     total = sum(batch_sizes[begin:end])

@@ -128,7 +128,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         # DDP takes rank 0's weights; the loss has no wrapper that would.
         broadcast_all(self.loss.buffers())
         self.optimizer.inner = self.precision.prepare(self.base_model, self.optimizer.inner)
-        self._wrapped = build.wrap_model(config, self.base_model, device)
+        # As steps call it: wrapped for data parallel training, if there is any.
+        self.model: nn.Module = build.wrap_model(config, self.base_model, device)
 
     def _prepare_monitoring(self) -> None:
         hooks, meters = read(self.config, HooksOptions), read(self.config, MetersOptions)
@@ -145,11 +146,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return [*own, *(default_hooks(self.config, self.run_dir) if given is None else given)]
 
     # ---- running it
-
-    @property
-    def model(self) -> nn.Module:
-        """The model as steps call it: wrapped for data parallel training, if it is."""
-        return self._wrapped
 
     @property
     def phase(self) -> Phase:
@@ -190,6 +186,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             self.optimizer.on_epoch(self._where_phase_began())
         elif self._broadcast_before_eval:
             broadcast_all(self.base_model.buffers())
+        split = self._splits[phase.train]
+        self.input_keys, self.target_keys = split.INPUT_KEY_NAMES, split.TARGET_KEY_NAMES
         feed = self._feed
         self._sizes = feed.batch_sizes[phase.first_step : phase.last_step]
         self._global_sizes = feed.global_batch_sizes[phase.first_step : phase.last_step]
@@ -213,14 +211,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         assert feed is not None
         return feed
 
-    @property
-    def input_keys(self) -> list[str]:
-        return self._splits[self.train].INPUT_KEY_NAMES
-
-    @property
-    def target_keys(self) -> list[str]:
-        return self._splits[self.train].TARGET_KEY_NAMES
-
     def steps_left(self) -> bool:
         return self.progress.step < self.phase.steps
 
@@ -238,7 +228,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def step(self) -> None:
         """One step of the phase, whatever it does, and its place in the count."""
         progress = self.progress
-        if self.train:
+        if self.train and self.accumulate > 1:
             self.group = group_of(progress.step, self.phase.steps, self.accumulate, self._sizes)
         self.train_step_function(self)
         if self.train:

@@ -32,6 +32,7 @@ class StepTask(Protocol):
     """What the stages use of the task."""
 
     train: bool
+    model: torch.nn.Module
     base_model: torch.nn.Module
     loss: Callable[[Any, Any], Loss]
     optimizer: Any
@@ -48,8 +49,6 @@ class StepTask(Protocol):
     target_keys: Sequence[str]
 
     @property
-    def model(self) -> torch.nn.Module: ...
-    @property
     def where(self) -> float: ...
     def next_batch(self) -> Any: ...
     def run_hooks(self, event: str) -> None: ...
@@ -57,7 +56,7 @@ class StepTask(Protocol):
 
 def step_timer(task: StepTask) -> AbstractContextManager[None]:
     """Time of the whole step."""
-    return task.perf.stage("train_step_total")  # type: ignore[no-any-return]
+    return task.perf.train_step_total  # type: ignore[no-any-return]
 
 
 def compute_context(task: StepTask) -> AbstractContextManager[Any]:
@@ -78,7 +77,7 @@ def compute_context(task: StepTask) -> AbstractContextManager[Any]:
 
 def read_sample(task: StepTask, build: BuildSample) -> Sample:
     """The next batch, on the device, as the sample dict of the step."""
-    with task.perf.stage("read_sample"):
+    with task.perf.read_sample:
         sample = build(task.next_batch(), task.input_keys, task.target_keys)
     task.last_batch.begin(sample)
     return sample
@@ -86,7 +85,7 @@ def read_sample(task: StepTask, build: BuildSample) -> Sample:
 
 def forward(task: StepTask, sample: Sample) -> Any:
     """The model's output; a list of one is unwrapped. Hooks may replace it: on_forward."""
-    with task.perf.stage("forward"), task.precision.autocast():
+    with task.perf.forward, task.precision.autocast():
         if task.train and task.reduce_by_hand:
             manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
         output = task.model(sample["input"])
@@ -99,7 +98,7 @@ def forward(task: StepTask, sample: Sample) -> Any:
 
 def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
     """In float32 whatever the precision of the model: losses divide by small temperatures."""
-    with task.perf.stage("loss_compute"):
+    with task.perf.loss_compute:
         loss = task.loss(task.precision.as_full(output), sample["target"])
     if not isinstance(loss, Tensor) and "loss" not in loss:
         raise TrainingError(
@@ -111,7 +110,7 @@ def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
 
 def reduce_loss(task: StepTask, loss: Loss) -> None:
     """Note the loss and begin to average it over ranks, beside the backward pass."""
-    with task.perf.stage("loss_all_reduce"):
+    with task.perf.loss_all_reduce:
         batch = task.last_batch
         batch.loss = task.ledger.record(
             loss, task.progress.iteration, batch.size, batch.share, batch.indices
@@ -120,7 +119,7 @@ def reduce_loss(task: StepTask, loss: Loss) -> None:
 
 def update_meters(task: StepTask, output: Any, sample: Sample) -> None:
     """Meters accumulate on the device. Fires on_loss_and_meter."""
-    with task.perf.stage("meters_update"):
+    with task.perf.meters_update:
         for meter in task.active_meters:
             meter.update(output, sample["target"])
     task.run_hooks("on_loss_and_meter")
@@ -129,7 +128,7 @@ def update_meters(task: StepTask, output: Any, sample: Sample) -> None:
 def backward(task: StepTask, loss: Loss) -> None:
     """Gradients of this batch's share of its group. Fires on_backward."""
     group = task.group
-    with task.perf.stage("backward"):
+    with task.perf.backward:
         if group.first:
             task.optimizer.zero_grad()
         value = main_loss(loss)
@@ -143,7 +142,7 @@ def optimizer_step(task: StepTask) -> None:
     """One step by `where`, when the group is complete. Fires on_update."""
     if not task.group.last:
         return
-    with task.perf.stage("optimizer_step"):
+    with task.perf.optimizer_step:
         task.optimizer.schedule(task.where)
         task.precision.step(task.optimizer.inner)
     task.run_hooks("on_update")

@@ -18,7 +18,7 @@ def test_stage_times_are_logged(
     hook = LogPerfStats(frequency)
     hook.on_phase_start(task)
     for _ in range(4):
-        with task.perf.stage("forward"):
+        with task.perf.forward:
             pass
         task.progress.step += 1
         hook.on_step(task)

@@ -32,7 +32,7 @@ def test_the_stages_have_vissls_names() -> None:
 def test_times_add_up_per_stage_and_come_out_as_means(clock: _Clock) -> None:
     stats = PerfStats()
     for seconds in (1.0, 3.0):
-        with stats.stage("forward"):
+        with stats.forward:
             clock.now += seconds
     (row,) = stats.report()
     assert (row.name, row.count, row.host_ms, row.gpu_ms) == ("forward", 2, 2000.0, None)
@@ -43,7 +43,7 @@ def test_times_add_up_per_stage_and_come_out_as_means(clock: _Clock) -> None:
 
 def test_a_stage_that_raises_is_timed_too(clock: _Clock) -> None:
     stats = PerfStats()
-    with pytest.raises(ValueError), stats.stage("backward"):  # noqa: PT012
+    with pytest.raises(ValueError), stats.backward:  # noqa: PT012
         clock.now += 2.0
         raise ValueError
     assert stats.report()[0].host_ms == 2000.0
@@ -57,7 +57,7 @@ def test_gpu_time_is_read_without_waiting() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(5):
-            with stats.stage("forward"):
+            with stats.forward:
                 matrix = matrix @ matrix.T / 2048
         stats.report()
     finally:

@@ -13,7 +13,7 @@ def test_state_goes_round() -> None:
 
 
 def test_without_accumulation_each_step_is_a_group() -> None:
-    assert group_of(3, 5, 1, [4] * 5) is ALONE
+    assert group_of(3, 5, 1, [4] * 5) == ALONE
 
 
 def test_groups_and_the_last_that_is_incomplete() -> None:

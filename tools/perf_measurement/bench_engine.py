@@ -6,19 +6,20 @@
 The same model, optimizer and batches (tensors in memory) are given to each contestant:
 the loop of tools/plain_train.py, this engine with its default hooks, and Lightning,
 accelerate and mmengine where they are installed (pip install 'sslengine[bench]'). They
-take turns within one process, round after round, and the median round counts, so that a
-busy machine slows all of them alike. Set-up is not timed, only steps.
+take turns of ten steps within one process, so that a busy machine slows all of them alike,
+and the median of five rounds counts. Set-up is not timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import logging
-import math
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,13 +29,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet18
+from torch.utils.data import DataLoader, IterableDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import plain_train
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve_dict
+from sslengine.errors import DataError
 from sslengine.models.trunks.base import Trunk
 from sslengine.monitor.log_file import LogWriter
 from sslengine.monitor.writers import JsonLinesWriter
@@ -42,7 +44,7 @@ from sslengine.registry import register_trunk
 from sslengine.task.task import SelfSupervisionTask
 
 TEMPERATURE, RATE = 0.2, 1e-3
-Run = Callable[[list[Tensor]], float]  # batches -> seconds
+TURN = 10  # steps; the engine and others log once in so many
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Case:
     plain: Callable[[], nn.Module]
     shape: tuple[int, ...]  # of one view
     images: int
-    steps: int
+    turns: int  # of a round
 
 
 @register_trunk("bench_mlp")
@@ -66,28 +68,24 @@ class BenchMlp(Trunk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = _mlp()
+        self.fc1, self.fc2, self.relu = nn.Linear(192, 256), nn.Linear(256, 256), nn.ReLU()
 
     def features(self, x: Tensor, wanted: Any) -> dict[str, Tensor]:
-        return {"flatten": self.layers(x.flatten(1))}
-
-
-def _mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(192, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
+        return {"flatten": self.relu(self.fc2(self.relu(self.fc1(x.flatten(1)))))}
 
 
 def _plain_mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), _mlp(), nn.Linear(512, 64))
+    """Trunk and head, as the models of tools/plain_train.py."""
+    layers = [nn.Linear(192, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+    return nn.Sequential(nn.Sequential(nn.Flatten(), *layers), nn.Sequential(nn.Linear(256, 64)))
 
 
 def _plain_resnet() -> nn.Module:
-    model = resnet18()
-    model.fc = nn.Linear(512, 128)
-    return model
+    return plain_train.make_model(1.0, (2, 2, 2, 2), (128,))
 
 
 CASES = {
-    "mlp": Case("mlp", {"NAME": "bench_mlp"}, [512, 64], _plain_mlp, (3, 8, 8), 64, 300),
+    "mlp": Case("mlp", {"NAME": "bench_mlp"}, [256, 64], _plain_mlp, (3, 8, 8), 16, 60),
     "resnet18": Case(
         "resnet18",
         {"NAME": "resnet", "RESNETS": {"DEPTH": 18}},
@@ -95,7 +93,7 @@ CASES = {
         _plain_resnet,
         (3, 64, 64),
         32,
-        6,
+        2,
     ),
 }
 
@@ -105,64 +103,56 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, fused=True)
 
 
-# ---- contestants: each makes a function that runs the batches it is given and times them
+# ---- contestants: each builds what it needs, then trains on the batches until they end
 
 
-def plain(case: Case) -> Run:
+def plain(case: Case, batches: Iterator[Tensor]) -> None:
     model = case.plain()
-    optimizer = make_optimizer(model)
-
-    def run(batches: list[Tensor]) -> float:
-        began = time.perf_counter()
-        plain_train.train_steps(model, optimizer, batches, TEMPERATURE, lambda step: RATE)
-        return time.perf_counter() - began
-
-    return run
+    plain_train.train_steps(model, make_optimizer(model), batches, TEMPERATURE, lambda step: RATE)
 
 
 class MemoryFeed:
-    """Batches from memory, in the place of the engine's loader, one turn after the other."""
+    """Batches from memory, in the place of the engine's loader."""
 
-    def __init__(self, images: int, steps: int) -> None:
-        self.images = images
+    def __init__(self, images: int, steps: int, batches: Iterator[Tensor]) -> None:
         self.num_samples, self.steps_per_epoch = images * steps, steps
         self.batch_sizes = self.global_batch_sizes = [images] * steps
-        self.turn: Iterator[Tensor] = iter(())
+        self._indices = torch.arange(2 * images)
+        self._batches = batches
 
     def batches(self, *window: int) -> Iterator[dict[str, Any]]:
-        indices = torch.arange(2 * self.images)
-        while True:
-            yield {"data": [next(self.turn)], "label": [indices], "data_idx": [indices]}
+        for views in self._batches:
+            yield {"data": [views], "label": [self._indices], "data_idx": [self._indices]}
 
     def close(self) -> None:
         pass
 
 
-def engine(case: Case, log_frequency: int = 10) -> Run:
-    config = resolve_dict(_config(case, log_frequency)).config
+def engine(case: Case, batches: Iterator[Tensor]) -> None:
+    task = engine_task(case, batches)
+    with contextlib.suppress(DataError):  # the batches have ended, the phase has not
+        while task.steps_left():
+            task.step()
+    task.on_end()
+
+
+def engine_task(case: Case, batches: Iterator[Tensor]) -> SelfSupervisionTask:
+    """At its first step, with default hooks and writers, and the given batches as its data."""
+    config = resolve_dict(_config(case)).config
     folder = Path(tempfile.mkdtemp(prefix="bench_engine_"))
     task = SelfSupervisionTask(config, folder, torch.device("cpu"))
     task.prepare()
     task.writers.extend([LogWriter(), JsonLinesWriter(folder / "metrics.jsonl")])
-    feed = MemoryFeed(case.images, task.phases[0].steps)
-    task.train_feed = feed  # type: ignore[assignment]
+    task.train_feed = MemoryFeed(case.images, task.phases[0].steps, batches)  # type: ignore[assignment]
     task.on_start()
     task.start_phase()
     task.on_phase_start()
-
-    def run(batches: list[Tensor]) -> float:
-        feed.turn = iter(batches)
-        began = time.perf_counter()
-        for _ in batches:
-            task.step()
-        return time.perf_counter() - began
-
-    return run
+    return task
 
 
-def _config(case: Case, log_frequency: int) -> dict[str, Any]:
+def _config(case: Case) -> dict[str, Any]:
     return {
-        "LOG_FREQUENCY": log_frequency,
+        "LOG_FREQUENCY": TURN,
         "TEST_MODEL": False,
         "DATA": {
             "NUM_DATALOADER_WORKERS": 0,
@@ -199,17 +189,17 @@ def _config(case: Case, log_frequency: int) -> dict[str, Any]:
     }
 
 
-def lightning(case: Case) -> Run:
+def lightning(case: Case, batches: Iterator[Tensor]) -> None:
     import lightning.pytorch as pl
 
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     model = case.plain()
 
-    class Module(pl.LightningModule):
+    class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.seconds, self.began = model, 0.0, 0.0
+            self.model = model
 
         def training_step(self, views: Tensor, index: int) -> Tensor:
             loss = plain_train.simclr_loss(self.model(views), TEMPERATURE)
@@ -219,49 +209,31 @@ def lightning(case: Case) -> Run:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return make_optimizer(self.model)
 
-        def on_train_epoch_start(self) -> None:
-            self.began = time.perf_counter()
-
-        def on_train_epoch_end(self) -> None:
-            self.seconds = time.perf_counter() - self.began
-
-    def run(batches: list[Tensor]) -> float:
-        module = Module()
-        trainer = pl.Trainer(
-            accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
-            enable_model_summary=False, enable_progress_bar=False,
-        )  # fmt: skip
-        trainer.fit(module, _as_loader(batches))
-        return module.seconds
-
-    return run
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, enable_checkpointing=False,
+        enable_model_summary=False, enable_progress_bar=False, log_every_n_steps=TURN,
+        logger=pl.loggers.CSVLogger(tempfile.mkdtemp(prefix="bench_lightning_")),
+    )  # fmt: skip
+    trainer.fit(Module(), OneEpoch(batches))
 
 
-def accelerate(case: Case) -> Run:
+def accelerate(case: Case, batches: Iterator[Tensor]) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     bare = case.plain()
     model, optimizer = accelerator.prepare(bare, make_optimizer(bare))
-
-    def run(batches: list[Tensor]) -> float:
-        loader = accelerator.prepare(_as_loader(batches))
-        began = time.perf_counter()
-        for step, views in enumerate(loader):
-            with accelerator.accumulate(model):
-                loss = plain_train.simclr_loss(model(views), TEMPERATURE)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            if step % 10 == 0:
-                accelerator.gather(loss).item()
-        return time.perf_counter() - began
-
-    return run
+    for step, views in enumerate(batches):
+        with accelerator.accumulate(model):
+            loss = plain_train.simclr_loss(model(views), TEMPERATURE)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if step % TURN == 0:
+            accelerator.gather(loss).item()
 
 
-def mmengine(case: Case) -> Run:
-    from mmengine.hooks import Hook
+def mmengine(case: Case, batches: Iterator[Tensor]) -> None:
     from mmengine.model import BaseModel
     from mmengine.runner import Runner
 
@@ -275,36 +247,36 @@ def mmengine(case: Case) -> Run:
         def forward(self, views: Tensor, mode: str = "loss") -> dict[str, Tensor]:
             return {"loss": plain_train.simclr_loss(self.bare(views), TEMPERATURE)}
 
-    class Clock(Hook):  # type: ignore[misc]
-        def before_train_epoch(self, runner: Any) -> None:
-            self.began = time.perf_counter()
-
-        def after_train_epoch(self, runner: Any) -> None:
-            self.seconds = time.perf_counter() - self.began
-
-    def run(batches: list[Tensor]) -> float:
-        clock = Clock()
-        runner = Runner(
-            model=Model(),
-            work_dir=tempfile.mkdtemp(prefix="bench_mmengine_"),
-            train_dataloader=_as_loader([(views,) for views in batches]),
-            train_cfg={"by_epoch": True, "max_epochs": 1},
-            optim_wrapper={"optimizer": make_optimizer(bare)},
-            default_hooks={"logger": {"type": "LoggerHook", "interval": 10}, "checkpoint": None},
-            custom_hooks=[clock],
-            log_level="ERROR",
-        )
-        runner.train()
-        return float(clock.seconds)
-
-    return run
+    runner = Runner(
+        model=Model(),
+        work_dir=tempfile.mkdtemp(prefix="bench_mmengine_"),
+        train_dataloader=DataLoader(OneEpoch((views,) for views in batches), batch_size=None),
+        train_cfg={"by_epoch": True, "max_epochs": 1},
+        optim_wrapper={"optimizer": make_optimizer(bare)},
+        default_hooks={
+            "logger": {"type": "LoggerHook", "interval": TURN},
+            "checkpoint": None,
+            "sampler_seed": None,  # there is no sampler
+        },
+        log_level="ERROR",
+    )
+    runner.train()
 
 
-def _as_loader(batches: list[Any]) -> Any:
-    return torch.utils.data.DataLoader(batches, batch_size=None)
+class OneEpoch(IterableDataset[Any]):
+    """An iterator as frameworks want to see it."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches
+
+    def __len__(self) -> int:
+        return 10**6  # mmengine wants to know; it ends earlier
 
 
-CONTESTANTS: dict[str, Callable[[Case], Run]] = {
+CONTESTANTS: dict[str, Callable[[Case, Iterator[Tensor]], None]] = {
     "plain": plain,
     "sslengine": engine,
     "lightning": lightning,
@@ -320,27 +292,71 @@ def installed(name: str) -> bool:
     return name in ("plain", "sslengine") or importlib.util.find_spec(name) is not None
 
 
-def race(case: Case, names: list[str], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Seconds per step, for each contestant and round. The first round is not counted."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (2 * case.images, *case.shape)
-    batches = [torch.randn(shape, generator=generator) for _ in range(min(steps, 16))]
-    batches = [batches[index % len(batches)] for index in range(steps)]
-    runs = {}
-    for name in names:
+class Race:
+    """Each contestant trains in a thread of its own, and waits there for its next turn."""
+
+    def __init__(self, case: Case, names: list[str], turns: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shape = (2 * case.images, *case.shape)
+        self.batches = [torch.randn(shape, generator=generator) for _ in range(TURN)]
+        self.case, self.names, self.turns = case, names, turns
+        self.seconds: dict[str, list[float]] = {name: [] for name in names}  # a step, by turn
+        self._gates = {name: threading.Semaphore(0) for name in names}
+        self._back = threading.Semaphore(0)
+        self._errors: list[BaseException] = []
+
+    def run(self) -> dict[str, list[float]]:
+        threads = [threading.Thread(target=self._contest, args=(name,)) for name in self.names]
+        for thread in threads:
+            thread.daemon = True  # an error of one must not leave the others waiting for ever
+            thread.start()
+            self._wait()  # it is built, and asks for its first batch
+        for _ in range(self.turns + 1):
+            for name in self.names:
+                self._gates[name].release()
+                self._wait()
+        for thread in threads:
+            thread.join()
+        # The first turn is not counted.
+        return {name: seconds[1:] for name, seconds in self.seconds.items()}
+
+    def _wait(self) -> None:
+        self._back.acquire()
+        if self._errors:
+            raise self._errors[0]
+
+    def _contest(self, name: str) -> None:
         torch.manual_seed(0)
-        runs[name] = CONTESTANTS[name](case)
+        try:
+            CONTESTANTS[name](self.case, self._lane(name))
+        except BaseException as error:
+            self._errors.append(error)
+            self._back.release()
+
+    def _lane(self, name: str) -> Iterator[Tensor]:
+        """The batches of one contestant; a turn's time is from its first to the next request."""
+        for _ in range(self.turns + 1):
+            self._back.release()
+            self._gates[name].acquire()
+            began = time.perf_counter()
+            yield from self.batches
+            self.seconds[name].append((time.perf_counter() - began) / TURN)
+        self._back.release()
+
+
+def rounds_of(case: Case, names: list[str], turns: int, rounds: int) -> dict[str, list[float]]:
+    """Each round's median turn. In each all is built anew, in another order: where tensors
+    happen to lie in memory moves a step by as much as an engine costs."""
     times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds + 1):
-        for name in names:
-            seconds = runs[name](batches) / steps
-            if turn:
-                times[name].append(seconds)
+    for number in range(rounds):
+        first = number % len(names)
+        for name, seconds in Race(case, names[first:] + names[:first], turns).run().items():
+            times[name].append(statistics.median(seconds))
     return times
 
 
 def report(case: Case, times: dict[str, list[float]]) -> str:
-    """Per contestant: the median, and the median over rounds of what it adds to `plain`."""
+    """Per contestant and over rounds: the median, and that of what it adds to `plain`."""
     threads = torch.get_num_threads()
     lines = [f"{case.name}: {case.images} images of {case.shape}, threads: {threads}"]
     for name, seconds in times.items():
@@ -349,7 +365,7 @@ def report(case: Case, times: dict[str, list[float]]) -> str:
         share = statistics.median(mine / bare - 1 for mine, bare in pairs)
         lines.append(
             f"  {name:<12}{1e3 * statistics.median(seconds):>10.3f} ms/step"
-            + (f"{1e6 * added:>+10.0f} us{100 * share:>+9.2f} %" if name != "plain" else "")
+            + (f"{1e6 * added:>+8.0f} us{100 * share:>+9.2f} %" if name != "plain" else "")
         )
     return "\n".join(lines)
 
@@ -361,7 +377,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, list[float]]
     parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
     parser.add_argument("--only", choices=CONTESTANTS, nargs="+", default=list(CONTESTANTS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="times the usual number of steps")
+    parser.add_argument("--scale", type=float, default=1.0, help="times the usual number of turns")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -370,8 +386,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, list[float]]
     results = {}
     for name in options.case:
         case = CASES[name]
-        steps = max(2, math.ceil(case.steps * options.scale))
-        results[name] = race(case, names, options.rounds, steps)
+        turns = max(1, round(case.turns * options.scale))
+        results[name] = rounds_of(case, names, turns, options.rounds)
         print(report(case, results[name]))
     missing = [name for name in options.only if name not in names]
     if missing:

@@ -51,5 +51,6 @@ class MLP(nn.Module):
                 f"config.MODEL.HEAD.PARAMS: a head with dims [{self.in_features}, ...] got "
                 f"features of shape {tuple(x.shape)}; it takes N x {self.in_features}."
             )
-        out: Tensor = self.clf(x)
-        return out
+        for layer in self.clf:
+            x = layer(x)
+        return x

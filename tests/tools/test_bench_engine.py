@@ -1,0 +1,71 @@
+"""The benchmark compares like with like: engine and plain loop make the same steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = ROOT / "tools" / "perf_measurement" / "bench_engine.py"
+    spec = importlib.util.spec_from_file_location("bench_engine", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_engine"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet18"])
+def test_the_engine_makes_the_steps_of_the_plain_loop(bench: ModuleType, name: str) -> None:
+    case = bench.CASES[name]
+    batches = [torch.randn(8, *case.shape) for _ in range(3)]
+    task = bench.engine_task(case, iter(batches))
+    plain = case.plain()
+    with torch.no_grad():
+        for mine, theirs in zip(plain.parameters(), task.base_model.parameters(), strict=True):
+            mine.copy_(theirs)
+    expected = bench.plain_train.train_steps(
+        plain, bench.make_optimizer(plain), batches, bench.TEMPERATURE, lambda step: bench.RATE
+    )
+    for _ in batches:
+        task.step()
+    task.on_end()
+    losses = [entry / batch for entry, batch in zip(task.losses, [case.images] * 3, strict=True)]
+    assert losses == pytest.approx([loss.item() for loss in expected], rel=1e-5)
+    for mine, theirs in zip(plain.parameters(), task.base_model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_race_times_every_contestant(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = str(torch.get_num_threads())
+    arguments = ["--case", "mlp", "--only", "sslengine", "--rounds", "2", "--scale", "0.03"]
+    results = bench.main([*arguments, "--threads", threads])
+    assert {name: len(rounds) for name, rounds in results["mlp"].items()} == {
+        "plain": 2,
+        "sslengine": 2,
+    }
+    assert all(seconds > 0 for rounds in results["mlp"].values() for seconds in rounds)
+    assert "ms/step" in capsys.readouterr().out
+
+
+def test_an_error_of_a_contestant_ends_the_race(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(case: object, batches: object) -> None:
+        raise ArithmeticError("broken")
+
+    monkeypatch.setitem(bench.CONTESTANTS, "sslengine", fails)
+    with pytest.raises(ArithmeticError, match="broken"):
+        bench.Race(bench.CASES["mlp"], ["plain", "sslengine"], turns=1).run()
