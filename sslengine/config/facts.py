@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,21 @@ class RunFacts:
     world_size: int = 1
     batch_size_per_replica: int = 1
     views_per_image: int = 1
+    # The modules of all heads in order, as (name, arguments).
+    heads: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    collator: str = ""
+    # Do batch norms see the batches of all ranks?
+    sync_batch_norm: bool = False
     # Known once the data set has been opened; 0 before.
     num_train_samples: int = 0
 
     @property
     def global_batch_size(self) -> int:
         return self.world_size * self.batch_size_per_replica
+
+    def head(self, name: str) -> Mapping[str, Any] | None:
+        """The arguments of the first head module of that name; None if there is none."""
+        return next((arguments for module, arguments in self.heads if module == name), None)
 
     def with_data(self, num_train_samples: int) -> RunFacts:
         return replace(self, num_train_samples=num_train_samples)
@@ -34,7 +43,20 @@ def run_facts(config: DictConfig) -> RunFacts:
         world_size=world_size(config),
         batch_size_per_replica=train.BATCHSIZE_PER_REPLICA,
         views_per_image=views_per_image(OmegaConf.to_container(train.TRANSFORMS)),  # type: ignore[arg-type]
+        heads=tuple(_modules(OmegaConf.to_container(config.MODEL.HEAD.PARAMS))),
+        collator=train.COLLATE_FUNCTION,
+        sync_batch_norm=bool(config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN),
     )
+
+
+def _modules(entries: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The pairs of HEAD.PARAMS, however they are nested. What is malformed is told elsewhere."""
+    match entries:
+        case [str(name), Mapping() as arguments, *_]:
+            yield name, arguments
+        case [*inner]:
+            for entry in inner:
+                yield from _modules(entry)
 
 
 def world_size(config: DictConfig) -> int:

@@ -54,6 +54,7 @@ class TaskView(Protocol):
     config: DictConfig
     run_dir: Path
     device: torch.device
+    train_feed: Any  # the training data: `train_feed.batches(epoch)`; None if nothing is trained
     model: nn.Module  # wrapped for data parallel training
     base_model: nn.Module  # the model itself
     loss: nn.Module

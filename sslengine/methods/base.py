@@ -8,6 +8,11 @@ A method is a loss module, registered by name with a dataclass of its YAML optio
         def forward(self, output, target): ...      # a scalar, or a dict with the key "loss"
         def hooks(self): return [MyHook(self)]      # if it has work outside the loss
 
+A method that keeps a copy of the model (a teacher, a momentum encoder) makes it in
+`attach(model)` and keeps it as a submodule; what it must do outside the loss (a forward
+of the teacher, an update of it) is a hook's business. Evaluation moves neither teacher
+nor queue: hooks look at `task.train`.
+
 `output` is what the model gives (a tensor, or a list when there are several), `target`
 the batch's labels. What it keeps between steps (queue, centre, teacher) it keeps in
 buffers and submodules: those are checkpointed and restored. What differs between ranks
@@ -30,6 +35,13 @@ class Method(nn.Module):
     @abstractmethod
     def forward(self, output: Any, target: Any) -> Tensor | dict[str, Tensor]:
         raise NotImplementedError
+
+    def attach(self, model: nn.Module) -> None:
+        """The model is built: copy of it what is needed.
+
+        Called on every rank, before a checkpoint is loaded; once more when initial weights
+        have been loaded into the model, so that copies start as the model does.
+        """
 
     def hooks(self) -> list[Hook]:
         """The hooks that this method needs; the engine runs them before its own."""

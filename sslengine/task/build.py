@@ -17,6 +17,7 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed import data_parallel
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.losses.options import LossOptions
+from sslengine.methods.base import Method
 from sslengine.models.build import build_model
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
@@ -73,6 +74,12 @@ def build_loss(config: DictConfig, num_train_samples: int, device: torch.device)
 
 def _facts_argument(chosen: Any, facts: RunFacts) -> dict[str, RunFacts]:
     return {"run": facts} if "run" in inspect.signature(chosen).parameters else {}
+
+
+def attach(loss: nn.Module, model: Model) -> None:
+    """Let the method copy what it needs of the model; any other loss has no such verb."""
+    if isinstance(loss, Method):
+        loss.attach(model)
 
 
 def build_run_precision(config: DictConfig, device: torch.device) -> Precision:

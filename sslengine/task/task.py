@@ -83,6 +83,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         seed_all(self.seed)
         self.base_model = build.build_base_model(config, device)
         self.loss = build.build_loss(config, self._feed_for_training.num_samples, device)
+        build.attach(self.loss, self.base_model)
         self.precision = build.build_run_precision(config, device)
         epochs = self.length.epochs(self._feed_for_training.steps_per_epoch)
         self.optimizer = build.build_run_optimizer(config, self.base_model, device, epochs)
@@ -97,6 +98,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def load_initial_weights(self) -> None:
         """For a run that does not go on from a checkpoint of its own."""
         build.load_initial_weights(self.config, self.base_model)
+        build.attach(self.loss, self.base_model)
 
     def _prepare_data(self) -> None:
         config = self.config

@@ -1,0 +1,36 @@
+"""Copies of a model that follow it slowly: teachers and momentum encoders.
+
+    teacher = m * teacher + (1 - m) * student, for every parameter
+
+Buffers (the statistics of batch norms) are the copy's own business: they move with its
+own forward passes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def frozen_copy(model: Module) -> Module:
+    """A copy that shares nothing with the model and takes no gradient."""
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+@torch.no_grad()
+def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
+    """One step towards the student, in one kernel for all parameters."""
+    mine: list[Tensor] = list(teacher.parameters())
+    theirs: list[Tensor] = list(student.parameters())
+    torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
+
+
+def rising_momentum(base: float, where: float) -> float:
+    """From `base` to 1 along half a cosine, as `where` goes from 0 to 1 (BYOL, DINO)."""
+    return 1.0 - (1.0 - base) * (math.cos(math.pi * where) + 1.0) / 2.0

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sslengine.losses.momentum import follow, frozen_copy, rising_momentum
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+
+def test_a_copy_shares_nothing_and_takes_no_gradient() -> None:
+    model = _model()
+    copied = frozen_copy(model)
+    for mine, theirs in zip(copied.state_dict().values(), model.state_dict().values(), strict=True):
+        assert mine.data_ptr() != theirs.data_ptr()
+        torch.testing.assert_close(mine, theirs)
+    assert not any(p.requires_grad for p in copied.parameters())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_parameters_follow_and_buffers_stay() -> None:
+    student, teacher = _model(), frozen_copy(_model())
+    student(torch.randn(8, 3))
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    follow(teacher, student, 0.9)
+    for name, parameter in teacher.named_parameters():
+        expected = 0.9 * before[name] + 0.1 * dict(student.named_parameters())[name]
+        torch.testing.assert_close(parameter.data, expected.data)
+    torch.testing.assert_close(teacher[1].running_mean, before["1.running_mean"])
+    assert not torch.equal(student[1].running_mean, teacher[1].running_mean)
+
+
+@pytest.mark.parametrize(("where", "expected"), [(0.0, 0.99), (1.0, 1.0), (0.5, 0.995)])
+def test_the_momentum_rises_to_one(where: float, expected: float) -> None:
+    assert rising_momentum(0.99, where) == pytest.approx(expected)
+    quarter = 1 - 0.01 * (math.cos(math.pi / 4) + 1) / 2
+    assert rising_momentum(0.99, 0.25) == pytest.approx(quarter)
