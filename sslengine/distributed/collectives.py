@@ -53,9 +53,13 @@ class _Gather(torch.autograd.Function):
         return grad.chunk(world_size())[rank()]
 
 
+# torch 2.14 renamed it, and warns of the old name.
+_all_gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 def _all_gather(tensor: Tensor) -> Tensor:
     rows = tensor.new_empty((world_size() * tensor.shape[0], *tensor.shape[1:]))
-    dist.all_gather_into_tensor(rows, tensor.contiguous())
+    _all_gather_rows(rows, tensor.contiguous())
     return rows
 
 

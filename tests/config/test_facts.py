@@ -8,7 +8,7 @@ def test_facts_of_a_config() -> None:
         world_size=6,
         batch_size_per_replica=4,
         views_per_image=2,
-        heads=(("mlp", {"dims": [64, 8]}),),
+        heads=(("mlp", {"dims": [32, 8]}),),
         collator="simclr_collator",
     )
     assert facts.global_batch_size == 24
