@@ -6,12 +6,13 @@ CONSTRAINTS ?= constraints.txt
 RUN = $(VENV)/bin/python tools/run_distributed_engines.py
 
 help:
-	@echo "make quickstart   install, pretrain SimCLR on built-in images, judge it (minutes, no GPU)"
-	@echo "make test         install what the tests need, run them all"
-	@echo "make test-slow    the long tail as well"
-	@echo "make test-floor   the tests with the oldest versions that are supported"
-	@echo "make bench        what the engine costs a step, beside a bare loop and other engines"
-	@echo "make clean        remove the environments and build files"
+	@echo "make quickstart     install, pretrain SimCLR on built-in images, judge it (minutes, no GPU)"
+	@echo "make test           install what the tests need, run them all"
+	@echo "make test-slow      the long tail as well"
+	@echo "make test-floor     the tests with the oldest versions that are supported"
+	@echo "make bench          what the engine costs a step, beside a bare loop and other engines"
+	@echo "make methods-table  train and judge every method (hours; can be resumed)"
+	@echo "make clean          remove the environments and build files"
 
 quickstart: $(VENV)/.installed
 	@$(RUN) config=quickstart/simclr
@@ -53,7 +54,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	  --constraint $(CONSTRAINTS) --editable '.[test]'
 	@touch $@
 
+methods-table: $(VENV)/.installed
+	$(VENV)/bin/python tools/methods_table.py
+
 clean:
 	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help quickstart test test-slow test-floor bench clean
+.PHONY: help quickstart test test-slow test-floor bench methods-table clean

@@ -61,7 +61,13 @@ def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[s
 
 
 def _is_pair(value: Any) -> bool:
-    return len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
+    """`[name, {...}]`. More may follow: what is read of it is for the section to say."""
+    match value:
+        case [str(), Mapping()]:
+            return True
+        case [str(), Mapping() as arguments, *_]:
+            return "name" not in arguments  # else a list of names and of entries
+    return False
 
 
 def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:

@@ -19,6 +19,8 @@ class RunFacts:
     # The modules of all heads in order, as (name, arguments).
     heads: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     collator: str = ""
+    # What the target is: standard, sample_index, zero; "" where nobody knows.
+    label_type: str = ""
     # Do batch norms see the batches of all ranks?
     sync_batch_norm: bool = False
     # Known once the data set has been opened; 0 before.
@@ -45,6 +47,7 @@ def run_facts(config: DictConfig) -> RunFacts:
         views_per_image=views_per_image(OmegaConf.to_container(train.TRANSFORMS)),  # type: ignore[arg-type]
         heads=tuple(_modules(OmegaConf.to_container(config.MODEL.HEAD.PARAMS))),
         collator=train.COLLATE_FUNCTION,
+        label_type=train.LABEL_TYPE,
         sync_batch_norm=bool(config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN),
     )
 

@@ -126,7 +126,10 @@ class _Writer:
         if isinstance(node, DictConfig) and not fields_of(node):
             OmegaConf.set_struct(node, False)  # a free dict inside a typed one is free
         try:
-            node[key] = value
+            if isinstance(node, DictConfig) and key in fields_of(node):
+                OmegaConf.update(node, key, value, merge=False)  # takes "1e-4" for a float
+            else:
+                node[key] = value
         except (OmegaConfBaseException, IndexError) as error:
             expected = _expected(node, key)
             detail = f"expected {expected}, got {value!r}"

@@ -15,6 +15,7 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import MachineOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.hooks.checkpointing import SaveCheckpoints
+from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
 from sslengine.hooks.metrics import LogMetrics
@@ -48,6 +49,8 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
                 board.LOG_PARAMS_EVERY_N_ITERS, board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS
             )
         )
+    if hooks.COLLAPSE_SIGNS:
+        chosen.append(LogCollapse())
     chosen.append(
         LogMetrics(read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ)
     )

@@ -66,7 +66,7 @@ class TaskView(Protocol):
     writers: list[Any]
     hooks: list[Any]
     last_batch: Any
-    phase_results: dict[str, Any]  # of the phase that has just ended, over all ranks
+    phase_results: dict[str, Any]  # of the phase that has just ended; hooks may add to them
     progress: Any
     phases: list[Any]
     train: bool

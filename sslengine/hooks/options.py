@@ -75,6 +75,8 @@ class HooksOptions:
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
     EMA_MODEL: EmaModelOptions = field(default_factory=EmaModelOptions)
+    # Spread and rank of projections and features, at the end of each train phase.
+    COLLAPSE_SIGNS: bool = True
 
     def check(self) -> Iterator[str]:
         for key in ("SAVE_EMA_MODEL", "ENABLE_EMA_METERS"):

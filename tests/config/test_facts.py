@@ -10,6 +10,7 @@ def test_facts_of_a_config() -> None:
         views_per_image=2,
         heads=(("mlp", {"dims": [32, 8]}),),
         collator="simclr_collator",
+        label_type="sample_index",
     )
     assert facts.global_batch_size == 24
     assert facts.with_data(100).num_train_samples == 100

@@ -90,9 +90,14 @@ def test_penalties_are_tried_from_strong_to_weak_until_the_accuracy_falls(
         return real_fit(classifier, features, labels, penalty)
 
     real_fit = linear._fit
+    held_out = {0.3: 0.5, 1e-6: 0.6, 1e-7: 0.4}
     monkeypatch.setattr(linear, "_fit", fit)
-    linear_probe(*TRAIN, *TEST, LinearProbeOptions(PENALTIES=[1e-6, 1e-8, 0.3, 1e-7]))
-    assert tried == [0.3, 1e-6, 0.3]  # the last: on all training samples
+    monkeypatch.setattr(
+        linear.LogisticRegression, "score", lambda *_: held_out[tried[-1]], raising=True
+    )
+    probe = linear_probe(*TRAIN, *TEST, LinearProbeOptions(PENALTIES=[1e-6, 1e-8, 0.3, 1e-7]))
+    assert tried == [0.3, 1e-6, 1e-7, 1e-6]  # the last: on all training samples
+    assert (probe.penalty, probe.held_out_accuracy) == (1e-6, pytest.approx(60.0))
 
 
 def test_separable_classes_are_separated() -> None:

@@ -1,0 +1,91 @@
+"""Signs of collapse, the failure that a self-supervised loss does not show.
+
+A network that gives every image the same features, or features that lie on a few lines,
+can have a splendid loss. At the end of each train phase the last batch tells:
+
+    projection_std     spread of the unit-length outputs over images: 0 when all are alike
+    projection_rank    RankMe of the outputs: how many dimensions they fill
+    trunk_rank         RankMe of the trunk's final feature
+
+They are of this rank's share of one batch, so a rank is at most its number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from sslengine.evaluation.feature_std import feature_std
+from sslengine.evaluation.rankme import rankme
+from sslengine.hooks.events import Hook, TaskView
+
+
+class LogCollapse(Hook):
+    """`HOOKS.COLLAPSE_SIGNS`. Adds to `task.phase_results`, so it comes before LogMetrics.
+
+    Cost: two singular value decompositions a phase. All other steps are left alone: the
+    trunk's output is caught in the phase's last one only.
+    """
+
+    def __init__(self) -> None:
+        self._catch: Any = None
+        self._trunk: Tensor | None = None
+        self._signs: dict[str, float] = {}
+
+    def on_phase_start(self, task: TaskView) -> None:
+        self._signs = {}
+        self._catch_trunk_before_last_step(task)
+
+    def on_step(self, task: TaskView) -> None:
+        if not task.train:
+            return
+        if task.progress.step == task.phase.steps:
+            self._signs = self._read(task)
+        else:
+            self._catch_trunk_before_last_step(task)
+
+    def on_phase_end(self, task: TaskView) -> None:
+        if task.train:
+            task.phase_results.update(self._signs)
+
+    def on_exception(self, task: TaskView) -> None:
+        self._let_go()
+
+    def _catch_trunk_before_last_step(self, task: TaskView) -> None:
+        trunk = getattr(task.base_model, "trunk", None)
+        if task.train and task.progress.step == task.phase.steps - 1 and trunk is not None:
+            self._catch = trunk.register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._trunk is None:  # of several sizes of crops, the first
+            self._trunk = first_tensor(output)
+
+    def _let_go(self) -> None:
+        if self._catch is not None:
+            self._catch.remove()
+        self._catch, self._trunk = None, None
+
+    def _read(self, task: TaskView) -> dict[str, float]:
+        signs: dict[str, float] = {}
+        projection = first_tensor(task.last_batch.model_output)
+        if projection is not None and len(projection) > 1:
+            signs["projection_std"] = feature_std(projection).item()
+            signs["projection_rank"] = rankme(projection).item()
+        if self._trunk is not None and len(self._trunk) > 1:
+            signs["trunk_rank"] = rankme(self._trunk).item()
+        self._let_go()
+        return signs
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The first tensor of what a model gives, as rows; None if there is none."""
+    if isinstance(output, Tensor):
+        rows = output.detach()
+        return rows.flatten(1).float() if rows.ndim > 1 else None
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, Sequence) and output:
+        return first_tensor(output[0])
+    return None

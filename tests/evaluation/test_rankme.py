@@ -1,0 +1,80 @@
+"""RankMe against its formula with singular values that are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sslengine.errors import DataError
+from sslengine.evaluation.rankme import rankme
+
+
+def with_singular_values(values: list[float], rows: int, columns: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+
+    def orthonormal(size: int) -> Tensor:
+        square = torch.randn(size, size, generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(square).Q[:, : len(values)]
+
+    diagonal = torch.tensor(values, dtype=torch.float64)
+    return orthonormal(rows) * diagonal @ orthonormal(columns).T
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    values=st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6),
+    more_rows=st.integers(0, 5),
+    more_columns=st.integers(0, 5),
+    seed=st.integers(0, 1000),
+)
+def test_the_papers_formula(
+    values: list[float], more_rows: int, more_columns: int, seed: int
+) -> None:
+    rows, columns = len(values) + more_rows, len(values) + more_columns
+    shares = [v / math.fsum(values) + 1e-7 for v in values]
+    shares += [1e-7] * (min(rows, columns) - len(values))  # singular values that are 0
+    expected = math.exp(-math.fsum(p * math.log(p) for p in shares))
+    found = rankme(with_singular_values(values, rows, columns, seed))
+    assert found.item() == pytest.approx(expected, rel=1e-8)
+
+
+def test_from_one_line_to_all_dimensions() -> None:
+    line = torch.linspace(1, 2, 50).unsqueeze(1) * torch.randn(1, 16)
+    assert rankme(line).item() == pytest.approx(1.0, abs=1e-3)
+    assert rankme(torch.eye(16).repeat(4, 1)).item() == pytest.approx(16.0, abs=1e-3)
+
+
+def test_scale_does_not_matter() -> None:
+    features = torch.randn(40, 8)
+    assert rankme(1e-6 * features).item() == pytest.approx(rankme(features).item(), rel=1e-5)
+
+
+def test_features_that_are_all_zero_have_the_rank_of_a_point() -> None:
+    assert rankme(torch.zeros(10, 4)).item() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_half_precision_is_computed_in_single() -> None:
+    features = torch.randn(40, 8).bfloat16()
+    assert torch.equal(rankme(features), rankme(features.float()))
+
+
+def test_no_graph_is_kept() -> None:
+    assert not rankme(torch.randn(4, 3, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_features_that_are_not_finite_have_no_rank(bad: float) -> None:
+    features = torch.ones(4, 3)
+    features[2, 1] = bad
+    assert math.isnan(rankme(features).item())
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (0, 4), (4, 0)])
+def test_anything_but_a_matrix_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match=r"RankMe: expected a matrix of features \(N, D\)"):
+        rankme(torch.zeros(shape))

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sslengine.hooks.collapse import LogCollapse, first_tensor
+
+
+class _Trunk(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = _Trunk()
+        self.head = nn.Identity()
+
+
+def _run(steps: int, images: Tensor, output: Tensor, train: bool = True) -> dict[str, Any]:
+    task: Any = SimpleNamespace(
+        base_model=_Model(),
+        train=train,
+        phase=SimpleNamespace(steps=steps),
+        progress=SimpleNamespace(step=0),
+        last_batch=SimpleNamespace(model_output=output),
+        phase_results={"loss": 1.0},
+    )
+    hook = LogCollapse()
+    hook.on_phase_start(task)
+    for _ in range(steps):
+        task.base_model.trunk(images if task.progress.step == steps - 1 else images * float("nan"))
+        task.progress.step += 1
+        hook.on_step(task)
+    hook.on_phase_end(task)
+    assert not task.base_model.trunk._forward_hooks
+    return dict(task.phase_results)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_healthy_features_fill_their_dimensions(steps: int) -> None:
+    orthogonal = torch.eye(8).repeat(4, 1)
+    signs = _run(steps, torch.randn(32, 5, 2, 2), orthogonal)
+    assert signs["loss"] == 1.0
+    assert signs["projection_rank"] == pytest.approx(8, rel=1e-4)
+    # Each of 8 columns is 1 in an eighth of the rows: a standard deviation of sqrt(7) / 8.
+    assert signs["projection_std"] == pytest.approx(7**0.5 / 8, rel=0.03)
+    assert 10 < signs["trunk_rank"] <= 20
+
+
+def test_collapsed_features_are_told() -> None:
+    alike = torch.ones(16, 8)
+    on_a_line = torch.randn(16, 1) * torch.ones(16, 6)
+    signs = _run(2, on_a_line, alike)
+    assert signs["projection_std"] == pytest.approx(0.0, abs=1e-6)
+    assert signs["projection_rank"] == pytest.approx(1.0, abs=1e-2)
+    assert signs["trunk_rank"] == pytest.approx(1.0, abs=1e-2)
+
+
+def test_test_phases_are_left_alone() -> None:
+    assert _run(2, torch.randn(4, 3), torch.randn(4, 3), train=False) == {"loss": 1.0}
+
+
+def test_an_error_leaves_no_hook_behind() -> None:
+    hook, model = LogCollapse(), _Model()
+    task: Any = SimpleNamespace(
+        base_model=model, train=True, phase=SimpleNamespace(steps=1),
+        progress=SimpleNamespace(step=0),
+    )  # fmt: skip
+    hook.on_phase_start(task)
+    assert model.trunk._forward_hooks
+    hook.on_exception(task)
+    assert not model.trunk._forward_hooks
+
+
+def test_what_counts_as_the_projection() -> None:
+    rows = torch.randn(4, 3)
+    assert first_tensor([[rows, rows + 1], rows + 2]) is not None
+    torch.testing.assert_close(first_tensor([[rows, rows + 1]]), rows)
+    torch.testing.assert_close(first_tensor({"a": rows}), rows)
+    assert first_tensor(torch.randn(4, 2, 2)).shape == (4, 4)
+    assert first_tensor([]) is None
+    assert first_tensor(torch.randn(4)) is None
