@@ -1,7 +1,8 @@
 """From samples to a batch: `collate(batch) -> {key: [tensor, ...]}`.
 
-The standard train step takes one tensor under each key, so a collator makes one of what
-the views of a sample hold. Whatever keys a sample has are carried along.
+The standard train step takes one thing under each key, so a collator makes one of what
+the views of a sample hold: a tensor, or where views differ in size a list of tensors.
+Whatever keys a sample has are carried along.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 
-Batch = dict[str, list[Tensor]]
+# Under each key a list over data sources, of tensors or of lists of tensors.
+Batch = dict[str, list[Any]]
 
 
 @register_collator("default_collate")
@@ -29,10 +31,51 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
 @register_collator("simclr_collator")
 def simclr_collator(batch: Sequence[Sample]) -> Batch:
     """One tensor: the first view of every sample, then the second view of every sample, ..."""
-    return {
-        key: [_stack(key, [view for views in zip(*_column(batch, key)) for view in views])]
-        for key in batch[0]
-    }
+    return {key: [_view_by_view(batch, key)] for key in batch[0]}
+
+
+@register_collator("multicrop_collator")
+def multicrop_collator(
+    batch: Sequence[Sample], create_multidimensional_tensor: bool = False
+) -> Batch:
+    """`data`: a list of tensors, the first crop of every sample, then the second of every sample.
+
+    The rest is one tensor each, in the order of the crops. create_multidimensional_tensor
+    changes nothing: the list is what the model takes, without padding and masks.
+    """
+    crops = [_stack("data", values) for values in zip(*_column(batch, "data"))]
+    rest = {key: [_view_by_view(batch, key)] for key in batch[0] if key != "data"}
+    return {"data": [crops], **rest}
+
+
+@register_collator("moco_collator")
+def moco_collator(batch: Sequence[Sample]) -> Batch:
+    """`data`, the first view of every sample, and `data_momentum`, the second; no other views."""
+    data = _column(batch, "data")
+    if len(data[0]) < 2:
+        raise DataError(
+            "moco_collator needs two views of each image: put ImgReplicatePil with num_times 2 "
+            "among the TRANSFORMS."
+        )
+    views = [[_stack("data", [images[number] for images in data])] for number in range(2)]
+    return {"data": views[0], "data_momentum": views[1], **_of_first_view(batch)}
+
+
+@register_collator("siamese_collator")
+def siamese_collator(batch: Sequence[Sample]) -> Batch:
+    """One tensor of patches for each image of a sample: all of the first sample, of the second, ...
+
+    An image is a tensor of its patches here, as ImgPatchesFromTensor makes it.
+    """
+    collated = default_collate(batch)
+    for images in collated["data"]:
+        if images.ndim != 5:
+            raise DataError(
+                f"siamese_collator takes a tensor patches x channels x height x width of each "
+                f"image, and got {tuple(images.shape[1:])}: put ImgPatchesFromTensor among the "
+                f"TRANSFORMS, after ToTensor."
+            )
+    return {**collated, "data": [images.flatten(0, 1) for images in collated["data"]]}
 
 
 @register_collator("patch_and_image_collator")
@@ -48,10 +91,20 @@ def patch_and_image_collator(batch: Sequence[Sample]) -> Batch:
         "images": [_stack("images", [images[0] for images in data])],
         "patches": [_stack("patches", [patch for images in data for patch in images[1:]])],
     }
-    for key in batch[0]:
-        if key != "data":
-            collated[key] = [_stack(key, [values[0] for values in _column(batch, key)])]
-    return collated
+    return {**collated, **_of_first_view(batch)}
+
+
+def _of_first_view(batch: Sequence[Sample]) -> Batch:
+    """What goes with the first view of each sample."""
+    return {
+        key: [_stack(key, [values[0] for values in _column(batch, key)])]
+        for key in batch[0]
+        if key != "data"
+    }
+
+
+def _view_by_view(batch: Sequence[Sample], key: str) -> Tensor:
+    return _stack(key, [view for views in zip(*_column(batch, key)) for view in views])
 
 
 def _column(batch: Sequence[Sample], key: str) -> list[list[Any]]:

@@ -10,17 +10,36 @@ An image that cannot be read is replaced by a grey one, and its data_valid is -1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from sslengine.data.labels import label_columns, standard_labels
 from sslengine.data.options import SplitOptions
-from sslengine.data.seeding import SampleKey, seed_sample, streams_kept
+from sslengine.data.seeding import SampleKey, seed_batch, seed_sample, streams_kept
 from sslengine.data.sources.base import DataSource, build_sources, grey_image
 from sslengine.data.subset import choose_rows
 from sslengine.data.transforms.pipeline import Pipeline, Sample
+
+T = TypeVar("T")
+
+
+class Samples(list[Sample]):
+    """The samples of a batch, and what its collator's draws depend on: seed and first key."""
+
+    def __init__(self, samples: Iterable[Sample], seed: int, key: SampleKey) -> None:
+        super().__init__(samples)
+        self.seed, self.key = seed, key
+
+
+def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -> T:
+    """What `collate` makes of the samples; its draws are the same in any process."""
+    with _main_process_streams():
+        seed_batch(samples.seed, samples.key)
+        return collate(samples)
 
 
 class SSLDataset(Dataset[Sample]):
@@ -43,12 +62,10 @@ class SSLDataset(Dataset[Sample]):
     def __getitem__(self, key: SampleKey) -> Sample:
         return self.__getitems__([key])[0]
 
-    def __getitems__(self, keys: Sequence[SampleKey]) -> list[Sample]:
+    def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
         """A batch of samples. The streams of the main process come out as they went in."""
-        if get_worker_info() is not None:
-            return [self._sample(key) for key in keys]
-        with streams_kept():
-            return [self._sample(key) for key in keys]
+        with _main_process_streams():
+            return Samples(map(self._sample, keys), self._seed, keys[0])
 
     def _sample(self, key: SampleKey) -> Sample:
         seed_sample(self._seed, key)
@@ -72,6 +89,11 @@ class SSLDataset(Dataset[Sample]):
         row = int(self.rows[index])
         problems = (_problem(source, row) for source in self.sources)
         return next(filter(None, problems), f"{self.sources[0].path(row)} (now it can be read)")
+
+
+def _main_process_streams() -> AbstractContextManager[None]:
+    """Keeps the streams of the main process; a worker has no other use for its own."""
+    return streams_kept() if get_worker_info() is None else nullcontext()
 
 
 def _problem(source: DataSource, row: int) -> str:

@@ -17,12 +17,13 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader
 
 from sslengine.data.collators import Batch
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions
 from sslengine.data.samplers import BatchSampler
 from sslengine.data.transforms.pipeline import Sample
@@ -34,6 +35,9 @@ Collate = Callable[[Sequence[Sample]], Batch]
 WORKER_MODULES = (
     "sslengine.data.loader",
     "sslengine.data.transforms.colour",
+    "sslengine.data.transforms.jigsaw",
+    "sslengine.data.transforms.multicrop",
+    "sslengine.data.transforms.rotation",
     "sslengine.data.transforms.views",
     "torchvision.transforms",
 )
@@ -58,7 +62,7 @@ class Loader:
             self._loader: DataLoader[Sample] | None = DataLoader(
                 dataset,
                 batch_sampler=sampler,
-                collate_fn=collate,
+                collate_fn=partial(collate_seeded, collate),
                 num_workers=workers,
                 prefetch_factor=options.PREFETCH_FACTOR if workers else None,
                 persistent_workers=workers > 0,

@@ -24,7 +24,16 @@ SampleKey = tuple[int, int]
 
 def seed_sample(seed: int, key: SampleKey) -> None:
     """Seed the global streams of this process for one sample."""
-    for_python, for_numpy, for_torch = struct.unpack("<QII", _hash(b"sample", seed, *key))
+    _seed_streams(_hash(b"sample", seed, *key))
+
+
+def seed_batch(seed: int, key: SampleKey) -> None:
+    """The same for putting together the batch whose first sample is `key`."""
+    _seed_streams(_hash(b"batch", seed, *key))
+
+
+def _seed_streams(number: bytes) -> None:
+    for_python, for_numpy, for_torch = struct.unpack("<QII", number)
     random.seed(for_python)
     np.random.seed(for_numpy)  # noqa: NPY002 (the stream that transforms draw from)
     # Not torch.manual_seed: it would seed the GPU as well, and takes 80 microseconds.

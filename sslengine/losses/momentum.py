@@ -3,7 +3,7 @@
     teacher = m * teacher + (1 - m) * student, for every parameter
 
 Buffers (the statistics of batch norms) are the copy's own business: they move with its
-own forward passes.
+own forward passes, and `rank_0_statistics` makes them the same on all ranks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from sslengine.distributed.data_parallel import broadcast_all
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -34,3 +36,11 @@ def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
 def rising_momentum(base: float, where: float) -> float:
     """From `base` to 1 along half a cosine, as `where` goes from 0 to 1 (BYOL, DINO)."""
     return 1.0 - (1.0 - base) * (math.cos(math.pi * where) + 1.0) / 2.0
+
+
+def rank_0_statistics(teacher: nn.Module) -> None:
+    """Rank 0's batch norm statistics on every rank, as DDP keeps them for the model.
+
+    For after a forward pass in which each rank has seen its own images.
+    """
+    broadcast_all(each for each in teacher.buffers() if each.is_floating_point())

@@ -1,10 +1,22 @@
-"""One file per self-supervised method: its loss, its options, the hooks it needs."""
+"""One file per self-supervised method: its loss, its options, its heads, the hooks it needs."""
 
-from sslengine.registry import LOSSES
+from sslengine.registry import HEADS, LOSSES
 
 LOSSES.declare("sslengine.methods.simclr", "simclr_info_nce_loss")
+LOSSES.declare("sslengine.methods.moco", "moco_loss")
+LOSSES.declare("sslengine.methods.byol", "byol_loss")
+LOSSES.declare("sslengine.methods.simsiam", "simsiam_loss")
+LOSSES.declare("sslengine.methods.barlow_twins", "barlow_twins_loss")
+LOSSES.declare("sslengine.methods.vicreg", "vicreg_loss")
+LOSSES.declare("sslengine.methods.swav", "swav_loss")
+LOSSES.declare("sslengine.methods.dino", "dino_loss")
+LOSSES.declare("sslengine.methods.deepclusterv2", "deepclusterv2_loss")
+LOSSES.declare("sslengine.methods.memory_bank", "nce_loss_with_memory")
 LOSSES.declare(
     "sslengine.methods.supervised",
     "cross_entropy_multiple_output_single_target",
     "bce_logits_multiple_output_single_target",
 )
+
+HEADS.declare("sslengine.methods.swav", "swav_head")
+HEADS.declare("sslengine.methods.dino", "dino_head")

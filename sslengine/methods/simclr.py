@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.collectives import gather
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.losses.info_nce import info_nce
+from sslengine.losses.two_views import expect_two_views, split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -42,12 +43,7 @@ class SimCLROptions:
     buffer_params: SimCLRBuffers = field(default_factory=SimCLRBuffers)
 
     def infer(self, facts: RunFacts) -> None:
-        if facts.views_per_image != 2:
-            raise ConfigError(
-                f"simclr_info_nce_loss compares two views of an image, and "
-                f"config.DATA.TRAIN.TRANSFORMS make {facts.views_per_image}. "
-                f"Begin them with `name: ImgReplicatePil`, `num_times: 2`."
-            )
+        expect_two_views(facts, "simclr_info_nce_loss")
         if self.temperature <= 0:
             raise ConfigError(
                 f"config.LOSS.simclr_info_nce_loss.temperature: expected a number above 0, "
@@ -65,21 +61,8 @@ class SimCLRLoss(Method):
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
         """output: (2B, D), view 0 of all images, then view 1. The target is not used."""
-        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[0] % 2:
-            raise TrainingError(
-                f"simclr_info_nce_loss needs one embedding (2B, D) with an even number of rows, "
-                f"the model gave {_describe(output)}. Is DATA.TRAIN.COLLATE_FUNCTION "
-                f"simclr_collator, and does the model end in one head?"
-            )
-        views = output.shape[0]
-        embeddings = F.normalize(output, dim=1)
+        embeddings = F.normalize(split_views(output, "simclr_info_nce_loss").flatten(0, 1), dim=1)
         candidates, start = gather(embeddings)
-        own = torch.arange(start, start + views, device=output.device)
-        positives = own.roll(views // 2)
+        own = torch.arange(start, start + len(embeddings), device=output.device)
+        positives = own.roll(len(embeddings) // 2)
         return info_nce(embeddings, candidates, positives, self.temperature, excluded=own)
-
-
-def _describe(output: object) -> str:
-    if isinstance(output, Tensor):
-        return f"a tensor of shape {tuple(output.shape)}"
-    return f"{len(output)} outputs" if isinstance(output, (list, tuple)) else type(output).__name__

@@ -3,9 +3,20 @@
 from sslengine.registry import HEADS, TRUNKS
 
 TRUNKS.declare("sslengine.models.trunks.resnet", "resnet")
-TRUNKS.declare("sslengine.models.trunks.vision_transformer", "vision_transformer")
+TRUNKS.declare(
+    "sslengine.models.trunks.vision_transformer", "vision_transformer", "vision_transformer_fsdp"
+)
+TRUNKS.declare("sslengine.models.trunks.regnet", "regnet", "regnet_v2", "regnet_fsdp")
+TRUNKS.declare("sslengine.models.trunks.efficientnet", "efficientnet")
+TRUNKS.declare("sslengine.models.trunks.xcit", "xcit", "xcit_fsdp")
+TRUNKS.declare("sslengine.models.trunks.convit", "convit")
+TRUNKS.declare(
+    "sslengine.models.trunks.swin_transformer", "swin_transformer", "swin_transformer_official"
+)
+TRUNKS.declare("sslengine.models.trunks.convnext", "convnext")
 
 HEADS.declare("sslengine.models.heads.mlp", "mlp")
 HEADS.declare("sslengine.models.heads.eval_mlp", "eval_mlp")
 HEADS.declare("sslengine.models.heads.siamese_concat_view", "siamese_concat_view")
 HEADS.declare("sslengine.models.heads.identity", "identity")
+HEADS.declare("sslengine.models.heads.predictor", "predictor_head")

@@ -38,6 +38,8 @@ def build_trunk(options: ModelOptions) -> Trunk:
     cls, options_class = TRUNKS.get(name, f"{where}.NAME"), TRUNKS.options(name)
     if options_class is None:
         trunk = cls()
+    elif isinstance(options.TRUNK, options_class):
+        trunk = cls(options.TRUNK)  # it reads several sections
     else:
         sections = [each for each in vars(options.TRUNK).values() if type(each) is options_class]
         if not sections:

@@ -9,6 +9,14 @@ from typing import Any, ClassVar
 from sslengine.config.sections import named, one_of, section
 from sslengine.errors import ConfigError
 from sslengine.models.routing import Route, plan_routes
+from sslengine.models.trunks.options import (
+    ConvitOptions,
+    ConvNextOptions,
+    EfficientNetOptions,
+    RegNetOptions,
+    SwinTransformerOptions,
+    XcitOptions,
+)
 from sslengine.registry import HEADS, TRUNKS
 
 # Blocks in each of the four stages.
@@ -151,16 +159,16 @@ class TrunkOptions:
     NAME: str = named(TRUNKS, "resnet")
     RESNETS: ResNetOptions = field(default_factory=ResNetOptions)
     VISION_TRANSFORMERS: VisionTransformerOptions = field(default_factory=VisionTransformerOptions)
+    REGNET: RegNetOptions = field(default_factory=RegNetOptions)
+    EFFICIENT_NETS: EfficientNetOptions = field(default_factory=EfficientNetOptions)
+    XCIT: XcitOptions = field(default_factory=XcitOptions)
+    CONVIT: ConvitOptions = field(default_factory=ConvitOptions)
+    SWIN_TRANSFORMER: SwinTransformerOptions = field(default_factory=SwinTransformerOptions)
+    CONVNEXT: ConvNextOptions = field(default_factory=ConvNextOptions)
     # Of VISSL's trunks that are not available yet: any keys.
     RESNETS_SK: dict[str, Any] = field(default_factory=dict)
-    EFFICIENT_NETS: dict[str, Any] = field(default_factory=dict)
     MOBILE_NET: dict[str, Any] = field(default_factory=dict)
-    REGNET: dict[str, Any] = field(default_factory=dict)
-    XCIT: dict[str, Any] = field(default_factory=dict)
-    SWIN_TRANSFORMER: dict[str, Any] = field(default_factory=dict)
     BEIT: dict[str, Any] = field(default_factory=dict)
-    CONVNEXT: dict[str, Any] = field(default_factory=dict)
-    CONVIT: dict[str, Any] = field(default_factory=dict)
 
     IGNORED: ClassVar[dict[str, str]] = {
         "TRUNK_PARAMS": "VISSL never reads it; write the keys directly under MODEL.TRUNK."

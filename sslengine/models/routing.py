@@ -6,11 +6,15 @@ before anything is built, so that what does not fit is told while the config is 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sslengine.errors import ConfigError, nearest
+
+log = logging.getLogger("sslengine")
 
 POOL_OPS = ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "MaxPool2d", "Identity")
 FEATURES_KEY = "FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
@@ -109,10 +113,22 @@ def _module(entry: Any, where: str) -> tuple[str, dict[str, Any]]:
     match entry:
         case str(name) | [str(name)]:
             return name, {}
-        case [str(name), Mapping() as arguments]:
+        case [str(name), Mapping() as arguments, *rest]:
+            if rest:
+                _tell_what_is_ignored(where, repr(rest[0]))
             return name, {str(key): value for key, value in arguments.items()}
     raise ConfigError(
         f'{where}: expected ["name", {{arguments}}], or a list of such; got {entry!r}.'
+    )
+
+
+@cache  # heads are read several times over, and once is enough to tell
+def _tell_what_is_ignored(where: str, what: str) -> None:
+    log.warning(
+        "%s: %s stands behind the arguments of a head and does nothing, as in VISSL. "
+        "Did you mean to put it among them?",
+        where,
+        what,
     )
 
 

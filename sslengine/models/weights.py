@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,13 @@ from torch import Tensor
 from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.models.model import Model
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
+from sslengine.models.vissl_names import from_vissl, to_vissl
 
 LOG = logging.getLogger("sslengine")
 WHERE = "config.MODEL.WEIGHTS_INIT"
 
-# VISSL's trunks have one or both of these in front of the names that sslengine shares.
-_VISSL_TRUNK = re.compile(r"^trunk\.(base_model\.)?(_feature_blocks\.)?")
+# VISSL's trunk stands inside another module where features are extracted.
+_EXTRACTOR = "trunk.base_model."
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,16 @@ def model_state(model: Model) -> dict[str, Any]:
     return {
         "model": {"trunk": model.trunk.state_dict(), "heads": model.heads.state_dict()},
         "meta": {"trunk": {}, "heads": []},
+    }
+
+
+def vissl_state(model: Model) -> dict[str, Any]:
+    """A file that VISSL reads as a checkpoint, and so does `init_from_file`."""
+    parts = {"trunk": to_vissl(model.trunk), "heads": model.heads.state_dict()}
+    return {
+        "classy_state_dict": {
+            "base_model": {"model": parts, "meta": {"trunk": {}, "heads": []}},
+        }
     }
 
 
@@ -65,7 +75,8 @@ def init_from_file(model: Model, options: ModelOptions) -> Loaded:
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
     content = _inside(read_file(weights.PARAMS_FILE), weights.key_path(), weights.PARAMS_FILE)
-    given = _without(_named_tensors(content, weights), weights.SKIP_LAYERS)
+    named = _in_our_names(model, _without(_named_tensors(content, weights), weights.SKIP_LAYERS))
+    given = _without(named, weights.SKIP_LAYERS)
     expected = _without(_tensors(model), weights.SKIP_LAYERS)
     problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
     chosen = set(_part(expected, "trunk"))
@@ -138,7 +149,16 @@ def _named_tensors(content: Mapping[str, Any], weights: WeightsInitOptions) -> d
         named = _flat(content)
     else:
         named = _plain(content, weights)
-    return {_VISSL_TRUNK.sub("trunk.", name): tensor for name, tensor in named.items()}
+    return {
+        f"trunk.{name.removeprefix(_EXTRACTOR)}" if name.startswith(_EXTRACTOR) else name: tensor
+        for name, tensor in named.items()
+    }
+
+
+def _in_our_names(model: Model, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    trunk = {name.removeprefix("trunk."): each for name, each in _part(named, "trunk").items()}
+    renamed = {f"trunk.{name}": each for name, each in from_vissl(model.trunk, trunk).items()}
+    return renamed | _part(named, "heads")
 
 
 def _flat(parts: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -137,8 +137,8 @@ def default(model: nn.Module, options: OptimizerOptions) -> list[Group]:
 
 
 @register_param_groups("dino")
-def dino(model: nn.Module, options: OptimizerOptions) -> list[Group]:
-    """The same with DINO's rule for weight decay."""
+def no_decay_by_name(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+    """The same with DINO's rule for weight decay: none on what is called a norm."""
     return _trunk_and_heads(model, decay_by_name(options))
 
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 from PIL import Image
 
-from sslengine.data.collators import default_collate, patch_and_image_collator, simclr_collator
+from sslengine.data.collators import (
+    default_collate,
+    moco_collator,
+    multicrop_collator,
+    patch_and_image_collator,
+    siamese_collator,
+    simclr_collator,
+)
 from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
 
@@ -60,7 +67,68 @@ def test_patches_stay_together_by_sample() -> None:
     assert set(collated) == {"images", "patches", "data_valid", "data_idx", "label"}
 
 
-@pytest.mark.parametrize("collate", [default_collate, simclr_collator, patch_and_image_collator])
+def crops(number: int, sides: list[int]) -> Sample:
+    """Crops of these sizes; each one's pixels are 10 * sample + crop."""
+    made = sample(number, len(sides))
+    made["data"] = [
+        torch.full((3, side, side), 10.0 * number + crop) for crop, side in enumerate(sides)
+    ]
+    return made
+
+
+@pytest.mark.parametrize("parameters", [{}, {"create_multidimensional_tensor": True}])
+def test_multicrop_is_a_list_of_crops_and_the_rest_in_their_order(
+    parameters: dict[str, bool],
+) -> None:
+    collated = multicrop_collator([crops(number, [4, 4, 2]) for number in range(3)], **parameters)
+    (images,) = collated["data"]
+    assert [tuple(crop.shape) for crop in images] == [(3, 3, 4, 4), (3, 3, 4, 4), (3, 3, 2, 2)]
+    means = [crop.mean((1, 2, 3)).tolist() for crop in images]
+    assert means == [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
+    assert all(float(crop.var((1, 2, 3)).sum()) == 0 for crop in images)
+    assert [collated[key][0].tolist() for key in ("data_valid", "data_idx", "label")] == [
+        [1, -1, 1] * 3,
+        [100, 101, 102] * 3,
+        [0, 1, 0] * 3,
+    ]
+    assert all(len(values) == 1 for values in collated.values())
+
+
+def test_moco_keeps_two_views_apart_and_labels_once() -> None:
+    collated = moco_collator(batch(3))
+    assert pixels(collated["data"]) == [[0, 10, 20]]
+    assert pixels(collated["data_momentum"]) == [[1, 11, 21]]
+    assert [collated[key][0].tolist() for key in ("data_valid", "data_idx", "label")] == [
+        [1, -1, 1],
+        [100, 101, 102],
+        [0, 1, 0],
+    ]
+    with pytest.raises(DataError, match=r"needs two views of each image: put ImgReplicatePil"):
+        moco_collator(batch(1))
+
+
+def test_siamese_joins_the_patches_of_a_sample() -> None:
+    samples = batch(1)
+    for number, each in enumerate(samples):
+        each["data"] = [torch.stack([torch.full((3, 2, 2), 10.0 * number + p) for p in range(4)])]
+    collated = siamese_collator(samples)
+    assert pixels(collated["data"]) == [[0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]]
+    assert collated["label"][0].tolist() == [0, 1, 0]
+    assert collated["data_idx"][0].tolist() == [100, 101, 102]
+    with pytest.raises(DataError, match=r"got \(3, 2, 2\): put ImgPatchesFromTensor"):
+        siamese_collator(batch(1))
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        default_collate,
+        simclr_collator,
+        patch_and_image_collator,
+        multicrop_collator,
+        moco_collator,
+    ],
+)
 def test_other_keys_are_carried(collate) -> None:  # type: ignore[no-untyped-def]
     samples = [{**each, "mask": [torch.tensor([7])] * 2} for each in batch(2)]
     assert collate(samples)["mask"][0].unique().tolist() == [7]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import SplitOptions
+from sslengine.data.seeding import seed_sample
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_picture, write_tree
 
@@ -141,3 +142,21 @@ def test_a_flat_folder_without_labels(tmp_path: Path) -> None:
     options.LABEL_TYPE, options.LABEL_SOURCES = "standard", ["disk_folder"]
     with pytest.raises(DataError, match=r"lie in no class folder"):
         SSLDataset(options, "TRAIN", 0)
+
+
+def test_a_collators_draws_come_from_seed_and_batch_and_leave_no_trace(root: Path) -> None:
+    def collate(samples: object) -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
+
+    def collated(seed: int, *keys: tuple[int, int]) -> tuple[float, float, float]:
+        return collate_seeded(collate, dataset(root, seed).__getitems__(keys))
+
+    first = collated(0, (1, 2), (1, 0))
+    before = random.getstate()
+    assert collated(0, (1, 2), (1, 0)) == first
+    assert random.getstate() == before
+    others = [collated(1, (1, 2)), collated(0, (0, 2)), collated(0, (1, 0))]
+    assert len({*first, *(value for each in others for value in each)}) == 12
+    # Nor are they those of the sample itself.
+    seed_sample(0, (1, 2))
+    assert collate(()) != first

@@ -62,6 +62,14 @@ def test_all_but_the_indices_is_moved() -> None:
     assert given["data_idx"][0] is batch["data_idx"][0]
 
 
+def test_crops_in_a_list_are_moved() -> None:
+    batch = {"data": [[torch.zeros(2), torch.ones(3)]], "data_idx": [torch.arange(2)]}
+    (given,) = on_device([batch], torch.device("meta"), overlap=True)
+    assert isinstance(given["data"][0], list)
+    assert [tensor.device.type for tensor in given["data"][0]] == ["meta", "meta"]
+    assert [tensor.shape for tensor in given["data"][0]] == [(2,), (3,)]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("overlap", [True, False])
@@ -70,11 +78,12 @@ def test_on_a_gpu_batches_arrive_whole_and_in_order_without_waiting(overlap: boo
     batches = [
         {
             "data": [torch.full((1 << 20,), float(number)).pin_memory()],
+            "crops": [[torch.full((side,), float(number)).pin_memory() for side in (1 << 20, 8)]],
             "data_idx": [torch.tensor([number])],
         }
         for number in range(8)
     ]
-    sums = []
+    sums, crops = [], []
     torch.cuda.set_sync_debug_mode("error")
     try:
         for batch in on_device(batches, device, overlap):
@@ -82,8 +91,10 @@ def test_on_a_gpu_batches_arrive_whole_and_in_order_without_waiting(overlap: boo
             for _ in range(8):
                 busy = busy @ busy / 2048
             sums.append((batch["data"][0].sum() / (1 << 20), batch["data_idx"][0]))
+            crops.append([crop.mean() for crop in batch["crops"][0]])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert [float(mean) for mean, _ in sums] == list(range(8))
+    assert [list(map(float, means)) for means in crops] == [[float(n)] * 2 for n in range(8)]
     assert [int(index) for _, index in sums] == list(range(8))
     assert all(index.device.type == "cpu" for _, index in sums)

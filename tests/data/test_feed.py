@@ -220,6 +220,44 @@ def test_unreadable_images_are_marked_counted_and_told_once(
     assert "2.png (UnidentifiedImageError: cannot identify" in record.message
 
 
+MULTICROP: dict[str, Any] = {
+    "TRANSFORMS": [
+        {
+            "name": "ImgPilToMultiCrop",
+            "total_num_crops": 3,
+            "num_crops": [1, 2],
+            "size_crops": [12, 6],
+            "crop_scales": [[0.5, 1.0], [0.1, 0.5]],
+        },
+        {"name": "ToTensor"},
+    ],
+    "COLLATE_FUNCTION": "multicrop_collator",
+}
+
+
+def test_crops_of_several_sizes_come_as_a_list_from_workers_too() -> None:
+    alone, two = feed(0, **MULTICROP), feed(2, **MULTICROP)
+    for here, there in zip(alone.batches(1), two.batches(1), strict=True):
+        (crops,), (others,) = here["data"], there["data"]
+        count = len(here["data_idx"][0]) // 3
+        assert [tuple(crop.shape) for crop in crops] == [
+            (count, 3, side, side) for side in (12, 6, 6)
+        ]
+        assert all(torch.equal(*pair) for pair in zip(crops, others, strict=True))
+        assert torch.equal(here["data_idx"][0], there["data_idx"][0])
+        assert here["data_idx"][0].tolist() == here["data_idx"][0][:count].tolist() * 3
+    two.close()
+
+
+def test_an_unreadable_image_is_counted_once_for_all_its_crops(tmp_path: Path) -> None:
+    write_tree(tmp_path, "0.png", "1.png")
+    (tmp_path / "1.png").write_bytes(b"")
+    some = folder_feed(tmp_path, **MULTICROP)
+    (batch,) = some.batches(0)
+    assert batch["data_valid"][0].tolist() == [1, -1] * 3
+    assert some.unreadable == {1}
+
+
 def test_a_data_set_without_one_readable_image(tmp_path: Path) -> None:
     for number in range(HOPELESS + 20):
         (tmp_path / f"{number:03}.jpg").touch()

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from sslengine.losses.momentum import follow, frozen_copy, rising_momentum
+from sslengine.distributed.ranks import rank
+from sslengine.losses.momentum import follow, frozen_copy, rank_0_statistics, rising_momentum
+from tests.ranks import RankPool
 
 
 def _model() -> nn.Module:
@@ -40,3 +42,21 @@ def test_the_momentum_rises_to_one(where: float, expected: float) -> None:
     assert rising_momentum(0.99, where) == pytest.approx(expected)
     quarter = 1 - 0.01 * (math.cos(math.pi / 4) + 1) / 2
     assert rising_momentum(0.99, 0.25) == pytest.approx(quarter)
+
+
+def _statistics(shared: bool) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = _model()
+    torch.manual_seed(rank())
+    model(torch.randn(8, 3))
+    if shared:
+        rank_0_statistics(model)
+    return model.state_dict()
+
+
+def test_statistics_are_rank_0s_and_the_rest_stays(two_ranks: RankPool) -> None:
+    kept, other = two_ranks.run(_statistics, shared=False)
+    assert not torch.equal(kept["1.running_mean"], other["1.running_mean"])
+    for state in two_ranks.run(_statistics, shared=True):
+        for name, value in state.items():
+            assert torch.equal(value, kept[name]), name

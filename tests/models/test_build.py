@@ -55,6 +55,22 @@ def test_the_trunk_gets_its_section() -> None:
     assert (len(trunk.blocks), trunk.pos_embed.shape[-1]) == (2, 24)
 
 
+def test_a_trunk_may_read_several_sections() -> None:
+    small = {"IMAGE_SIZE": 16, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2, "MLP_DIM": 8}
+    sections = {"VISION_TRANSFORMERS": small, "CONVIT": {"N_GPSA_LAYERS": 1, "LOCALITY_DIM": 2}}
+    trunk = build(NAME="convit", **sections).trunk
+    assert trunk.pos_embed.shape[-1] == 24
+    assert trunk.blocks[0].attn.pos_proj.in_features == 6
+
+
+@pytest.mark.parametrize("name", ["regnet", "regnet_v2", "regnet_fsdp", "xcit_fsdp"])
+def test_names_for_splitting_over_ranks_build_the_same_trunk(name: str) -> None:
+    rule = {"depth": 3, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
+    small = {"IMAGE_SIZE": 16, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2}
+    trunk = build(NAME=name, REGNET=rule, XCIT=small).trunk
+    assert type(trunk) is TRUNKS.get(name.split("_")[0])
+
+
 def test_bgr_flips_the_channels() -> None:
     rgb, bgr = build().eval(), build({"INPUT_TYPE": "bgr"}).eval()
     torch.testing.assert_close(bgr(X)[0], rgb(X[:, [2, 1, 0]])[0])

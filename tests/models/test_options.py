@@ -109,7 +109,7 @@ def test_vissl_keys_and_defaults() -> None:
 
 
 def test_sections_of_trunks_to_come_take_any_key() -> None:
-    trunk = {"REGNET": {"depth": 27, "w_a": 160.83}, "XCIT": {"ETA": "1e-5"}, "CONVIT": {"A": 1}}
+    trunk = {"RESNETS_SK": {"DEPTH": 152}, "MOBILE_NET": {"NAME": "mobilenetv3_large_100"}}
     assert problems({"TRUNK": trunk}) == []
 
 

@@ -83,6 +83,19 @@ def test_a_single_module_may_be_written_shorter() -> None:
     ]
 
 
+def test_what_follows_the_arguments_of_a_head_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two YAML files of VISSL have such an entry; VISSL reads the first two things of it."""
+    entry = [[["mlp", {"dims": [7, 5]}, {"use_relu": True}]]]
+    for _ in range(2):
+        (spec,) = head_specs(entry, "config.MODEL.HEAD.PARAMS")
+        assert spec.modules == (("mlp", {"dims": [7, 5]}),)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "config.MODEL.HEAD.PARAMS.0: {'use_relu': True} stands behind" in record.message
+
+
 def test_pooling() -> None:
     (spec,) = pool_specs([["res5", ["AvgPool2d", [[6, 6], 1, 0]]]], "MAP")
     assert (spec.feature, spec.operation, spec.arguments) == ("res5", "AvgPool2d", ([6, 6], 1, 0))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from sslengine.errors import CheckpointError
@@ -22,7 +23,7 @@ from sslengine.models.options import (
     TrunkOptions,
     WeightsInitOptions,
 )
-from sslengine.models.weights import init_from_file, load_model_state, model_state
+from sslengine.models.weights import init_from_file, load_model_state, model_state, vissl_state
 
 HEAD = [["mlp", {"dims": [512, 4]}]]
 
@@ -63,8 +64,9 @@ SaveAs = Callable[[Any], str]
 @pytest.fixture
 def saved(tmp_path: Path) -> SaveAs:
     def save(content: Any) -> str:
-        torch.save(content, tmp_path / "weights.torch")
-        return str(tmp_path / "weights.torch")
+        path = tmp_path / f"weights{len(list(tmp_path.iterdir()))}.torch"
+        torch.save(content, path)
+        return str(path)
 
     return save
 
@@ -270,3 +272,66 @@ def test_files_that_cannot_be_read(tmp_path: Path, trained: Model) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CheckpointError, match=rf"{name}.* no weights file"):
             init_from_file(trained, options(PARAMS_FILE=str(tmp_path / name)))
+
+
+# --- VISSL's names ---
+
+SMALL_TRUNKS: list[dict[str, Any]] = [
+    {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.25}},
+    {
+        "NAME": "regnet",
+        "REGNET": {"depth": 3, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8},
+    },
+    {
+        "NAME": "xcit",
+        "XCIT": {"IMAGE_SIZE": 32, "HIDDEN_DIM": 32, "NUM_LAYERS": 2, "NUM_HEADS": 4},
+    },
+    {
+        "NAME": "swin_transformer",
+        "SWIN_TRANSFORMER": {
+            "IMAGE_SIZE": 32,
+            "EMBED_DIM": 8,
+            "DEPTHS": [2, 2, 2],
+            "NUM_HEADS": [2, 2, 2],
+            "WINDOW_SIZE": 4,
+        },
+    },
+    {
+        "NAME": "vision_transformer",
+        "VISION_TRANSFORMERS": {
+            "IMAGE_SIZE": 32,
+            "NUM_LAYERS": 2,
+            "HIDDEN_DIM": 24,
+            "NUM_HEADS": 2,
+            "MLP_DIM": 8,
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("trunk", SMALL_TRUNKS, ids=lambda trunk: trunk["NAME"])
+def test_there_and_back_in_the_names_of_vissl(trunk: dict[str, Any], saved: SaveAs) -> None:
+    def build(seed: int, **weights: Any) -> tuple[Model, ModelOptions]:
+        tree = {"TRUNK": trunk, "WEIGHTS_INIT": weights}
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+        torch.manual_seed(seed)
+        return build_model(made), made
+
+    source, _ = build(1)
+    file = vissl_state(source)
+    names = file["classy_state_dict"]["base_model"]["model"]["trunk"]
+    plain = {"STATE_DICT_KEY_NAME": "", "PARAMS_FILE": saved(names)}
+    for weights in (
+        {"PARAMS_FILE": saved(file)},
+        {**plain, "APPEND_PREFIX": "trunk."},
+        {**plain, "APPEND_PREFIX": "trunk.base_model."},
+    ):
+        other, asked = build(2, **weights)
+        assert not equal(other.trunk.state_dict(), source.trunk.state_dict())
+        init_from_file(other, asked)
+        assert equal(other.trunk.state_dict(), source.trunk.state_dict(), "num_batches_tracked")
+    # What was not found is told in the names of this model.
+    names.pop(next(name for name in names if name.endswith("weight")))
+    incomplete = {**plain, "PARAMS_FILE": saved(names), "APPEND_PREFIX": "trunk."}
+    with pytest.raises(CheckpointError, match=r"missing: trunk\."):
+        init_from_file(*build(2, **incomplete))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.config.resolve import resolve
 from tools import plain_train
 from tools.plain_train import collate, learning_rate, main, make_model, simclr_loss, train_steps
 
@@ -102,3 +104,34 @@ def test_help_tells_each_option(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     text = capsys.readouterr().out
     assert all(f"--{name}" in text for name, _, _ in plain_train.OPTIONS)
+
+
+def test_it_is_the_run_of_the_quickstart() -> None:
+    given = {name: default for name, default, _ in plain_train.OPTIONS}
+    config = resolve(["config=quickstart/simclr"]).config
+    judged = resolve(["config=quickstart/simclr", "+config/benchmark/frozen=shapes"]).config
+    train, optimizer = config.DATA.TRAIN, config.OPTIMIZER
+    rise, fall = optimizer.param_schedulers.lr.schedulers
+    crop = next(each for each in train.TRANSFORMS if each.name == "RandomResizedCrop")
+    colour = next(each for each in train.TRANSFORMS if each.name == "ImgPilColorDistortion")
+    assert given == {
+        "epochs": optimizer.num_epochs,
+        "batch-size": train.BATCHSIZE_PER_REPLICA,
+        "learning-rate": rise.end_value,
+        "warmup": optimizer.param_schedulers.lr.lengths[0],
+        "weight-decay": optimizer.weight_decay,
+        "temperature": config.LOSS.simclr_info_nce_loss.temperature,
+        "crop": crop.scale[0],
+        "strength": colour.strength,
+        "width": config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER,
+        "side": crop.size,
+        "train-images": train.DATA_LIMIT,
+        "test-images": judged.DATA.TEST.DATA_LIMIT,
+        "seed": config.SEED_VALUE,
+        "workers": config.DATA.NUM_DATALOADER_WORKERS,
+        "threads": 1,
+        "checkpoint": "",
+    }
+    assert (rise.start_value, fall.start_value, fall.end_value) == (0, rise.end_value, 0)
+    assert crop.size == train.DEFAULT_GRAY_IMG_SIZE
+    assert optimizer.name == "adamw"

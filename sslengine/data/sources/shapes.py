@@ -7,6 +7,9 @@ are drawn anew for each image: pixels alone say little about the class.
 An image depends on its split and number alone, down to the last bit on every machine:
 the draws are raw bits of a counter-based generator, and pixels are computed with
 operations that IEEE 754 rounds in one way only (no sine, no font).
+
+`upright_shapes` are the same but stand nearly upright, as things in photographs do: to tell
+how such an image was turned one must know the shape. Turned `shapes` look like any other.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +41,8 @@ Pattern = Callable[[Plane, Plane], Plane]
 class ShapesSource(DataSource):
     """Squares of side DEFAULT_GRAY_IMG_SIZE; the classes in turn."""
 
+    upright: ClassVar[bool] = False
+
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self.num_classes = len(CLASSES)
@@ -51,7 +57,7 @@ class ShapesSource(DataSource):
     def image(self, index: int) -> Image.Image:
         pixels = self._kept.get(index)
         if pixels is None:
-            pixels = draw_shape(self._split, index, self._side)
+            pixels = draw_shape(self._split, index, self._side, self.upright)
             if (len(self._kept) + 1) * pixels.nbytes <= KEPT_BYTES:
                 self._kept[index] = pixels
         return Image.fromarray(pixels)
@@ -60,11 +66,18 @@ class ShapesSource(DataSource):
         return class_of(index)
 
 
+@register_data_source("upright_shapes")
+class UprightShapesSource(ShapesSource):
+    """The same, each shape turned by 17 degrees at most."""
+
+    upright = True
+
+
 def class_of(index: int) -> int:
     return index % len(CLASSES)
 
 
-def draw_shape(split: str, index: int, side: int) -> NDArray[np.uint8]:
+def draw_shape(split: str, index: int, side: int, upright: bool = False) -> NDArray[np.uint8]:
     """Image `index` of TRAIN or TEST: side x side x 3."""
     draws = _Draws(split, index)
     x, y = _grid(side)
@@ -74,10 +87,12 @@ def draw_shape(split: str, index: int, side: int) -> NDArray[np.uint8]:
         u, v = _moved(draws, x, y, reach=1.0)
         scene = _blend(scene, _ink(draws), _inside(_box(u, v, width, height), side))
     size = draws.uniform(0.7, 1.0)
+    draws.upright = upright
     u, v = _moved(draws, x, y, reach=0.2)
     outline, texture = CLASSES[class_of(index)]
     shape = _inside(size * outline(u / size, v / size), side)
     scene = _blend(scene, _textured(draws, texture, u, v), shape)
+    draws.upright = False
     light = draws.uniform(0.7, 1.2) * (1 + draws.uniform(0, 0.25) * _ramp(draws, x, y))
     scene = scene * light[..., None] + draws.noise(scene.shape, 0.03)
     return (np.clip(scene, 0, 1) * 255 + 0.5).astype(np.uint8)
@@ -89,12 +104,16 @@ class _Draws:
     def __init__(self, split: str, index: int) -> None:
         stream = {"TRAIN": 1, "TEST": 2}[split]
         self._bits = np.random.Philox(key=stream << 64 | index)
+        self.upright = False
 
     def uniform(self, low: float, high: float) -> float:
         return low + (high - low) * ((self._bits.random_raw() >> 11) * 2.0**-53)
 
     def direction(self) -> tuple[float, float]:
         """A unit vector, from a point in the disc: cosines differ between machines."""
+        if self.upright:
+            sine = self.uniform(-0.3, 0.3)
+            return math.sqrt(1 - sine * sine), sine
         while True:
             x, y = self.uniform(-1, 1), self.uniform(-1, 1)
             length = math.sqrt(x * x + y * y)

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torchvision.transforms import ColorJitter, RandomApply, RandomGrayscale
 
+from sslengine.data.transforms.probability import probability
 from sslengine.registry import register_transform
 
 Change = Callable[[Image.Image], Image.Image]
@@ -31,14 +32,23 @@ class ImgPilColorDistortion:
         color_jitter_probability: float = 0.8,
         grayscale_probability: float = 0.2,
     ) -> None:
-        jitter = ColorJitter(
-            brightness * strength, contrast * strength, saturation * strength, hue * strength
-        )
+        jitter = _jitter(strength, brightness, contrast, saturation, hue)
         self.distort = _with_probability(color_jitter_probability, jitter)
-        self.grey: Change = RandomGrayscale(_probability(grayscale_probability))
+        self.grey: Change = RandomGrayscale(probability(grayscale_probability))
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return self.grey(self.distort(image))
+
+
+@register_transform("ImgPilRandomColorJitter")
+class ImgPilRandomColorJitter:
+    """Colour jitter of a given strength, with probability p."""
+
+    def __init__(self, strength: float = 1.0, p: float = 0.8) -> None:
+        self.jitter = _with_probability(p, _jitter(strength))
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self.jitter(image)
 
 
 @register_transform("ImgPilGaussianBlur")
@@ -46,7 +56,7 @@ class ImgPilGaussianBlur:
     """PIL's Gaussian blur, of a random radius, with probability p."""
 
     def __init__(self, p: float = 0.5, radius_min: float = 0.1, radius_max: float = 2.0) -> None:
-        self.p = _probability(p)
+        self.p = probability(p)
         self.radius_min = radius_min
         self.radius_max = radius_max
 
@@ -79,6 +89,19 @@ class ImgPilRandomPhotometric:
         return self.change(image)
 
 
+def _jitter(
+    strength: float,
+    brightness: float = 0.8,
+    contrast: float = 0.8,
+    saturation: float = 0.8,
+    hue: float = 0.2,
+) -> Change:
+    change: Change = ColorJitter(
+        brightness * strength, contrast * strength, saturation * strength, hue * strength
+    )
+    return change
+
+
 def _posterize(image: Image.Image) -> Image.Image:
     return ImageOps.posterize(image, int(np.random.randint(4, 9)))  # noqa: NPY002
 
@@ -93,11 +116,5 @@ def _solarize(image: Image.Image) -> Image.Image:
 
 def _with_probability(p: float, *changes: Change) -> Change:
     """All the changes, one after another, or none."""
-    apply: Change = RandomApply(list(changes), _probability(p))
+    apply: Change = RandomApply(list(changes), probability(p))
     return apply
-
-
-def _probability(p: float) -> float:
-    if not 0 <= p <= 1:
-        raise ValueError(f"a probability lies between 0 and 1; got {p}.")
-    return p

@@ -27,6 +27,8 @@ class Trunk(nn.Module, ABC):
     feature_names: tuple[str, ...]
     # Names of further tensors that `features` takes by keyword (a mask, say).
     extra_inputs: tuple[str, ...] = ()
+    # VISSL saves these too, though nothing in them is learned (a regular expression on names).
+    vissl_constants: str | None = None
 
     @abstractmethod
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
@@ -50,6 +52,13 @@ class Trunk(nn.Module, ABC):
                 hint = nearest(name, self.feature_names)
                 text = f"{where}: {type(self).__name__} has no feature {name!r}. {hint}".rstrip()
                 raise ConfigError(f"{text}\n  Known: {listing(self.feature_names)}")
+
+    def vissl_name(self, name: str) -> str:
+        """What VISSL calls the tensor that is `name` in this trunk's state dict.
+
+        Tensors that share a name there are one tensor there, joined along the first dimension.
+        """
+        return name
 
     def checkpoint_activations(self, parts: int) -> None:
         """Keep only what passes between so many parts; recompute inside them in backward."""

@@ -62,6 +62,9 @@ class ResNet(Trunk):
             return run_in_parts(steps, x, wanted, self.parts, owner=self)
         return run(steps, x, wanted)
 
+    def vissl_name(self, name: str) -> str:
+        return f"_feature_blocks.{name}"
+
     def _stem(self, x: Tensor) -> Tensor:
         out: Tensor = self.relu(self.bn1(self.conv1(x)))
         return out

@@ -21,9 +21,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError
 from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.patches import patch_grid, set_attention_scale
 from sslengine.models.trunks.steps import Step, run, run_in_parts
 from sslengine.registry import register_trunk
 
@@ -31,7 +31,7 @@ from sslengine.registry import register_trunk
 Recipe = tuple[str, tuple[int, ...]]
 
 
-@register_trunk("vision_transformer", options=VisionTransformerOptions)
+@register_trunk("vision_transformer", "vision_transformer_fsdp", options=VisionTransformerOptions)
 class VisionTransformer(Trunk, TimmVisionTransformer):  # type: ignore[misc] # Trunk's forward
     def __init__(self, options: VisionTransformerOptions) -> None:
         super().__init__(**_timm_arguments(options))
@@ -42,13 +42,13 @@ class VisionTransformer(Trunk, TimmVisionTransformer):  # type: ignore[misc] # T
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
         if options.QK_SCALE:
-            _set_attention_scale(self.blocks, options.QK_SCALE)
+            set_attention_scale((block.attn for block in self.blocks), options.QK_SCALE)
 
     def checkpoint_activations(self, parts: int) -> None:
         self.parts = parts
 
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        grid = self._grid(x)
+        grid = patch_grid(x, self.patch_size, "VISION_TRANSFORMERS")
         recipes = {name: self._recipes[name] for name in wanted}
         needed = {str(block) for _, blocks in recipes.values() for block in blocks}
         steps: list[Step] = [("", self._embed)]
@@ -63,15 +63,6 @@ class VisionTransformer(Trunk, TimmVisionTransformer):  # type: ignore[misc] # T
             for name, (kind, blocks) in recipes.items()
         }
 
-    def _grid(self, x: Tensor) -> tuple[int, int]:
-        height, width = x.shape[-2:]
-        if height % self.patch_size or width % self.patch_size:
-            raise ConfigError(
-                f"config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE: {self.patch_size} does not "
-                f"divide images of {height} x {width}; resize or crop them in DATA."
-            )
-        return height // self.patch_size, width // self.patch_size
-
     def _embed(self, x: Tensor) -> Tensor:
         embedded: Tensor = self._pos_embed(self.patch_embed(x))
         return embedded
@@ -85,12 +76,6 @@ class VisionTransformer(Trunk, TimmVisionTransformer):  # type: ignore[misc] # T
         if kind == "POOL":
             return patches.mean(1)
         return patches.mT.reshape(len(patches), -1, *grid)
-
-
-def _set_attention_scale(blocks: Any, scale: float) -> None:
-    for block in blocks:
-        # The fused kernel is called with the usual scale, whatever `scale` says.
-        block.attn.fused_attn, block.attn.scale = False, scale
 
 
 def _timm_arguments(options: VisionTransformerOptions) -> dict[str, Any]:

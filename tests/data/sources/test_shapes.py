@@ -33,6 +33,47 @@ def test_images_are_those_of_every_other_machine(split: str, side: int, digest: 
     assert hashlib.sha256(pixels).hexdigest()[:16] == digest
 
 
+def test_upright_images_are_those_of_every_other_machine() -> None:
+    pixels = b"".join(draw_shape("TRAIN", index, 48, upright=True).tobytes() for index in range(20))
+    assert hashlib.sha256(pixels).hexdigest()[:16] == "c77806d6d82007da"
+
+
+def test_upright_shapes_are_a_source() -> None:
+    (found,) = build_sources(
+        SplitOptions(DATA_SOURCES=["upright_shapes"], DEFAULT_GRAY_IMG_SIZE=40), "TEST"
+    )
+    assert np.array_equal(np.asarray(found.image(3)), draw_shape("TEST", 3, 40, upright=True))
+    assert not np.array_equal(np.asarray(found.image(3)), draw_shape("TEST", 3, 40))
+    assert found.label(13) == 3
+
+
+def mean_edges(number: int, upright: bool) -> np.ndarray:
+    """Where pixels of a class differ from their neighbours, on average; nothing prefers a side."""
+    images = np.stack(
+        [
+            draw_shape("TRAIN", 10 * index + number, 32, upright).astype(float)
+            for index in range(150)
+        ]
+    ).mean(3)
+    inner = images[:, 1:-1, 1:-1]
+    around = (images[:, 2:, 1:-1], images[:, :-2, 1:-1], images[:, 1:-1, 2:], images[:, 1:-1, :-2])
+    mean: np.ndarray = np.mean([np.abs(inner - each) for each in around], axis=(0, 1))
+    return mean
+
+
+@pytest.mark.parametrize("number", [5, 9])  # triangle and chevron point up
+def test_only_upright_shapes_look_different_when_turned(number: int) -> None:
+    differences = {
+        upright: [
+            np.abs(np.rot90(mean, turns) - mean).mean() / mean.std()
+            for mean in [mean_edges(number, upright)]
+            for turns in (1, 2, 3)
+        ]
+        for upright in (True, False)
+    }
+    assert min(differences[True]) > 2 * max(differences[False])
+
+
 def test_the_registered_source_gives_square_rgb_images() -> None:
     (found,) = build_sources(
         SplitOptions(DATA_SOURCES=["shapes"], DEFAULT_GRAY_IMG_SIZE=40), "TEST"
@@ -83,9 +124,9 @@ def test_an_image_that_is_kept_is_the_image_drawn() -> None:
 def test_images_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
 
-    def counted(split: str, index: int, side: int) -> np.ndarray:
+    def counted(split: str, index: int, side: int, upright: bool) -> np.ndarray:
         drawn.append(index)
-        return draw_shape(split, index, side)
+        return draw_shape(split, index, side, upright)
 
     monkeypatch.setattr(shapes, "draw_shape", counted)
     monkeypatch.setattr(shapes, "KEPT_BYTES", 2 * 32 * 32 * 3 + 1)

@@ -13,6 +13,7 @@ from torchvision.transforms import functional as F
 from sslengine.data.transforms.colour import (
     ImgPilColorDistortion,
     ImgPilGaussianBlur,
+    ImgPilRandomColorJitter,
     ImgPilRandomPhotometric,
     ImgPilRandomSolarize,
 )
@@ -64,13 +65,18 @@ def photometric(image: Image.Image) -> Image.Image:
     return ImageOps.autocontrast(solarize(image))
 
 
-def distort(image: Image.Image) -> Image.Image:
+def jitter(image: Image.Image) -> Image.Image:
     """SimCLR's, of strength one half, from torchvision's functions."""
     if torch.rand(1) <= 0.8:
         order, *factors = ColorJitter.get_params((0.6, 1.4), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1))
         steps = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
         for number in order:
             image = steps[number](image, factors[number])
+    return image
+
+
+def distort(image: Image.Image) -> Image.Image:
+    image = jitter(image)
     if torch.rand(1) < 0.2:
         return image.convert("L").convert("RGB")
     return image
@@ -92,6 +98,10 @@ def test_distortion() -> None:
     agree(ImgPilColorDistortion(strength=0.5), distort)
 
 
+def test_jitter() -> None:
+    agree(ImgPilRandomColorJitter(strength=0.5), jitter)
+
+
 def test_distortion_heeds_all_its_arguments() -> None:
     off = {"brightness": 0, "contrast": 0, "saturation": 0, "hue": 0}
     always_grey = ImgPilColorDistortion(**off, grayscale_probability=1.0)
@@ -109,7 +119,8 @@ def test_certain_and_impossible() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [ImgPilGaussianBlur, ImgPilRandomSolarize, ImgPilRandomPhotometric]
+    "kind",
+    [ImgPilGaussianBlur, ImgPilRandomSolarize, ImgPilRandomPhotometric, ImgPilRandomColorJitter],
 )
 def test_a_probability_is_one(kind: type) -> None:
     with pytest.raises(ValueError, match=r"between 0 and 1; got 1.5"):

@@ -1,0 +1,81 @@
+"""Crops of several sizes of one image, and what is done to each with a chance of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, ClassVar
+
+from PIL import Image
+from torchvision.transforms import Compose, RandomApply, RandomResizedCrop
+
+from sslengine.data.transforms.probability import probability
+from sslengine.registry import register_transform
+
+
+@register_transform("ImgPilToMultiCrop")
+class ImgPilToMultiCrop:
+    """Random square crops: `num_crops[i]` of side `size_crops[i]`, one kind after the other."""
+
+    makes_views: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        total_num_crops: int,
+        num_crops: Sequence[int],
+        size_crops: Sequence[int],
+        crop_scales: Sequence[Sequence[float]],
+    ) -> None:
+        """crop_scales: for each kind, the least and the greatest share of the image's area."""
+        if not len(num_crops) == len(size_crops) == len(crop_scales):
+            raise ValueError(
+                f"num_crops, size_crops and crop_scales: expected one entry in each for every "
+                f"kind of crop, got {len(num_crops)}, {len(size_crops)} and {len(crop_scales)}."
+            )
+        if sum(num_crops) != total_num_crops or total_num_crops < 1:
+            raise ValueError(
+                f"total_num_crops: expected the sum of num_crops, {sum(num_crops)}, and at least "
+                f"1; got {total_num_crops}."
+            )
+        self.crops = [
+            crop
+            for count, size, scale in zip(num_crops, size_crops, crop_scales)
+            for crop in repeat(RandomResizedCrop(size, _scale(scale)), count)
+        ]
+
+    def __call__(self, image: Image.Image) -> list[Image.Image]:
+        return [crop(image) for crop in self.crops]
+
+    @staticmethod
+    def count_views(total_num_crops: int, **_: object) -> int:
+        return total_num_crops
+
+
+@register_transform("ImgPilMultiCropRandomApply")
+class ImgPilMultiCropRandomApply:
+    """All the transforms or none, to each crop with the probability that it has in `prob`."""
+
+    takes_all: ClassVar[bool] = True
+
+    def __init__(self, transforms: Sequence[Any], prob: Sequence[float]) -> None:
+        change = Compose(list(transforms))
+        self.apply: list[Callable[[Any], Any]] = [
+            RandomApply([change], probability(p)) for p in prob
+        ]
+
+    def __call__(self, crops: Sequence[Any]) -> list[Any]:
+        if len(crops) != len(self.apply):
+            raise ValueError(
+                f"prob: expected one probability for each of the {len(crops)} crops of an image, "
+                f"got {len(self.apply)}."
+            )
+        return [apply(crop) for apply, crop in zip(self.apply, crops)]
+
+
+def _scale(scale: Sequence[float]) -> tuple[float, float]:
+    match tuple(scale):
+        case (low, high) if 0 < low <= high <= 1:
+            return low, high
+    raise ValueError(
+        f"crop_scales: expected two shares of the area in order, such as [0.14, 1]; got {scale}."
+    )

@@ -1,0 +1,66 @@
+"""Second-order statistics of embeddings, over the images of all ranks, with gradient.
+
+`views` is (V, B, D): V views of this rank's B images. What ranks tell each other are
+sums: the D means and variances, and the D x D matrix. The embeddings stay where they
+are, so neither traffic nor work of a rank grows with the number of ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sslengine.config.facts import RunFacts
+from sslengine.distributed.collectives import sum_over_ranks
+from sslengine.errors import ConfigError
+
+
+def expect_several_images(facts: RunFacts, loss: str) -> None:
+    """While the config is checked: has a batch more images than one?"""
+    if facts.global_batch_size < 2:
+        raise ConfigError(
+            f"{loss} looks at how embeddings vary from image to image: "
+            f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA: expected 2 or more over all ranks, "
+            f"got {facts.global_batch_size}."
+        )
+
+
+def centred(views: Tensor) -> tuple[Tensor, Tensor]:
+    """The embeddings less the mean of their view, and the number of images on all ranks."""
+    # The count travels with the sums: shares differ between ranks in evaluation, and a
+    # tensor on the device needs no host to read it.
+    images = views.new_full((1,), float(views.shape[1]))
+    sums = sum_over_ranks(torch.cat([views.sum(dim=1).flatten(), images]))
+    count = sums[-1].detach()
+    means = sums[:-1].view(views.shape[0], 1, views.shape[2]) / count
+    return views - means, count
+
+
+def covariance(views: Tensor) -> Tensor:
+    """(V, D, D): of each view the sum over n images of (z - mean)(z - mean)^T, over n - 1.
+
+    A single image has no covariance: zeros.
+    """
+    rows, count = centred(views)
+    return sum_over_ranks(rows.mT @ rows) / (count - 1).clamp(min=1)
+
+
+def cross_correlation(views: Tensor, eps: float) -> Tensor:
+    """(D, D): the correlation of each dimension of view 0 with each of view 1.
+
+    eps is added to the variances, so that a dimension that does not vary correlates with
+    nothing.
+    """
+    rows, count = centred(views)
+    variance = sum_over_ranks(rows.square().sum(dim=1, keepdim=True)) / count
+    first, second = rows * (variance + eps).rsqrt()
+    return sum_over_ranks(first.T @ second) / count
+
+
+def off_diagonal(matrices: Tensor) -> Tensor:
+    """The entries of (..., D, D) that are not on the diagonal, as (..., D - 1, D); no copy."""
+    width = matrices.shape[-1]
+    # Row by row, and without the first entry, every (D + 1)th entry is on the diagonal.
+    rest = matrices.flatten(-2)[..., 1:]
+    rows: Tensor = rest.unflatten(-1, (width - 1, width + 1))
+    return rows[..., :-1]

@@ -1,0 +1,58 @@
+"""Samples assigned to prototypes in given shares: Sinkhorn-Knopp over the batch of all ranks.
+
+Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments,
+2020, equations 3 to 5. From scores s of samples b and prototypes k
+
+    Q_bk = exp(s_bk / epsilon)
+    repeat:  Q_bk *= r_k / sum_b Q_bk        every prototype gets its share r_k of the samples
+             Q_bk *= 1 / sum_k Q_bk          every sample is given away once
+
+in logarithms: at any epsilon nothing overflows, and a prototype that is far from every sample
+still gets its share. What the shares and the samples add up to does not matter, for the
+second line divides it out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sslengine.distributed.collectives import gather
+
+
+def sinkhorn(
+    scores: Tensor,
+    epsilon: float,
+    iterations: int,
+    shares: Tensor | None = None,
+    counted: Tensor | None = None,
+) -> Tensor:
+    """Q of this rank's samples, without gradient: each row is a distribution.
+
+    scores (..., B, K): problems side by side share their collectives, one an iteration.
+    shares (K,): of each prototype, equal ones unless given.
+    counted (..., B): samples that are false get a row and weigh nothing themselves.
+    """
+    log_q = scores.detach() / epsilon
+    for _ in range(iterations):
+        mass = _log_mass(log_q if counted is None else _without(log_q, counted))
+        wanted = mass if shares is None else mass - shares.log()
+        log_q = (log_q - wanted).log_softmax(dim=-1)
+    return log_q.softmax(dim=-1)
+
+
+def power_law(prototypes: int, exponent: float, like: Tensor) -> Tensor:
+    """Shares 1 / k ** exponent for prototypes k = 1, 2, ...; equal ones at exponent 0."""
+    ranks = torch.arange(1, prototypes + 1, device=like.device, dtype=like.dtype)
+    shares = ranks.pow(-exponent)
+    return shares / shares.sum()
+
+
+def _without(log_q: Tensor, counted: Tensor) -> Tensor:
+    return log_q.masked_fill(~counted.unsqueeze(-1), float("-inf"))
+
+
+def _log_mass(log_q: Tensor) -> Tensor:
+    """log sum_b Q_bk over the samples of all ranks, (..., 1, K). The same bits on each of them."""
+    own = log_q.logsumexp(dim=-2, keepdim=True)
+    return gather(own.unsqueeze(0)).rows.logsumexp(dim=0)

@@ -1,0 +1,75 @@
+"""Barlow Twins: each dimension agrees between two views, and with no other dimension.
+
+Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, 2021,
+equations 1 and 2, with the embeddings z of each view centred over the global batch:
+
+    C_ij = sum_b z_bi z'_bj / ( sqrt(sum_b z_bi^2) sqrt(sum_b z'_bj^2) )
+    loss = scale_loss * ( sum_i (1 - C_ii)^2 + lambda_ * sum_{i != j} C_ij^2 )
+
+As in the authors' code the variances have 1e-5 added, like those of a batch norm.
+Batches come from `simclr_collator`: first all first views, then all second ones.
+
+The gradient is that of one process with the whole batch. In the authors' code and in
+VISSL it was that over the number of GPUs, because there the sum of C over GPUs passed no
+gradient. LARS divides such a factor out again, except for what `exclude_bias_and_norm`
+leaves to plain SGD: for the biases and batch norms of their runs divide scale_loss by
+their number of GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sslengine.config.facts import RunFacts
+from sslengine.losses.cross_correlation import (
+    cross_correlation,
+    expect_several_images,
+    off_diagonal,
+)
+from sslengine.losses.two_views import expect_two_views, split_views
+from sslengine.methods.base import Method
+from sslengine.registry import register_loss
+
+NAME = "barlow_twins_loss"
+EPS = 1e-5
+
+
+@dataclass
+class BarlowTwinsOptions:
+    # What it costs that two different dimensions correlate.
+    lambda_: float = 0.0051
+    # A factor of the whole loss.
+    scale_loss: float = 0.024
+    # Filled in from the last head. The width that counts is that of the embedding itself.
+    embedding_dim: int = 8192
+
+    def infer(self, facts: RunFacts) -> None:
+        expect_two_views(facts, NAME)
+        expect_several_images(facts, NAME)
+        _, arguments = facts.heads[-1] if facts.heads else ("", {})
+        if arguments.get("dims"):
+            self.embedding_dim = int(arguments["dims"][-1])
+
+    def check(self) -> Iterator[str]:
+        if self.lambda_ < 0:
+            yield f"lambda_: expected 0 or more, got {self.lambda_}."
+        if self.scale_loss <= 0:
+            yield f"scale_loss: expected a number above 0, got {self.scale_loss}."
+
+
+@register_loss(NAME, options=BarlowTwinsOptions)
+class BarlowTwinsLoss(Method):
+    def __init__(self, options: BarlowTwinsOptions, run: RunFacts) -> None:
+        super().__init__()
+        self.redundancy_weight = options.lambda_
+        self.scale = options.scale_loss
+
+    def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
+        """output: (2B, D), view 0 of all images, then view 1. The target is not used."""
+        correlation = cross_correlation(split_views(output, NAME), EPS)
+        invariance = (1 - correlation.diagonal()).square().sum()
+        redundancy = off_diagonal(correlation).square().sum()
+        return self.scale * (invariance + self.redundancy_weight * redundancy)

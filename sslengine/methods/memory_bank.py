@@ -1,0 +1,234 @@
+"""NPID, NPID++ and PIRL: find an image's own row among random rows of a memory bank.
+
+Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018:
+a memory holds one row v_i for each training image. An embedding f of image i is scored
+against v_i and against rows drawn uniformly, s = v . f / T, with one of two losses:
+
+    nce             equations 4 to 8, see losses/noise_contrastive.py
+    cross_entropy   -log( exp(s_i) / (exp(s_i) + sum over drawn rows j of exp(s_j)) )
+
+Misra and van der Maaten, Self-Supervised Learning of Pretext-Invariant Representations,
+2020, equation 5: the patches of an image and the image itself each have to find the
+image's row, and the loss is the weighted sum. The model then gives a list of embeddings,
+in the order of MODEL.MULTI_INPUT_HEAD_MAPPING, with one of `loss_weights` for each.
+
+When the losses of a batch are computed, the rows of its images move towards their new
+embeddings: m * old + (1 - m) * new, scaled to unit length. Every rank holds the whole
+memory and moves the rows of all ranks' images; of two embeddings of one image in a batch
+the last counts, in the order of ranks. The target is the number of the sample.
+
+Ranks draw negatives from random streams of their own, so that a batch on two ranks meets
+other negatives than the same batch on one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sslengine.config.facts import RunFacts
+from sslengine.config.sections import one_of
+from sslengine.distributed.collectives import gather
+from sslengine.distributed.ranks import world_size
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses.memory import move_towards, random_rows
+from sslengine.losses.noise_contrastive import estimate_log_partition, noise_contrastive
+from sslengine.methods.base import Method
+from sslengine.registry import register_loss
+
+NAME = "nce_loss_with_memory"
+
+
+@dataclass
+class NegativeSampling:
+    # Rows drawn for each embedding.
+    num_negatives: int = 16000
+    # random: on the device. debug: on the host, by numpy, so the same on any device, but slowly.
+    type: str = "random"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "type", "random", "debug")
+        if self.num_negatives < 1:
+            yield f"num_negatives: expected 1 or more, got {self.num_negatives}."
+
+
+@dataclass
+class MemoryOptions:
+    # Rows; -1: as many as there are training samples.
+    memory_size: int = -1
+    embedding_dim: int = 128
+    # Of the old row when a new embedding comes.
+    momentum: float = 0.5
+    # Start with rows of unit length.
+    norm_init: bool = True
+    # Every embedding moves the memory; otherwise only that of update_mem_with_emb_index.
+    update_mem_on_forward: bool = True
+
+    def check(self) -> Iterator[str]:
+        if not 0 <= self.momentum <= 1:
+            yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
+        if self.embedding_dim < 1:
+            yield f"embedding_dim: expected 1 or more, got {self.embedding_dim}."
+
+
+@dataclass
+class MemoryBankOptions:
+    loss_type: str = "nce"
+    # Embeddings of unit length.
+    norm_embedding: bool = True
+    temperature: float = 0.07
+    # One for each embedding that the model gives.
+    loss_weights: list[float] = field(default_factory=lambda: [1.0])
+    # Z of the nce loss; -1: estimated from the first batch.
+    norm_constant: float = -1.0
+    update_mem_with_emb_index: int = -100
+    negative_sampling_params: NegativeSampling = field(default_factory=NegativeSampling)
+    memory_params: MemoryOptions = field(default_factory=MemoryOptions)
+    # Filled in from the data.
+    num_train_samples: int = -1
+    # Samples with this number neither count in the loss nor move the memory.
+    ignore_index: int = -1
+
+    def infer(self, facts: RunFacts) -> None:
+        if facts.label_type not in ("", "sample_index"):
+            raise ConfigError(
+                f"{NAME} keeps a row for each sample, and config.DATA.TRAIN.LABEL_TYPE is "
+                f"{facts.label_type}: set it to sample_index."
+            )
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "loss_type", "nce", "cross_entropy")
+        if self.temperature <= 0:
+            yield f"temperature: expected a number above 0, got {self.temperature}."
+        if not self.loss_weights:
+            yield "loss_weights: expected a number for each embedding, got none."
+        if self.norm_constant <= 0 and self.norm_constant != -1:
+            yield f"norm_constant: expected a number above 0, or -1; got {self.norm_constant}."
+        embeddings = range(len(self.loss_weights))
+        if (
+            not self.memory_params.update_mem_on_forward
+            and self.update_mem_with_emb_index not in embeddings
+        ):
+            yield (
+                f"update_mem_with_emb_index: expected one of {list(embeddings)}, the embedding "
+                f"that moves the memory where memory_params.update_mem_on_forward is false; got "
+                f"{self.update_mem_with_emb_index}."
+            )
+
+
+@register_loss(NAME, options=MemoryBankOptions)
+class MemoryBankLoss(Method):
+    def __init__(self, options: MemoryBankOptions, run: RunFacts) -> None:
+        super().__init__()
+        self.options = options
+        self.num_rows = _memory_size(options, run)
+        memory = options.memory_params
+        rows = random_rows(self.num_rows, memory.embedding_dim, memory.norm_init)
+        self.register_buffer("memory", rows)
+        self.memory: Tensor
+        # Infinite until it is estimated.
+        known = options.norm_constant > 0
+        log_z = math.log(options.norm_constant) if known else math.inf
+        self.register_buffer("log_partition", torch.tensor(log_z, dtype=torch.float64))
+        self.log_partition: Tensor
+        self._partition_known = known
+        self.register_load_state_dict_post_hook(_note_partition)  # type: ignore[no-untyped-call]
+
+    def forward(self, output: Tensor | Sequence[Tensor], target: Tensor) -> Tensor:
+        """output: (B, D), or a list of such; target: the numbers of the samples (B,)."""
+        embeddings = self._checked(output, target)
+        counted = target != self.options.ignore_index
+        everybodys = gather(target).rows if self.training else target
+        rows = torch.where(counted, target, 0)
+        total = torch.zeros_like(target, dtype=self.memory.dtype)
+        for weight, embedding in zip(self.options.loss_weights, embeddings, strict=True):
+            total = total + weight * self._losses(embedding, rows)
+        if self.training:
+            self._move_memory(embeddings, everybodys)
+        # Divided by what counts on the average rank: the ranks' mean is that of all samples.
+        ranks = world_size() if self.training else 1
+        count = (everybodys != self.options.ignore_index).sum().clamp(min=1)
+        return (total * counted).sum() * ranks / count
+
+    def _checked(self, output: Tensor | Sequence[Tensor], target: Tensor) -> list[Tensor]:
+        embeddings = [output] if isinstance(output, Tensor) else list(output)
+        expected = (len(target), self.memory.shape[1])
+        shapes = [tuple(each.shape) for each in embeddings]
+        if shapes != [expected] * len(self.options.loss_weights):
+            raise TrainingError(
+                f"{NAME} needs {len(self.options.loss_weights)} embeddings of shape {expected}, "
+                f"one for each of loss_weights, with memory_params.embedding_dim columns; the "
+                f"model gave {shapes}. See config.MODEL.HEAD.PARAMS."
+            )
+        if not self.options.norm_embedding:
+            return embeddings
+        return [F.normalize(embedding, dim=1) for embedding in embeddings]
+
+    def _losses(self, embedding: Tensor, rows: Tensor) -> Tensor:
+        """Of each embedding (B,)."""
+        temperature = self.options.temperature
+        positives = (self.memory[rows] * embedding).sum(dim=1) / temperature
+        # Indexing copies the rows: the memory may move before the backward pass.
+        drawn = self.memory[self._draw(rows)]
+        negatives = torch.bmm(drawn, embedding.unsqueeze(2)).squeeze(2) / temperature
+        if self.options.loss_type == "cross_entropy":
+            scores = torch.cat([positives.unsqueeze(1), negatives], dim=1)
+            return torch.logsumexp(scores, dim=1) - positives
+        return noise_contrastive(positives, negatives, self._log_z(negatives), self.num_rows)
+
+    def _draw(self, rows: Tensor) -> Tensor:
+        """Uniform over the memory, the own row included: the noise of the paper."""
+        sampling = self.options.negative_sampling_params
+        shape = (len(rows), sampling.num_negatives)
+        if sampling.type == "debug":
+            drawn = np.random.randint(0, self.num_rows, shape)  # noqa: NPY002 - in the checkpoint
+            return torch.from_numpy(drawn).to(rows.device)
+        return torch.randint(self.num_rows, shape, device=rows.device)
+
+    def _log_z(self, negatives: Tensor) -> Tensor:
+        """Equation 8 over the first batch of all ranks, kept from then on."""
+        if self._partition_known:
+            return self.log_partition
+        estimate = estimate_log_partition(negatives.detach(), self.num_rows)
+        if self.training:
+            if world_size() > 1:
+                estimates = gather(estimate.unsqueeze(0)).rows
+                estimate = torch.logsumexp(estimates, dim=0) - math.log(world_size())
+            self.log_partition.copy_(estimate)
+            self._partition_known = True
+        return estimate
+
+    def _move_memory(self, embeddings: list[Tensor], everybodys: Tensor) -> None:
+        options = self.options
+        if not options.memory_params.update_mem_on_forward:
+            embeddings = [embeddings[options.update_mem_with_emb_index]]
+        counted = everybodys != options.ignore_index
+        rows = torch.where(counted, everybodys, 0)
+        for embedding in embeddings:
+            values = gather(embedding.detach()).rows
+            momentum = options.memory_params.momentum
+            move_towards(self.memory, rows, values, counted, momentum)
+
+
+def _memory_size(options: MemoryBankOptions, run: RunFacts) -> int:
+    samples = run.num_train_samples or options.num_train_samples
+    size = options.memory_params.memory_size
+    if size <= 0:
+        size = samples
+    if size <= 0 or size < samples:
+        raise ConfigError(
+            f"config.LOSS.{NAME}.memory_params.memory_size: {size} rows for {samples} training "
+            f"samples; give at least as many rows, or -1 for as many."
+        )
+    return size
+
+
+def _note_partition(loss: MemoryBankLoss, incompatible: object) -> None:
+    # Read once here, so that no step has to ask the device.
+    loss._partition_known = bool(torch.isfinite(loss.log_partition))

@@ -1,0 +1,66 @@
+"""SimSiam: predict the other view's projection, and let no gradient through what is predicted.
+
+Chen and He, Exploring Simple Siamese Representation Learning, 2021, equations 2 to 4:
+
+    loss = D(p_1, stopgrad(z_2)) / 2 + D(p_2, stopgrad(z_1)) / 2,   D = -mean cosine
+
+z: projection, p: prediction. The loss lies between -1 and 1; it falls to -1 where all
+predictions are right, which without the stop-gradient a constant output would reach.
+
+Batches come from `simclr_collator`, the model ends in `predictor_head`. Both views pass
+the model together, so a batch norm's batch holds both.
+
+The published learning rate falls for all but the predictor:
+
+    OPTIMIZER:
+      param_group_constructor: "sslengine.methods.simsiam:predictor_alone_is_head"
+      head_optimizer_params: {use_different_lr: True}
+      param_schedulers:
+        lr_head: {name: constant, value: ...}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from sslengine.config.facts import RunFacts
+from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
+from sslengine.losses.two_views import expect_two_views
+from sslengine.methods.base import Method
+from sslengine.models.heads.predictor import PredictorHead
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import Group, default
+from sslengine.registry import register_loss
+
+NAME = "simsiam_loss"
+
+
+@register_loss(NAME)
+class SimSiamLoss(Method):
+    """It has no options: there is nothing in the paper's loss to choose."""
+
+    def __init__(self, run: RunFacts) -> None:
+        super().__init__()
+        expect_two_views(run, NAME)
+
+    def forward(self, output: Any, target: Any = None) -> Tensor:
+        """output: [projection, prediction] of both views, (2B, D) each."""
+        projection, prediction = projection_and_prediction(output, NAME)
+        return -cross_view_cosine(prediction, projection.detach())
+
+
+def predictor_alone_is_head(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+    """The default groups, in which only predictors follow the schedules of the heads."""
+    heads = [module for module in model.modules() if isinstance(module, PredictorHead)]
+    apart = {id(each) for head in heads for each in head.predictor.parameters()}
+    groups: list[Group] = []
+    for group in default(model, options):
+        inside = [each for each in group["params"] if id(each) in apart]
+        others = [each for each in group["params"] if id(each) not in apart]
+        groups.append({**group, "params": others, "is_head": False})
+        groups.append(
+            {**group, "params": inside, "is_head": True, "name": f"predictor, {group['name']}"}
+        )
+    return groups

@@ -1,0 +1,311 @@
+"""SwAV: crops of an image predict each other's assignment to prototypes.
+
+Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments,
+2020. With scores s_vbk of crop v of image b and prototype k, and codes q_a made of the scores
+of crop a by Sinkhorn over the global batch (losses/sinkhorn.py):
+
+    loss = mean over a in crops_for_assign, crops v != a and images b of
+               - sum_k q_abk log softmax_k(s_vb / temperature)
+
+and over the sets of prototypes, if there are several. Scores come crop by crop: all first
+crops, then all second ones. Codes take no gradient, so ranks have nothing to exchange but
+the prototypes' shares: the mean of their gradients is that of one process.
+
+A small batch cannot be spread over many prototypes. The queue adds the embeddings of earlier
+batches to it, scored anew in every step: each rank holds the same whole queue, scores an equal
+part of it, and Sinkhorn sees the union. It fills from the first step and counts from
+`start_iter` on, with as many embeddings as it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sslengine.config.facts import RunFacts
+from sslengine.distributed.collectives import gather
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.hooks.events import Hook, TaskView
+from sslengine.losses.sinkhorn import power_law, sinkhorn
+from sslengine.losses.swapped_prediction import check_crops, swapped_prediction
+from sslengine.methods.base import Method
+from sslengine.models.heads.weight_norm_linear import WeightNormLinear
+from sslengine.registry import register_head, register_loss
+
+WHERE = "config.LOSS.swav_loss"
+COLLATORS = ("multicrop_collator", "multicrop_mixup_collator", "cutmixup_collator")
+
+
+@register_head("swav_head")
+class SwAVHead(nn.Module):
+    """Layers down to an embedding of unit length, and its scores: products with prototypes."""
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        use_bn: bool,
+        num_clusters: Sequence[int],
+        use_bias: bool = True,
+        return_embeddings: bool = True,
+        skip_last_bn: bool = True,
+        normalize_feats: bool = True,
+        activation_name: str = "ReLU",
+        use_weight_norm_prototypes: bool = False,
+        normalize_last_layer: bool = False,
+    ) -> None:
+        """
+        dims: widths, that of the input first.
+        num_clusters: prototypes in each set of them.
+        skip_last_bn: neither batch norm nor activation behind the last layer.
+        normalize_last_layer: with use_weight_norm_prototypes, their lengths stay 1.
+        """
+        super().__init__()
+        if len(dims) < 2:
+            raise ConfigError(f"dims: expected two or more widths, got {list(dims)}.")
+        if normalize_last_layer and not use_weight_norm_prototypes:
+            raise ConfigError(
+                "normalize_last_layer: holds the lengths of weight-normalised prototypes; set "
+                f"use_weight_norm_prototypes too, or {WHERE}.normalize_last_layer instead."
+            )
+        self.in_features = dims[0]
+        self.projection_head = _projection(dims, use_bn, use_bias, skip_last_bn, activation_name)
+        self.normalize_feats, self.return_embeddings = normalize_feats, return_embeddings
+        self.prototypes: list[str] = []
+        for index, count in enumerate(num_clusters):
+            prototypes: nn.Module = (
+                WeightNormLinear(dims[-1], count, learn_lengths=not normalize_last_layer)
+                if use_weight_norm_prototypes
+                else nn.Linear(dims[-1], count, bias=False)
+            )
+            self.prototypes.append(f"prototypes{index}")
+            self.add_module(self.prototypes[-1], prototypes)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """N x C to [embeddings, scores of the first set, ...]."""
+        if x.dim() == 4 and x.shape[2:] == (1, 1):
+            x = x.flatten(1)
+        if x.dim() != 2 or x.shape[1] != self.in_features:
+            raise ConfigError(
+                f"config.MODEL.HEAD.PARAMS: a swav_head with dims [{self.in_features}, ...] got "
+                f"features of shape {tuple(x.shape)}; it takes N x {self.in_features}."
+            )
+        embeddings = self.projection_head(x)
+        if self.normalize_feats:
+            embeddings = F.normalize(embeddings, dim=1)
+        return [embeddings] * self.return_embeddings + self.scores(embeddings)
+
+    def scores(self, embeddings: Tensor) -> list[Tensor]:
+        """Of each set of prototypes."""
+        return [getattr(self, name)(embeddings) for name in self.prototypes]
+
+    @torch.no_grad()
+    def normalize_prototypes(self) -> None:
+        for name in self.prototypes:
+            layer = getattr(self, name)
+            if isinstance(layer, WeightNormLinear):
+                layer.weight_g.fill_(1.0)
+            else:
+                layer.weight.copy_(F.normalize(layer.weight, dim=1))
+
+
+def _projection(
+    dims: Sequence[int], use_bn: bool, use_bias: bool, skip_last_bn: bool, activation_name: str
+) -> nn.Sequential:
+    if activation_name not in ("ReLU", "GELU"):
+        raise ConfigError(f"activation_name: expected ReLU or GELU, got {activation_name!r}.")
+    layers = nn.Sequential()
+    for index, (inputs, outputs) in enumerate(pairwise(dims), start=2):
+        layers.append(nn.Linear(inputs, outputs, bias=use_bias))
+        if index == len(dims) and skip_last_bn:
+            break
+        if use_bn:
+            layers.append(nn.BatchNorm1d(outputs))
+        layers.append(nn.ReLU(inplace=True) if activation_name == "ReLU" else nn.GELU())
+    return layers
+
+
+@dataclass
+class SwAVQueueOptions:
+    # Embeddings of earlier batches, over all ranks, that codes are computed with. 0: none.
+    queue_length: int = 0
+    # Train steps before the queue counts.
+    start_iter: int = 0
+    # Filled in from the run: what a rank scores of the queue.
+    local_queue_length: int = 0
+
+    def check(self) -> Iterator[str]:
+        for key in ("queue_length", "start_iter"):
+            if getattr(self, key) < 0:
+                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
+
+
+@dataclass
+class SwAVOptions:
+    # Of the predictions; epsilon is that of the codes.
+    temperature: float = 0.1
+    epsilon: float = 0.05
+    # Sinkhorn iterations.
+    num_iters: int = 3
+    # Codes and loss in float64.
+    use_double_precision: bool = False
+    # Prototypes of unit length: at the start, and after every optimizer step.
+    normalize_last_layer: bool = True
+    # Crops that codes are made of, counted from 0.
+    crops_for_assign: list[int] = field(default_factory=lambda: [0, 1])
+    # In the first so many steps an image belongs to a single prototype.
+    temp_hard_assignment_iters: int = 0
+    # Prototype k gets a share of the images as 1 / k ** shk_powerlaw. 0: equal shares.
+    shk_powerlaw: float = 0.0
+    queue: SwAVQueueOptions = field(default_factory=SwAVQueueOptions)
+    # Filled in from the head and the transforms.
+    embedding_dim: int = 128
+    num_prototypes: list[int] = field(default_factory=lambda: [3000])
+    num_crops: int = 2
+
+    IGNORED: ClassVar[dict[str, str]] = {
+        "output_dir": "a loss that is not finite stops the run and is named; no scores are dumped."
+    }
+
+    def infer(self, facts: RunFacts) -> None:
+        head = facts.head("swav_head")
+        if head is None:
+            raise ConfigError(f"{WHERE}: needs the head swav_head in config.MODEL.HEAD.PARAMS.")
+        if not head.get("return_embeddings", True):
+            raise ConfigError(f"{WHERE}: needs the embeddings; set return_embeddings of swav_head.")
+        check_crops(WHERE, "crops_for_assign", self.crops_for_assign, facts, COLLATORS)
+        self.num_crops = facts.views_per_image
+        self.embedding_dim = head["dims"][-1]
+        self.num_prototypes = list(head["num_clusters"])
+        self.queue.local_queue_length = self.queue.queue_length // facts.world_size
+
+    def check(self) -> Iterator[str]:
+        for key in ("temperature", "epsilon"):
+            if getattr(self, key) <= 0:
+                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
+        for key in ("num_iters", "temp_hard_assignment_iters", "shk_powerlaw"):
+            if getattr(self, key) < 0:
+                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
+
+
+@register_loss("swav_loss", options=SwAVOptions)
+class SwAVLoss(Method):
+    def __init__(self, options: SwAVOptions, run: RunFacts) -> None:
+        super().__init__()
+        self.options = options
+        self.iteration = 0  # train steps made; the hook keeps it
+        self._heads: tuple[SwAVHead, ...] = ()  # a tuple, so that they are not part of this module
+        if options.queue.queue_length:
+            # Newest first. Rows of zeros are still empty.
+            shape = (len(options.crops_for_assign), options.queue.queue_length)
+            self.register_buffer("queue", torch.zeros(*shape, options.embedding_dim))
+        else:
+            self.queue: Tensor | None = None
+
+    def attach(self, model: nn.Module) -> None:
+        self._heads = tuple(each for each in model.modules() if isinstance(each, SwAVHead))
+        if len(self._heads) != 1:
+            raise ConfigError(
+                f"{WHERE}: needs one swav_head in the model, there are {len(self._heads)}."
+            )
+        self.normalize_prototypes()
+
+    def hooks(self) -> list[Hook]:
+        return [KeepPrototypes(self)]
+
+    def normalize_prototypes(self) -> None:
+        if self.options.normalize_last_layer:
+            for head in self._heads:
+                head.normalize_prototypes()
+
+    def forward(self, output: Sequence[Tensor], target: Tensor | None = None) -> Tensor:
+        """output: [embeddings, scores, ...] of swav_head, crop by crop. The target is not used."""
+        embeddings, *scores = self._checked(output)
+        earlier, counted = self._scores_of_queue()
+        losses = [
+            self._loss_of_set(each, earlier[index] if earlier else None, counted)
+            for index, each in enumerate(scores)
+        ]
+        if self.training:
+            self._enqueue(embeddings.detach())
+        return torch.stack(losses).mean()
+
+    def _checked(self, output: Any) -> Sequence[Tensor]:
+        crops, sets = self.options.num_crops, self.options.num_prototypes
+        if not isinstance(output, (list, tuple)) or len(output) != 1 + len(sets):
+            raise TrainingError(
+                f"swav_loss needs the embeddings and the scores of {len(sets)} sets of prototypes; "
+                f"does the model end in a single swav_head with return_embeddings?"
+            )
+        if len(output[0]) % crops:
+            raise TrainingError(
+                f"swav_loss needs {crops} crops of every image, the model gave {len(output[0])} "
+                f"rows. Is DATA.TRAIN.COLLATE_FUNCTION multicrop_collator?"
+            )
+        return output
+
+    def _loss_of_set(
+        self, scores: Tensor, earlier: Tensor | None, counted: Tensor | None
+    ) -> Tensor:
+        """For one set of prototypes. earlier (A, L, K): scores of the queue."""
+        options = self.options
+        precision = torch.float64 if options.use_double_precision else scores.dtype
+        crops = scores.to(precision).unflatten(0, (options.num_crops, -1))
+        codes = self._codes(self._for_assign(crops).detach(), earlier, counted)
+        log_p = (crops / options.temperature).log_softmax(dim=-1)
+        return swapped_prediction(codes, log_p, options.crops_for_assign).to(scores.dtype)
+
+    def _for_assign(self, crops: Tensor) -> Tensor:
+        # Not by an index list, which would have to travel to the device.
+        return torch.stack([crops[number] for number in self.options.crops_for_assign])
+
+    def _codes(self, scores: Tensor, earlier: Tensor | None, counted: Tensor | None) -> Tensor:
+        """What Sinkhorn makes of scores (A, B, K) among the earlier ones."""
+        options, images = self.options, scores.shape[1]
+        if earlier is not None and counted is not None:
+            scores = torch.cat([scores, earlier.to(scores.dtype)], dim=1)
+            counted = torch.cat([counted.new_ones(len(counted), images), counted], dim=1)
+        power = options.shk_powerlaw
+        shares = power_law(scores.shape[-1], power, like=scores) if power else None
+        codes = sinkhorn(scores, options.epsilon, options.num_iters, shares, counted)[:, :images]
+        if self.iteration < options.temp_hard_assignment_iters:
+            best = codes.argmax(dim=-1, keepdim=True)
+            codes = torch.zeros_like(codes).scatter_(-1, best, 1.0)
+        return codes
+
+    @torch.no_grad()
+    def _scores_of_queue(self) -> tuple[list[Tensor], Tensor | None]:
+        """Of this rank's part of the queue, by set of prototypes; and which rows are filled."""
+        if self.queue is None or self.iteration < self.options.queue.start_iter:
+            return [], None
+        part = self.queue.tensor_split(world_size(), dim=1)[rank()]
+        (head,) = self._heads
+        return head.scores(part), part.ne(0).any(dim=-1)
+
+    def _enqueue(self, embeddings: Tensor) -> None:
+        """The whole batch in front, as one process with all of it would put it there."""
+        if self.queue is None:
+            return
+        crops = self._for_assign(embeddings.unflatten(0, (self.options.num_crops, -1)))
+        batch = gather(crops.transpose(0, 1)).rows.transpose(0, 1)
+        length = self.queue.shape[1]
+        self.queue.copy_(torch.cat([batch, self.queue], dim=1)[:, :length])
+
+
+class KeepPrototypes(Hook):
+    """Tells the loss how many steps were made, and gives prototypes their length back."""
+
+    def __init__(self, loss: SwAVLoss) -> None:
+        self.loss = loss
+
+    def on_forward(self, task: TaskView) -> None:
+        self.loss.iteration = task.iteration
+
+    def on_update(self, task: TaskView) -> None:
+        self.loss.normalize_prototypes()

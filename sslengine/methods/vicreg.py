@@ -1,0 +1,85 @@
+"""VICReg: views of an image agree, every dimension varies, no two vary together.
+
+Bardes, Ponce, LeCun, VICReg: Variance-Invariance-Covariance Regularization for
+Self-Supervised Learning, 2022. Over the n images of the global batch, with z and z' the
+embeddings (D wide) of their two views and Cov the covariance matrix with n - 1:
+
+    invariance = mean over images and dimensions of (z - z')^2
+    variance   = mean over both views and all dimensions of max(0, gamma - sqrt(Var + eps))
+    covariance = (sum_{i != j} Cov(z)_ij^2 + sum_{i != j} Cov(z')_ij^2) / D
+    loss       = sim_coeff * invariance + std_coeff * variance + cov_coeff * covariance
+
+This is what the authors' code computes, of which the published accuracies are. In the
+paper's equations 1 to 6 the invariance is D times as large and the variance twice: with
+lambda, mu and nu of the paper, sim_coeff = D * lambda, std_coeff = 2 * mu, cov_coeff = nu.
+
+Batches come from `simclr_collator`: first all first views, then all second ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from sslengine.config.facts import RunFacts
+from sslengine.losses.cross_correlation import covariance, expect_several_images, off_diagonal
+from sslengine.losses.two_views import expect_two_views, split_views
+from sslengine.methods.base import Method
+from sslengine.registry import register_loss
+
+NAME = "vicreg_loss"
+
+
+@dataclass
+class VICRegOptions:
+    sim_coeff: float = 25.0
+    std_coeff: float = 25.0
+    cov_coeff: float = 1.0
+    # The standard deviation that each dimension is to have at least.
+    gamma: float = 1.0
+    # Added to variances before the root, whose slope at 0 is infinite.
+    eps: float = 1e-4
+
+    def infer(self, facts: RunFacts) -> None:
+        expect_two_views(facts, NAME)
+        expect_several_images(facts, NAME)
+
+    def check(self) -> Iterator[str]:
+        for key in ("sim_coeff", "std_coeff", "cov_coeff"):
+            if getattr(self, key) < 0:
+                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
+        for key in ("gamma", "eps"):
+            if getattr(self, key) <= 0:
+                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
+
+
+@register_loss(NAME, options=VICRegOptions)
+class VICRegLoss(Method):
+    def __init__(self, options: VICRegOptions, run: RunFacts) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, output: Tensor, target: Tensor | None = None) -> dict[str, Tensor]:
+        """output: (2B, D), view 0 of all images, then view 1. The target is not used.
+
+        Beside the loss its three terms, before they are weighted. The invariance is that of
+        this rank's images: ranks' losses are averaged, which makes it that of all.
+        """
+        options = self.options
+        views = split_views(output, NAME)
+        matrices = covariance(views)
+        deviations = (matrices.diagonal(dim1=1, dim2=2) + options.eps).sqrt()
+        parts = {
+            "invariance": F.mse_loss(views[0], views[1]),
+            "variance": F.relu(options.gamma - deviations).mean(),
+            "covariance": off_diagonal(matrices).square().sum() / output.shape[1],
+        }
+        loss = (
+            options.sim_coeff * parts["invariance"]
+            + options.std_coeff * parts["variance"]
+            + options.cov_coeff * parts["covariance"]
+        )
+        return {"loss": loss, **parts}

@@ -1,0 +1,46 @@
+"""A projector, and a predictor on top of it: for methods that predict one view from the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError
+from sslengine.models.heads.mlp import MLP
+from sslengine.registry import register_head
+
+
+@register_head("predictor_head")
+class PredictorHead(nn.Module):
+    """Gives [projection, prediction], both N x dims[-1]."""
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        predictor_dims: Sequence[int],
+        use_bn: bool = True,
+        use_bn_on_projection: bool = False,
+    ) -> None:
+        """
+        dims: widths of the projector, that of the feature first.
+        predictor_dims: widths of the predictor; it begins and ends with the projection's.
+        use_bn: batch norm before the ReLU of each hidden layer.
+        use_bn_on_projection: batch norm without weights behind the projector's last layer.
+        """
+        super().__init__()
+        self.projector = nn.Sequential(MLP(dims, use_bn=use_bn, use_relu=True))
+        self.predictor = MLP(predictor_dims, use_bn=use_bn, use_relu=True)
+        width = dims[-1]
+        if (predictor_dims[0], predictor_dims[-1]) != (width, width):
+            raise ConfigError(
+                f"predictor_dims: expected {width} first and last, the width of the projection, "
+                f"got {list(predictor_dims)}."
+            )
+        if use_bn_on_projection:
+            self.projector.append(nn.BatchNorm1d(width, affine=False))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """N x C, or N x C x 1 x 1."""
+        projection = self.projector(x)
+        return [projection, self.predictor(projection)]

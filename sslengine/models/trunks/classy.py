@@ -1,0 +1,34 @@
+"""The trunks that we take from Classy Vision.
+
+Importing it imports what it deprecated itself, and the warnings of that are nobody's business.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from classy_vision.models import MODEL_REGISTRY
+    from classy_vision.models.anynet import (
+        ActivationType,
+        AnyNet,
+        AnyNetParams,
+        BlockType,
+        StemType,
+    )
+    from classy_vision.models.efficientnet import MODEL_PARAMS, EfficientNet
+    from classy_vision.models.regnet import RegNet, RegNetParams
+
+__all__ = [
+    "MODEL_PARAMS",
+    "MODEL_REGISTRY",
+    "ActivationType",
+    "AnyNet",
+    "AnyNetParams",
+    "BlockType",
+    "EfficientNet",
+    "RegNet",
+    "RegNetParams",
+    "StemType",
+]

@@ -1,0 +1,167 @@
+"""timm's ConViT, with timm's parameter names. Images may have any size that patches divide.
+
+lastMAP     the patches as a map, N x D x H x W
+lastCLS     the class token: the final feature
+
+Gated attention looks at relative places (across, down, squared distance). VISSL gives it
+LOCALITY_DIM copies of each and takes the mean, which slows the learning of where to look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models.convit import GPSA
+from timm.models.convit import ConVit as TimmConvit
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError
+from sslengine.models.options import TrunkOptions, VisionTransformerOptions
+from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.options import ConvitOptions
+from sslengine.models.trunks.patches import patch_grid, set_attention_scale
+from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.registry import register_trunk
+
+
+@register_trunk("convit", options=TrunkOptions)
+class Convit(Trunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
+    feature_names = ("lastMAP", "lastCLS")
+
+    def __init__(self, options: TrunkOptions) -> None:
+        convit, transformer = options.CONVIT, options.VISION_TRANSFORMERS
+        super().__init__(**_timm_arguments(convit, transformer))
+        self.parts = transformer.NUM_LAYERS if transformer.CHECKPOINT_BLOCK else 0
+        self.patch_size, self.copies = transformer.PATCH_SIZE, convit.LOCALITY_DIM
+        self.side = transformer.IMAGE_SIZE // transformer.PATCH_SIZE
+        self.patch_embed.strict_img_size = False
+        self._places: dict[tuple[Any, ...], Tensor] = {}
+        for index, attention in enumerate(self._local_attentions()):
+            strength = convit.LOCALITY_STRENGTH if convit.LOCALITY_STRENGTH > 0 else 1 / (index + 1)
+            self._prepare(attention, strength, convit.USE_LOCAL_INIT)
+        if transformer.QK_SCALE:
+            set_attention_scale((block.attn for block in self.blocks), transformer.QK_SCALE)
+
+    def checkpoint_activations(self, parts: int) -> None:
+        self.parts = parts
+
+    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        height, width = patch_grid(x, self.patch_size, "VISION_TRANSFORMERS")
+        places = self._relative_places(height, width)
+        steps: list[Step] = [("", self._embed)]
+        for index, block in enumerate(self.blocks):
+            if index == self.local_up_to_layer:
+                steps.append(("", self._with_class_token))
+            local = index < self.local_up_to_layer
+            steps.append(("", partial(_at, block, places) if local else block))
+        steps.append(("tokens", self.norm))
+        if self.parts and torch.is_grad_enabled():
+            tokens = run_in_parts(steps, x, ("tokens",), self.parts, owner=self)["tokens"]
+        else:
+            tokens = run(steps, x, ("tokens",))["tokens"]
+        patches = tokens[:, 1:].mT
+        return {
+            "lastMAP": patches.reshape(*patches.shape[:2], height, width),
+            "lastCLS": tokens[:, 0],
+        }
+
+    def _embed(self, x: Tensor) -> Tensor:
+        grid = (x.shape[-2] // self.patch_size, x.shape[-1] // self.patch_size)
+        embedding: Tensor = self.pos_embed
+        if grid != (self.side, self.side):
+            embedding = resample_abs_pos_embed(embedding, grid, num_prefix_tokens=0)
+        embedded: Tensor = self.pos_drop(self.patch_embed(x) + embedding)
+        return embedded
+
+    def _with_class_token(self, patches: Tensor) -> Tensor:
+        return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+
+    def _local_attentions(self) -> list[GPSA]:
+        return [each for each in self.modules() if isinstance(each, GPSA)]
+
+    def _prepare(self, attention: GPSA, strength: float, local: bool) -> None:
+        """Weights as VISSL shapes them, with the start that was asked for."""
+        attention.locality_strength = strength
+        attention.apply(self._init_weights)
+        if local:
+            attention.local_init()
+        weight, bias = attention.pos_proj.weight.detach(), attention.pos_proj.bias.detach()
+        attention.pos_proj = nn.Linear(3 * self.copies, attention.num_heads)
+        attention.pos_proj.weight.data = weight.repeat_interleave(self.copies, dim=1)
+        attention.pos_proj.bias.data = bias
+        if not local:
+            nn.init.trunc_normal_(attention.pos_proj.weight, std=0.02)
+        # Not a buffer: ranks have no need to send it to each other.
+        del attention.rel_indices
+        attention.gating_param = nn.Parameter(torch.ones(1, attention.num_heads, 1, 1))
+
+    def _relative_places(self, height: int, width: int) -> Tensor:
+        """As gated attention wants them; made once per size and device."""
+        like = self.pos_embed
+        key = (height, width, like.device, like.dtype)
+        if key not in self._places:
+            places = relative_places(height, width).repeat_interleave(self.copies, -1)
+            self._places[key] = (places / self.copies)[None].to(like)
+        return self._places[key]
+
+    def vissl_name(self, name: str) -> str:
+        for ours, theirs in (
+            (r"^cls_token$", "class_token"),
+            (r"^pos_embed$", "pos_embedding"),
+            (r"\.gating_param$", ".alpha"),
+            (r"\.mlp\.fc(\d)\.", r".mlp.linear_\1."),
+        ):
+            name = re.sub(ours, theirs, name)
+        return name
+
+
+def _at(block: Any, places: Tensor, x: Tensor) -> Tensor:
+    # Just before the block runs: when it is recomputed, another size may have passed meanwhile.
+    block.attn.rel_indices = places
+    out: Tensor = block(x)
+    return out
+
+
+def relative_places(height: int, width: int) -> Tensor:
+    """From patch i to patch j: across, down, and the square of the distance."""
+    down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    places = torch.stack([across.flatten(), down.flatten()], dim=-1).float()
+    steps = places[None] - places[:, None]
+    return torch.cat([steps, steps.square().sum(-1, keepdim=True)], dim=-1)
+
+
+def _timm_arguments(convit: ConvitOptions, transformer: VisionTransformerOptions) -> dict[str, Any]:
+    if convit.N_GPSA_LAYERS >= transformer.NUM_LAYERS:
+        raise ConfigError(
+            f"config.MODEL.TRUNK.CONVIT.N_GPSA_LAYERS: {convit.N_GPSA_LAYERS} of "
+            f"{transformer.NUM_LAYERS} layers (VISION_TRANSFORMERS.NUM_LAYERS) leaves none for "
+            f"the class token."
+        )
+    if not transformer.USE_CLASS_TOKEN:
+        raise ConfigError(
+            "config.MODEL.TRUNK.VISION_TRANSFORMERS.USE_CLASS_TOKEN: ConViT has a class token."
+        )
+    return {
+        "img_size": transformer.IMAGE_SIZE,
+        "patch_size": transformer.PATCH_SIZE,
+        "num_classes": 0,
+        # timm asks for the width of a head.
+        "embed_dim": transformer.HIDDEN_DIM // transformer.NUM_HEADS,
+        "depth": transformer.NUM_LAYERS,
+        "num_heads": transformer.NUM_HEADS,
+        # timm cuts width * ratio to a whole number: the half keeps it from falling one short.
+        "mlp_ratio": (transformer.MLP_DIM + 0.5) / transformer.HIDDEN_DIM,
+        "qkv_bias": transformer.QKV_BIAS,
+        "pos_drop_rate": transformer.DROPOUT_RATE,
+        "proj_drop_rate": transformer.DROPOUT_RATE,
+        "attn_drop_rate": transformer.ATTENTION_DROPOUT_RATE,
+        "drop_path_rate": transformer.DROP_PATH_RATE,
+        "norm_layer": nn.LayerNorm,
+        "local_up_to_layer": convit.N_GPSA_LAYERS,
+        "locality_strength": convit.LOCALITY_STRENGTH,
+    }

@@ -1,0 +1,61 @@
+"""timm's ConvNeXt, with timm's parameter names.
+
+stem    after the first convolution and norm
+stage1 .. stageN    the stages
+flatten averaged over space and normed, N x C: the final feature
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import cast
+
+import torch
+from timm.models.convnext import ConvNeXt as TimmConvNeXt
+from timm.models.convnext import ConvNeXtStage
+from torch import Tensor
+
+from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.options import ConvNextOptions
+from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.registry import register_trunk
+
+
+@register_trunk("convnext", options=ConvNextOptions)
+class ConvNext(Trunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
+    def __init__(self, options: ConvNextOptions) -> None:
+        super().__init__(
+            num_classes=0,
+            depths=tuple(options.DEPTH),
+            dims=tuple(options.DIMS),
+            drop_path_rate=options.DROP_PATH_RATE,
+        )
+        self.parts = 0
+        stages = (f"stage{index}" for index in range(1, 1 + len(options.DEPTH)))
+        self.feature_names = ("stem", *stages, "flatten")
+
+    def checkpoint_activations(self, parts: int) -> None:
+        self.parts = parts
+
+    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        steps: list[Step] = [("stem", self.stem)]
+        stages = cast("list[ConvNeXtStage]", list(self.stages))
+        for name, stage in zip(self.feature_names[1:], stages, strict=False):
+            steps += [("", stage.downsample), (name, stage.blocks)]
+        steps.append(("flatten", self.head))
+        if self.parts and torch.is_grad_enabled():
+            return run_in_parts(steps, x, wanted, self.parts, owner=self)
+        return run(steps, x, wanted)
+
+    def vissl_name(self, name: str) -> str:
+        for ours, theirs in (
+            (r"^stem\.", "downsample_layers.0."),
+            (r"^stages\.(\d+)\.downsample\.", r"downsample_layers.\1."),
+            (r"^stages\.(\d+)\.blocks\.", r"stages.\1."),
+            (r"\.conv_dw\.", ".dwconv."),
+            (r"\.mlp\.fc(\d)\.", r".pwconv\1."),
+            (r"^head\.norm\.", "norm."),
+        ):
+            name = re.sub(ours, theirs, name)
+        return name

@@ -1,0 +1,267 @@
+"""`config.MODEL.TRUNK.*` of the trunks that come from timm and Classy Vision: VISSL's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sslengine.config.sections import one_of
+
+# The published RegNets, as Classy Vision calls them.
+REGNETS = (
+    *(f"regnet_x_{size}" for size in ("400mf", "800mf", "1.6gf", "3.2gf", "8gf", "16gf", "32gf")),
+    *(f"regnet_y_{size}" for size in ("400mf", "800mf", "1.6gf", "3.2gf", "8gf", "16gf", "32gf")),
+    *(f"regnet_y_{size}" for size in ("64gf", "128gf", "256gf")),
+    *(f"regnet_z_{size}" for size in ("500mf", "4gf")),
+)
+
+
+def too_small(options: Any, *keys: str) -> Iterator[str]:
+    """The keys whose numbers (or a number in whose list) are below 1."""
+    for key in keys:
+        value = getattr(options, key)
+        if min(value if isinstance(value, list) else [value], default=0) < 1:
+            yield f"{key}: expected 1 or more, got {value}."
+
+
+def rates(options: Any, *keys: str) -> Iterator[str]:
+    """The keys that are no probabilities below 1."""
+    for key in keys:
+        if not 0 <= getattr(options, key) < 1:
+            yield f"{key}: expected a rate from 0 to below 1, got {getattr(options, key)}."
+
+
+@dataclass
+class RegNetOptions:
+    """A published RegNet by its name, a RegNet by its five parameters, or any stages (anynet)."""
+
+    # regnet_y_16gf and the like; anynet; "" for the RegNet that depth .. group_width describe.
+    name: str = ""
+    # Blocks; width of the first, its slope and its quantisation; width of a group.
+    depth: int | None = None
+    w_0: int | None = None
+    w_a: float | None = None
+    w_m: float | None = None
+    group_width: int | None = None
+    bottleneck_multiplier: float | None = None
+    # anynet: one number for each stage.
+    depths: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
+    group_widths: list[int] = field(default_factory=list)
+    bottleneck_multipliers: list[float] = field(default_factory=list)
+    strides: list[int] = field(default_factory=list)
+    # Any of them; null: simple_stem_in, 32, 1e-5 and 0.1.
+    stem_type: str | None = None
+    stem_width: int | None = None
+    bn_epsilon: float | None = None
+    bn_momentum: float | None = None
+    # Not with a published name. null: res_bottleneck_block, relu, true and 0.25.
+    block_type: str | None = None
+    activation: str | None = None
+    use_se: bool | None = None
+    se_ratio: float | None = None
+
+    RULE: ClassVar[tuple[str, ...]] = ("depth", "w_0", "w_a", "w_m", "group_width")
+    STAGES: ClassVar[tuple[str, ...]] = (
+        "depths",
+        "widths",
+        "group_widths",
+        "bottleneck_multipliers",
+        "strides",
+    )
+    OUTSIDE_BLOCKS: ClassVar[tuple[str, ...]] = (
+        "stem_type",
+        "stem_width",
+        "bn_epsilon",
+        "bn_momentum",
+    )
+    BLOCKS: ClassVar[tuple[str, ...]] = ("block_type", "activation", "use_se", "se_ratio")
+    IGNORED: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("stage_checkpoints", "stage_checkpointing"),
+        "ACTIVATION_CHECKPOINTING splits the trunk into parts of nearly equal length.",
+    )
+
+    def given(self, *keys: str) -> dict[str, Any]:
+        """Those of the keys that are set, and their values."""
+        values = {key: getattr(self, key) for key in keys}
+        return {key: value for key, value in values.items() if value not in (None, [])}
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "name", "", "anynet", *REGNETS)
+        stems = ("res_stem_cifar", "res_stem_in", "simple_stem_in")
+        yield from one_of(self, "stem_type", None, *stems, *map(str.upper, stems))
+        yield from one_of(self, "activation", None, "relu", "silu", "RELU", "SILU")
+        blocks = ["vanilla_block", "res_basic_block"]
+        blocks += ["res_bottleneck_block", "res_bottleneck_linear_block"]
+        yield from one_of(self, "block_type", None, *blocks, *map(str.upper, blocks))
+        if self.name == "anynet":
+            yield from self._stage_problems()
+        elif self.name:
+            yield from self._strays("the published network", *self.STAGES, *self.BLOCKS)
+            yield from self._strays("it", *self.RULE, "bottleneck_multiplier")
+        else:
+            yield from self._strays("anynet alone", *self.STAGES)
+            yield from self._rule_problems()
+
+    def _strays(self, whose: str, *keys: str) -> Iterator[str]:
+        for key in self.given(*keys):
+            fixed = f"name: {self.name!r} fixes" if self.name else "without a name, it is"
+            yield f"{key}: {fixed} that of {whose}; leave it out."
+
+    def _stage_problems(self) -> Iterator[str]:
+        yield from self._strays("a RegNet", *self.RULE, "bottleneck_multiplier")
+        lengths = {key: len(getattr(self, key)) for key in self.STAGES}
+        if len(set(lengths.values())) != 1 or not self.depths:
+            said = ", ".join(f"{key} {length}" for key, length in lengths.items())
+            yield f"depths: anynet needs one number per stage in each of: {said}."
+
+    def _rule_problems(self) -> Iterator[str]:
+        rule = self.given(*self.RULE)
+        missing = [key for key in self.RULE if key not in rule]
+        if rule and missing:
+            yield f"{missing[0]}: a RegNet needs all of {', '.join(self.RULE)}."
+        if not rule or missing:
+            return
+        if rule["w_0"] < 8 or rule["w_0"] % 8:
+            yield f"w_0: expected a multiple of 8, got {self.w_0}."
+        if rule["w_a"] < 0:
+            yield f"w_a: expected 0 or more, got {self.w_a}."
+        if rule["w_m"] <= 1:
+            yield f"w_m: expected more than 1, got {self.w_m}."
+        yield from too_small(self, "depth", "group_width")
+
+
+@dataclass
+class EfficientNetOptions:
+    # B0 .. B7: how wide and deep it is.
+    model_version: str = "B0"
+    bn_momentum: float = 0.01
+    bn_epsilon: float = 0.001
+    # Chance that the last block is skipped; it grows linearly from 0.
+    drop_connect_rate: float = 0.2
+    # Widths are multiples of it, and no smaller than min_width (null: than width_divisor).
+    width_divisor: int = 8
+    min_width: int | None = None
+    # Squeeze and excitation.
+    use_se: bool = True
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "model_version", *(f"B{size}" for size in range(8)))
+        yield from rates(self, "drop_connect_rate")
+        yield from too_small(self, "width_divisor")
+
+
+@dataclass
+class XcitOptions:
+    IMAGE_SIZE: int = 224
+    # 8 or 16, made by convolutions of stride 2.
+    PATCH_SIZE: int = 16
+    HIDDEN_DIM: int = 384
+    NUM_LAYERS: int = 12
+    # Layers behind those in which the class token collects what the patches hold.
+    NUM_CLASS_LAYERS: int = 2
+    NUM_HEADS: int = 8
+    MLP_RATIO: float = 4.0
+    DROPOUT_RATE: float = 0.0
+    ATTENTION_DROPOUT_RATE: float = 0.0
+    # Stochastic depth, the same in all layers.
+    DROP_PATH_RATE: float = 0.05
+    # What every residual branch is multiplied with at first.
+    ETA: float = 1.0
+    # Class layers norm the patches too, not the class token alone.
+    TOKENS_NORM: bool = True
+    QKV_BIAS: bool = True
+    QK_SCALE: bool | float | None = False
+    # Recompute the layers (the class layers) in the backward pass, one at a time.
+    CHECKPOINT_XCA_BLOCK: bool = False
+    CHECKPOINT_ATTN_BLOCK: bool = False
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "PATCH_SIZE", 8, 16)
+        if self.QK_SCALE:
+            yield "QK_SCALE: expected false; cross-covariance attention learns its temperature."
+        yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
+        sizes = ("IMAGE_SIZE", "HIDDEN_DIM", "NUM_LAYERS", "NUM_CLASS_LAYERS", "NUM_HEADS")
+        small = list(too_small(self, *sizes))
+        yield from small
+        if not small and self.HIDDEN_DIM % self.NUM_HEADS:
+            yield f"NUM_HEADS: {self.NUM_HEADS} heads do not divide HIDDEN_DIM {self.HIDDEN_DIM}."
+
+
+@dataclass
+class SwinTransformerOptions:
+    # The side for which windows are laid out; other sizes are padded to whole windows.
+    IMAGE_SIZE: int = 224
+    PATCH_SIZE: int = 4
+    # Width of the first stage; every further stage is twice as wide.
+    EMBED_DIM: int = 96
+    # Blocks and heads of each stage.
+    DEPTHS: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
+    NUM_HEADS: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
+    WINDOW_SIZE: int = 7
+    MLP_RATIO: float = 4.0
+    DROPOUT_RATE: float = 0.0
+    ATTENTION_DROPOUT_RATE: float = 0.0
+    # Stochastic depth of the last block; it grows linearly from 0.
+    DROP_PATH_RATE: float = 0.1
+    QKV_BIAS: bool = True
+    QK_SCALE: bool | float | None = False
+
+    def check(self) -> Iterator[str]:
+        if self.QK_SCALE is True:
+            yield "QK_SCALE: expected a number, or false for the usual scale; got true."
+        yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
+        sizes = ("IMAGE_SIZE", "PATCH_SIZE", "EMBED_DIM", "DEPTHS", "NUM_HEADS", "WINDOW_SIZE")
+        small = list(too_small(self, *sizes))
+        yield from small
+        if small:
+            return
+        if self.IMAGE_SIZE % self.PATCH_SIZE:
+            yield f"PATCH_SIZE: {self.PATCH_SIZE} does not divide IMAGE_SIZE {self.IMAGE_SIZE}."
+        if len(self.DEPTHS) != len(self.NUM_HEADS):
+            yield f"NUM_HEADS: expected {len(self.DEPTHS)} numbers, one for each of DEPTHS."
+        for stage, heads in enumerate(self.NUM_HEADS):
+            if self.EMBED_DIM * 2**stage % heads:
+                yield (
+                    f"NUM_HEADS.{stage}: {heads} heads do not divide the stage's width "
+                    f"{self.EMBED_DIM * 2**stage}; Swin-B (EMBED_DIM 128) has [4, 8, 16, 32]."
+                )
+
+
+@dataclass
+class ConvNextOptions:
+    # Blocks and width of each of the four stages.
+    DEPTH: list[int] = field(default_factory=lambda: [3, 3, 27, 3])
+    DIMS: list[int] = field(default_factory=lambda: [96, 192, 384, 768])
+    # Stochastic depth of the last block; it grows linearly from 0.
+    DROP_PATH_RATE: float = 0.0
+
+    def check(self) -> Iterator[str]:
+        yield from too_small(self, "DEPTH", "DIMS")
+        yield from rates(self, "DROP_PATH_RATE")
+        for key in ("DEPTH", "DIMS"):
+            if len(getattr(self, key)) != 4:
+                yield f"{key}: expected four numbers, got {getattr(self, key)}."
+
+
+@dataclass
+class ConvitOptions:
+    """What a ConViT has beyond VISION_TRANSFORMERS, which it reads too."""
+
+    # First layers whose attention is gated between place and content.
+    N_GPSA_LAYERS: int = 10
+    CLASS_TOKEN_IN_LOCAL_LAYERS: bool = False
+    # How sharply a head looks at one neighbour at first; 0: 1 / layer.
+    LOCALITY_STRENGTH: float = 1.0
+    # Copies of each of the three relative coordinates.
+    LOCALITY_DIM: int = 10
+    # Start like a convolution.
+    USE_LOCAL_INIT: bool = True
+
+    def check(self) -> Iterator[str]:
+        if self.CLASS_TOKEN_IN_LOCAL_LAYERS:
+            yield "CLASS_TOKEN_IN_LOCAL_LAYERS: a class token has no place; expected false."
+        if self.N_GPSA_LAYERS < 0:
+            yield f"N_GPSA_LAYERS: expected 0 or more, got {self.N_GPSA_LAYERS}."
+        yield from too_small(self, "LOCALITY_DIM")

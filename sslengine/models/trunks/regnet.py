@@ -1,0 +1,78 @@
+"""Classy Vision's RegNet, with its parameter names and VISSL's features.
+
+conv1   after the stem
+res2 .. resN    the stages (res5 is the last of the published networks)
+avgpool averaged over space, N x C x 1 x 1
+flatten the same as N x C: the final feature
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError
+from sslengine.models.trunks import classy
+from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.options import RegNetOptions
+from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.registry import register_trunk
+
+
+# The second and third split a very wide network over ranks in VISSL; here it is the same network.
+@register_trunk("regnet", "regnet_v2", "regnet_fsdp", options=RegNetOptions)
+class RegNet(Trunk):
+    def __init__(self, options: RegNetOptions) -> None:
+        super().__init__()
+        self.parts = 0
+        whole = _build(options)
+        self.stem, self.trunk_output = whole.stem, whole.trunk_output
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        stages = tuple(f"res{index}" for index in range(2, 2 + len(self.trunk_output)))
+        self.feature_names = ("conv1", *stages, "avgpool", "flatten")
+
+    def checkpoint_activations(self, parts: int) -> None:
+        self.parts = parts
+
+    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        modules = [self.stem, *self.trunk_output, self.avgpool, partial(torch.flatten, start_dim=1)]
+        steps: list[Step] = list(zip(self.feature_names, modules, strict=True))
+        if self.parts and torch.is_grad_enabled():
+            return run_in_parts(steps, x, wanted, self.parts, owner=self)
+        return run(steps, x, wanted)
+
+    def vissl_name(self, name: str) -> str:
+        name = re.sub(r"^stem\.", "conv1.", name)
+        name = re.sub(r"^trunk_output\.block(\d+)\.", lambda m: f"res{int(m[1]) + 1}.", name)
+        return f"_feature_blocks.{name}"
+
+
+def _build(options: RegNetOptions) -> Any:
+    shared = _with_enums(options.given(*options.OUTSIDE_BLOCKS, *options.BLOCKS))
+    if options.name == "anynet":
+        return classy.AnyNet(classy.AnyNetParams(**options.given(*options.STAGES), **shared))
+    if options.name:
+        return classy.MODEL_REGISTRY[options.name](**shared)
+    if options.depth is None:
+        raise ConfigError(
+            "config.MODEL.TRUNK.REGNET: which network? Give the name of a published one "
+            f"(regnet_y_16gf), or all of {', '.join(options.RULE)}."
+        )
+    rule = options.given(*options.RULE, "bottleneck_multiplier")
+    return classy.RegNet(classy.RegNetParams(**rule, **shared))
+
+
+def _with_enums(given: dict[str, Any]) -> dict[str, Any]:
+    kinds = {
+        "stem_type": classy.StemType,
+        "block_type": classy.BlockType,
+        "activation": classy.ActivationType,
+    }
+    for key in kinds.keys() & given.keys():
+        given[key] = kinds[key][given[key].upper()]
+    return given

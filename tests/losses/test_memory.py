@@ -1,0 +1,63 @@
+"""Writing to a memory bank, against plain assignment one row after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sslengine.losses.memory import move_towards, overwrite, random_rows
+
+
+@st.composite
+def _writes(draw: st.DrawFn) -> tuple[int, list[int], list[bool], int]:
+    size = draw(st.integers(1, 6))
+    rows = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=8))
+    counted = draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    return size, rows, counted, draw(st.integers(0, 10_000))
+
+
+@settings(max_examples=80, deadline=None)
+@given(_writes())
+def test_the_last_of_those_that_count_stays(
+    writes: tuple[int, list[int], list[bool], int],
+) -> None:
+    size, rows, counted, seed = writes
+    generator = torch.Generator().manual_seed(seed)
+    memory = torch.randn(size, 2, 3, generator=generator)
+    values = torch.randn(len(rows), 2, 3, generator=generator)
+    expected = memory.clone()
+    for row, value, counts in zip(rows, values, counted, strict=True):
+        if counts:
+            expected[row] = value
+    overwrite(memory, torch.tensor(rows), values, torch.tensor(counted))
+    assert torch.equal(memory, expected)
+
+
+@settings(max_examples=80, deadline=None)
+@given(_writes(), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
+def test_rows_move_by_the_momentum_and_keep_their_length(
+    writes: tuple[int, list[int], list[bool], int], momentum: float
+) -> None:
+    size, rows, counted, seed = writes
+    generator = torch.Generator().manual_seed(seed)
+    memory = torch.randn(size, 4, generator=generator, dtype=torch.float64)
+    values = torch.randn(len(rows), 4, generator=generator, dtype=torch.float64)
+    before, expected = memory.clone(), memory.clone()
+    for row, value, counts in zip(rows, values, counted, strict=True):
+        if counts:
+            moved = momentum * before[row] + (1 - momentum) * value
+            expected[row] = moved / moved.norm()
+    move_towards(memory, torch.tensor(rows), values, torch.tensor(counted), momentum)
+    torch.testing.assert_close(memory, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_random_rows() -> None:
+    torch.manual_seed(0)
+    rows = random_rows(2000, 32, unit_length=False)
+    assert rows.norm(dim=1).mean().item() == pytest.approx(1.0, abs=0.02)
+    assert rows.abs().max().item() <= (3 / 32) ** 0.5
+    assert rows.norm(dim=1).std().item() > 0.01
+    unit = random_rows(20, 32, unit_length=True)
+    torch.testing.assert_close(unit.norm(dim=1), torch.ones(20))

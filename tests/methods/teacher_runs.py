@@ -1,0 +1,174 @@
+"""What every method with a slow copy of the model must pass, and a task to drive its hooks by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.hooks.events import Hook
+from sslengine.precision import Precision
+from sslengine.task.task import SelfSupervisionTask
+from sslengine.trainer import loop
+from tests.ranks import RankPool
+from tests.task.runs import Watch, make_task, same, train, weights
+from tests.task.test_task import NoWaiting
+
+Momentum = Callable[[int, int], float]
+
+
+class FakeTask:
+    """As much of a task as a method's hooks look at."""
+
+    def __init__(self, model: nn.Module, seed: int = 0) -> None:
+        self.base_model = model
+        self.config = SimpleNamespace(SEED_VALUE=seed)
+        self.precision = Precision()
+        self.last_batch = SimpleNamespace(sample={})
+        self.train_feed: Any = None
+        self.train = True
+        self.iteration = 0
+        self.where = 0.0
+
+
+class Trail(Hook):
+    """Where the model has been: its parameters at the start and after each update."""
+
+    def __init__(self) -> None:
+        self.points: list[list[Tensor]] = []
+
+    def on_start(self, task: Any) -> None:
+        self.points.append([each.detach().double() for each in task.base_model.parameters()])
+
+    on_update = on_start
+
+
+def assert_teacher_follows(folder: Path, name: str, momentum: Momentum, **changes: Any) -> None:
+    """The copy called `name` ends where the paper's recursion does.
+
+    momentum(k, K): that of update k, from 0, of K.
+    """
+    trail = Trail()
+    task = train(folder, [trail], **changes)
+    expected, *rest = trail.points
+    for k, student in enumerate(rest):
+        m = momentum(k, len(rest))
+        expected = [m * t + (1 - m) * s for t, s in zip(expected, student, strict=True)]
+    teacher = [each.double() for each in getattr(task.loss, name).parameters()]
+    far = 0.0
+    for got, there, student in zip(teacher, expected, rest[-1], strict=True):
+        torch.testing.assert_close(got, there, rtol=1e-5, atol=1e-6)
+        far = max(far, (got - student).abs().max().item())
+    assert far > 1e-3  # it follows, it is not the model
+
+
+def assert_attached_anew(folder: Path, name: str, **changes: Any) -> None:
+    """Initial weights that are loaded into the model reach its copy, which shares nothing."""
+    task = make_task(folder, [], **changes)
+    with torch.no_grad():
+        for each in task.base_model.parameters():
+            each.add_(1.0)
+    teacher = getattr(task.loss, name)
+    assert not same(dict(teacher.named_parameters()), dict(task.base_model.named_parameters()))
+    task.load_initial_weights()
+    teacher = getattr(task.loss, name)
+    assert same(teacher.state_dict(), task.base_model.state_dict())
+    mine = {each.data_ptr() for each in teacher.state_dict().values()}
+    theirs = {each.data_ptr() for each in task.base_model.state_dict().values()}
+    assert not mine & theirs
+    assert not any(each.requires_grad for each in teacher.parameters())
+
+
+class TestSteps(Hook):
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_step(self, task: Any) -> None:
+        if not task.train:
+            self.losses.append(float(task.last_batch.loss))
+
+
+def assert_tests_move_nothing(folder: Path, **changes: Any) -> None:
+    """With a test phase after each epoch and without: the same losses, the same state."""
+    train_split = {key.rpartition("__")[2]: value for key, value in changes.items()
+                   if key.startswith("DATA__TRAIN__")}  # fmt: skip
+    with_test = {"TEST_MODEL": True, "DATA__TEST": {**TEST_SPLIT, **train_split}}
+    alone, among = Watch(), Watch()
+    tests = TestSteps()
+    one = train(folder / "one", [alone], **changes)
+    two = train(folder / "two", [among, tests], **changes, **with_test)
+    assert len(tests.losses) == 4
+    assert all(torch.isfinite(torch.tensor(tests.losses)))
+    assert alone.losses == among.losses
+    assert same(one.loss.state_dict(), two.loss.state_dict())
+    assert same(weights(one), weights(two))
+
+
+TEST_SPLIT: dict[str, Any] = {
+    "DATA_SOURCES": ["synthetic"],
+    "RANDOM_SYNTHETIC_IMAGES": True,
+    "DEFAULT_GRAY_IMG_SIZE": 12,
+    "DATA_LIMIT": 7,
+    "BATCHSIZE_PER_REPLICA": 4,
+    "TRANSFORMS": [{"name": "ImgReplicatePil"}, {"name": "ToTensor"}],
+    "COLLATE_FUNCTION": "simclr_collator",
+}
+
+
+def assert_state_is_the_same_on_ranks(pool: RankPool, folder: Path, **changes: Any) -> None:
+    """After 20 steps, without SyncBN, without a host that waits: every buffer of the method."""
+    length = {"OPTIMIZER__num_iterations": 20, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2}
+    ranks = {"DISTRIBUTED__NUM_PROC_PER_NODE": pool.world_size, "LOG_FREQUENCY": 1000}
+    first, *others = pool.run(_state_after, folder, {**changes, **length, **ranks})
+    for other in others:
+        assert same(first, other)
+
+
+def _state_after(folder: Path, changes: dict[str, Any]) -> dict[str, Tensor]:
+    task = make_task(folder / str(rank()), [], **changes)
+    before = {name: each.clone() for name, each in task.loss.state_dict().items()}
+    loop.run(task)
+    after: dict[str, Tensor] = task.loss.state_dict()
+    moved = [name for name in after if not torch.equal(before[name], after[name])]
+    assert len(moved) > 0.9 * len(after)
+    assert world_size() > 1
+    return after
+
+
+def assert_steps_do_not_wait(folder: Path, **changes: Any) -> None:
+    """Three train steps in which the host never asks the device for a value."""
+    task = make_task(folder, [], LOG_FREQUENCY=1000, **changes)
+    _three_steps(task)
+    assert task.iteration == 3
+    task.close()
+
+
+def assert_steps_on_ranks_do_not_wait(pool: RankPool, folder: Path, **changes: Any) -> None:
+    pool.run(_steps_on_rank, folder, {**changes, "DISTRIBUTED__NUM_PROC_PER_NODE": pool.world_size})
+
+
+def _steps_on_rank(folder: Path, changes: dict[str, Any]) -> None:
+    changes = {**changes, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2}
+    assert_steps_do_not_wait(folder / str(rank()), **changes)
+
+
+def _three_steps(task: SelfSupervisionTask) -> None:
+    task.on_start()
+    task.start_phase()
+    task.on_phase_start()
+    batches = [task.next_batch() for _ in range(3)]  # reading data is the host's own business
+    task._batches = iter(batches)
+    guard = NoWaiting()
+    guard.forbid()
+    try:
+        for _ in batches:
+            task.step()
+    finally:
+        guard.allow()

@@ -1,0 +1,212 @@
+"""BYOL against equation 2 and the target's update in the paper, at 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sslengine.config.facts import RunFacts
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.methods.byol import BYOLLoss, BYOLOptions
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.methods.teacher_runs import (
+    FakeTask,
+    assert_attached_anew,
+    assert_state_is_the_same_on_ranks,
+    assert_steps_do_not_wait,
+    assert_steps_on_ranks_do_not_wait,
+    assert_teacher_follows,
+    assert_tests_move_nothing,
+)
+from tests.ranks import RankPool
+from tests.task.runs import Watch, make_task, train
+
+HEAD = ["predictor_head", {"dims": [32, 16, 8], "predictor_dims": [8, 4, 8]}]
+RECIPE: dict[str, Any] = {"LOSS__name": "byol_loss", "MODEL__HEAD__PARAMS": [HEAD]}
+
+
+def equation_2(q: Tensor, z: Tensor) -> Tensor:
+    """The squared distance of the normalised prediction and target, over a batch."""
+    constant = torch.tensor(z.tolist(), dtype=z.dtype)
+    pairs = zip(q, constant, strict=True)
+    return sum((a / a.norm() - b / b.norm()).square().sum() for a, b in pairs) / len(q)
+
+
+def both_directions(prediction: Tensor, target: Tensor) -> Tensor:
+    """L + L~: each view predicts the other's target."""
+    (q_1, q_2), (z_1, z_2) = prediction.chunk(2), target.chunk(2)
+    return equation_2(q_1, z_2) + equation_2(q_2, z_1)
+
+
+def _loss(momentum: float = 0.99) -> BYOLLoss:
+    return BYOLLoss(BYOLOptions(momentum), RunFacts(views_per_image=2))
+
+
+def _drawn(images: int, dim: int, seed: int) -> Tensor:
+    """The model's predictions and the teacher's projections, of both views."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 2 * images, dim, generator=generator, dtype=torch.float64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(images=st.integers(1, 9), dim=st.integers(1, 17), seed=st.integers(0, 10_000))
+def test_value_and_gradient(images: int, dim: int, seed: int) -> None:
+    drawn = _drawn(images, dim, seed)
+    ours, theirs = drawn[0].clone().requires_grad_(), drawn[0].clone().requires_grad_()
+    method = _loss()
+    method.targets = drawn[1]
+    loss = method([torch.full_like(ours, 9.0), ours])
+    expected = both_directions(theirs, drawn[1])
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=1e-12)
+
+
+def test_an_independent_implementation_agrees() -> None:
+    cosine = pytest.importorskip("lightly.loss").NegativeCosineSimilarity()
+    prediction, target = _drawn(6, 5, seed=1)
+    (q_1, q_2), (z_1, z_2) = prediction.chunk(2), target.chunk(2)
+    method = _loss()
+    method.targets = target
+    expected = 4 + 2 * cosine(q_1, z_2) + 2 * cosine(q_2, z_1)
+    torch.testing.assert_close(method([target, prediction]), expected)
+
+
+def test_targets_are_of_this_batch_or_none() -> None:
+    prediction, target = _drawn(2, 3, seed=0)
+    method = _loss()
+    method.targets = target
+    method([target, prediction])
+    with pytest.raises(TrainingError, match="byol_loss has no projections .* hook has not run"):
+        method([target, prediction])
+
+
+# ---- several ranks: linear models, each rank with its share of the images
+
+IMAGES, PIXELS = 8, 5
+
+
+class Pair(nn.Module):
+    """A projector and a predictor."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.project, self.predict = nn.Linear(PIXELS, 4).double(), nn.Linear(4, 4).double()
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        projection = self.project(x)
+        return [projection, self.predict(projection)]
+
+
+def _share() -> Tensor:
+    views = _drawn(IMAGES, PIXELS, seed=3)[0].view(2, IMAGES, PIXELS)
+    return views.chunk(world_size(), dim=1)[rank()].reshape(-1, PIXELS)
+
+
+def _gradients(model: nn.Module, bare: Pair) -> list[Tensor]:
+    method = _loss()
+    method.attach(Pair(seed=1))
+    task = FakeTask(bare)
+    task.last_batch.sample = {"input": _share()}
+    (hook,) = method.hooks()
+    hook.on_forward(task)
+    method(model(task.last_batch.sample["input"])).backward()
+    return [each.grad for each in bare.parameters()]
+
+
+def _on_this_rank() -> tuple[list[Tensor], list[Tensor]]:
+    """(the gradients that DDP leaves, this rank's own divided by the ranks)"""
+    plain, inside = Pair(), Pair()
+    by_ddp = _gradients(DistributedDataParallel(inside), inside)
+    return by_ddp, [each / world_size() for each in _gradients(plain, plain)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_equal_one_process_with_the_whole_batch(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    model, teacher = Pair(), Pair(seed=1)
+    both_directions(model(_share())[1], teacher(_share())[0]).backward()
+    results = pool.run(_on_this_rank)
+    for index, parameter in enumerate(model.parameters()):
+        for by_ddp, _ in results:
+            torch.testing.assert_close(by_ddp[index], parameter.grad, rtol=1e-9, atol=1e-12)
+        summed = torch.stack([own[index] for _, own in results]).sum(dim=0)
+        torch.testing.assert_close(summed, parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_the_teacher_is_the_same_on_all_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
+    assert_state_is_the_same_on_ranks(two_ranks, tmp_path, **RECIPE)
+
+
+# ---- whole runs
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_teacher_follows_as_in_the_paper(tmp_path: Path, accumulate: int) -> None:
+    def tau(k: int, updates: int) -> float:
+        return 1 - (1 - 0.9) * (math.cos(math.pi * k / updates) + 1) / 2
+
+    changes = {"LOSS__byol_loss": {"momentum": 0.9}, "OPTIMIZER__accumulate": accumulate}
+    assert_teacher_follows(tmp_path, "teacher", tau, **RECIPE, **changes)
+
+
+def test_initial_weights_reach_the_teacher(tmp_path: Path) -> None:
+    assert_attached_anew(tmp_path, "teacher", **RECIPE)
+
+
+def test_the_teacher_has_statistics_of_its_own(tmp_path: Path) -> None:
+    """In training it sees batches as the model does, in train mode: its statistics move."""
+    task = train(tmp_path, [], **RECIPE, OPTIMIZER__num_epochs=1)
+    name = "heads.0.projector.0.clf.1.running_mean"
+    teacher, model = task.loss.teacher.state_dict()[name], task.base_model.state_dict()[name]
+    assert teacher.abs().max() > 0
+    assert not torch.equal(teacher, model)
+
+
+def test_evaluation_moves_nothing(tmp_path: Path) -> None:
+    assert_tests_move_nothing(tmp_path, **RECIPE)
+
+
+def test_a_run_learns_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    watch = Watch()
+    train(tmp_path / "first", [watch], **RECIPE)
+    assert watch.losses[-1] < watch.losses[0] < 8
+    whole = assert_goes_on_bit_by_bit(tmp_path, **RECIPE)
+    names = set(whole.get_classy_state()["loss"])
+    assert names == {f"teacher.{name}" for name in whole.base_model.state_dict()}
+
+
+def test_a_step_does_not_wait_for_the_device(tmp_path: Path, two_ranks: RankPool) -> None:
+    assert_steps_do_not_wait(tmp_path, **RECIPE)
+    assert_steps_on_ranks_do_not_wait(two_ranks, tmp_path / "ranks", **RECIPE)
+
+
+# ---- what a user can get wrong
+
+
+def test_another_head_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="byol_loss needs.*predictor_head"):
+        train(tmp_path, [], LOSS__name="byol_loss")
+
+
+def test_a_recipe_without_two_views_is_refused() -> None:
+    with pytest.raises(ConfigError, match="byol_loss.*TRANSFORMS make 1"):
+        BYOLOptions().infer(RunFacts(views_per_image=1))
+
+
+def test_a_momentum_above_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="byol_loss.momentum: expected a number from 0 to 1"):
+        make_task(tmp_path, [], **RECIPE, LOSS__byol_loss={"momentum": 1.5})

@@ -1,0 +1,418 @@
+"""DeepCluster v2 against its equation, and its clusters against one process with all images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from sslengine.config.facts import RunFacts
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses.kmeans import spherical_kmeans
+from sslengine.methods.deepclusterv2 import (
+    NO_CLUSTER,
+    ClusteredMemory,
+    ClusterMemory,
+    DeepClusterLoss,
+    DeepClusterOptions,
+)
+from tests.config.recipes import resolved
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.ranks import RankPool
+from tests.task.runs import make_task, train
+
+SAMPLES, DIM, CROPS = 11, 4, 3
+CLUSTERS = [5, 3]
+
+
+def _unit(number: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(number, DIM, generator=generator, dtype=torch.float64), dim=1)
+
+
+def _loss(remembered: tuple[int, ...] = (0, 2), temperature: float = 0.1) -> DeepClusterLoss:
+    """With centroids and clusters as k-means might leave them; samples 3 and 8 have none."""
+    options = DeepClusterOptions(
+        num_crops=CROPS,
+        temperature=temperature,
+        num_clusters=CLUSTERS,
+        memory_params=ClusteredMemory(crops_for_mb=list(remembered), embedding_dim=DIM),
+    )
+    loss = DeepClusterLoss(options, RunFacts(num_train_samples=SAMPLES)).double()
+    generator = torch.Generator().manual_seed(7)
+    for division, clusters in enumerate(CLUSTERS):
+        loss.centroids(division).copy_(_unit(clusters, division))
+        drawn = torch.randint(clusters, (SAMPLES,), generator=generator)
+        loss.assignments[division] = drawn
+    loss.assignments[:, [3, 8]] = NO_CLUSTER
+    return loss
+
+
+def equation(embeddings: Tensor, target: list[int], temperature: float) -> Tensor:
+    """Crop by crop and division by division."""
+    given = _loss()
+    losses = []
+    for division in range(len(CLUSTERS)):
+        for row, sample in zip(embeddings, target, strict=True):
+            cluster = int(given.assignments[division, sample])
+            if cluster == NO_CLUSTER:
+                continue
+            z = row / row.norm()
+            scores = torch.stack([z @ c / temperature for c in given.centroids(division)])
+            losses.append(torch.logsumexp(scores, 0) - scores[cluster])
+    return sum(losses, torch.zeros((), dtype=torch.float64)) / max(1, len(losses))
+
+
+def _embeddings(images: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(CROPS * images, DIM, generator=generator, dtype=torch.float64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    target=st.lists(st.integers(0, SAMPLES - 1), min_size=1, max_size=6),
+    temperature=st.sampled_from([1e-3, 0.1, 1.0, 50.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_value_and_gradient(target: list[int], temperature: float, seed: int) -> None:
+    ours = _embeddings(len(target), seed).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    loss = _loss(temperature=temperature)(ours, torch.tensor(target * CROPS))
+    expected = equation(theirs, target * CROPS, temperature)
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    if expected.requires_grad:
+        expected.backward()
+    grad = torch.zeros_like(ours) if theirs.grad is None else theirs.grad
+    torch.testing.assert_close(ours.grad, grad, rtol=1e-7, atol=1e-12 / temperature)
+
+
+# ---- the memory
+
+
+def test_rows_are_overwritten_by_the_crops_that_are_remembered() -> None:
+    loss = _loss(remembered=(2, 0))
+    embeddings = _embeddings(3, 0)
+    loss(embeddings, torch.tensor([9, 3, 0] * CROPS))
+    crops = F.normalize(embeddings, dim=1).reshape(CROPS, 3, DIM)
+    for place, sample in enumerate([9, 3, 0]):
+        assert torch.equal(loss.memory[sample], crops[[2, 0], place])
+    assert loss.filled.nonzero().flatten().tolist() == [0, 3, 9]
+    assert loss.memory[~loss.filled].abs().sum() == 0
+
+
+def test_evaluation_moves_nothing() -> None:
+    loss = _loss().eval()
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    assert torch.isfinite(loss(_embeddings(3, 0), torch.tensor([9, 3, 0] * CROPS)))
+    assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
+
+
+def test_the_state_holds_all_of_it() -> None:
+    names = {"memory", "filled", "assignments", "centroids0", "centroids1"}
+    assert set(_loss().state_dict()) == names
+
+
+# ---- the clusters
+
+
+def _fill(loss: DeepClusterLoss, images: int = SAMPLES) -> Tensor:
+    """(images, crops, D) into the last rows; each rank brings its share, in an order of its own."""
+    values = F.normalize(_unit(images * 2, 5).reshape(images, 2, DIM), dim=2)
+    rows = torch.arange(SAMPLES - images, SAMPLES).tensor_split(world_size())[rank()]
+    shares = values.tensor_split(world_size())[rank()]
+    with torch.no_grad():
+        loss.remember(shares.flip(0), rows.flip(0))
+    return values
+
+
+def _clustered(images: int) -> DeepClusterLoss:
+    loss = _loss()
+    _fill(loss, images)
+    torch.manual_seed(rank())  # nothing may come from here
+    before = torch.get_rng_state()
+    loss.cluster(torch.Generator().manual_seed(4))
+    assert torch.equal(torch.get_rng_state(), before)
+    return loss
+
+
+@pytest.mark.parametrize("images", [SAMPLES, 7])
+def test_each_division_clusters_the_next_of_the_crops(images: int) -> None:
+    loss = _clustered(images)
+    values = _fill(_loss(), images)
+    generator = torch.Generator().manual_seed(4)
+    for division, clusters in enumerate(CLUSTERS):
+        crop = values[:, division]
+        start = crop[torch.randperm(images, generator=generator)[:clusters]]
+        expected = spherical_kmeans(crop, start, 10)
+        assert torch.equal(loss.centroids(division), expected.centroids)
+        without = [NO_CLUSTER] * (SAMPLES - images)
+        assert loss.assignments[division].tolist() == without + expected.assignments.tolist()
+
+
+def test_more_clusters_than_images_leave_some_empty(caplog: pytest.LogCaptureFixture) -> None:
+    loss = _clustered(3)
+    assert loss.assignments[0, -3:].unique().tolist() == [0, 1, 2]
+    assert torch.isfinite(loss.centroids(0)).all()
+    DeepClusterLoss(DeepClusterOptions(num_clusters=[12]), RunFacts(num_train_samples=11))
+    assert "12 clusters of 11 images" in caplog.text
+
+
+# ---- several ranks: a linear model under DDP, each rank with its share of the images
+
+PIXELS = 5
+# 3 and 8 have no cluster: ranks count differently. 6 comes twice.
+TARGET = [3, 6, 8, 2, 6, 9, 0, 10]
+
+
+def _images() -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(CROPS, len(TARGET), PIXELS, generator=generator, dtype=torch.float64)
+
+
+def _model() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(PIXELS, DIM).double()
+
+
+def _on_this_rank() -> tuple[float, Tensor, Tensor, Tensor]:
+    """(loss, DDP's gradient, own gradient over the ranks, memory)"""
+    share = _images().chunk(world_size(), dim=1)[rank()].reshape(-1, PIXELS)
+    target = torch.tensor(TARGET).chunk(world_size())[rank()].repeat(CROPS)
+    plain = _model()
+    loss = _loss()
+    value = loss(plain(share), target)
+    value.backward()
+    wrapped = DistributedDataParallel(_model())
+    _loss()(wrapped(share), target).backward()
+    own = plain.weight.grad / world_size()
+    return value.item(), wrapped.module.weight.grad, own, loss.memory
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_equal_one_process_with_the_whole_batch(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    model = _model()
+    embeddings = model(_images().reshape(-1, PIXELS))
+    expected = equation(embeddings, TARGET * CROPS, 0.1)
+    expected.backward()
+    alone = _loss()
+    alone(embeddings, torch.tensor(TARGET * CROPS))
+    results = pool.run(_on_this_rank)
+    assert sum(each[0] for each in results) / ranks == pytest.approx(expected.item(), rel=1e-9)
+    for _, by_ddp, _, memory in results:
+        torch.testing.assert_close(by_ddp, model.weight.grad, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(memory, alone.memory, rtol=1e-12, atol=1e-12)
+    summed = torch.stack([each[2] for each in results]).sum(dim=0)
+    torch.testing.assert_close(summed, model.weight.grad, rtol=1e-8, atol=1e-12)
+
+
+def _state_when_clustered(images: int) -> dict[str, Tensor]:
+    return _clustered(images).state_dict()
+
+
+@pytest.mark.parametrize("images", [SAMPLES, 7])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_find_the_clusters_of_one(
+    ranks: int, images: int, request: pytest.FixtureRequest
+) -> None:
+    """11 and 7 images: ranks cannot share them evenly."""
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    expected = _state_when_clustered(images)
+    for state in pool.run(_state_when_clustered, images):
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
+
+
+def _twenty_steps() -> dict[str, Tensor]:
+    """In single precision, clustered anew every five steps."""
+    loss = _loss().float()
+    torch.manual_seed(2 + rank())
+    model = DistributedDataParallel(_model().float())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(20):
+        optimizer.zero_grad()
+        target = torch.randint(SAMPLES, (2,)).repeat(CROPS)
+        loss(model(torch.randn(2 * CROPS, PIXELS)), target).backward()
+        optimizer.step()
+        if step % 5 == 4:
+            loss.cluster(torch.Generator().manual_seed(step))
+    return loss.state_dict()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_after_twenty_steps_all_ranks_have_the_same_state_to_the_bit(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    first, *others = pool.run(_twenty_steps)
+    for other in others:
+        assert all(torch.equal(other[name], value) for name, value in first.items())
+
+
+# ---- whole runs
+
+RUN: dict[str, Any] = {
+    "DATA__TRAIN__TRANSFORMS": [
+        {"name": "ImgPilToMultiCrop", "total_num_crops": 3, "num_crops": [2, 1],
+         "size_crops": [8, 6], "crop_scales": [[0.3, 1], [0.1, 0.5]]},
+        {"name": "ToTensor"},
+    ],
+    "DATA__TRAIN__COLLATE_FUNCTION": "multicrop_collator",
+    "LOSS": {
+        "name": "deepclusterv2_loss",
+        "deepclusterv2_loss": {
+            "num_clusters": [5, 4],
+            "kmeans_iters": 3,
+            "memory_params": {"crops_for_mb": [0, 2], "embedding_dim": 8},
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("after", [3, 4], ids=["in mid-epoch", "between epochs"])
+def test_a_run_goes_on_bit_by_bit(after: int, tmp_path: Path) -> None:
+    assert_goes_on_bit_by_bit(tmp_path, after=after, **RUN)
+
+
+def _state_of_two(folder: Path) -> Any:
+    task = train(folder, [], **RUN, DISTRIBUTED__NUM_PROC_PER_NODE=2, OPTIMIZER__num_epochs=1,
+                 DATA__TRAIN__BATCHSIZE_PER_REPLICA=2)  # fmt: skip
+    return task.get_classy_state(deep_copy=True)
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_memory(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    state, _ = two_ranks.run(_state_of_two, tmp_path)
+    task = make_task(tmp_path, [], **RUN)
+    task.set_classy_state(state)
+    assert torch.equal(task.loss.memory, state["loss"]["memory"])
+    assert task.loss.filled.all()
+
+
+def test_the_memory_is_filled_before_the_first_phase(tmp_path: Path) -> None:
+    """By crops of an epoch that is never trained on, with batch norms in training mode."""
+    task = make_task(tmp_path, [], **RUN)
+    twin = make_task(tmp_path, [], **RUN)
+    task.on_start()
+    assert task.loss.filled.all()
+    twin.base_model.train()
+    for batch in twin.train_feed.batches(epoch=2):  # epochs 0 and 1 are trained
+        first, _, third = batch["data"][0]
+        with torch.no_grad():
+            (embeddings,) = twin.base_model([first, third])
+        expected = F.normalize(embeddings, dim=1).reshape(2, 4, 8).transpose(0, 1)
+        stored = task.loss.memory[batch["label"][0][:4]]
+        torch.testing.assert_close(stored, expected)
+    assert all(p.grad is None for p in task.base_model.parameters())
+
+
+def test_a_run_that_goes_on_does_not_fill_it_again(tmp_path: Path) -> None:
+    task = make_task(tmp_path, [], **RUN)
+    task.on_start()
+    before = task.loss.memory.clone()
+    for parameter in task.base_model.parameters():
+        parameter.data.add_(1.0)
+    task.on_start()
+    assert torch.equal(task.loss.memory, before)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "clustered"),
+    [("train", 0, True), ("train", 2, False), ("test", 0, False)],
+)
+def test_only_the_start_of_a_train_phase_clusters(phase: str, step: int, clustered: bool) -> None:
+    loss = _loss()
+    _fill(loss)
+    before = loss.assignments.clone()
+    ClusterMemory(loss).on_phase_start(
+        SimpleNamespace(
+            train=phase == "train",
+            progress=SimpleNamespace(step=step),
+            phase=SimpleNamespace(train_index=1),
+            config=SimpleNamespace(SEED_VALUE=0),
+        )
+    )
+    assert torch.equal(loss.assignments, before) != clustered
+
+
+def test_each_phase_starts_at_other_images() -> None:
+    def centroids(train_index: int, seed: int) -> Tensor:
+        loss = _loss()
+        loss.options.kmeans_iters = 0
+        _fill(loss)
+        ClusterMemory(loss).on_phase_start(
+            SimpleNamespace(
+                train=True,
+                progress=SimpleNamespace(step=0),
+                phase=SimpleNamespace(train_index=train_index),
+                config=SimpleNamespace(SEED_VALUE=seed),
+            )
+        )
+        return loss.centroids(0)
+
+    assert torch.equal(centroids(0, 0), centroids(0, 0))
+    assert not torch.equal(centroids(0, 0), centroids(1, 0))
+    assert not torch.equal(centroids(0, 0), centroids(0, 1))
+
+
+# ---- what a user can get wrong
+
+
+def _with(**options: Any) -> dict[str, Any]:
+    return {**RUN, "LOSS": {"name": "deepclusterv2_loss", "deepclusterv2_loss": options}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (_with(temperature=0), "temperature: expected a number above 0"),
+        (_with(num_clusters=[]), "num_clusters: expected numbers of 1 or more"),
+        (_with(num_clusters=[4, 0]), "num_clusters: expected numbers of 1 or more"),
+        (_with(kmeans_iters=-1), "kmeans_iters: expected 0 or more"),
+        (_with(memory_params={"crops_for_mb": []}), "crops_for_mb: expected the number of a crop"),
+        (_with(memory_params={"embedding_dim": 0}), "embedding_dim: expected 1 or more"),
+        (
+            _with(memory_params={"crops_for_mb": [0, 3]}),
+            r"crops_for_mb: expected .* which are \[0, 1, 2\] .*; got \[0, 3\]",
+        ),
+        (
+            {**RUN, "DATA__TRAIN__COLLATE_FUNCTION": "default_collate"},
+            "COLLATE_FUNCTION is default_collate: set it to multicrop_collator",
+        ),
+        ({**RUN, "DATA__TRAIN__LABEL_TYPE": "zero"}, "LABEL_TYPE is zero: set it to sample_index"),
+    ],
+)
+def test_options_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(**changes)
+
+
+def test_crops_are_counted_in_the_transforms() -> None:
+    assert resolved(**RUN).config.LOSS.deepclusterv2_loss.num_crops == 3
+
+
+def test_without_samples_there_is_no_memory() -> None:
+    with pytest.raises(ConfigError, match="num_train_samples: expected 1 or more, got -1"):
+        DeepClusterLoss(DeepClusterOptions(), RunFacts())
+
+
+@pytest.mark.parametrize(
+    ("output", "labels"),
+    [(torch.ones(6, 3), 6), (torch.ones(6, 4), 3), (torch.ones(4, 4), 4), ([torch.ones(6, 4)], 6)],
+)
+def test_an_output_that_does_not_fit(output: Any, labels: int) -> None:
+    with pytest.raises(TrainingError, match="needs an embedding of 4 columns"):
+        _loss()(output, torch.arange(labels))

@@ -1,0 +1,536 @@
+"""DINO against the paper's algorithm: loss, centre, teacher and schedules, 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from sslengine.checkpoint import files
+from sslengine.config.facts import RunFacts
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.engines.train import train as train_engine
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.hooks.events import Hook
+from sslengine.methods.dino import DINOHead, DINOLoss, DINOOptions, Teacher
+from tests.engines.runs import make_run
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.methods.teacher_runs import (
+    FakeTask,
+    assert_attached_anew,
+    assert_state_is_the_same_on_ranks,
+    assert_steps_do_not_wait,
+    assert_steps_on_ranks_do_not_wait,
+    assert_teacher_follows,
+    assert_tests_move_nothing,
+)
+from tests.ranks import RankPool
+from tests.task.runs import Watch, make_task, same, train
+from tests.task.test_task import SYNC_BN
+
+
+def by_the_paper(
+    student: Tensor, teacher: Tensor, center: Tensor, temp: float, options: DINOOptions
+) -> Tensor:
+    """H(p_t, p_s), pair of crops by pair, image by image. Rows crop by crop."""
+    s = student.reshape(options.num_crops, -1, student.shape[-1])
+    t = teacher.reshape(len(options.crops_for_teacher), -1, teacher.shape[-1])
+    terms = []
+    for a, source in enumerate(options.crops_for_teacher):
+        for v in range(len(s)):
+            for b in range(s.shape[1] if v != source else 0):
+                centred = [(x - c) / temp for x, c in zip(t[a, b].tolist(), center.tolist())]
+                weights = [math.exp(x - max(centred)) for x in centred]
+                logits = s[v, b] / options.student_temp
+                log_p = logits - torch.logsumexp(logits, 0)
+                terms.append(-sum(w * x for w, x in zip(weights, log_p)) / sum(weights))
+    return torch.stack(terms).mean()
+
+
+def _options(**changes: Any) -> DINOOptions:
+    return DINOOptions(**{"output_dim": 3, **changes})
+
+
+def _loss(**changes: Any) -> DINOLoss:
+    return DINOLoss(_options(**changes), RunFacts()).double()
+
+
+def _scores(rows: int, prototypes: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(rows, prototypes, generator=generator, dtype=torch.float64) - 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    crops=st.integers(2, 5),
+    images=st.integers(1, 5),
+    prototypes=st.integers(1, 6),
+    student_temp=st.sampled_from([1e-3, 0.1, 1.0, 50.0]),
+    teacher_temp=st.sampled_from([1e-3, 0.04, 1.0, 50.0]),
+    seed=st.integers(0, 10_000),
+    data=st.data(),
+)
+def test_value_and_gradient(
+    crops: int, images: int, prototypes: int, student_temp: float, teacher_temp: float, seed: int,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    sources = data.draw(st.lists(st.integers(0, crops - 1), min_size=1, unique=True))
+    loss = _loss(
+        num_crops=crops, output_dim=prototypes, student_temp=student_temp, crops_for_teacher=sources
+    )
+    ours = _scores(crops * images, prototypes, seed).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    teacher = _scores(len(sources) * images, prototypes, seed + 1)
+    center = _scores(1, prototypes, seed + 2)
+    loss.center.copy_(center)
+    loss.teacher_scores, loss.teacher_temp = teacher, teacher_temp
+    value = loss(ours)["loss"]
+    expected = by_the_paper(theirs, teacher, center[0], teacher_temp, loss.options)
+    value.backward()
+    expected.backward()
+    rounding = 1e-13 / student_temp / min(1.0, teacher_temp)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=rounding + 1e-12)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=rounding + 1e-12)
+
+
+def test_the_centre_follows_the_teacher_behind_its_use() -> None:
+    """c <- m c + (1 - m) mean of the teacher's scores; the loss of a step has the c before."""
+    loss, center = _loss(ema_center=0.8), torch.zeros(3, dtype=torch.float64)
+    for step in range(4):
+        student, teacher = _scores(8, 3, step), _scores(8, 3, 10 + step)
+        loss.teacher_scores, loss.teacher_temp = teacher, 0.05
+        expected = by_the_paper(student, teacher, center, 0.05, loss.options)
+        torch.testing.assert_close(loss(student)["loss"], expected)
+        mean = torch.stack(list(teacher)).mean(dim=0)
+        center = 0.8 * center + (1 - 0.8) * mean
+        torch.testing.assert_close(loss.center[0], center)
+
+
+def test_evaluation_leaves_the_centre_alone() -> None:
+    loss = _loss().eval()
+    loss.teacher_scores = _scores(4, 3, 0)
+    with torch.no_grad():
+        assert loss(_scores(4, 3, 1))["loss"] > 0
+    assert not loss.center.any()
+
+
+def test_the_entropy_of_the_teacher() -> None:
+    loss = _loss()
+    loss.teacher_scores, loss.teacher_temp = _scores(4, 3, 0), 0.3
+    entropy = loss(_scores(4, 3, 1))["teacher_entropy"]
+    p = F.softmax(_scores(4, 3, 0) / 0.3, dim=1)
+    assert entropy.item() == pytest.approx(torch.distributions.Categorical(p).entropy().mean())
+
+
+def test_single_precision_stays_finite_where_exp_does_not() -> None:
+    loss = _loss(student_temp=5e-4).float()
+    student = _scores(6, 3, 0).float().requires_grad_()
+    loss.teacher_scores, loss.teacher_temp = _scores(6, 3, 1).float(), 1e-4
+    parts = loss(student)
+    parts["loss"].backward()
+    assert all(torch.isfinite(each) for each in parts.values())
+    assert torch.isfinite(student.grad).all()
+
+
+def test_as_an_independent_implementation() -> None:
+    lightly = pytest.importorskip("lightly.loss")
+    theirs = lightly.DINOLoss(output_dim=7, teacher_temp=0.06, student_temp=0.2).double()
+    ours = _loss(num_crops=5, output_dim=7, student_temp=0.2)
+    for step in range(3):
+        student, teacher = _scores(5 * 6, 7, step), _scores(2 * 6, 7, 10 + step)
+        ours.teacher_scores, ours.teacher_temp = teacher, 0.06
+        expected = theirs(list(teacher.chunk(2)), list(student.chunk(5)))
+        # lightly keeps its teacher's temperature in single precision.
+        torch.testing.assert_close(ours(student)["loss"], expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(ours.center, theirs.center.view(1, 7))
+
+
+def test_the_teacher_gets_no_gradient() -> None:
+    loss, teacher = _loss(), _scores(4, 3, 0).requires_grad_()
+    loss.teacher_scores = teacher
+    loss(_scores(4, 3, 1).requires_grad_())["loss"].backward()
+    assert teacher.grad is None
+
+
+def test_targets_are_of_this_batch_or_none() -> None:
+    loss = _loss()
+    loss.teacher_scores = _scores(4, 3, 0)
+    loss([torch.zeros(4, 9), _scores(4, 3, 1)])  # embeddings, then scores
+    with pytest.raises(TrainingError, match="no scores of the teacher: its hook has not run"):
+        loss(_scores(4, 3, 1))
+    loss.teacher_scores = _scores(4, 3, 0)
+    with pytest.raises(TrainingError, match="2 crops of every image, .* 6 rows for 2 images"):
+        loss(_scores(6, 3, 1))
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2, 7])
+def test_the_teachers_temperature(warmup: int) -> None:
+    options = DINOOptions(
+        teacher_temp_min=0.04, teacher_temp_max=0.07, teacher_temp_warmup_iters=warmup
+    )
+    ramp = torch.linspace(0.04, 0.07, warmup, dtype=torch.float64).tolist()
+    expected = [*ramp, 0.07, 0.07, 0.07]
+    assert [options.teacher_temp(i) for i in range(warmup + 3)] == pytest.approx(expected)
+
+
+# ---- several ranks: linear models, each rank with its share of the images
+
+IMAGES, CROPS = 8, 3
+
+
+def _crops(step: int) -> Tensor:
+    """(CROPS, IMAGES, 5): images of every rank differ in size."""
+    pixels = _scores(CROPS * IMAGES, 5, seed=100 + step).view(CROPS, IMAGES, 5)
+    return pixels * (1 + torch.arange(IMAGES).view(1, -1, 1))
+
+
+class OneHead(nn.Module):
+    """As much of a model as a step needs: a list of crops in, a list of outputs out."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.head = DINOHead(5, [3], hidden_dim=6, bottleneck_dim=4).double()
+        with torch.no_grad():  # its first weights are so small that all scores are alike
+            for parameter in self.head.mlp.parameters():
+                parameter.normal_()
+
+    def forward(self, crops: list[Tensor]) -> list[Tensor]:
+        return [self.head(torch.cat(list(crops)))]
+
+
+class Steps:
+    """A student and its teacher, through the hook that the engine calls."""
+
+    def __init__(self, wrap: bool) -> None:
+        self.bare = OneHead()
+        self.model: nn.Module = DistributedDataParallel(self.bare) if wrap else self.bare
+        self.loss = _loss(num_crops=CROPS, momentum=0.9, teacher_temp_warmup_iters=3)
+        self.loss.attach(OneHead(seed=1))
+        (self.hook,) = self.loss.hooks()
+        self.task = FakeTask(self.bare)
+        self.optimizer = torch.optim.SGD(self.bare.parameters(), lr=0.1)
+
+    def step(self, index: int) -> float:
+        """One step on this rank's images; its loss."""
+        crops = list(_crops(index).chunk(world_size(), dim=1)[rank()])
+        self.task.iteration, self.task.where = index, index / 5
+        self.task.last_batch.sample = {"input": crops}
+        output = self.model(crops)
+        self.hook.on_forward(self.task)
+        loss = self.loss(output[0])["loss"]
+        self.optimizer.zero_grad()
+        loss.backward()
+        return loss.item()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.hook.on_update(self.task)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {n: p.grad.clone() for n, p in self.bare.named_parameters() if p.grad is not None}
+
+
+def _first_step(wrap: bool) -> tuple[float, dict[str, Tensor]]:
+    steps = Steps(wrap)
+    return steps.step(0), steps.gradients()
+
+
+def _five_steps() -> tuple[list[float], dict[str, Tensor]]:
+    """Losses, and the state of the loss: teacher and centre."""
+    steps = Steps(wrap=world_size() > 1)
+    losses = []
+    for index in range(5):
+        losses.append(steps.step(index))
+        steps.update()
+    return losses, steps.loss.state_dict()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_equal_one_process_with_the_whole_batch(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    student, teacher, crops = OneHead(), OneHead(seed=1), list(_crops(0))
+    options = _options(num_crops=CROPS)
+    center = torch.zeros(3, dtype=torch.float64)
+    targets = teacher(crops[:2])[0].detach()
+    expected = by_the_paper(student(crops)[0], targets, center, 0.04, options)
+    expected.backward()
+    by_ddp = pool.run(_first_step, True)
+    assert sum(loss for loss, _ in by_ddp) / ranks == pytest.approx(expected.item(), rel=1e-12)
+    own = [gradients for _, gradients in pool.run(_first_step, False)]
+    for name, parameter in student.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        for _, gradients in by_ddp:
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-9, atol=1e-12)
+        summed = torch.stack([each[name] for each in own]).sum(dim=0) / ranks
+        torch.testing.assert_close(summed, parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_teacher_and_centre_over_ranks_are_those_of_one_process(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    losses, state = _five_steps()
+    assert state["center"].abs().max() > 1e-3
+    results = pool.run(_five_steps)
+    mean = torch.tensor([each for each, _ in results], dtype=torch.float64).mean(dim=0)
+    torch.testing.assert_close(mean.tolist(), losses, rtol=1e-9, atol=1e-12)
+    for _, mine in results:
+        assert same(mine, results[0][1])
+        for name, value in state.items():
+            torch.testing.assert_close(mine[name], value, rtol=1e-8, atol=1e-11)
+
+
+# ---- the head
+
+
+def test_the_head_has_vissls_names() -> None:
+    head = DINOHead(5, [7], use_bn=True, hidden_dim=6, bottleneck_dim=4)
+    parameters = {name: tuple(each.shape) for name, each in head.named_parameters()}
+    assert parameters == {
+        "mlp.0.weight": (6, 5), "mlp.0.bias": (6,), "mlp.1.weight": (6,), "mlp.1.bias": (6,),
+        "mlp.3.weight": (6, 6), "mlp.3.bias": (6,), "mlp.4.weight": (6,), "mlp.4.bias": (6,),
+        "mlp.6.weight": (4, 6), "mlp.6.bias": (4,),
+        "prototypes0.weight_g": (7, 1), "prototypes0.weight_v": (7, 4),
+    }  # fmt: skip
+    single = DINOHead(5, [7], num_layers=1, bottleneck_dim=4)
+    assert tuple(single.mlp.weight.shape) == (4, 5)
+
+
+def test_scores_are_cosines_with_directions() -> None:
+    head = DINOHead(5, [7], num_layers=2, hidden_dim=6, bottleneck_dim=4)
+    x = torch.randn(3, 5)
+    embedded = head.mlp[2](F.gelu(head.mlp[0](x)))
+    directions = head.prototypes0.weight_v
+    expected = F.cosine_similarity(embedded[:, None], directions[None], dim=-1)
+    torch.testing.assert_close(head(x), expected)
+    torch.testing.assert_close(head(x[:, :, None, None]), expected)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_lengths_of_the_last_layer(normalize: bool) -> None:
+    head = DINOHead(5, [7], normalize_last_layer=normalize)
+    assert head.prototypes0.weight_g.requires_grad is not normalize
+    assert torch.equal(head.prototypes0.weight_g, torch.ones(7, 1))
+
+
+def test_a_head_can_be_copied_after_a_forward() -> None:
+    head = DINOHead(5, [7])
+    head(torch.ones(2, 5)).sum().backward()
+    copied = copy.deepcopy(head)
+    assert copied.prototypes0.weight_v.data_ptr() != head.prototypes0.weight_v.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_clusters": [3, 4]}, r"num_clusters: expected one number, got \[3, 4\]"),
+        ({"num_clusters": [3], "num_layers": 0}, "num_layers: expected 1 or more, got 0"),
+    ],
+)
+def test_heads_that_cannot_be(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        DINOHead(5, **arguments)
+
+
+def test_features_of_another_width() -> None:
+    with pytest.raises(ConfigError, match=r"dino_head with in_dim 5 got .*\(2, 6\)"):
+        DINOHead(5, [3])(torch.ones(2, 6))
+
+
+# ---- whole runs
+
+CROPPED: dict[str, Any] = {
+    "DATA__TRAIN__TRANSFORMS": [
+        {"name": "ImgPilToMultiCrop", "total_num_crops": 4, "num_crops": [2, 2],
+         "size_crops": [8, 4], "crop_scales": [[0.5, 1.0], [0.2, 0.5]]},
+        {"name": "RandomHorizontalFlip"},
+        {"name": "ToTensor"},
+    ],
+    "DATA__TRAIN__COLLATE_FUNCTION": "multicrop_collator",
+    "LOSS__name": "dino_loss",
+    "LOSS__dino_loss__momentum": 0.9,
+    "LOSS__dino_loss__teacher_temp_warmup_iters": 5,
+}  # fmt: skip
+HEAD = {"in_dim": 32, "num_clusters": [12], "use_bn": True, "hidden_dim": 16, "bottleneck_dim": 8}
+RESNET: dict[str, Any] = {**CROPPED, "MODEL__HEAD__PARAMS": [["dino_head", HEAD]]}
+SMALL_VIT = {"IMAGE_SIZE": 8, "PATCH_SIZE": 4, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 16,
+             "MLP_DIM": 32, "DROP_PATH_RATE": 0.4, "DROPOUT_RATE": 0.1}  # fmt: skip
+VIT: dict[str, Any] = {
+    **CROPPED,
+    "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": SMALL_VIT},
+    "MODEL__HEAD__PARAMS": [["dino_head", {**HEAD, "in_dim": 16, "use_bn": False}]],
+}
+TRUNKS = pytest.mark.parametrize("recipe", [RESNET, VIT], ids=["resnet", "vit"])
+
+
+@TRUNKS
+def test_a_run_goes_on_bit_by_bit(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    whole = assert_goes_on_bit_by_bit(tmp_path, **recipe)
+    expected = {f"momentum_teacher.module.{name}" for name in whole.base_model.state_dict()}
+    assert set(whole.get_classy_state()["loss"]) == {"center", *expected}
+    assert whole.loss.center.any()
+
+
+def test_a_student_learns_what_a_teacher_that_stays_sees(tmp_path: Path) -> None:
+    """Its images keep their targets: in the end the loss is below that of equal scores."""
+    watch = Watch()
+    changes = {"OPTIMIZER__num_epochs": 8, "LOSS__dino_loss__momentum": 1.0,
+               "LOSS__dino_loss__teacher_temp_min": 0.07}  # fmt: skip
+    train(tmp_path, [watch], **{**RESNET, **changes})
+    assert sum(watch.losses[-8:]) / 8 < math.log(12) < watch.losses[0]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_teacher_follows_as_in_the_paper(tmp_path: Path, accumulate: int) -> None:
+    def momentum(k: int, updates: int) -> float:
+        return 1 - (1 - 0.9) * (math.cos(math.pi * k / updates) + 1) / 2
+
+    changes = {"OPTIMIZER__accumulate": accumulate}
+    assert_teacher_follows(tmp_path, "teacher", momentum, **RESNET, **changes)
+
+
+def test_initial_weights_reach_the_teacher(tmp_path: Path) -> None:
+    assert_attached_anew(tmp_path, "teacher", **RESNET)
+
+
+@TRUNKS
+def test_evaluation_moves_nothing(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    assert_tests_move_nothing(tmp_path, **recipe)
+
+
+@pytest.mark.parametrize("extra", [{}, SYNC_BN], ids=["batch norm", "synchronised"])
+def test_the_state_is_the_same_on_ranks(
+    two_ranks: RankPool, tmp_path: Path, extra: dict[str, Any]
+) -> None:
+    assert_state_is_the_same_on_ranks(two_ranks, tmp_path, **RESNET, **extra)
+
+
+def test_a_step_does_not_wait_for_the_device(tmp_path: Path, two_ranks: RankPool) -> None:
+    assert_steps_do_not_wait(tmp_path, **RESNET)
+    assert_steps_on_ranks_do_not_wait(two_ranks, tmp_path / "ranks", **RESNET)
+
+
+class Temperatures(Hook):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_step(self, task: Any) -> None:
+        self.seen.append(task.loss.teacher_temp)
+
+
+def test_the_temperature_rises_with_the_steps(tmp_path: Path) -> None:
+    temperatures = Temperatures()
+    train(tmp_path, [temperatures], **RESNET)
+    expected = [*torch.linspace(0.04, 0.07, 5).tolist(), 0.07, 0.07, 0.07]
+    assert temperatures.seen == pytest.approx(expected)
+
+
+def test_nothing_in_the_teacher_is_random(tmp_path: Path) -> None:
+    """The student drops paths; the teacher sees the same in an image every time."""
+    task = make_task(tmp_path, [], **VIT)
+    task.base_model.train()
+    task.loss.train()
+    images = [torch.randn(6, 3, 8, 8)]
+    one, two = task.loss.momentum_teacher(images)[0], task.loss.momentum_teacher(images)[0]
+    assert torch.equal(one, two)
+    assert not torch.equal(task.base_model(images)[0], task.base_model(images)[0])
+
+
+def test_the_teachers_batch_norms_are_those_of_training_in_training_only() -> None:
+    teacher = Teacher(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout()))
+    for mode in (True, False):
+        teacher.train(mode)
+        assert (teacher.training, teacher.module[0].training) == (mode, mode)
+        assert not teacher.module[1].training
+
+
+def test_embeddings_before_the_scores_do_no_harm(tmp_path: Path) -> None:
+    """As VISSL's recipes for XCiT have it: SwAV's head with directions for prototypes."""
+    head = {"dims": [32, 16, 8], "use_bn": False, "num_clusters": [12], "activation_name": "GELU",
+            "use_weight_norm_prototypes": True}  # fmt: skip
+    for embeddings in (True, False):
+        arguments = {**head, "return_embeddings": embeddings}
+        changes = {"MODEL__HEAD__PARAMS": [["swav_head", arguments]]}
+        task = train(tmp_path / str(embeddings), [], **{**RESNET, **changes})
+        assert task.iteration == 8
+        assert task.loss.center.shape == (1, 12)
+
+
+def test_vissls_yaml_finds_the_teacher_in_a_checkpoint(tmp_path: Path) -> None:
+    train_engine(make_run(tmp_path / "run", **RESNET))
+    pointer = tmp_path / "run" / "checkpoints" / files.POINTER
+    init = {"PARAMS_FILE": str(pointer), "STATE_DICT_KEY_NAME": "loss",
+            "REMOVE_PREFIX": "momentum_teacher.module."}  # fmt: skip
+    task = make_task(tmp_path, [], **RESNET, MODEL__WEIGHTS_INIT=init)
+    task.load_initial_weights()
+    stored = files.read(pointer)["loss"]
+    for name, value in task.base_model.state_dict().items():
+        if "num_batches_tracked" not in name:
+            assert torch.equal(value, stored[f"momentum_teacher.module.{name}"])
+
+
+# ---- what a user can get wrong
+
+
+def _facts(**changes: Any) -> RunFacts:
+    facts = {"views_per_image": 5, "heads": (("dino_head", HEAD),),
+             "collator": "multicrop_collator", **changes}  # fmt: skip
+    return RunFacts(**facts)
+
+
+def test_options_follow_the_run() -> None:
+    options = DINOOptions()
+    options.infer(_facts())
+    assert (options.num_crops, options.output_dim) == (5, 12)
+    options.infer(_facts(heads=(("swav_head", {"num_clusters": [9, 4]}),)))
+    assert options.output_dim == 4  # the last scores are those that count
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"heads": ()}, "needs dino_head or swav_head"),
+        ({"views_per_image": 1}, "TRANSFORMS make 1"),
+        ({"collator": "simclr_collator"}, "COLLATE_FUNCTION must be multicrop_collator"),
+    ],
+)
+def test_runs_that_do_not_fit(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=f"config.LOSS.dino_loss: .*{text}"):
+        DINOOptions().infer(_facts(**changes))
+
+
+def test_crops_that_are_not_there() -> None:
+    with pytest.raises(ConfigError, match="dino_loss.crops_for_teacher: .*from 0 to 4"):
+        DINOOptions(crops_for_teacher=[5]).infer(_facts())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("student_temp", 0.0), ("teacher_temp_min", -1.0), ("teacher_temp_max", 0.0),
+     ("momentum", 1.5), ("ema_center", -0.1)],
+)  # fmt: skip
+def test_numbers_that_cannot_be(tmp_path: Path, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"dino_loss.{key}: expected a number"):
+        make_task(tmp_path, [], **{**RESNET, f"LOSS__dino_loss__{key}": value})
+
+
+def test_a_batch_that_is_no_list_of_crops(tmp_path: Path) -> None:
+    test = {"TEST_MODEL": True, "DATA__TEST": {
+        "DATA_SOURCES": ["synthetic"], "DEFAULT_GRAY_IMG_SIZE": 8, "DATA_LIMIT": 4,
+        "BATCHSIZE_PER_REPLICA": 4, "TRANSFORMS": [{"name": "ToTensor"}]}}  # fmt: skip
+    with pytest.raises(TrainingError, match=r"list of 4 crops; .*config.DATA.TEST"):
+        train(tmp_path, [], **RESNET, **test)

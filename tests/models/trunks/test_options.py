@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from sslengine.models.options import TrunkOptions
+from sslengine.models.trunks.options import (
+    ConvitOptions,
+    ConvNextOptions,
+    EfficientNetOptions,
+    RegNetOptions,
+    SwinTransformerOptions,
+    XcitOptions,
+)
+
+# What VISSL's YAML for pretraining says.
+VISSL: list[dict[str, dict[str, Any]]] = [
+    {"REGNET": {"name": "regnet_y_16gf"}},
+    {"REGNET": {"depth": 18, "w_0": 200, "w_a": 106.23, "w_m": 2.48, "group_width": 112}},
+    {"REGNET": {"depth": 27, "w_0": 640, "w_a": 230.83, "w_m": 2.53, "group_width": 373}},
+    {
+        "EFFICIENT_NETS": {
+            "model_version": "B2",
+            "bn_momentum": 0.01,
+            "bn_epsilon": 0.001,
+            "drop_connect_rate": 0.2,
+            "width_divisor": 8,
+            "min_width": None,
+            "use_se": True,
+        }
+    },
+    {
+        "XCIT": {
+            "IMAGE_SIZE": 224,
+            "PATCH_SIZE": 8,
+            "HIDDEN_DIM": 768,
+            "NUM_LAYERS": 48,
+            "NUM_HEADS": 16,
+            "MLP_RATIO": 2.0,
+            "DROPOUT_RATE": 0,
+            "ATTENTION_DROPOUT_RATE": 0,
+            "DROP_PATH_RATE": 0.4,
+            "ETA": "1e-6",
+            "TOKENS_NORM": True,
+            "QKV_BIAS": True,
+            "QK_SCALE": False,
+            "CHECKPOINT_XCA_BLOCK": True,
+            "CHECKPOINT_ATTN_BLOCK": True,
+        }
+    },
+    {"SWIN_TRANSFORMER": {"IMAGE_SIZE": 224, "EMBED_DIM": 192, "DEPTHS": [2, 2, 18, 2]}},
+    {"CONVNEXT": {"DEPTH": [3, 3, 27, 3], "DIMS": [256, 512, 1024, 2048], "DROP_PATH_RATE": 0.0}},
+]
+
+
+def options(tree: dict[str, Any]) -> TrunkOptions:
+    made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrunkOptions), tree))
+    assert isinstance(made, TrunkOptions)
+    return made
+
+
+def all_problems(tree: dict[str, Any]) -> list[str]:
+    sections = [each for each in vars(options(tree)).values() if hasattr(each, "check")]
+    return [problem for each in sections for problem in each.check()]
+
+
+@pytest.mark.parametrize("tree", VISSL, ids=lambda tree: next(iter(tree)))
+def test_vissl_yaml_is_understood(tree: dict[str, Any]) -> None:
+    assert all_problems(tree) == []
+    (section, keys), *_ = tree.items()
+    read = dataclasses.asdict(getattr(options(tree), section))
+    for key, value in keys.items():
+        assert read[key] == (float(value) if isinstance(value, str) and key == "ETA" else value)
+
+
+def test_vissl_defaults() -> None:
+    """Sections that the trunk in use does not read must not complain either."""
+    assert all_problems({}) == []
+    convit, xcit, swin = ConvitOptions(), XcitOptions(), SwinTransformerOptions()
+    assert (convit.N_GPSA_LAYERS, convit.LOCALITY_DIM, convit.LOCALITY_STRENGTH) == (10, 10, 1.0)
+    assert (xcit.HIDDEN_DIM, xcit.NUM_LAYERS, xcit.NUM_HEADS, xcit.ETA) == (384, 12, 8, 1.0)
+    assert (xcit.DROP_PATH_RATE, xcit.TOKENS_NORM, xcit.QKV_BIAS) == (0.05, True, True)
+    assert (swin.DEPTHS, swin.NUM_HEADS, swin.WINDOW_SIZE) == ([2, 2, 6, 2], [3, 6, 12, 24], 7)
+    assert (swin.EMBED_DIM, swin.PATCH_SIZE, swin.DROP_PATH_RATE) == (96, 4, 0.1)
+    assert ConvNextOptions().DEPTH == [3, 3, 27, 3]
+
+
+STAGES = {
+    "depths": [1, 2],
+    "widths": [16, 32],
+    "group_widths": [8, 8],
+    "bottleneck_multipliers": [1.0, 1.0],
+    "strides": [2, 2],
+}
+RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (RegNetOptions(name="regnet_y_16g"), "name: expected one of"),
+        (RegNetOptions(name="regnet_y_16gf", depth=3), "depth: name: 'regnet_y_16gf' fixes"),
+        (RegNetOptions(name="regnet_x_8gf", use_se=True), "use_se: name: 'regnet_x_8gf' fixes"),
+        (RegNetOptions(name="regnet_x_8gf", depths=[1]), "depths: name: 'regnet_x_8gf' fixes"),
+        (RegNetOptions(name="anynet", **RULE, **STAGES), "depth: name: 'anynet' fixes"),
+        (RegNetOptions(name="anynet"), "depths: anynet needs one number per stage"),
+        (RegNetOptions(name="anynet", **{**STAGES, "strides": [2]}), "strides 1"),
+        (RegNetOptions(**RULE, strides=[2]), "strides: without a name, it is"),
+        (RegNetOptions(depth=3, w_0=8), "w_a: a RegNet needs all of depth, w_0"),
+        (RegNetOptions(**{**RULE, "w_0": 20}), "w_0: expected a multiple of 8, got 20"),
+        (RegNetOptions(**{**RULE, "w_a": -1.0}), "w_a: expected 0 or more"),
+        (RegNetOptions(**{**RULE, "w_m": 1.0}), "w_m: expected more than 1"),
+        (RegNetOptions(**{**RULE, "depth": 0}), "depth: expected 1 or more"),
+        (RegNetOptions(**RULE, stem_type="stem"), "stem_type: expected one of"),
+        (RegNetOptions(**RULE, block_type="block"), "block_type: expected one of"),
+        (RegNetOptions(**RULE, activation="gelu"), "activation: expected one of"),
+        (EfficientNetOptions(model_version="B8"), "model_version: expected one of B0, B1"),
+        (EfficientNetOptions(drop_connect_rate=1.0), "drop_connect_rate: expected a rate"),
+        (EfficientNetOptions(width_divisor=0), "width_divisor: expected 1 or more"),
+        (XcitOptions(PATCH_SIZE=4), "PATCH_SIZE: expected one of 8, 16"),
+        (XcitOptions(QK_SCALE=0.3), "QK_SCALE: expected false"),
+        (XcitOptions(NUM_HEADS=5), "NUM_HEADS: 5 heads do not divide HIDDEN_DIM 384"),
+        (XcitOptions(NUM_CLASS_LAYERS=0), "NUM_CLASS_LAYERS: expected 1 or more"),
+        (XcitOptions(DROP_PATH_RATE=-0.1), "DROP_PATH_RATE: expected a rate"),
+        (SwinTransformerOptions(QK_SCALE=True), "QK_SCALE: expected a number"),
+        (SwinTransformerOptions(IMAGE_SIZE=30), "PATCH_SIZE: 4 does not divide IMAGE_SIZE 30"),
+        (SwinTransformerOptions(NUM_HEADS=[3, 6]), "NUM_HEADS: expected 4 numbers"),
+        (SwinTransformerOptions(NUM_HEADS=[3, 5, 6, 6]), "NUM_HEADS.1: 5 heads do not"),
+        (SwinTransformerOptions(DEPTHS=[2, 0, 2, 2]), "DEPTHS: expected 1 or more"),
+        (SwinTransformerOptions(DROPOUT_RATE=1.0), "DROPOUT_RATE: expected a rate"),
+        (ConvNextOptions(DIMS=[8, 8]), "DIMS: expected four numbers"),
+        (ConvNextOptions(DEPTH=[1, 1, 1]), "DEPTH: expected four numbers"),
+        (ConvNextOptions(DEPTH=[1, 1, 1, 0]), "DEPTH: expected 1 or more"),
+        (ConvNextOptions(DROP_PATH_RATE=2.0), "DROP_PATH_RATE: expected a rate"),
+        (ConvitOptions(CLASS_TOKEN_IN_LOCAL_LAYERS=True), "CLASS_TOKEN_IN_LOCAL_LAYERS: a class"),
+        (ConvitOptions(N_GPSA_LAYERS=-1), "N_GPSA_LAYERS: expected 0 or more"),
+        (ConvitOptions(LOCALITY_DIM=0), "LOCALITY_DIM: expected 1 or more"),
+    ],
+)
+def test_what_cannot_be_built_is_told(made: Any, problem: str) -> None:
+    assert any(problem in each for each in made.check()), list(made.check())
+
+
+def test_right_ones_are_left_in_peace() -> None:
+    for made in (
+        RegNetOptions(**RULE, use_se=False, bottleneck_multiplier=2.0),
+        RegNetOptions(name="anynet", **STAGES, activation="SILU"),
+        RegNetOptions(name="regnet_x_8gf", bn_momentum=0.2),
+    ):
+        assert list(made.check()) == []
+    assert set(RegNetOptions.IGNORED) == {"stage_checkpoints", "stage_checkpointing"}
