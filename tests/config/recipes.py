@@ -61,7 +61,7 @@ def recipe(**changes: Any) -> dict[str, Any]:
         node = tree
         for name in parents:
             node = node.setdefault(name, {})
-        node[key] = value
+        node[key] = copy.deepcopy(value)  # a caller's constant stays as it is
     return tree
 
 

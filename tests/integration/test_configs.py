@@ -35,6 +35,18 @@ ON_THIS_MACHINE = [
 ]
 
 
+RECIPES = sorted(
+    path.relative_to(ROOT / "configs").with_suffix("").as_posix()
+    for path in (ROOT / "configs" / "pretrain").rglob("*.yaml")
+)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_published_recipes_pass_every_check(name: str) -> None:
+    """They are for many GPUs: what a CPU can say of them is that nothing is wrong."""
+    assert resolve([f"config={name}"]).config.LOSS.name
+
+
 def _train(run: Resolved, folder: Path) -> SelfSupervisionTask:
     task = SelfSupervisionTask(run.config, folder, CPU, hooks=[])
     task.prepare()
