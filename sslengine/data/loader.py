@@ -8,11 +8,16 @@ model is being built.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import os
 import pickle
+import select
 import signal
 import sys
+import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +72,7 @@ class Loader:
                 prefetch_factor=options.PREFETCH_FACTOR if workers else None,
                 persistent_workers=workers > 0,
                 multiprocessing_context=mp_method if workers else None,
-                worker_init_fn=prepare_worker,
+                worker_init_fn=partial(prepare_worker, main=os.getpid()),
                 pin_memory=pin_memory,
                 # An iterator draws a seed for its workers: not from the global stream.
                 generator=torch.Generator(),
@@ -100,14 +105,36 @@ def boot_server() -> None:
         multiprocessing.forkserver.ensure_running()
 
 
-def prepare_worker(worker: int) -> None:
-    """Runs in each worker before its first sample. (torch limits it to one thread itself.)"""
+def prepare_worker(worker: int, main: int) -> None:
+    """Runs in each worker before its first sample. (torch limits it to one thread itself.)
+
+    main: the process that the worker loads for.
+    """
+    threading.Thread(target=_end_with, args=(main,), daemon=True).start()
     # The main process decides what a signal means; a worker forked from it has its handlers.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # About EXIF and palettes, once for each such file in each worker.
     warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def _end_with(main: int) -> None:
+    """Wait until the main process has gone, and go too.
+
+    torch's own watch is on the parent, which is the server that the worker was forked from;
+    and the server lives as long as it has workers. A run that is killed would leave both.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            gone = select.poll()
+            gone.register(os.pidfd_open(main), select.POLLIN)
+            gone.poll()
+        except (AttributeError, OSError):  # not Linux, or one that has no pidfd
+            while True:
+                os.kill(main, 0)
+                time.sleep(2.0)
+    os._exit(1)
 
 
 @contextmanager

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.spawn
+import os
 import signal
 import subprocess
 import sys
+import time
 import types
 import warnings
 from pathlib import Path
@@ -95,7 +98,7 @@ def test_signals_are_left_to_the_main_process() -> None:
     try:
         with warnings.catch_warnings():
             signal.signal(signal.SIGTERM, lambda *_: None)
-            prepare_worker(0)
+            prepare_worker(0, main=os.getpid())
         assert [signal.getsignal(number) for number in numbers] == [
             signal.SIG_IGN,
             signal.SIG_DFL,
@@ -131,3 +134,52 @@ def test_what_cannot_be_sent_to_a_worker() -> None:
     with pytest.raises(DataError, match=r"cannot be sent to loader workers: .*hold no lambda"):
         feed(1, TRANSFORMS=[entry])
     assert feed(0, TRANSFORMS=[entry, TO_TENSOR]).num_samples == 22
+
+
+KILLED = """
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions, SplitOptions
+
+split = SplitOptions(
+    DATA_SOURCES=["synthetic"], DATA_LIMIT=10000, DEFAULT_GRAY_IMG_SIZE=8,
+    BATCHSIZE_PER_REPLICA=2, TRANSFORMS=[{"name": "ToTensor"}], LABEL_TYPE="zero",
+)
+options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=2)
+for batch in DataFeed(options, "TRAIN", training=True, seed=0).batches():
+    print("loading", flush=True)
+    input()
+"""
+
+
+def test_workers_end_with_a_main_process_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(KILLED)
+    root = str(Path(__file__).parents[2])
+    main = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"], env={"PYTHONPATH": root}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert main.stdout is not None
+        assert main.stdout.readline() == "loading\n"
+        assert len(_session(main.pid)) >= 4  # it, the server, two workers
+        main.kill()
+        main.wait()
+        deadline = time.monotonic() + 30
+        while left := _session(main.pid):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    finally:
+        main.communicate()
+        for pid in _session(main.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _session(leader: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
