@@ -169,9 +169,9 @@ def test_workers_end_with_a_main_process_that_is_killed(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
     finally:
-        main.communicate()
         for pid in _session(main.pid):
             os.kill(pid, signal.SIGKILL)
+        main.communicate()
 
 
 def _session(leader: int) -> list[int]:
