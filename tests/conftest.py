@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.ranks import RankPool
 
 # Tests are many small computations, often in several processes: threads only get in the way.
 torch.set_num_threads(1)
+
+# The same examples at each run: what is green stays green. Others, and many more of them, are
+# tried by: pytest --hypothesis-profile=explore
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="module")

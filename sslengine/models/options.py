@@ -334,6 +334,8 @@ class ModelOptions:
     MULTI_INPUT_HEAD_MAPPING: list[Any] = field(default_factory=list)
     # A trunk pass for every crop, where otherwise crops of one size go together. Saves memory.
     SINGLE_PASS_EVERY_CROP: bool = False
+    # Keep images and filters as N x H x W x C in memory: faster for convolutions on most devices.
+    CHANNELS_LAST: bool = False
     # Parameters that stay as they are initialised, by their full names.
     NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
     # [[parameter, number of first iterations in which it stays], ...].

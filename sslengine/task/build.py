@@ -47,6 +47,9 @@ def build_base_model(config: DictConfig, device: torch.device) -> Model:
     """The model with random weights, on the device. The caller has set the seed."""
     options = read(config, ModelOptions)
     model = build_model(options, read(config, DistributedOptions).NUM_PROC_PER_NODE)
+    if options.CHANNELS_LAST:
+        # The filters decide: a convolution gives its output, and thus all that follows, their form.
+        model = model.to(memory_format=torch.channels_last)
     return model.to(device)
 
 

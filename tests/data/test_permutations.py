@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sslengine.data.permutations import distinct_permutations
@@ -15,7 +15,6 @@ def distances(rows: np.ndarray) -> np.ndarray:
 
 
 @given(st.integers(2, 5), st.integers(1, 120), st.integers(0, 3))
-@settings(deadline=None, max_examples=30)
 def test_rows_are_permutations_and_none_comes_twice(pieces: int, count: int, seed: int) -> None:
     every = list(permutations(range(pieces)))
     count = min(count, len(every))
@@ -27,7 +26,6 @@ def test_rows_are_permutations_and_none_comes_twice(pieces: int, count: int, see
 
 
 @given(st.integers(3, 5), st.integers(2, 20), st.integers(0, 3))
-@settings(deadline=None, max_examples=20)
 def test_each_is_the_farthest_there_was(pieces: int, count: int, seed: int) -> None:
     every = np.array(list(permutations(range(pieces))))
     rows = distinct_permutations(min(count, len(every)), pieces, seed)

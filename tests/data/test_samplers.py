@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sslengine.data.samplers import BatchSampler, DistributedBatchSampler, OrderedBatchSampler
@@ -37,7 +37,6 @@ def global_batches(samplers: Sequence[BatchSampler], epoch: int = 0) -> list[lis
     return [[key[1] for batch in step for key in batch] for step in steps]
 
 
-@settings(deadline=None)
 @given(**SIZES, epoch=st.integers(0, 5))
 def test_an_epoch_is_all_samples(
     num_samples: int, batch_size: int, world_size: int, epoch: int
@@ -55,7 +54,6 @@ def test_the_order_is_one_permutation() -> None:
     assert batches == [order[start : start + 12] for start in range(0, 96, 12)]
 
 
-@settings(deadline=None)
 @given(**SIZES, drop_last=st.booleans())
 def test_sizes_are_known_and_equal_on_all_ranks(
     num_samples: int, batch_size: int, world_size: int, drop_last: bool
@@ -75,7 +73,6 @@ def test_sizes_are_known_and_equal_on_all_ranks(
         assert len(set(seen)) == len(seen)
 
 
-@settings(deadline=None)
 @given(num_samples=st.integers(1, 200), quarter=st.integers(1, 6), epoch=st.integers(0, 3))
 def test_global_batches_do_not_depend_on_the_number_of_ranks(
     num_samples: int, quarter: int, epoch: int
@@ -88,7 +85,6 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(
         assert [each[: len(one)] for each, one in zip(shared, alone, strict=True)] == alone
 
 
-@settings(deadline=None)
 @given(**SIZES, data=st.data())
 def test_a_window_is_that_part_of_the_epoch(
     num_samples: int, batch_size: int, world_size: int, data: st.DataObject
@@ -141,7 +137,6 @@ def test_a_batch_larger_than_the_data_set() -> None:
     assert shuffled(100, 64, 4)[0].batch_sizes == [25]
 
 
-@settings(deadline=None)
 @given(**SIZES)
 def test_each_test_sample_exactly_once_and_in_order(
     num_samples: int, batch_size: int, world_size: int

@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sslengine.errors import DataError
 from sslengine.evaluation.feature_std import feature_std
 
 
-@settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 9), dims=st.integers(1, 7), seed=st.integers(0, 10_000))
 def test_written_out_and_never_above_the_ideal(rows: int, dims: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
@@ -78,7 +78,6 @@ def test_weighted_predictions_equal_those_of_scikit_learn() -> None:
     assert accuracy == pytest.approx(expected, abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_of_equally_similar_features_the_first_ones_vote(data: st.DataObject) -> None:
     """Small whole numbers: products are exact in float32 and ties abound."""

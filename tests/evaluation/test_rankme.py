@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -25,7 +25,6 @@ def with_singular_values(values: list[float], rows: int, columns: int, seed: int
     return orthonormal(rows) * diagonal @ orthonormal(columns).T
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     values=st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6),
     more_rows=st.integers(0, 5),

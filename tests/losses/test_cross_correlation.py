@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,7 +30,6 @@ def _views(images: int, dim: int, seed: int = 0, offset: float = 0.0) -> Tensor:
 shapes = given(images=st.integers(2, 9), dim=st.integers(1, 9), seed=st.integers(0, 10_000))
 
 
-@settings(max_examples=30, deadline=None)
 @shapes
 def test_covariance_is_numpys(images: int, dim: int, seed: int) -> None:
     views = _views(images, dim, seed, offset=3.0)
@@ -39,7 +38,6 @@ def test_covariance_is_numpys(images: int, dim: int, seed: int) -> None:
     torch.testing.assert_close(found, torch.from_numpy(np.stack(expected)), rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
 @given(images=st.integers(3, 9), dim=st.integers(1, 9), seed=st.integers(0, 10_000))
 def test_cross_correlation_is_numpys(images: int, dim: int, seed: int) -> None:
     views = _views(images, dim, seed, offset=3.0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,7 +22,6 @@ def by_pairs(predictions: Tensor, targets: Tensor) -> Tensor:
     return sum(cosines, torch.zeros((), dtype=predictions.dtype)) / len(cosines)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     images=st.integers(1, 7),
     dim=st.integers(1, 9),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from torch import Tensor
@@ -43,7 +43,6 @@ def _points(number: int, dim: int, seed: int) -> Tensor:
     return F.normalize(torch.randn(number, dim, generator=generator, dtype=torch.float64), dim=1)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     number=st.integers(1, 30),
     dim=st.integers(2, 6),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sslengine.losses.memory import move_towards, overwrite, random_rows
@@ -18,7 +18,6 @@ def _writes(draw: st.DrawFn) -> tuple[int, list[int], list[bool], int]:
     return size, rows, counted, draw(st.integers(0, 10_000))
 
 
-@settings(max_examples=80, deadline=None)
 @given(_writes())
 def test_the_last_of_those_that_count_stays(
     writes: tuple[int, list[int], list[bool], int],
@@ -35,7 +34,6 @@ def test_the_last_of_those_that_count_stays(
     assert torch.equal(memory, expected)
 
 
-@settings(max_examples=80, deadline=None)
 @given(_writes(), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_rows_move_by_the_momentum_and_keep_their_length(
     writes: tuple[int, list[int], list[bool], int], momentum: float

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,6 @@ def equations_6_and_7(positives: Tensor, negatives: Tensor, z: float, n: int) ->
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     anchors=st.integers(1, 6),
     drawn=st.integers(1, 9),
@@ -49,7 +48,6 @@ def test_value_and_gradient(anchors: int, drawn: int, n: int, z: float, seed: in
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-8, atol=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 1000), st.integers(0, 10_000))
 def test_the_partition_function_is_equation_8(anchors: int, drawn: int, n: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -44,7 +44,6 @@ def _scores(rows: int, prototypes: int, seed: int) -> Tensor:
     return 2 * torch.rand(rows, prototypes, generator=generator, dtype=torch.float64) - 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 9),
     prototypes=st.integers(1, 7),
@@ -68,7 +67,6 @@ def test_value(
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 6),
     prototypes=st.integers(1, 5),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -40,6 +40,11 @@ def equations_1_and_2(
     return scale * total
 
 
+def deviations_of(embeddings: Tensor, eps: float = 1e-5) -> Tensor:
+    views = embeddings.detach().unflatten(0, (2, -1))
+    return (views.var(dim=1, correction=0) + eps).sqrt()
+
+
 def _loss(lambda_: float = 0.0051, scale_loss: float = 0.024) -> BarlowTwinsLoss:
     return BarlowTwinsLoss(BarlowTwinsOptions(lambda_, scale_loss), RunFacts())
 
@@ -49,7 +54,6 @@ def _embeddings(images: int, dim: int, seed: int) -> Tensor:
     return torch.randn(2 * images, dim, generator=generator, dtype=torch.float64) + 0.5
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     images=st.integers(1, 7),
     dim=st.integers(1, 6),
@@ -71,8 +75,10 @@ def test_value_and_gradient(
     loss.backward()
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    # At the optimum the gradient cancels down to the rounding of c, divided by the deviation.
     steepest = theirs.grad.abs().max().item()
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=1e-9 * steepest)
+    rounding = 1e-13 * (1 + lambda_) / deviations_of(theirs).min().item()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=1e-9 * steepest + rounding)
 
 
 def test_but_for_eps_it_is_the_papers_loss() -> None:

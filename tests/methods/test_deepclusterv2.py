@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -77,7 +77,6 @@ def _embeddings(images: int, seed: int) -> Tensor:
     return torch.randn(CROPS * images, DIM, generator=generator, dtype=torch.float64)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     target=st.lists(st.integers(0, SAMPLES - 1), min_size=1, max_size=6),
     temperature=st.sampled_from([1e-3, 0.1, 1.0, 50.0]),

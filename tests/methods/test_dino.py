@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -69,7 +69,6 @@ def _scores(rows: int, prototypes: int, seed: int) -> Tensor:
     return 2 * torch.rand(rows, prototypes, generator=generator, dtype=torch.float64) - 1
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     crops=st.integers(2, 5),
     images=st.integers(1, 5),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -102,7 +102,6 @@ def _embeddings(number: int, images: int, seed: int) -> list[Tensor]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     target=st.lists(st.integers(IGNORED, SAMPLES - 1), min_size=1, max_size=7),
     weights=st.sampled_from([[1.0], [0.5, 0.5], [0.3, 2.0, 0.0]]),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,7 +71,6 @@ def _drawn(*shape: int, seed: int = 0) -> Tensor:
 # ---- the loss
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     images=st.integers(1, 6),
     dim=st.integers(1, 9),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -42,7 +42,6 @@ def _embeddings(images: int, dim: int, seed: int) -> Tensor:
     return torch.randn(2 * images, dim, generator=generator, dtype=torch.float64)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     images=st.integers(1, 9),
     dim=st.integers(1, 17),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -46,7 +46,6 @@ def _drawn(images: int, dim: int, seed: int) -> Tensor:
     return torch.randn(2, 2 * images, dim, generator=generator, dtype=torch.float64)
 
 
-@settings(max_examples=40, deadline=None)
 @given(images=st.integers(1, 9), dim=st.integers(1, 17), seed=st.integers(0, 10_000))
 def test_value_and_gradient(images: int, dim: int, seed: int) -> None:
     drawn = _drawn(images, dim, seed)

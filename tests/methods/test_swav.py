@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,7 +71,6 @@ def _embeddings(rows: int, seed: int) -> Tensor:
     return F.normalize(_scores(rows, 4, seed), dim=1)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     crops=st.integers(2, 5),
     images=st.integers(1, 5),

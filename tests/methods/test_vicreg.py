@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -67,7 +67,6 @@ def _embeddings(images: int, dim: int, seed: int) -> Tensor:
     return torch.randn(2 * images, dim, generator=generator, dtype=torch.float64) + 0.5
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     images=st.integers(2, 7),
     dim=st.integers(1, 6),

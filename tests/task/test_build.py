@@ -59,6 +59,13 @@ def test_one_process_reduces_nothing_by_hand() -> None:
     assert not build.reduces_by_hand(config)
 
 
+def test_filters_with_their_channels_last() -> None:
+    config = resolved(MODEL__CHANNELS_LAST=True).config
+    trunk = build.build_base_model(config, CPU).trunk
+    output = trunk(torch.randn(2, 3, 8, 8), ["res2"])[0]
+    assert output.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_the_other_parts() -> None:
     config = resolved().config
     model = build.build_base_model(config, CPU)

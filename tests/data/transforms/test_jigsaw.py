@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sslengine.data.permutations import distinct_permutations
@@ -32,7 +32,6 @@ def coordinates(height: int, width: int) -> torch.Tensor:
     rest=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=60)
 def test_patches_as_vissl_cuts_them(
     side: int, jitter: int, patch: int, rest: int, seed: int
 ) -> None:
