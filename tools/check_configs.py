@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Say of every YAML file below some folders whether sslengine can run it, and why not.
 
-    python tools/check_configs.py configs                      # names, keys and values, models built
-    python tools/check_configs.py ~/vissl/configs --train      # two steps of each, on this CPU
+    python tools/check_configs.py configs                   # names, keys, values; models built
+    python tools/check_configs.py ~/vissl/configs --train   # two steps of each, on this CPU
     python tools/check_configs.py DIR --train --set config.MODEL.TRUNK.RESNETS.DEPTH=18
 
-A file that names a loss is a run. Any other is a part (`+config/...`): it is put on top of the
-runs nearest to it, and is right if it is with one of them. Without --train nothing is computed:
-models are built without memory. With it each run gets one process, the CPU, fp32, generated
+A file with DATA, MODEL and OPTIMIZER (or a defaults list) is a run. Any other is a part
+(`+config/...`): it is put on top of the runs nearest to it, and is right if it is with one of
+them. Without --train nothing is computed: models are built without memory. With it each run gets one process, the CPU, fp32, generated
 images and a batch of 4; what --set gives comes last.
 """
 
@@ -29,6 +29,7 @@ import torch
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sslengine import catalog
 from sslengine.config.resolve import Resolved, resolve
@@ -37,6 +38,7 @@ from sslengine.task import build
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 
+PRELOADED = ["torchvision", "timm", "sslengine.catalog", "sslengine.task.task"]
 STEPS = 2
 SMALL = [
     f"config.OPTIMIZER.num_iterations={STEPS}",
@@ -125,7 +127,7 @@ def _is_run(path: Path) -> bool:
         return True
     if not isinstance(tree, dict):
         return True
-    return "defaults" in tree or "LOSS" in (tree.get("config") or tree)
+    return "defaults" in tree or {"DATA", "MODEL", "OPTIMIZER"} <= set(tree.get("config") or ())
 
 
 def bases(part: File, known: Sequence[File]) -> list[File]:
@@ -220,21 +222,27 @@ def check(file: File, known: Sequence[File], options: argparse.Namespace) -> Ver
 def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tuple[File, Verdict]]:
     # The runs that parts may belong to need not be among the files to check.
     known = [file for root in {file.root: None for file in files} for file in find(root)]
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["sslengine.catalog"])
+    # Imported once, by the server that the processes are forked from.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     with ThreadPoolExecutor(options.jobs) as pool:
         yield from zip(files, pool.map(lambda file: check(file, known, options), files))
 
 
 def show(results: Sequence[tuple[File, Verdict]], console: Console, every: bool) -> None:
-    table = Table("file", "tried as", "s", "what is wrong", show_lines=True)
+    table = Table("file, and what it was tried as", "what is wrong", show_lines=True)
     for file, verdict in results:
         if verdict.problem or every:
-            tried = "\n".join(verdict.arguments)
-            table.add_row(file.name, tried, f"{verdict.seconds:.0f}", verdict.problem or "right")
+            tried = "\n".join(f"  {argument}" for argument in verdict.arguments)
+            table.add_row(Text(f"{file.name}\n{tried}"), Text(_brief(verdict.problem) or "nothing"))
     if table.row_count:
-        console.print(table, markup=False)
+        console.print(table)
     wrong = sum(bool(verdict.problem) for _, verdict in results)
     console.print(f"{len(results)} files: {len(results) - wrong} right, {wrong} wrong")
+
+
+def _brief(problem: str) -> str:
+    """Without the hints, which are indented: the full text comes from running the file."""
+    return "\n".join(line for line in problem.splitlines() if not line.startswith("  "))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -260,6 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     files = [file for path in options.paths for file in find(path)]
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
     results = []
     for number, result in enumerate(verdicts(files, options), start=1):
         results.append(result)

@@ -29,6 +29,7 @@ def check(merged: Merged) -> None:
                     value = OmegaConf.to_container(value)
                 merged.problems.extend(_name_problems(registry, value, f"{path}.{key}"))
         merged.problems.extend(_section_problems(node, path))
+        merged.warnings.extend(_section_remarks(node, path))
         merged.problems.extend(_free_component_problems(node, path))
     merged.problems.extend(
         _name_problems(_root_registry(merged), merged.root.engine_name, "engine_name")
@@ -93,6 +94,13 @@ def _section_problems(node: DictConfig, path: str) -> Iterator[str]:
     if hasattr(OmegaConf.get_type(node), "check"):
         for problem in OmegaConf.to_object(node).check():  # type: ignore[union-attr]
             yield f"{path}.{problem}"
+
+
+def _section_remarks(node: DictConfig, path: str) -> Iterator[str]:
+    """What is not wrong, but not as one may think: the section's own `remarks()`."""
+    if hasattr(OmegaConf.get_type(node), "remarks"):
+        for remark in OmegaConf.to_object(node).remarks():  # type: ignore[union-attr]
+            yield f"{path}.{remark}"
 
 
 def _free_component_problems(node: DictConfig, path: str) -> Iterator[str]:

@@ -56,7 +56,7 @@ def _modules(entries: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The pairs of HEAD.PARAMS, however they are nested. What is malformed is told elsewhere."""
     match entries:
         case [str(name), Mapping() as arguments, *_]:
-            yield name, arguments
+            yield name.removesuffix("_fsdp"), arguments  # the same head, by VISSL's other name
         case [*inner]:
             for entry in inner:
                 yield from _modules(entry)

@@ -151,6 +151,11 @@ class _Writer:
         if key in ignored:
             self.merged.warnings.append(f"{path} has no effect: {ignored[key]} ({origin})")
             return False
+        if node is self.merged.root and key in node.config:
+            self.merged.warnings.append(
+                f"{key} has no effect: it stands beside `config`, not in it ({origin})"
+            )
+            return False
         if registry is None:
             known = [str(each) for each in node]
             hint = nearest(key, known) or f"Known here: {listing(known)}."

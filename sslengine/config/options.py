@@ -9,6 +9,11 @@ from typing import ClassVar
 from sslengine.config.sections import named, one_of, section
 from sslengine.registry import TASKS, TRAIN_STEPS
 
+NOT_SHARDED = (
+    "sharding is not available yet: every rank holds the whole model, as with DDP. What is "
+    "computed is the same, the memory it takes is not."
+)
+
 
 @section("")
 @dataclass
@@ -77,6 +82,10 @@ class ReproducibilityOptions:
 class TrainerOptions:
     TRAIN_STEP_NAME: str = named(TRAIN_STEPS, "standard_train_step")
     TASK_NAME: str = named(TASKS, "self_supervision_task")
+
+    def remarks(self) -> Iterator[str]:
+        if self.TASK_NAME == "self_supervision_fsdp_task":
+            yield f"TASK_NAME: {NOT_SHARDED}"
 
 
 @section("DISTRIBUTED")

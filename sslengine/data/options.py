@@ -73,6 +73,7 @@ class SplitOptions:
     # `synthetic`: noise instead of grey; labels 0..N-1 instead of 0.
     RANDOM_SYNTHETIC_IMAGES: bool = False
     RANDOM_SYNTHETIC_LABELS: int = 0
+    # Copy what DATA_PATHS names into a folder of each node, and read that.
     COPY_TO_LOCAL_DISK: bool = False
     COPY_DESTINATION_DIR: str = ""
     BASE_DATASET: str = "generic_ssl"
@@ -101,9 +102,10 @@ class SplitOptions:
         for key in ("STRATIFIED_SAMPLER", "POWER_LAW_SAMPLER"):
             if getattr(self, key).ENABLED:
                 yield f"{key}.ENABLED: this sampler is not available yet."
-        for key in ("COPY_TO_LOCAL_DISK", "ENABLE_QUEUE_DATASET"):
-            if getattr(self, key):
-                yield f"{key}: not available yet; set it to false."
+        if self.ENABLE_QUEUE_DATASET:
+            yield "ENABLE_QUEUE_DATASET: not available yet; set it to false."
+        if self.COPY_TO_LOCAL_DISK and not self.COPY_DESTINATION_DIR:
+            yield "COPY_DESTINATION_DIR: COPY_TO_LOCAL_DISK needs a folder on a disk of each node."
 
     def _source_problems(self) -> Iterator[str]:
         """Do the lists that say where the data comes from fit each other?"""

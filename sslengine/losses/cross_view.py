@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.errors import TrainingError
-from sslengine.losses.two_views import described
+from sslengine.losses.views import described
 
 
 def projection_and_prediction(output: Any, loss: str) -> tuple[Tensor, Tensor]:

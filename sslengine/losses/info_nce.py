@@ -22,11 +22,11 @@ def info_nce(
     """The mean of l_i over the anchors.
 
     anchors (A, D) and candidates (C, D) have unit length. positives (A,) holds each
-    anchor's candidate; excluded (A,), if given, the one candidate that does not count:
+    anchor's candidate; excluded (A,) or (A, E), if given, candidates that do not count:
     the anchor itself, where candidates contain the anchors.
     """
     logits = anchors @ candidates.T / temperature
     if excluded is not None:
         # -inf is exp(-inf) = 0 in the sum; scatter keeps the gradient of all other entries.
-        logits = logits.scatter(1, excluded.unsqueeze(1), float("-inf"))
+        logits = logits.scatter(1, excluded.view(len(anchors), -1), float("-inf"))
     return F.cross_entropy(logits, positives)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sslengine.config.facts import RunFacts
 from sslengine.errors import ConfigError
+from sslengine.losses.views import expect_crops
 
 
 def swapped_prediction(targets: Tensor, log_p: Tensor, sources: Sequence[int]) -> Tensor:
@@ -35,16 +36,7 @@ def check_crops(
 ) -> None:
     """Raise ConfigError unless the run makes the crops that `<where>.<key>` names."""
     crops = facts.views_per_image
-    if crops < 2:
-        raise ConfigError(
-            f"{where}: compares crops of an image, and config.DATA.TRAIN.TRANSFORMS make "
-            f"{crops}. Begin them with `name: ImgPilToMultiCrop`."
-        )
-    if facts.collator not in collators:
-        raise ConfigError(
-            f"{where}: config.DATA.TRAIN.COLLATE_FUNCTION must be {' or '.join(collators)}, "
-            f"got {facts.collator!r}."
-        )
+    expect_crops(facts, where, collators)
     if not sources or len(set(sources)) < len(sources) or not set(sources) <= set(range(crops)):
         raise ConfigError(
             f"{where}.{key}: expected different numbers from 0 to {crops - 1}, one for each crop "

@@ -2,7 +2,7 @@
 
 from sslengine.registry import HEADS, LOSSES
 
-LOSSES.declare("sslengine.methods.simclr", "simclr_info_nce_loss")
+LOSSES.declare("sslengine.methods.simclr", "simclr_info_nce_loss", "multicrop_simclr_info_nce_loss")
 LOSSES.declare("sslengine.methods.moco", "moco_loss")
 LOSSES.declare("sslengine.methods.byol", "byol_loss")
 LOSSES.declare("sslengine.methods.simsiam", "simsiam_loss")
@@ -18,5 +18,5 @@ LOSSES.declare(
     "bce_logits_multiple_output_single_target",
 )
 
-HEADS.declare("sslengine.methods.swav", "swav_head")
-HEADS.declare("sslengine.methods.dino", "dino_head")
+HEADS.declare("sslengine.methods.swav", "swav_head", "swav_head_fsdp")
+HEADS.declare("sslengine.methods.dino", "dino_head", "dino_head_fsdp")

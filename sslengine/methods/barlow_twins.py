@@ -29,7 +29,7 @@ from sslengine.losses.cross_correlation import (
     expect_several_images,
     off_diagonal,
 )
-from sslengine.losses.two_views import expect_two_views, split_views
+from sslengine.losses.views import expect_two_views, split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 

@@ -26,7 +26,7 @@ from sslengine.errors import TrainingError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
 from sslengine.losses.momentum import follow, frozen_copy, rank_0_statistics, rising_momentum
-from sslengine.losses.two_views import expect_two_views
+from sslengine.losses.views import expect_two_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 

@@ -39,7 +39,7 @@ from sslengine.registry import register_head, register_loss
 WHERE = "config.LOSS.dino_loss"
 
 
-@register_head("dino_head")
+@register_head("dino_head", "dino_head_fsdp")
 class DINOHead(nn.Module):
     """Layers down to a bottleneck of unit length, and its products with directions."""
 

@@ -32,7 +32,7 @@ from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.losses.momentum import follow, frozen_copy, rank_0_statistics
-from sslengine.losses.two_views import described, expect_two_views
+from sslengine.losses.views import described, expect_two_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 

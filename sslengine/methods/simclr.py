@@ -6,13 +6,19 @@ Chen et al., A Simple Framework for Contrastive Learning of Visual Representatio
     l_i = -log( exp(s_ip / T) / sum_{k != i} exp(s_ik / T) ),   s = cosine similarity
     loss = mean of l_i over all 2N views
 
-Batches come from `simclr_collator`: first all first views, then all second ones.
+With more than two views, as in the appendix of SwAV (Caron et al., 2020), each other view is
+the positive in turn; the remaining views of the same image count for nothing:
+
+    l_i = mean over p of -log( exp(s_ip / T) / (exp(s_ip / T) + sum over k of other images) )
+
+Batches hold first all first views, then all second ones, and so on.
 Views of other ranks are gathered with gradient, so that the gradient over ranks is
 that of one process with the whole batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +29,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.distributed.collectives import gather
 from sslengine.errors import ConfigError
 from sslengine.losses.info_nce import info_nce
-from sslengine.losses.two_views import expect_two_views, split_views
+from sslengine.losses.views import expect_crops, expect_two_views, split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -37,6 +43,11 @@ class SimCLRBuffers:
     effective_batch_size: int = 0
 
 
+def _check_temperature(where: str, temperature: float) -> None:
+    if temperature <= 0:
+        raise ConfigError(f"{where}.temperature: expected a number above 0, got {temperature}.")
+
+
 @dataclass
 class SimCLROptions:
     temperature: float = 0.1
@@ -44,25 +55,54 @@ class SimCLROptions:
 
     def infer(self, facts: RunFacts) -> None:
         expect_two_views(facts, "simclr_info_nce_loss")
-        if self.temperature <= 0:
-            raise ConfigError(
-                f"config.LOSS.simclr_info_nce_loss.temperature: expected a number above 0, "
-                f"got {self.temperature}."
-            )
+        _check_temperature("config.LOSS.simclr_info_nce_loss", self.temperature)
         self.buffer_params.world_size = facts.world_size
         self.buffer_params.effective_batch_size = 2 * facts.global_batch_size
 
 
+@dataclass
+class MultiCropSimCLROptions(SimCLROptions):
+    # Filled in from the transforms.
+    num_crops: int = 2
+
+    def infer(self, facts: RunFacts) -> None:
+        where = "config.LOSS.multicrop_simclr_info_nce_loss"
+        expect_crops(facts, where, ["multicrop_collator"])
+        _check_temperature(where, self.temperature)
+        self.num_crops = facts.views_per_image
+        self.buffer_params.world_size = facts.world_size
+        self.buffer_params.effective_batch_size = facts.global_batch_size  # images, as in VISSL
+
+
 @register_loss("simclr_info_nce_loss", options=SimCLROptions)
 class SimCLRLoss(Method):
+    views = 2
+
     def __init__(self, options: SimCLROptions, run: RunFacts) -> None:
         super().__init__()
         self.temperature = options.temperature
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
-        """output: (2B, D), view 0 of all images, then view 1. The target is not used."""
-        embeddings = F.normalize(split_views(output, "simclr_info_nce_loss").flatten(0, 1), dim=1)
+        """output: (views x B, D), view 0 of all images, then view 1. The target is not used."""
+        by_view = split_views(output, "the SimCLR loss", self.views)
+        embeddings = F.normalize(by_view.flatten(0, 1), dim=1)
         candidates, start = gather(embeddings)
-        own = torch.arange(start, start + len(embeddings), device=output.device)
-        positives = own.roll(len(embeddings) // 2)
-        return info_nce(embeddings, candidates, positives, self.temperature, excluded=own)
+        itself = torch.arange(start, start + len(embeddings), device=output.device)
+        same_image = [itself.roll(view * by_view.shape[1]) for view in range(self.views)]
+        losses = []
+        for view in range(1, self.views):
+            others = _without(same_image, view)
+            loss = info_nce(embeddings, candidates, same_image[view], self.temperature, others)
+            losses.append(loss)
+        return sum(losses[1:], losses[0]) / len(losses)
+
+
+@register_loss("multicrop_simclr_info_nce_loss", options=MultiCropSimCLROptions)
+class MultiCropSimCLRLoss(SimCLRLoss):
+    def __init__(self, options: MultiCropSimCLROptions, run: RunFacts) -> None:
+        super().__init__(options, run)
+        self.views = options.num_crops
+
+
+def _without(views: Sequence[Tensor], view: int) -> Tensor:
+    return torch.stack([each for number, each in enumerate(views) if number != view], dim=1)

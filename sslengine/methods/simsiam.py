@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
-from sslengine.losses.two_views import expect_two_views
+from sslengine.losses.views import expect_two_views
 from sslengine.methods.base import Method
 from sslengine.models.heads.predictor import PredictorHead
 from sslengine.optim.options import OptimizerOptions

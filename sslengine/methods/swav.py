@@ -43,7 +43,7 @@ WHERE = "config.LOSS.swav_loss"
 COLLATORS = ("multicrop_collator", "multicrop_mixup_collator", "cutmixup_collator")
 
 
-@register_head("swav_head")
+@register_head("swav_head", "swav_head_fsdp")
 class SwAVHead(nn.Module):
     """Layers down to an embedding of unit length, and its scores: products with prototypes."""
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.losses.cross_correlation import covariance, expect_several_images, off_diagonal
-from sslengine.losses.two_views import expect_two_views, split_views
+from sslengine.losses.views import expect_two_views, split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 

@@ -15,8 +15,8 @@ TRUNKS.declare(
 )
 TRUNKS.declare("sslengine.models.trunks.convnext", "convnext")
 
-HEADS.declare("sslengine.models.heads.mlp", "mlp")
-HEADS.declare("sslengine.models.heads.eval_mlp", "eval_mlp")
+HEADS.declare("sslengine.models.heads.mlp", "mlp", "mlp_fsdp")
+HEADS.declare("sslengine.models.heads.eval_mlp", "eval_mlp", "eval_mlp_fsdp")
 HEADS.declare("sslengine.models.heads.siamese_concat_view", "siamese_concat_view")
 HEADS.declare("sslengine.models.heads.identity", "identity")
 HEADS.declare("sslengine.models.heads.predictor", "predictor_head")

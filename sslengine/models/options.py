@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sslengine.config.options import NOT_SHARDED
 from sslengine.config.sections import named, one_of, section
 from sslengine.errors import ConfigError
 from sslengine.models.routing import Route, plan_routes
@@ -316,9 +317,9 @@ class FsdpOptions:
     clear_autocast_cache: bool = True
     verbose: bool = True
 
-    def check(self) -> Iterator[str]:
+    def remarks(self) -> Iterator[str]:
         if self.AUTO_SETUP_FSDP:
-            yield f"AUTO_SETUP_FSDP: {NOT_YET}"
+            yield f"AUTO_SETUP_FSDP: {NOT_SHARDED}"
 
 
 @section("MODEL")

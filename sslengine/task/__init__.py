@@ -2,4 +2,4 @@
 
 from sslengine.registry import TASKS
 
-TASKS.declare("sslengine.task.task", "self_supervision_task")
+TASKS.declare("sslengine.task.task", "self_supervision_task", "self_supervision_fsdp_task")

@@ -45,7 +45,7 @@ from sslengine.task.state import get_state, set_state
 log = logging.getLogger("sslengine")
 
 
-@register_task("self_supervision_task")
+@register_task("self_supervision_task", "self_supervision_fsdp_task")
 class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def __init__(
         self,

@@ -48,14 +48,13 @@ def test_what_is_told_before_anything_runs(changes: dict[str, Any], message: str
     "changes",
     [
         {"SLURM__USE_SLURM": True},
-        {"MODEL__FSDP_CONFIG__AUTO_SETUP_FSDP": True},
         {"HOOKS__EMA_MODEL__SAVE_EMA_MODEL": True},
         {"HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION": True},
         {"MONITORING__MONITOR_ACTIVATION_STATISTICS": 1},
         {"PROFILING__RUNTIME_PROFILING__USE_PROFILER": True},
         {"METERS__model_output_mask": True},
         {"EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME": True},
-        {"DATA__TRAIN__COPY_TO_LOCAL_DISK": True},
+        {"DATA__TRAIN__ENABLE_QUEUE_DATASET": True},
     ],
 )
 def test_what_cannot_be_done_is_refused_and_not_ignored(changes: dict[str, Any]) -> None:
@@ -63,6 +62,19 @@ def test_what_cannot_be_done_is_refused_and_not_ignored(changes: dict[str, Any])
     problem = _problem(**changes)
     assert key in problem
     assert "not available yet" in problem
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"MODEL__FSDP_CONFIG__AUTO_SETUP_FSDP": True},
+        {"TRAINER__TASK_NAME": "self_supervision_fsdp_task"},
+    ],
+)
+def test_what_is_done_in_another_way_is_told(changes: dict[str, Any]) -> None:
+    key = "config." + next(iter(changes)).replace("__", ".")
+    (warning,) = resolved(**changes).warnings
+    assert warning.startswith(f"{key}: sharding is not available yet: every rank holds the whole")
 
 
 def test_all_mistakes_come_together() -> None:

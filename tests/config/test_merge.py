@@ -168,3 +168,12 @@ def test_keys_that_vissl_never_read_get_a_warning_with_their_place() -> None:
     merged = _merge({"MONITOR_PERF_STATS": True, "SVM": {"costs": 1}})
     assert [w.split(" ")[0] for w in merged.warnings] == ["config.MONITOR_PERF_STATS", "config.SVM"]
     assert "(file0.yaml)" in merged.warnings[0]
+
+
+def test_a_section_beside_config_is_told_and_passed_over() -> None:
+    """VISSL has such a file, and never noticed."""
+    layer = Layer("odd.yaml", {"config": {"SEED_VALUE": 4}, "DISTRIBUTED": {"NUM_NODES": 4}})
+    merged = merge(Composition([layer], [], "test"))
+    assert merged.root.config.DISTRIBUTED.NUM_NODES == 1
+    (warning,) = merged.warnings
+    assert warning == ("DISTRIBUTED has no effect: it stands beside `config`, not in it (odd.yaml)")

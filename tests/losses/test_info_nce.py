@@ -48,6 +48,18 @@ def test_value(temperature: float, rows: int, columns: int, dim: int, exclude: b
     assert loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
+def test_several_candidates_that_do_not_count() -> None:
+    anchors, candidates = _unit(3, 4, 0), _unit(5, 4, 1)
+    positives, excluded = torch.tensor([1, 2, 0]), torch.tensor([[0, 3], [0, 3], [4, 3]])
+    loss = info_nce(anchors, candidates, positives, 0.1, excluded)
+    left = [(0, [1, 2, 4], 0), (1, [1, 2, 4], 1), (2, [0, 1, 2], 0)]
+    expected = [
+        info_nce(anchors[row : row + 1], candidates[columns], torch.tensor([positive]), 0.1)
+        for row, columns, positive in left
+    ]
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
+
+
 def test_gradient_by_finite_differences() -> None:
     anchors = _unit(3, 4, 0).requires_grad_()
     candidates = _unit(5, 4, 1).requires_grad_()

@@ -14,7 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.methods.simclr import SimCLRLoss, SimCLROptions
+from sslengine.methods.simclr import (
+    MultiCropSimCLRLoss,
+    MultiCropSimCLROptions,
+    SimCLRLoss,
+    SimCLROptions,
+)
 from tests.ranks import RankPool
 
 
@@ -31,6 +36,28 @@ def equation_1(view_0: Tensor, view_1: Tensor, temperature: float) -> Tensor:
 
     pairs = range(0, len(z), 2)
     return sum(ell(k, k + 1) + ell(k + 1, k) for k in pairs) / len(z)
+
+
+def over_crops(crops: Tensor, temperature: float) -> Tensor:
+    """The appendix of SwAV: crops (V, B, D), positive by positive; negatives: other images."""
+    total = torch.zeros((), dtype=torch.float64)
+    unit = [[z / z.norm() for z in crop] for crop in crops]
+    views, images = len(crops), len(crops[0])
+    for v in range(views):
+        for b in range(images):
+            against = [
+                unit[v][b] @ z for w in range(views) for a, z in enumerate(unit[w]) if a != b
+            ]
+            for other in range(views):
+                if other != v:
+                    positive = unit[v][b] @ unit[other][b]
+                    terms = torch.stack([positive, *against]) / temperature
+                    total = total + torch.logsumexp(terms, 0) - positive / temperature
+    return total / (views * images * (views - 1))
+
+
+def _multicrop(temperature: float, crops: int) -> MultiCropSimCLRLoss:
+    return MultiCropSimCLRLoss(MultiCropSimCLROptions(temperature, num_crops=crops), RunFacts())
 
 
 def _loss(temperature: float) -> SimCLRLoss:
@@ -58,6 +85,37 @@ def test_value_and_gradient(images: int, dim: int, temperature: float, seed: int
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     rounding = 1e-13 / temperature  # similarities are divided by it, and their rounding too
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=rounding)
+
+
+@given(
+    crops=st.integers(2, 5),
+    images=st.integers(1, 4),
+    dim=st.integers(1, 9),
+    temperature=st.sampled_from([1e-3, 0.1, 50.0]),
+    tied=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_value_and_gradient_over_crops(
+    crops: int, images: int, dim: int, temperature: float, tied: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    ours = torch.randn(crops, images, dim, generator=generator, dtype=torch.float64)
+    if tied:
+        ours[1:] = ours[:1]
+    theirs = ours.clone().requires_grad_()
+    ours.requires_grad_()
+    loss = _multicrop(temperature, crops)(ours.flatten(0, 1))
+    expected = over_crops(theirs, temperature)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    rounding = 1e-13 / temperature * (1 / ours.detach().norm(dim=2).min().clamp(max=1)).item()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=rounding)
+
+
+def test_two_crops_are_two_views() -> None:
+    embeddings = _embeddings(5, 7, 0)
+    torch.testing.assert_close(_multicrop(0.1, 2)(embeddings), _loss(0.1)(embeddings))
 
 
 def test_one_image_alone_has_nothing_to_tell_apart() -> None:
@@ -119,6 +177,27 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
     torch.testing.assert_close(summed, model.weight.grad, rtol=1e-9, atol=1e-12)
 
 
+def _over_crops_on_this_rank() -> tuple[float, Tensor]:
+    images = torch.stack([*_views(), *_views().flip(2), _views()[0].roll(1, dims=1)])
+    share = images.chunk(world_size(), dim=1)[rank()].reshape(-1, PIXELS)
+    wrapped = DistributedDataParallel(_model()) if world_size() > 1 else _model()
+    loss = _multicrop(0.2, 5)(wrapped(share))
+    loss.backward()
+    return loss.item(), next(wrapped.parameters()).grad
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_equal_one_process_over_crops(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    expected, gradient = _over_crops_on_this_rank()
+    results = pool.run(_over_crops_on_this_rank)
+    assert sum(loss for loss, _ in results) / ranks == pytest.approx(expected, rel=1e-12)
+    for _, by_ddp in results:
+        torch.testing.assert_close(by_ddp, gradient, rtol=1e-9, atol=1e-12)
+
+
 # ---- what a user can get wrong
 
 
@@ -138,6 +217,18 @@ def test_options_follow_the_run() -> None:
 def test_a_recipe_without_two_views_is_refused() -> None:
     with pytest.raises(ConfigError, match="TRANSFORMS make 1.*ImgReplicatePil"):
         SimCLROptions().infer(RunFacts(views_per_image=1))
+
+
+def test_crops_follow_the_run() -> None:
+    options = MultiCropSimCLROptions()
+    facts = RunFacts(4, batch_size_per_replica=8, views_per_image=6, collator="multicrop_collator")
+    options.infer(facts)
+    assert options.num_crops == 6
+    assert options.buffer_params.effective_batch_size == 32
+    with pytest.raises(ConfigError, match="COLLATE_FUNCTION must be multicrop_collator"):
+        options.infer(RunFacts(views_per_image=6, collator="simclr_collator"))
+    with pytest.raises(TrainingError, match=r"\(6B, D\).*multicrop_collator"):
+        _multicrop(0.1, 6)(torch.ones(8, 4))
 
 
 def test_a_temperature_of_zero_is_refused() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sslengine.data.local_copy import local_copy
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, listing, nearest
 
@@ -29,8 +30,12 @@ class Located(NamedTuple):
 
 
 def data_path(options: SplitOptions, split: str, position: int) -> Located:
-    """The folder or file of the source at `position`."""
-    return _locate(options, split, position, "DATA_PATHS", column=0)
+    """The folder or file of the source at `position`: the original, or its copy on this node."""
+    located = _locate(options, split, position, "DATA_PATHS", column=0)
+    if not options.COPY_TO_LOCAL_DISK:
+        return located
+    folder = Path(options.COPY_DESTINATION_DIR).expanduser()
+    return located._replace(path=local_copy(located.path, folder, located.where))
 
 
 def label_path(options: SplitOptions, split: str, position: int) -> Located:

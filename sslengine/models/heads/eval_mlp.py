@@ -11,7 +11,7 @@ from sslengine.models.heads.mlp import MLP
 from sslengine.registry import register_head
 
 
-@register_head("eval_mlp")
+@register_head("eval_mlp", "eval_mlp_fsdp")
 class EvalMLP(nn.Module):
     def __init__(
         self,

@@ -11,7 +11,7 @@ from sslengine.errors import ConfigError
 from sslengine.registry import register_head
 
 
-@register_head("mlp")
+@register_head("mlp", "mlp_fsdp")
 class MLP(nn.Module):
     def __init__(
         self,

@@ -5,7 +5,7 @@ import torch
 
 from sslengine.config.facts import RunFacts
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.two_views import expect_two_views, split_views
+from sslengine.losses.views import expect_two_views, split_views
 
 
 def test_first_views_come_first() -> None:

@@ -1,0 +1,230 @@
+"""Weights of sslengine, VISSL, torchvision or timm, one into another, with a proof.
+
+    # A run of sslengine or VISSL into torchvision's ResNet-50, without its classifier
+    python extra_scripts/convert_weights.py config=pretrain/simclr/simclr_8gpu_resnet50 \\
+        --from checkpoint.torch --to torchvision:resnet50 --out resnet50.pth
+
+    # timm's weights into a file that VISSL reads (and config.MODEL.WEIGHTS_INIT here)
+    python extra_scripts/convert_weights.py config=pretrain/dino/dino_16gpu_vits16 \\
+        --from deit_small.pth --made-by timm:vit_small_patch16_224 --skip head. \\
+        --to vissl --out deit_small.torch
+
+The config tells the model. Every tensor must find its place: what cannot be mapped is an error
+that names it, and --skip leaves it out. Before anything is written the converted weights are put
+into the model they are for, and its outputs must equal those of the model they came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine import catalog
+from sslengine.config.resolve import resolve
+from sslengine.config.sections import read
+from sslengine.errors import CheckpointError, SSLEngineError, listing
+from sslengine.models.build import build_model
+from sslengine.models.model import Model
+from sslengine.models.options import ModelOptions
+from sslengine.models.weights import init_from_file, model_state, read_file, vissl_state
+
+# Float32 sums in another order; a wrong tensor is off by far more.
+TOLERANCE = 1e-4
+LIBRARIES = ("torchvision", "timm")
+FORMS = ("vissl", "sslengine", *(f"{each}:MODEL" for each in LIBRARIES))
+
+
+def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, bool]:
+    """The model with the file's weights, and whether its heads came with them."""
+    weights = options.WEIGHTS_INIT
+    content = read_file(file)
+    weights.PARAMS_FILE, weights.STATE_DICT_KEY_NAME = file, _key_path(content)
+    weights.SKIP_LAYERS = [*weights.SKIP_LAYERS, *skip]
+    for key in weights.STATE_DICT_KEY_NAME:
+        content = content[key]
+    names = [name for name, value in content.items() if isinstance(value, Tensor)]
+    if names and not any(name.startswith(("trunk.", "heads.")) for name in names):
+        weights.APPEND_PREFIX = "trunk."
+    model = build_model(options)
+    loaded = init_from_file(model, options)
+    return model.eval(), not any(name.startswith("heads.") for name in loaded.left_out)
+
+
+def _key_path(content: Any) -> list[str]:
+    """Where files of this kind keep their state dict."""
+    for key in ("classy_state_dict", "state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            return [key] if "trunk" not in content[key] else []
+    return []
+
+
+def library_model(form: str) -> nn.Module:
+    """`torchvision:resnet50`: that model, with random weights and without its classifier."""
+    library, _, name = form.partition(":")
+    try:
+        if library == "timm":
+            import timm
+
+            return timm.create_model(name, num_classes=0).eval()
+        from torchvision.models import get_model
+
+        model = get_model(name).eval()
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{form}: {library} makes no such model: {error}") from error
+    classifiers = [name for name in ("fc", "classifier", "heads", "head") if hasattr(model, name)]
+    setattr(model, classifiers[0], nn.Identity())
+    return model
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor], form: str) -> nn.Module:
+    """All tensors of the state, and nothing else."""
+    own = model.state_dict()
+    counters = {name for name in own if name.endswith("num_batches_tracked")}
+    missing, strange = own.keys() - state.keys() - counters, state.keys() - own.keys()
+    shapes = [
+        f"{name} {tuple(state[name].shape)}, there {tuple(own[name].shape)}"
+        for name in own.keys() & state.keys()
+        if own[name].shape != state[name].shape
+    ]
+    problems = [
+        f"{what}: {listing(names, 8)}"
+        for what, names in (
+            ("nothing for", missing), ("no place for", strange), ("another shape", shapes)
+        )
+        if names
+    ]  # fmt: skip
+    if problems:
+        raise CheckpointError(f"{form}: these could not be mapped:\n  " + "\n  ".join(problems))
+    model.load_state_dict(dict(state), strict=False)
+    return model
+
+
+# ---- the proof
+
+
+@torch.no_grad()
+def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, float]:
+    """The trunk's feature that the other model gives, and how far the two are apart."""
+    expected = other(images).flatten(1)
+    if torch.equal(expected[0], expected[1]):
+        raise CheckpointError("the model gives two images the same output: nothing can be proved.")
+    names = model.trunk.feature_names
+    differences = {
+        name: (feature.flatten(1) - expected).abs().max().item()
+        for name, feature in zip(names, model.trunk(images, names))
+        if feature.numel() == expected.numel()
+    }
+    if not differences:
+        raise CheckpointError(
+            f"the other model gives {tuple(expected.shape)}, which is the shape of no feature of "
+            f"this trunk ({listing(names)})."
+        )
+    name, difference = min(differences.items(), key=lambda item: item[1])
+    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
+        raise CheckpointError(
+            f"the weights fit, and the outputs differ: by {difference:.3g} at the nearest feature, "
+            f"{name}. Nothing was written. Is the config's model of the same architecture?"
+        )
+    return name, difference
+
+
+@torch.no_grad()
+def prove_reload(options: ModelOptions, model: Model, file: str, images: Tensor) -> str:
+    """Read the file into a model with other weights: the same outputs, bit by bit."""
+    again, _ = load(options, file, skip=())
+    features = zip(model.trunk(images), again.trunk(images), strict=True)
+    if not all(torch.equal(one, other) for one, other in features):
+        raise CheckpointError("read again, the file gives other outputs. Nothing was written.")
+    return "outputs equal bit by bit after reading the file again"
+
+
+# ---- the command
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", nargs="+", metavar="KEY=VALUE", help="config=..., as for a run")
+    parser.add_argument("--out", dest="file", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--from", dest="source", required=True, metavar="FILE")
+    parser.add_argument("--to", required=True, metavar="FORM", help=", ".join(FORMS))
+    parser.add_argument("--made-by", metavar="FORM", help="compare with the original model as well")
+    parser.add_argument("--skip", action="append", default=[], help="names that contain this")
+    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
+    parser.add_argument("--image-size", type=int, default=224, help="of the images to compare on")
+    options = parser.parse_args(arguments)
+    for form in (options.to, *([options.made_by] if options.made_by else [])):
+        if form not in FORMS[:2] and form.partition(":")[0] not in LIBRARIES:
+            parser.error(f"expected one of {', '.join(FORMS)}; got {form}")
+    if options.file.exists():
+        parser.error(f"{options.file} exists; it is not overwritten")
+    return options
+
+
+def convert(options: argparse.Namespace) -> list[str]:
+    """What was done, line by line."""
+    config = resolve(options.config, options.config_dir).config
+
+    def settings(heads: bool = True) -> ModelOptions:
+        chosen = read(config, ModelOptions)
+        if not heads:
+            chosen.HEAD.PARAMS, chosen.MULTI_INPUT_HEAD_MAPPING = [], []
+        return chosen
+
+    model, heads = load(settings(), str(options.source), options.skip)
+    if not heads:
+        model, _ = load(settings(heads=False), str(options.source), options.skip)
+    told = [f"{options.source}: the trunk {'and the heads' if heads else 'alone'}"]
+    side = options.image_size
+    images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    if options.made_by:
+        original = fill(library_model(options.made_by), bare_state(model), options.made_by)
+        told.append(_proof(options.made_by, *equal_feature(model, original, images)))
+    unfinished = options.file.with_name(f".{options.file.name}.unfinished")
+    try:
+        if options.to in FORMS[:2]:
+            torch.save(own_state(model, options.to), unfinished)
+            told.append(prove_reload(settings(heads), model, str(unfinished), images))
+        else:
+            library = fill(library_model(options.to), bare_state(model), options.to)
+            told.append(_proof(options.to, *equal_feature(model, library, images)))
+            torch.save(library.state_dict(), unfinished)
+        os.replace(unfinished, options.file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return [*told, f"{options.file}: written"]
+
+
+def own_state(model: Model, form: str) -> dict[str, Any]:
+    if form == "vissl":
+        return vissl_state(model)
+    return {"classy_state_dict": {"base_model": model_state(model)}}
+
+
+def bare_state(model: Model) -> dict[str, Tensor]:
+    """The trunk's tensors by the names of the library whose blocks it is made of."""
+    return model.trunk.state_dict()
+
+
+def _proof(form: str, feature: str, difference: float) -> str:
+    return f"{form}: outputs equal the feature {feature!r}, largest difference {difference:.2g}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    assert catalog  # importing it declares all names
+    try:
+        for line in convert(parse(arguments)):
+            print(line)
+    except SSLEngineError as error:
+        raise SystemExit(f"error: {error}\n  Here --skip NAME leaves tensors out.") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What losses on two or more views of an image ask of the run and of the model.
+
+A batch holds first all first views, then all second ones, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sslengine.config.facts import RunFacts
+from sslengine.errors import ConfigError, TrainingError
+
+
+def expect_two_views(facts: RunFacts, loss: str) -> None:
+    """While the config is checked: do the transforms make two views?"""
+    if facts.views_per_image != 2:
+        raise ConfigError(
+            f"{loss} compares two views of an image, and config.DATA.TRAIN.TRANSFORMS make "
+            f"{facts.views_per_image}. Begin them with `name: ImgReplicatePil`, `num_times: 2`."
+        )
+
+
+def expect_crops(facts: RunFacts, where: str, collators: Sequence[str]) -> None:
+    """While the config is checked: are there several crops, collated as a list?"""
+    if facts.views_per_image < 2:
+        raise ConfigError(
+            f"{where}: compares crops of an image, and config.DATA.TRAIN.TRANSFORMS make "
+            f"{facts.views_per_image}. Begin them with `name: ImgPilToMultiCrop`."
+        )
+    if facts.collator not in collators:
+        raise ConfigError(
+            f"{where}: config.DATA.TRAIN.COLLATE_FUNCTION must be {' or '.join(collators)}, "
+            f"got {facts.collator!r}."
+        )
+
+
+def split_views(output: Any, loss: str, count: int = 2) -> Tensor:
+    """(2B, D) becomes (2, B, D): the first views of all images, then the second ones."""
+    if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[0] % count:
+        raise TrainingError(
+            f"{loss} needs one embedding ({count}B, D), a row for each of the {count} views of "
+            f"every image; the model gave {described(output)}. Is DATA.TRAIN.COLLATE_FUNCTION "
+            f"{'simclr_collator' if count == 2 else 'multicrop_collator'}, and does the model end "
+            f"in one head?"
+        )
+    views: Tensor = output.unflatten(0, (count, output.shape[0] // count))
+    return views
+
+
+def described(output: object) -> str:
+    """A model's output, in an error."""
+    if isinstance(output, Tensor):
+        return f"a tensor of shape {tuple(output.shape)}"
+    if isinstance(output, (list, tuple)):
+        return f"[{', '.join(described(each) for each in output)}]"
+    return type(output).__name__

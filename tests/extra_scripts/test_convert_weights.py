@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from extra_scripts.convert_weights import main
+from sslengine.config.resolve import resolve
+from sslengine.config.sections import read
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+
+SIDE = 32
+RESNET = ["config=pretrain/simsiam/simsiam_1node_resnet50", "config.MODEL.TRUNK.RESNETS.DEPTH=18"]
+HEAD = [
+    "config.MODEL.HEAD.PARAMS=[[predictor_head,{dims: [512,8], predictor_dims: [8,4,8]}]]",
+]
+VIT = [
+    "config=pretrain/dino/dino_16gpu_vits16",
+    *(f"config.MODEL.TRUNK.VISION_TRANSFORMERS.{key}={value}"
+      for key, value in {"HIDDEN_DIM": 192, "NUM_HEADS": 3, "MLP_DIM": 768}.items()),
+]  # fmt: skip
+
+
+def _convert(config: list[str], source: Path, to: str, out: Path, *more: str) -> None:
+    main([*config, "--from", str(source), "--to", to, "--out", str(out), *more])
+
+
+def _library(model: nn.Module, file: Path) -> Path:
+    """Its weights in a file, with statistics that are not those of a new model."""
+    for name, buffer in model.named_buffers():
+        if "running_var" in name:
+            buffer.uniform_(0.5, 1.5)
+    torch.save(model.state_dict(), file)
+    return file
+
+
+def _outputs(model: nn.Module, file: Path, size: int = SIDE) -> torch.Tensor:
+    model.load_state_dict(torch.load(file, weights_only=True))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return model.eval()(torch.randn(2, 3, size, size))
+
+
+def test_torchvision_to_vissl_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original = torchvision.models.resnet18()
+    file = _library(original, tmp_path / "in.pth")
+    size = f"--image-size={SIDE}"
+    _convert(RESNET + HEAD, file, "vissl", tmp_path / "v.torch",
+             "--skip=fc.", "--made-by=torchvision:resnet18", size)  # fmt: skip
+    told = capsys.readouterr().out
+    assert "torchvision:resnet18: outputs equal the feature" in told
+    assert "bit by bit" in told
+    content = torch.load(tmp_path / "v.torch", weights_only=True)
+    trunk = content["classy_state_dict"]["base_model"]["model"]["trunk"]
+    assert "_feature_blocks.conv1.weight" in trunk
+    _convert(RESNET, tmp_path / "v.torch", "torchvision:resnet18", tmp_path / "back.pth", size)
+    _convert(RESNET, tmp_path / "v.torch", "timm:resnet18", tmp_path / "timm.pth", size)
+    original.fc = nn.Identity()
+    expected = original.eval().state_dict()
+    back = torch.load(tmp_path / "back.pth", weights_only=True)
+    assert back.keys() == expected.keys()
+    assert all(
+        torch.equal(back[name], value)
+        for name, value in expected.items()
+        if "num_batches" not in name
+    )
+    images = _outputs(timm.create_model("resnet18", num_classes=0), tmp_path / "timm.pth")
+    torch.testing.assert_close(images, _outputs(original, tmp_path / "back.pth"))
+
+
+def test_timm_to_sslengine_and_back(tmp_path: Path) -> None:
+    name = "vit_tiny_patch16_224"
+    original = timm.create_model(name)
+    file = _library(original, tmp_path / "in.pth")
+    _convert(VIT, file, "sslengine", tmp_path / "s.torch", "--skip=head.", f"--made-by=timm:{name}")
+    _convert(VIT, tmp_path / "s.torch", f"timm:{name}", tmp_path / "out.pth")
+    original.reset_classifier(0)
+    torch.save(original.state_dict(), file)
+    assert torch.equal(_outputs(original, file, 224), _outputs(original, tmp_path / "out.pth", 224))
+
+
+def test_heads_travel_where_the_file_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = _library(torchvision.models.resnet18(), tmp_path / "in.pth")
+    size = f"--image-size={SIDE}"
+    _convert(RESNET + HEAD, file, "vissl", tmp_path / "trunk.torch", "--skip=fc.", size)
+    assert "the trunk alone" in capsys.readouterr().out
+    content = torch.load(tmp_path / "trunk.torch", weights_only=True)
+    model: dict[str, Any] = content["classy_state_dict"]["base_model"]["model"]
+    assert model["heads"] == {}
+    heads = build_model(read(resolve(RESNET + HEAD).config, ModelOptions)).heads.state_dict()
+    model["heads"] = heads
+    torch.save(content, tmp_path / "with.torch")
+    _convert(RESNET + HEAD, tmp_path / "with.torch", "sslengine", tmp_path / "s.torch", size)
+    assert "the trunk and the heads" in capsys.readouterr().out
+    written = torch.load(tmp_path / "s.torch", weights_only=True)
+    kept = written["classy_state_dict"]["base_model"]["model"]["heads"]
+    assert all(torch.equal(kept[name], value) for name, value in heads.items())
+
+
+# ---- what cannot be done
+
+
+def _error(*arguments: Any) -> str:
+    with pytest.raises(SystemExit) as error:
+        _convert(*arguments)
+    return str(error.value)
+
+
+def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
+    file, out = _library(torchvision.models.resnet18(), tmp_path / "in.pth"), tmp_path / "out.pth"
+    assert "trunk.fc.bias, trunk.fc.weight" in _error(RESNET, file, "vissl", out)
+    told = _error(RESNET, file, "torchvision:resnet34", out, "--skip=fc.")
+    assert "could not be mapped" in told
+    assert "nothing for: layer1.2.bn1.bias" in told
+    told = _error(VIT, file, "vissl", out, "--skip=fc.")
+    assert "missing: trunk.blocks.0.attn.proj.bias" in told
+    assert "timm makes no such model" in _error(RESNET, file, "timm:resnet81", out, "--skip=fc.")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_architecture_with_the_same_names_and_other_outputs(tmp_path: Path) -> None:
+    """ResNet v1.5 has the stride in another convolution; every shape fits."""
+    model = torchvision.models.resnet50()
+    model.layer2[0].conv1.stride, model.layer2[0].conv2.stride = (2, 2), (1, 1)
+    file = _library(model, tmp_path / "in.pth")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchvision.models.get_model", lambda name: model)
+        told = _error(RESNET[:1], file, "vissl", tmp_path / "out.torch",
+                      "--skip=fc.", "--made-by=torchvision:resnet50", f"--image-size={SIDE}")  # fmt: skip
+    assert "the outputs differ" in told
+    assert not (tmp_path / "out.torch").exists()
+
+
+def test_outputs_that_are_all_alike_prove_nothing(tmp_path: Path) -> None:
+    model = torchvision.models.resnet18()
+    model.layer4[1].bn2.bias.data.fill_(-1e9)
+    file = _library(model, tmp_path / "in.pth")
+    told = _error(RESNET, file, "timm:resnet18", tmp_path / "out.pth", "--skip=fc.")
+    assert "nothing can be proved" in told
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.torch"
+    out.write_bytes(b"precious")
+    _error(RESNET, tmp_path / "in.pth", "vissl", out)
+    assert "exists; it is not overwritten" in capsys.readouterr().err
+    assert out.read_bytes() == b"precious"
+
+
+def test_help_and_a_wrong_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--made-by" in capsys.readouterr().out
+    _error(RESNET, tmp_path / "in.pth", "keras", tmp_path / "out")
+    assert "expected one of vissl, sslengine" in capsys.readouterr().err
