@@ -7,8 +7,8 @@
 
 A file with DATA, MODEL and OPTIMIZER (or a defaults list) is a run. Any other is a part
 (`+config/...`): it is put on top of the runs nearest to it, and is right if it is with one of
-them. Without --train nothing is computed: models are built without memory. With it each run gets one process, the CPU, fp32, generated
-images and a batch of 4; what --set gives comes last.
+them. Without --train nothing is computed: models are built without memory. With it each run gets
+one process, the CPU, fp32, generated images and a batch of 4; what --set gives comes last.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sslengine import catalog
+from sslengine.config.compose import compose
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.errors import SSLEngineError
 from sslengine.task import build
@@ -146,11 +147,15 @@ def bases(part: File, known: Sequence[File]) -> list[File]:
 
 def attempt(trial: Trial) -> None:
     """Raises what is wrong."""
-    settings = [*trial.arguments, *(SMALL if trial.train else []), *trial.overrides]
-    run = resolve(settings, [str(trial.root)])
-    if trial.train and run.config.DATA.TRAIN.LABEL_SOURCES:
-        run = resolve([*settings, *WITH_LABELS, *trial.overrides], [str(trial.root)])
+    small = for_this_machine(trial.arguments, trial.root) if trial.train else []
+    run = resolve([*trial.arguments, *small, *trial.overrides], [str(trial.root)])
     (train_two_steps if trial.train else build_without_memory)(run)
+
+
+def for_this_machine(arguments: Sequence[str], root: Path) -> list[str]:
+    """What lets a config of any size train here."""
+    sources = compose(arguments, [str(root)]).last_value("config.DATA.TRAIN.LABEL_SOURCES")
+    return [*SMALL, *(WITH_LABELS if sources else [])]
 
 
 def build_without_memory(run: Resolved) -> None:

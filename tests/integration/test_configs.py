@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from sslengine import catalog  # noqa: F401
 from sslengine.config.resolve import Resolved, resolve
+from sslengine.errors import ConfigError
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
+from tools.check_configs import SMALL, find, for_this_machine, main
 
 ROOT = Path(__file__).resolve().parents[2]
 VISSL = ROOT.parent / "shared" / "vissl-configs"
@@ -22,18 +25,6 @@ TWO_STEPS = [
     "config.DATA.TRAIN.DATA_LIMIT=16",
     "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=4",
 ]
-ON_THIS_MACHINE = [
-    *TWO_STEPS,
-    "config.MACHINE.DEVICE=cpu",
-    "config.DISTRIBUTED.NUM_NODES=1",
-    "config.DISTRIBUTED.NUM_PROC_PER_NODE=1",
-    "config.DATA.TRAIN.DATA_SOURCES=[synthetic]",
-    "config.DATA.TRAIN.RANDOM_SYNTHETIC_IMAGES=true",
-    "config.DATA.TRAIN.DEFAULT_GRAY_IMG_SIZE=40",
-    "config.DATA.TRAIN.RANDOM_SYNTHETIC_LABELS=3",
-    "config.TEST_MODEL=false",
-]
-
 
 RECIPES = sorted(
     path.relative_to(ROOT / "configs").with_suffix("").as_posix()
@@ -64,29 +55,116 @@ def test_every_quickstart_config_trains_two_steps(name: str, tmp_path: Path) -> 
     _train(resolve([f"config=quickstart/{name}", *TWO_STEPS]), tmp_path)
 
 
-@pytest.mark.skipif(not VISSL.is_dir(), reason="VISSL's own YAML is not beside this checkout")
+# ---- VISSL's own files
+
+needs_vissl = pytest.mark.skipif(
+    not VISSL.is_dir(), reason="VISSL's own YAML is not beside this checkout"
+)
+# VISSL itself cannot run these two: attention fails at the first batch.
+NEVER_RAN = {
+    "pretrain/dino/dino_8gpus_vit_13b_debug": "40 heads do not divide HIDDEN_DIM 5140",
+    "pretrain/dino/models/swint_base": "3 heads do not divide the stage's width 128",
+}
+FILES = find(VISSL) if VISSL.is_dir() else []
+MULTI_CROP = "config.DATA.TRAIN.TRANSFORMS.0.size_crops"
+ONE_CROP = "config.DATA.TRAIN.TRANSFORMS.1.size=64"
+DINO_HEAD = "config.MODEL.HEAD.PARAMS.0.1.num_clusters=[64]"
+SWAV_HEAD = "config.MODEL.HEAD.PARAMS.0.1.num_clusters=[8]"
+
+
+@needs_vissl
+@pytest.mark.parametrize("name", [file.name for file in FILES if file.is_run])
+def test_vissls_runs_pass_every_check(name: str) -> None:
+    if name in NEVER_RAN:
+        with pytest.raises(ConfigError, match=NEVER_RAN[name]):
+            resolve([f"config={name}"], [str(VISSL)])
+    else:
+        assert resolve([f"config={name}"], [str(VISSL)]).config.LOSS.name
+
+
+@needs_vissl
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_file_of_vissl_composes_and_builds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(VISSL), "--all"]) == 1
+    told = capsys.readouterr().out
+    for problem in NEVER_RAN.values():
+        assert problem in told
+    assert "126 files: 124 right, 2 wrong" in told
+
+
+def _trial(*arguments: str) -> Any:
+    """`config=NAME` and parts, then what makes it small; the name of the test is the first."""
+    return pytest.param(arguments, id=" ".join(each.split("/")[-1] for each in arguments[:2]))
+
+
+@needs_vissl
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["config=pretrain/simclr/simclr_8node_resnet"],
-        ["config=pretrain/simclr/simclr_4node_resnet"],
-        ["config=pretrain/simclr/simclr_8node_resnet", "+config/pretrain/simclr/models=resnext101"],
-        ["config=pretrain/simclr/simclr_8node_resnet", "config.MODEL.TRUNK.RESNETS.DEPTH=18",
-         "config.MODEL.HEAD.PARAMS=[[mlp,{dims:[512,16]}]]"],
-        ["config=pretrain/supervised/supervised_8gpu_resnet", "config.DATA.TRAIN.LABEL_SOURCES=[synthetic]"],
+        _trial("config=pretrain/simclr/simclr_8node_resnet", ONE_CROP),
+        _trial("config=pretrain/simclr/simclr_4node_resnet", ONE_CROP),
+        _trial("config=pretrain/simclr/simclr_8node_resnet",
+               "+config/pretrain/simclr/transforms=multicrop_2x160_4x96", f"{MULTI_CROP}=[48,32]"),
+        _trial("config=pretrain/simclr/simclr_8node_resnet",
+               "+config/pretrain/simclr/models=resnext101", ONE_CROP),
+        _trial("config=pretrain/simclr/simclr_8node_resnet", "config.MODEL.TRUNK.RESNETS.DEPTH=18",
+               "config.MODEL.HEAD.PARAMS=[[mlp,{dims:[512,16]}]]", ONE_CROP),
+        _trial("config=pretrain/supervised/supervised_8gpu_resnet",
+               "config.DATA.TRAIN.TRANSFORMS.0.size=64"),
+        _trial("config=pretrain/moco/moco_1node_resnet", ONE_CROP),
+        _trial("config=pretrain/barlow_twins/barlow_twins_4node_resnet", ONE_CROP,
+               "config.MODEL.HEAD.PARAMS=[[mlp,{dims:[2048,64]}]]"),
+        _trial("config=pretrain/swav/swav_8node_resnet", SWAV_HEAD, f"{MULTI_CROP}=[64,32]"),
+        _trial("config=pretrain/swav/swav_8node_resnet", "+config/pretrain/swav/models=regnet400mf",
+               SWAV_HEAD, f"{MULTI_CROP}=[64,32]"),
+        _trial("config=pretrain/deepcluster_v2/deepclusterv2_2crops_resnet", f"{MULTI_CROP}=[64]",
+               "config.LOSS.deepclusterv2_loss.num_clusters=[4,3]"),
+        _trial("config=pretrain/dino/dino_16gpus_deits16", DINO_HEAD, f"{MULTI_CROP}=[32,16]"),
+        _trial("config=pretrain/dino/dino_16gpus_deits16_fsdp", DINO_HEAD, f"{MULTI_CROP}=[32,16]"),
+        _trial("config=pretrain/dino/dino_16gpus_xcit_small_12_p16", DINO_HEAD,
+               f"{MULTI_CROP}=[32,16]"),
+        _trial("config=pretrain/npid/npid_8gpu_resnet", ONE_CROP),
+        _trial("config=pretrain/npid/npid++_4nodes_resnet", ONE_CROP),
+        _trial("config=pretrain/pirl/pirl_jigsaw_4node_resnet50",
+               "config.DATA.TRAIN.TRANSFORMS.0.crop_size_image=64",
+               "config.DATA.TRAIN.TRANSFORMS.0.crop_size_patches=135"),
+        _trial("config=pretrain/rotnet/rotnet_8gpu_resnet", ONE_CROP),
+        # The file of permutations is an address; the error names the script that makes one.
+        _trial("config=pretrain/jigsaw/jigsaw_8gpu_resnet",
+               "config.DATA.TRAIN.TRANSFORMS.7={name: ShuffleImgPatches, num_perms: 2000}",
+               "config.DATA.TRAIN.TRANSFORMS.0.size=136", "config.DATA.TRAIN.TRANSFORMS.2.size=135"),
     ],
-    ids=" ".join,
 )  # fmt: skip
-def test_vissls_yaml_trains_unchanged(arguments: list[str], tmp_path: Path) -> None:
-    run = resolve([*arguments, *ON_THIS_MACHINE], [str(VISSL)])
+def test_vissls_yaml_trains_unchanged(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    run = resolve([*arguments, *for_this_machine(arguments, VISSL)], [str(VISSL)])
     task = _train(run, tmp_path)
     assert run.config.DISTRIBUTED.BACKEND == "gloo"
     assert task.optimizer.options_view.lr > 0
 
 
-@pytest.mark.skipif(not VISSL.is_dir(), reason="VISSL's own YAML is not beside this checkout")
+@needs_vissl
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_run_of_vissl_trains_two_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """At full size, but for those that take more memory than a laptop has."""
+    huge = ("vit_", "xcit_l", "xcit_large", "xcit_medium", "w4", "w5", "powerlaw", "inat18")
+    runs = [file for file in FILES if file.is_run and not any(each in file.name for each in huge)]
+    paths = [str(VISSL / "config" / f"{file.name}.yaml") for file in runs]
+    assert len(paths) > 20
+    settings = [
+        "--set=config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=2",
+        "--set=config.DATA.TRAIN.DATA_LIMIT=4",
+    ]
+    main([*paths, "--train", "--timeout=900", *settings])
+    told = capsys.readouterr().out
+    assert "jigsaw_permutations" in told  # the one that needs a file of its own
+    assert f"{len(paths)} files: {len(paths) - 1} right, 1 wrong" in told
+
+
+@needs_vissl
 def test_vissls_schedule_is_scaled_to_this_machine() -> None:
-    run = resolve(["config=pretrain/simclr/simclr_8node_resnet", *ON_THIS_MACHINE], [str(VISSL)])
+    run = resolve(["config=pretrain/simclr/simclr_8node_resnet", *SMALL], [str(VISSL)])
     warmup, cosine = run.config.OPTIMIZER.param_schedulers.lr.schedulers
     # base_value 0.3 for 256 images; here 4 images.
     assert cosine.start_value == pytest.approx(0.3 * 4 / 256)
