@@ -1,0 +1,93 @@
+"""docs/adding_a_method.md followed to the letter, in a folder outside the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "adding_a_method.md"
+SMALL = [
+    "config.DATA.TRAIN.DATA_LIMIT=256",
+    "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=32",
+    "config.DATA.NUM_DATALOADER_WORKERS=0",
+    "config.OPTIMIZER.num_epochs=3",
+    "config.CHECKPOINT.CHECKPOINT_FREQUENCY=1",
+]
+JUDGE = ["+config/benchmark/frozen=shapes", "config.DATA.TEST.DATA_LIMIT=100"]
+
+
+def _block(text: str, before: str, language: str) -> str:
+    """The first block of code behind the words `before`."""
+    match = re.search(rf"{re.escape(before)}.*?```{language}\n(.*?)```", text, re.DOTALL)
+    assert match is not None
+    return match.group(1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    text = DOC.read_text()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "whiten.py").write_text(_block(text, "`whiten.py`", "python"))
+    (tmp_path / "configs" / "whiten.yaml").write_text(_block(text, "`configs/whiten.yaml`", "yaml"))
+    return tmp_path
+
+
+def _start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    """The command as the page has it; `sslengine` is `python -m sslengine`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "sslengine", "config=whiten", *SMALL, *more],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _run(folder: Path, *more: str) -> str:
+    process = _start(folder, *more)
+    told, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, told
+    return told
+
+
+@pytest.mark.timeout(600)
+def test_one_file_one_yaml_a_run_a_resume_a_knn_figure(folder: Path) -> None:
+    first = _start(folder)
+    newest = folder / "runs" / "whiten" / "checkpoints" / "checkpoint.torch"
+    for _ in range(1200):
+        if newest.exists() or first.poll() is not None:
+            break
+        time.sleep(0.1)
+    first.send_signal(signal.SIGINT)
+    told, _ = first.communicate(timeout=60)
+    assert newest.exists(), told
+    assert first.returncode != 0, "it was done before it could be stopped"
+
+    told = _run(folder)
+    assert "resum" in told
+    text = (folder / "runs/whiten/metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert steps[-1]["iteration"] == 24
+    assert {"loss.agreement", "loss.whiteness"} <= steps[-1].keys()
+    assert {"projection_rank", "projection_std"} <= lines[-1].keys()
+
+    assert "kNN" in _run(folder, *JUDGE)
+    scores = json.loads((folder / "runs/whiten/evaluation.json").read_text())["scores"]
+    assert {each["features"] for each in scores} >= {"trained", "untrained"}
+
+
+def test_a_typo_in_its_options_is_an_error(folder: Path) -> None:
+    process = _start(folder, "config.LOSS.whiten_loss.wieght=2")
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "config.LOSS.whiten_loss.wieght: unknown key. Did you mean 'weight'?" in told
