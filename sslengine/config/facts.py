@@ -23,6 +23,8 @@ class RunFacts:
     label_type: str = ""
     # Do batch norms see the batches of all ranks?
     sync_batch_norm: bool = False
+    # Are there test phases?
+    test_phases: bool = False
     # Known once the data set has been opened; 0 before.
     num_train_samples: int = 0
 
@@ -48,6 +50,7 @@ def run_facts(config: DictConfig) -> RunFacts:
         heads=tuple(_modules(OmegaConf.to_container(config.MODEL.HEAD.PARAMS))),
         collator=train.COLLATE_FUNCTION,
         label_type=train.LABEL_TYPE,
+        test_phases=config.TEST_MODEL,
         sync_batch_norm=bool(config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN),
     )
 

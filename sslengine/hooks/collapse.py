@@ -39,9 +39,10 @@ class LogCollapse(Hook):
         self._catch_trunk_before_last_step(task)
 
     def on_step(self, task: TaskView) -> None:
-        if not task.train:
+        left = task.phase.steps - task.progress.step
+        if left > 1 or not task.train:
             return
-        if task.progress.step == task.phase.steps:
+        if left == 0:
             self._signs = self._read(task)
         else:
             self._catch_trunk_before_last_step(task)

@@ -6,6 +6,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sslengine.config.facts import RunFacts
+from sslengine.errors import ConfigError
+
+
+def expect_sample_index(facts: RunFacts, loss: str) -> None:
+    """While the config is checked: does every sample that comes have a row?"""
+    if facts.label_type not in ("", "sample_index"):
+        raise ConfigError(
+            f"{loss} keeps a row for each sample, and config.DATA.TRAIN.LABEL_TYPE is "
+            f"{facts.label_type}: set it to sample_index."
+        )
+    if facts.test_phases:
+        raise ConfigError(
+            f"{loss} keeps a row for each training sample; those of test phases have none: set "
+            f"config.TEST_MODEL to false."
+        )
+
 
 def random_rows(num_rows: int, dim: int, unit_length: bool) -> Tensor:
     """Where a memory starts: uniform, each row of length 1 in the mean or exactly."""

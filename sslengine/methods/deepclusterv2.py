@@ -36,7 +36,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.losses.kmeans import spherical_kmeans
-from sslengine.losses.memory import overwrite
+from sslengine.losses.memory import expect_sample_index, overwrite
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -83,11 +83,7 @@ class DeepClusterOptions:
                 f"config.DATA.TRAIN.COLLATE_FUNCTION is {facts.collator}: set it to "
                 f"multicrop_collator."
             )
-        if facts.label_type not in ("", "sample_index"):
-            raise ConfigError(
-                f"{NAME} keeps a row for each sample, and config.DATA.TRAIN.LABEL_TYPE is "
-                f"{facts.label_type}: set it to sample_index."
-            )
+        expect_sample_index(facts, NAME)
         self.num_crops = facts.views_per_image
         crops = range(self.num_crops)
         if any(crop not in crops for crop in self.memory_params.crops_for_mb):

@@ -37,7 +37,7 @@ from sslengine.config.sections import one_of
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.memory import move_towards, random_rows
+from sslengine.losses.memory import expect_sample_index, move_towards, random_rows
 from sslengine.losses.noise_contrastive import estimate_log_partition, noise_contrastive
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
@@ -96,11 +96,7 @@ class MemoryBankOptions:
     ignore_index: int = -1
 
     def infer(self, facts: RunFacts) -> None:
-        if facts.label_type not in ("", "sample_index"):
-            raise ConfigError(
-                f"{NAME} keeps a row for each sample, and config.DATA.TRAIN.LABEL_TYPE is "
-                f"{facts.label_type}: set it to sample_index."
-            )
+        expect_sample_index(facts, NAME)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "loss_type", "nce", "cross_entropy")

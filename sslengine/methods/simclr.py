@@ -94,7 +94,7 @@ class SimCLRLoss(Method):
             others = _without(same_image, view)
             loss = info_nce(embeddings, candidates, same_image[view], self.temperature, others)
             losses.append(loss)
-        return sum(losses[1:], losses[0]) / len(losses)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
 
 @register_loss("multicrop_simclr_info_nce_loss", options=MultiCropSimCLROptions)

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslengine.losses.memory import move_towards, overwrite, random_rows
+from sslengine.config.facts import RunFacts
+from sslengine.errors import ConfigError
+from sslengine.losses.memory import expect_sample_index, move_towards, overwrite, random_rows
 
 
 @st.composite
@@ -59,3 +61,16 @@ def test_random_rows() -> None:
     assert rows.norm(dim=1).std().item() > 0.01
     unit = random_rows(20, 32, unit_length=True)
     torch.testing.assert_close(unit.norm(dim=1), torch.ones(20))
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (RunFacts(label_type="standard"), "LABEL_TYPE is standard: set it to sample_index"),
+        (RunFacts(label_type="sample_index", test_phases=True), "set config.TEST_MODEL to false"),
+    ],
+)
+def test_a_run_with_samples_that_have_no_row(facts: RunFacts, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"my_loss keeps a row for each .*{told}"):
+        expect_sample_index(facts, "my_loss")
+    expect_sample_index(RunFacts(label_type="sample_index"), "my_loss")

@@ -29,10 +29,11 @@ from sslengine.methods.memory_bank import (
     NegativeSampling,
 )
 from tests.config.recipes import resolved
-from tests.integration.test_configs import ON_THIS_MACHINE, VISSL
+from tests.integration.test_configs import VISSL
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.task.runs import train
+from tools.check_configs import SMALL
 
 SAMPLES, DRAWN, DIM = 12, 7, 4
 IGNORED = -1
@@ -407,23 +408,11 @@ def test_a_run_goes_on_bit_by_bit(method: dict[str, Any], tmp_path: Path) -> Non
     assert_goes_on_bit_by_bit(tmp_path, after=3, **method)
 
 
-def test_testing_leaves_the_memory_alone(tmp_path: Path) -> None:
-    data = resolved(**NPID).config.DATA.TRAIN
-    test = {
-        "TEST_MODEL": True,
-        "DATA__TEST": {
-            key: data[key]
-            for key in ("DATA_SOURCES", "RANDOM_SYNTHETIC_IMAGES", "DEFAULT_GRAY_IMG_SIZE",
-                        "DATA_LIMIT", "BATCHSIZE_PER_REPLICA", "COLLATE_FUNCTION")
-        } | {"TRANSFORMS": NPID["DATA__TRAIN__TRANSFORMS"]},
-    }  # fmt: skip
-    plain = train(tmp_path / "plain", [], **NPID).loss.state_dict()
-    # A test phase draws negatives too, which later ones of the training set then differ from.
-    tested = train(tmp_path / "tested", [], **NPID, OPTIMIZER__num_epochs=1, **test)
-    alone = train(tmp_path / "alone", [], **NPID, OPTIMIZER__num_epochs=1)
-    for name, value in alone.loss.state_dict().items():
-        assert torch.equal(tested.loss.state_dict()[name], value)
-    assert not torch.equal(plain["memory"], alone.loss.memory)
+def test_test_phases_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"test phases have none: set config\.TEST_MODEL to false"
+    ):
+        resolved(**NPID, TEST_MODEL=True)
 
 
 @pytest.mark.skipif(not VISSL.is_dir(), reason="VISSL's own YAML is not beside this checkout")
@@ -436,7 +425,7 @@ def test_vissls_wide_pirl_is_read(width: int) -> None:
         f"+config/pretrain/pirl/models={name}",
         "config.MODEL.AMP_PARAMS.USE_AMP=false",
     ]
-    run = resolve([*arguments, *ON_THIS_MACHINE], [str(VISSL)])
+    run = resolve([*arguments, *SMALL], [str(VISSL)])
     assert run.config.LOSS.nce_loss_with_memory.loss_type == "cross_entropy"
     behind = run.config.MODEL.HEAD.PARAMS[1][0][2]
     assert behind == {"use_relu": True}
