@@ -32,7 +32,6 @@ from tests.config.recipes import resolved
 from tests.integration.test_configs import VISSL
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
-from tests.task.runs import train
 from tools.check_configs import SMALL
 
 SAMPLES, DRAWN, DIM = 12, 7, 4
