@@ -32,6 +32,7 @@ from sslengine.errors import CheckpointError, SSLEngineError, listing
 from sslengine.models.build import build_model
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
+from sslengine.models.vissl_names import to_vissl
 from sslengine.models.weights import init_from_file, model_state, read_file, vissl_state
 
 # Float32 sums in another order; a wrong tensor is off by far more.
@@ -82,9 +83,9 @@ def library_model(form: str) -> nn.Module:
     return model
 
 
-def fill(model: nn.Module, state: Mapping[str, Tensor], form: str) -> nn.Module:
-    """All tensors of the state, and nothing else."""
-    own = model.state_dict()
+def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
+    """All tensors of the model's trunk, and nothing else."""
+    own, state = library.state_dict(), bare_state(model, library)
     counters = {name for name in own if name.endswith("num_batches_tracked")}
     missing, strange = own.keys() - state.keys() - counters, state.keys() - own.keys()
     shapes = [
@@ -101,8 +102,8 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], form: str) -> nn.Module:
     ]  # fmt: skip
     if problems:
         raise CheckpointError(f"{form}: these could not be mapped:\n  " + "\n  ".join(problems))
-    model.load_state_dict(dict(state), strict=False)
-    return model
+    library.load_state_dict(state, strict=False)
+    return library
 
 
 # ---- the proof
@@ -185,7 +186,7 @@ def convert(options: argparse.Namespace) -> list[str]:
     side = options.image_size
     images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
     if options.made_by:
-        original = fill(library_model(options.made_by), bare_state(model), options.made_by)
+        original = fill(library_model(options.made_by), model, options.made_by)
         told.append(_proof(options.made_by, *equal_feature(model, original, images)))
     unfinished = options.file.with_name(f".{options.file.name}.unfinished")
     try:
@@ -193,7 +194,7 @@ def convert(options: argparse.Namespace) -> list[str]:
             torch.save(own_state(model, options.to), unfinished)
             told.append(prove_reload(settings(heads), model, str(unfinished), images))
         else:
-            library = fill(library_model(options.to), bare_state(model), options.to)
+            library = fill(library_model(options.to), model, options.to)
             told.append(_proof(options.to, *equal_feature(model, library, images)))
             torch.save(library.state_dict(), unfinished)
         os.replace(unfinished, options.file)
@@ -208,9 +209,14 @@ def own_state(model: Model, form: str) -> dict[str, Any]:
     return {"classy_state_dict": {"base_model": model_state(model)}}
 
 
-def bare_state(model: Model) -> dict[str, Tensor]:
-    """The trunk's tensors by the names of the library whose blocks it is made of."""
-    return model.trunk.state_dict()
+def bare_state(model: Model, library: nn.Module) -> dict[str, Tensor]:
+    """The trunk's tensors by the library's names: the trunk's own, or its second set."""
+    wanted = library.state_dict().keys()
+    return max(
+        model.trunk.state_dict(),
+        to_vissl(model.trunk),
+        key=lambda names: len(names.keys() & wanted),
+    )
 
 
 def _proof(form: str, feature: str, difference: float) -> str:

@@ -14,6 +14,7 @@ TRUNKS.declare(
     "sslengine.models.trunks.swin_transformer", "swin_transformer", "swin_transformer_official"
 )
 TRUNKS.declare("sslengine.models.trunks.convnext", "convnext")
+TRUNKS.declare("sslengine.models.trunks.alexnet", "alexnet")
 
 HEADS.declare("sslengine.models.heads.mlp", "mlp", "mlp_fsdp")
 HEADS.declare("sslengine.models.heads.eval_mlp", "eval_mlp", "eval_mlp_fsdp")

@@ -85,6 +85,17 @@ def test_timm_to_sslengine_and_back(tmp_path: Path) -> None:
     assert torch.equal(_outputs(original, file, 224), _outputs(original, tmp_path / "out.pth", 224))
 
 
+def test_a_trunk_with_other_names_than_its_library(tmp_path: Path) -> None:
+    config = [*RESNET, "config.MODEL.TRUNK.NAME=alexnet"]
+    original = torchvision.models.alexnet()
+    file = _library(original, tmp_path / "in.pth")
+    made_by = ("--skip=classifier.", "--made-by=torchvision:alexnet")
+    _convert(config, file, "sslengine", tmp_path / "s.torch", *made_by)
+    _convert(config, tmp_path / "s.torch", "torchvision:alexnet", tmp_path / "out.pth")
+    written = torch.load(tmp_path / "out.pth", weights_only=True)
+    assert all(torch.equal(written[name], original.state_dict()[name]) for name in written)
+
+
 def test_heads_travel_where_the_file_has_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
