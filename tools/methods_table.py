@@ -51,6 +51,7 @@ class Result:
     linear: float
     untrained_knn: float
     untrained_linear: float
+    batch: int
     step_ms: float
     memory_mib: float
 
@@ -61,7 +62,7 @@ def run_job(job: Job) -> Result:
     if not cost.exists():
         memory = _call(job, [])
         # Written last: it says that training is complete.
-        cost.write_text(json.dumps({"memory_mib": memory, "step_ms": _step_ms(job.folder)}))
+        cost.write_text(json.dumps({"memory_mib": memory, **_step(job.folder)}))
     report = job.folder / "evaluation.json"
     if not report.exists():
         _call(job, ["+config/benchmark/frozen=shapes"])
@@ -99,19 +100,19 @@ def _call(job: Job, more: list[str]) -> float:
     return usage.ru_maxrss / 1024
 
 
-def _step_ms(folder: Path) -> float:
-    """The median over the run's log entries, without the first, in which workers start."""
+def _step(folder: Path) -> dict[str, float]:
+    """Images in a step, and its time: the median over the run's log entries but the first."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     speeds = [line["images_per_s"] for line in lines if line["kind"] == "step"][1:]
     config = yaml.safe_load((folder / "config.yaml").read_text())["config"]
     batch: int = config["DATA"]["TRAIN"]["BATCHSIZE_PER_REPLICA"]
-    return 1000.0 * batch / statistics.median(speeds)
+    return {"batch": batch, "step_ms": 1000.0 * batch / statistics.median(speeds)}
 
 
 def table(results: dict[str, list[Result]]) -> str:
     """Markdown: mean over seeds, and the range where there are several. Best kNN first."""
     titles = ["method", "seeds", "kNN %", "linear %", "untrained kNN %", "untrained linear %"]
-    titles += ["ms/step", "MiB"]
+    titles += ["batch", "ms/step", "MiB"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     order = sorted(results, key=lambda name: -_mean(results[name], "knn"))
     for name in order:
@@ -120,7 +121,7 @@ def table(results: dict[str, list[Result]]) -> str:
         cells += [_spread(rows, key) for key in ("knn", "linear")]
         cells += [
             f"{_mean(rows, key):.{digits}f}"
-            for key, digits in (("untrained_knn", 1), ("untrained_linear", 1),
+            for key, digits in (("untrained_knn", 1), ("untrained_linear", 1), ("batch", 0),
                                 ("step_ms", 0), ("memory_mib", 0))
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")

@@ -12,7 +12,7 @@ from tools.methods_table import BEGIN, END, Job, Result, run_job, table, write_t
 
 
 def _result(knn: float, linear: float = 50.0) -> Result:
-    return Result(knn, linear, 30.0, 40.0, step_ms=250.4, memory_mib=512.3)
+    return Result(knn, linear, 30.0, 40.0, batch=128, step_ms=250.4, memory_mib=512.3)
 
 
 class _Runs:
@@ -49,7 +49,7 @@ def test_a_run_is_trained_judged_and_never_done_twice(
     job = Job("simclr", 3, tmp_path / "simclr_seed3")
     first = run_job(job)
     # Without the first entry the median speed is 200 images a second: 50 of them take 250 ms.
-    assert first == Result(81.0, 85.0, 30.0, 40.0, step_ms=250.0, memory_mib=700.0)
+    assert first == Result(81.0, 85.0, 30.0, 40.0, batch=50, step_ms=250.0, memory_mib=700.0)
     assert [bool(more) for _, more in runs.calls] == [False, True]
     assert run_job(job) == first
     assert len(runs.calls) == 2
@@ -81,9 +81,9 @@ def test_best_first_with_mean_and_range() -> None:
     lines = table({"b": [_result(50.0)], "a": [_result(80.0), _result(82.0)]}).splitlines()
     assert (
         lines[2]
-        == "| a | 2 | 81.0 (80.0 to 82.0) | 50.0 (50.0 to 50.0) | 30.0 | 40.0 | 250 | 512 |"
+        == "| a | 2 | 81.0 (80.0 to 82.0) | 50.0 (50.0 to 50.0) | 30.0 | 40.0 | 128 | 250 | 512 |"
     )
-    assert lines[3] == "| b | 1 | 50.0 | 50.0 | 30.0 | 40.0 | 250 | 512 |"
+    assert lines[3] == "| b | 1 | 50.0 | 50.0 | 30.0 | 40.0 | 128 | 250 | 512 |"
 
 
 def test_the_document_keeps_what_stands_around_the_table(tmp_path: Path) -> None:
