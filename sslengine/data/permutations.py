@@ -54,5 +54,5 @@ def _greedy(candidates: NDArray[np.int8], count: int) -> list[int]:
         total += distance
         np.minimum(least, distance, out=least)
         # A row that is taken has a nearest at distance 0. Equals are in random order.
-        taken.append(int((least * BEYOND_TOTAL + total).argmax()))
+        taken.append(int(np.argmax(least * BEYOND_TOTAL + total)))
     return taken

@@ -160,7 +160,6 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
         ({"INPUT_TYPE": "rbg"}, "INPUT_TYPE: expected one of rgb, bgr; got 'rbg'."),
         ({"BASE_MODEL_NAME": "other"}, "BASE_MODEL_NAME: expected one of multi_input_output_mo"),
         ({"SHARDED_DDP_SETUP": {"USE_SDP": True}}, "SHARDED_DDP_SETUP.USE_SDP: not available"),
-        ({"FSDP_CONFIG": {"AUTO_SETUP_FSDP": True}}, "FSDP_CONFIG.AUTO_SETUP_FSDP: not availab"),
         ({"SYNC_BN_CONFIG": {"SYNC_BN_TYPE": "nccl"}}, "SYNC_BN_CONFIG.SYNC_BN_TYPE: expected"),
         ({"SYNC_BN_CONFIG": {"GROUP_SIZE": -2}}, "SYNC_BN_CONFIG.GROUP_SIZE: expected -1, 0 or"),
         ({"AMP_PARAMS": {"AMP_TYPE": "torch"}}, "AMP_PARAMS.AMP_TYPE: expected one of apex, pyt"),

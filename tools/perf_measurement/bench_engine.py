@@ -58,6 +58,7 @@ class Case:
     shape: tuple[int, ...]  # of one view
     images: int
     turns: int  # of a round
+    channels_last: bool = False  # as the plain module has it
 
 
 @register_trunk("bench_mlp")
@@ -94,6 +95,7 @@ CASES = {
         (3, 64, 64),
         32,
         2,
+        channels_last=True,
     ),
 }
 
@@ -165,7 +167,11 @@ def _config(case: Case) -> dict[str, Any]:
                 "COLLATE_FUNCTION": "simclr_collator",
             },
         },
-        "MODEL": {"TRUNK": case.trunk, "HEAD": {"PARAMS": [["mlp", {"dims": case.head}]]}},
+        "MODEL": {
+            "TRUNK": case.trunk,
+            "HEAD": {"PARAMS": [["mlp", {"dims": case.head}]]},
+            "CHANNELS_LAST": case.channels_last,
+        },
         "LOSS": {
             "name": "simclr_info_nce_loss",
             "simclr_info_nce_loss": {"temperature": TEMPERATURE},
