@@ -176,7 +176,7 @@ def test_ranks_together_make_the_loss_and_gradient_of_one_process(
 
 # ---- through the engine
 
-RUN = {"LOSS": {"name": "vicreg_loss"}, "OPTIMIZER__param_schedulers__lr__start_value": 0.01}
+RUN = {"LOSS": {"name": "vicreg_loss"}, "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
 
 
 def test_a_run_that_was_cut_goes_on_bit_by_bit(tmp_path: Path) -> None:
