@@ -86,10 +86,10 @@ def test_vissls_runs_pass_every_check(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_file_of_vissl_composes_and_builds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(VISSL), "--all"]) == 1
+    assert main([str(VISSL)]) == 1
     told = capsys.readouterr().out
-    for problem in NEVER_RAN.values():
-        assert problem in told
+    for name in NEVER_RAN:
+        assert name in told
     assert "126 files: 124 right, 2 wrong" in told
 
 
@@ -158,7 +158,7 @@ def test_every_run_of_vissl_trains_two_steps(capsys: pytest.CaptureFixture[str])
     ]
     main([*paths, "--train", "--timeout=900", *settings])
     told = capsys.readouterr().out
-    assert "jigsaw_permutations" in told  # the one that needs a file of its own
+    assert "pretrain/jigsaw/jigsaw_8gpu_resnet" in told  # it needs a file of its own
     assert f"{len(paths)} files: {len(paths) - 1} right, 1 wrong" in told
 
 
