@@ -12,12 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-import torch
 from torch import Tensor, nn
 from torchvision.models import AlexNet as TorchvisionAlexNet
 
-from sslengine.models.trunks.base import Trunk
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 # The layers of torchvision's `features` that end a feature.
@@ -28,7 +26,7 @@ ENDS = {
 
 
 @register_trunk("alexnet")
-class AlexNet(Trunk):
+class AlexNet(StepTrunk):
     feature_names = (*ENDS, "flatten")
 
     def __init__(self) -> None:
@@ -40,10 +38,6 @@ class AlexNet(Trunk):
             if isinstance(layer, nn.ReLU):
                 layer.inplace = False  # what enters a part of the trunk is kept for recomputing
         self.avgpool = whole.avgpool
-        self.parts = 0
-
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts = parts
 
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         names = {layer: name for name, layer in ENDS.items()}
@@ -51,9 +45,7 @@ class AlexNet(Trunk):
             (names.get(number, ""), layer) for number, layer in enumerate(self.layers)
         ]
         steps += [("flatten", self._flatten)]
-        if self.parts and torch.is_grad_enabled():
-            return run_in_parts(steps, x, wanted, self.parts, owner=self)
-        return run(steps, x, wanted)
+        return self.run_steps(steps, x, wanted)
 
     def _flatten(self, x: Tensor) -> Tensor:
         return self.avgpool(x).flatten(1)  # type: ignore[no-any-return]

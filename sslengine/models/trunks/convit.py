@@ -22,15 +22,14 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions, VisionTransformerOptions
-from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.options import ConvitOptions
 from sslengine.models.trunks.patches import patch_grid, set_attention_scale
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 
 @register_trunk("convit", options=TrunkOptions)
-class Convit(Trunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
+class Convit(StepTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
     feature_names = ("lastMAP", "lastCLS")
 
     def __init__(self, options: TrunkOptions) -> None:
@@ -47,9 +46,6 @@ class Convit(Trunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
         if transformer.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), transformer.QK_SCALE)
 
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts = parts
-
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         height, width = patch_grid(x, self.patch_size, "VISION_TRANSFORMERS")
         places = self._relative_places(height, width)
@@ -60,10 +56,7 @@ class Convit(Trunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
             local = index < self.local_up_to_layer
             steps.append(("", partial(_at, block, places) if local else block))
         steps.append(("tokens", self.norm))
-        if self.parts and torch.is_grad_enabled():
-            tokens = run_in_parts(steps, x, ("tokens",), self.parts, owner=self)["tokens"]
-        else:
-            tokens = run(steps, x, ("tokens",))["tokens"]
+        tokens = self.run_steps(steps, x, ("tokens",))["tokens"]
         patches = tokens[:, 1:].mT
         return {
             "lastMAP": patches.reshape(*patches.shape[:2], height, width),

@@ -11,19 +11,17 @@ import re
 from collections.abc import Collection
 from typing import cast
 
-import torch
 from timm.models.convnext import ConvNeXt as TimmConvNeXt
 from timm.models.convnext import ConvNeXtStage
 from torch import Tensor
 
-from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.options import ConvNextOptions
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 
 @register_trunk("convnext", options=ConvNextOptions)
-class ConvNext(Trunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
+class ConvNext(StepTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
     def __init__(self, options: ConvNextOptions) -> None:
         super().__init__(
             num_classes=0,
@@ -31,12 +29,8 @@ class ConvNext(Trunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
             dims=tuple(options.DIMS),
             drop_path_rate=options.DROP_PATH_RATE,
         )
-        self.parts = 0
         stages = (f"stage{index}" for index in range(1, 1 + len(options.DEPTH)))
         self.feature_names = ("stem", *stages, "flatten")
-
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts = parts
 
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         steps: list[Step] = [("stem", self.stem)]
@@ -44,9 +38,7 @@ class ConvNext(Trunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
         for name, stage in zip(self.feature_names[1:], stages, strict=False):
             steps += [("", stage.downsample), (name, stage.blocks)]
         steps.append(("flatten", self.head))
-        if self.parts and torch.is_grad_enabled():
-            return run_in_parts(steps, x, wanted, self.parts, owner=self)
-        return run(steps, x, wanted)
+        return self.run_steps(steps, x, wanted)
 
     def vissl_name(self, name: str) -> str:
         for ours, theirs in (

@@ -19,17 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.models.trunks import classy
-from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.options import EfficientNetOptions
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 
 @register_trunk("efficientnet", options=EfficientNetOptions)
-class EfficientNet(Trunk):
+class EfficientNet(StepTrunk):
     def __init__(self, options: EfficientNetOptions) -> None:
         super().__init__()
-        self.parts = 0
         arguments = asdict(options)
         size = classy.MODEL_PARAMS[arguments.pop("model_version")]
         # Its classifier is left behind.
@@ -43,9 +41,6 @@ class EfficientNet(Trunk):
         blocks = (f"block{index}" for index in range(count))
         self.feature_names = ("conv1", *blocks, "conv_final", "avgpool", "flatten", "dropout")
 
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts = parts
-
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         steps: list[Step] = [("conv1", self._stem)]
         for index, (block, rate) in enumerate(zip(self.blocks, self.drop_rates, strict=True)):
@@ -56,9 +51,7 @@ class EfficientNet(Trunk):
             ("flatten", partial(torch.flatten, start_dim=1)),
             ("dropout", self.dropout),
         ]
-        if self.parts and torch.is_grad_enabled():
-            return run_in_parts(steps, x, wanted, self.parts, owner=self)
-        return run(steps, x, wanted)
+        return self.run_steps(steps, x, wanted)
 
     def _stem(self, x: Tensor) -> Tensor:
         out: Tensor = self.activation(self.bn0(self.conv_stem(x)))

@@ -18,33 +18,26 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.trunks import classy
-from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.options import RegNetOptions
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 
 # The second and third split a very wide network over ranks in VISSL; here it is the same network.
 @register_trunk("regnet", "regnet_v2", "regnet_fsdp", options=RegNetOptions)
-class RegNet(Trunk):
+class RegNet(StepTrunk):
     def __init__(self, options: RegNetOptions) -> None:
         super().__init__()
-        self.parts = 0
         whole = _build(options)
         self.stem, self.trunk_output = whole.stem, whole.trunk_output
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         stages = tuple(f"res{index}" for index in range(2, 2 + len(self.trunk_output)))
         self.feature_names = ("conv1", *stages, "avgpool", "flatten")
 
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts = parts
-
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         modules = [self.stem, *self.trunk_output, self.avgpool, partial(torch.flatten, start_dim=1)]
         steps: list[Step] = list(zip(self.feature_names, modules, strict=True))
-        if self.parts and torch.is_grad_enabled():
-            return run_in_parts(steps, x, wanted, self.parts, owner=self)
-        return run(steps, x, wanted)
+        return self.run_steps(steps, x, wanted)
 
     def vissl_name(self, name: str) -> str:
         name = re.sub(r"^stem\.", "conv1.", name)

@@ -17,20 +17,18 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
 from sslengine.models.options import ResNetOptions
-from sslengine.models.trunks.base import Trunk
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 Norm = Callable[[int], nn.Module]
 
 
 @register_trunk("resnet", options=ResNetOptions)
-class ResNet(Trunk):
+class ResNet(StepTrunk):
     feature_names = ("conv1", "res1", "res2", "res3", "res4", "res5", "res5avg", "flatten")
 
     def __init__(self, options: ResNetOptions) -> None:
         super().__init__()
-        self.parts = 0
         norm, channels = _norm(options), options.channels()
         if options.STEM == "imagenet":
             self.conv1 = nn.Conv2d(3, channels, kernel_size=7, stride=2, padding=3, bias=False)
@@ -44,9 +42,6 @@ class ResNet(Trunk):
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         _initialise(self, options.ZERO_INIT_RESIDUAL)
 
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts = parts
-
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         steps: list[Step] = [
             ("conv1", self._stem),
@@ -58,9 +53,7 @@ class ResNet(Trunk):
             ("res5avg", self.avgpool),
             ("flatten", partial(torch.flatten, start_dim=1)),
         ]
-        if self.parts and torch.is_grad_enabled():
-            return run_in_parts(steps, x, wanted, self.parts, owner=self)
-        return run(steps, x, wanted)
+        return self.run_steps(steps, x, wanted)
 
     def vissl_name(self, name: str) -> str:
         return f"_feature_blocks.{name}"

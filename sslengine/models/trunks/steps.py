@@ -11,12 +11,33 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from sslengine.models.trunks.base import Trunk
+
 # The name of the feature that the step ends with ("" if none), and the step.
 Step = tuple[str, Callable[[Tensor], Tensor]]
+
+
+class StepTrunk(Trunk):
+    """A trunk that is one row of steps."""
+
+    # To recompute in the backward pass; 0: none, everything is kept.
+    parts: int = 0
+
+    def checkpoint_activations(self, parts: int) -> None:
+        self.parts = parts
+
+    def run_steps(
+        self, steps: Sequence[Step], x: Tensor, wanted: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The wanted features, with activation checkpointing where it was asked for."""
+        if self.parts and torch.is_grad_enabled():
+            return run_in_parts(steps, x, wanted, self.parts, owner=self)
+        return run(steps, x, wanted)
 
 
 def run(steps: Sequence[Step], x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:

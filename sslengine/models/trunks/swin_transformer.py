@@ -18,20 +18,18 @@ from timm.models.swin_transformer import SwinTransformer as TimmSwinTransformer
 from timm.models.swin_transformer import SwinTransformerStage, WindowAttention
 from torch import Tensor, nn
 
-from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.options import SwinTransformerOptions
 from sslengine.models.trunks.patches import patch_grid, set_attention_scale
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 
 @register_trunk("swin_transformer", "swin_transformer_official", options=SwinTransformerOptions)
-class SwinTransformer(Trunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk's forward
+class SwinTransformer(StepTrunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk's forward
     vissl_constants = r"\.(relative_position_index|attn_mask)$"
 
     def __init__(self, options: SwinTransformerOptions) -> None:
         super().__init__(**_timm_arguments(options))
-        self.parts = 0
         self.patch_size = options.PATCH_SIZE
         self.pos_drop = nn.Dropout(options.DROPOUT_RATE)
         stages = (f"stage{index}" for index in range(1, 1 + len(options.DEPTHS)))
@@ -40,9 +38,6 @@ class SwinTransformer(Trunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk
             attentions = (each for each in self.modules() if isinstance(each, WindowAttention))
             set_attention_scale(attentions, options.QK_SCALE)
 
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts = parts
-
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         patch_grid(x, self.patch_size, "SWIN_TRANSFORMER")
         steps: list[Step] = [("", self.patch_embed), ("", self.pos_drop)]
@@ -50,10 +45,7 @@ class SwinTransformer(Trunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk
         for name, stage in zip(self.feature_names, stages, strict=False):
             steps += [("", stage.downsample), (name, stage.blocks)]
         steps += [("", self.norm), ("flatten", partial(torch.mean, dim=(1, 2)))]
-        if self.parts and torch.is_grad_enabled():
-            found = run_in_parts(steps, x, wanted, self.parts, owner=self)
-        else:
-            found = run(steps, x, wanted)
+        found = self.run_steps(steps, x, wanted)
         # Inside, channels come last.
         return {
             name: feature if name == "flatten" else feature.permute(0, 3, 1, 2)

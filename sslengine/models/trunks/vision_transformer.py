@@ -22,9 +22,8 @@ from timm.models.vision_transformer import VisionTransformer as TimmVisionTransf
 from torch import Tensor, nn
 
 from sslengine.models.options import VisionTransformerOptions
-from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.patches import patch_grid, set_attention_scale
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 # What is read (CLS, BLK, POOL or MAP), and of which blocks.
@@ -32,7 +31,7 @@ Recipe = tuple[str, tuple[int, ...]]
 
 
 @register_trunk("vision_transformer", "vision_transformer_fsdp", options=VisionTransformerOptions)
-class VisionTransformer(Trunk, TimmVisionTransformer):  # type: ignore[misc] # Trunk's forward
+class VisionTransformer(StepTrunk, TimmVisionTransformer):  # type: ignore[misc] # Trunk's forward
     def __init__(self, options: VisionTransformerOptions) -> None:
         super().__init__(**_timm_arguments(options))
         self.parts = options.NUM_LAYERS if options.CHECKPOINT_BLOCK else 0
@@ -44,19 +43,13 @@ class VisionTransformer(Trunk, TimmVisionTransformer):  # type: ignore[misc] # T
         if options.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), options.QK_SCALE)
 
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts = parts
-
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         grid = patch_grid(x, self.patch_size, "VISION_TRANSFORMERS")
         recipes = {name: self._recipes[name] for name in wanted}
         needed = {str(block) for _, blocks in recipes.values() for block in blocks}
         steps: list[Step] = [("", self._embed)]
         steps += [(str(index), block) for index, block in enumerate(self.blocks)]
-        if self.parts and torch.is_grad_enabled():
-            outputs = run_in_parts(steps, x, needed, self.parts, owner=self)
-        else:
-            outputs = run(steps, x, needed)
+        outputs = self.run_steps(steps, x, needed)
         tokens = {int(index): self.norm(output) for index, output in outputs.items()}
         return {
             name: _joined([self._read(tokens[block], kind, grid) for block in blocks])
