@@ -28,8 +28,8 @@ def check(merged: Merged) -> None:
                 if OmegaConf.is_config(value):
                     value = OmegaConf.to_container(value)
                 merged.problems.extend(_name_problems(registry, value, f"{path}.{key}"))
-        merged.problems.extend(_section_problems(node, path))
-        merged.warnings.extend(_section_remarks(node, path))
+        merged.problems.extend(_told_by_section(node, path, "check"))
+        merged.warnings.extend(_told_by_section(node, path, "remarks"))
         merged.problems.extend(_free_component_problems(node, path))
     merged.problems.extend(
         _name_problems(_root_registry(merged), merged.root.engine_name, "engine_name")
@@ -89,18 +89,11 @@ def _call_problems(
     yield from argument_problems(thing, arguments, path, registry.engine_arguments)
 
 
-def _section_problems(node: DictConfig, path: str) -> Iterator[str]:
-    """What the section's own `check()` finds."""
-    if hasattr(OmegaConf.get_type(node), "check"):
-        for problem in OmegaConf.to_object(node).check():  # type: ignore[union-attr]
-            yield f"{path}.{problem}"
-
-
-def _section_remarks(node: DictConfig, path: str) -> Iterator[str]:
-    """What is not wrong, but not as one may think: the section's own `remarks()`."""
-    if hasattr(OmegaConf.get_type(node), "remarks"):
-        for remark in OmegaConf.to_object(node).remarks():  # type: ignore[union-attr]
-            yield f"{path}.{remark}"
+def _told_by_section(node: DictConfig, path: str, verb: str) -> Iterator[str]:
+    """The section's own `check()`: what is wrong; `remarks()`: what is not as one may think."""
+    if hasattr(OmegaConf.get_type(node), verb):
+        for text in getattr(OmegaConf.to_object(node), verb)():
+            yield f"{path}.{text}"
 
 
 def _free_component_problems(node: DictConfig, path: str) -> Iterator[str]:

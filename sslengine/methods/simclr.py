@@ -18,7 +18,7 @@ that of one process with the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,11 +27,13 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.collectives import gather
-from sslengine.errors import ConfigError
 from sslengine.losses.info_nce import info_nce
 from sslengine.losses.views import expect_crops, expect_two_views, split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
+
+NAME = "simclr_info_nce_loss"
+MULTI_CROP = "multicrop_simclr_info_nce_loss"
 
 
 @dataclass
@@ -43,21 +45,19 @@ class SimCLRBuffers:
     effective_batch_size: int = 0
 
 
-def _check_temperature(where: str, temperature: float) -> None:
-    if temperature <= 0:
-        raise ConfigError(f"{where}.temperature: expected a number above 0, got {temperature}.")
-
-
 @dataclass
 class SimCLROptions:
     temperature: float = 0.1
     buffer_params: SimCLRBuffers = field(default_factory=SimCLRBuffers)
 
     def infer(self, facts: RunFacts) -> None:
-        expect_two_views(facts, "simclr_info_nce_loss")
-        _check_temperature("config.LOSS.simclr_info_nce_loss", self.temperature)
+        expect_two_views(facts, NAME)
         self.buffer_params.world_size = facts.world_size
         self.buffer_params.effective_batch_size = 2 * facts.global_batch_size
+
+    def check(self) -> Iterator[str]:
+        if self.temperature <= 0:
+            yield f"temperature: expected a number above 0, got {self.temperature}."
 
 
 @dataclass
@@ -66,17 +66,15 @@ class MultiCropSimCLROptions(SimCLROptions):
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:
-        where = "config.LOSS.multicrop_simclr_info_nce_loss"
-        expect_crops(facts, where, ["multicrop_collator"])
-        _check_temperature(where, self.temperature)
+        expect_crops(facts, f"config.LOSS.{MULTI_CROP}", ["multicrop_collator"])
         self.num_crops = facts.views_per_image
         self.buffer_params.world_size = facts.world_size
         self.buffer_params.effective_batch_size = facts.global_batch_size  # images, as in VISSL
 
 
-@register_loss("simclr_info_nce_loss", options=SimCLROptions)
+@register_loss(NAME, options=SimCLROptions)
 class SimCLRLoss(Method):
-    views = 2
+    name, views = NAME, 2
 
     def __init__(self, options: SimCLROptions, run: RunFacts) -> None:
         super().__init__()
@@ -84,7 +82,7 @@ class SimCLRLoss(Method):
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
         """output: (views x B, D), view 0 of all images, then view 1. The target is not used."""
-        by_view = split_views(output, "the SimCLR loss", self.views)
+        by_view = split_views(output, self.name, self.views)
         embeddings = F.normalize(by_view.flatten(0, 1), dim=1)
         candidates, start = gather(embeddings)
         itself = torch.arange(start, start + len(embeddings), device=output.device)
@@ -97,8 +95,10 @@ class SimCLRLoss(Method):
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
 
-@register_loss("multicrop_simclr_info_nce_loss", options=MultiCropSimCLROptions)
+@register_loss(MULTI_CROP, options=MultiCropSimCLROptions)
 class MultiCropSimCLRLoss(SimCLRLoss):
+    name = MULTI_CROP
+
     def __init__(self, options: MultiCropSimCLROptions, run: RunFacts) -> None:
         super().__init__(options, run)
         self.views = options.num_crops

@@ -20,6 +20,7 @@ from sslengine.methods.simclr import (
     SimCLRLoss,
     SimCLROptions,
 )
+from tests.config.recipes import resolved
 from tests.ranks import RankPool
 
 
@@ -233,4 +234,4 @@ def test_crops_follow_the_run() -> None:
 
 def test_a_temperature_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="temperature: expected a number above 0"):
-        SimCLROptions(temperature=0.0).infer(RunFacts(views_per_image=2))
+        resolved(LOSS__simclr_info_nce_loss={"temperature": 0.0})
