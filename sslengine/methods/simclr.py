@@ -82,11 +82,11 @@ class SimCLRLoss(Method):
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
         """output: (views x B, D), view 0 of all images, then view 1. The target is not used."""
-        by_view = split_views(output, self.name, self.views)
-        embeddings = F.normalize(by_view.flatten(0, 1), dim=1)
+        images = split_views(output, self.name, self.views).shape[1]
+        embeddings = F.normalize(output, dim=1)
         candidates, start = gather(embeddings)
         itself = torch.arange(start, start + len(embeddings), device=output.device)
-        same_image = [itself.roll(view * by_view.shape[1]) for view in range(self.views)]
+        same_image = [itself, *(itself.roll(view * images) for view in range(1, self.views))]
         losses = []
         for view in range(1, self.views):
             others = _without(same_image, view)
@@ -105,4 +105,5 @@ class MultiCropSimCLRLoss(SimCLRLoss):
 
 
 def _without(views: Sequence[Tensor], view: int) -> Tensor:
-    return torch.stack([each for number, each in enumerate(views) if number != view], dim=1)
+    others = [each for number, each in enumerate(views) if number != view]
+    return others[0] if len(others) == 1 else torch.stack(others, dim=1)
