@@ -6,46 +6,80 @@ import logging
 import os
 import pickle
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from sslengine.checkpoint.atomic import sync_folder, whole_file
+from sslengine.checkpoint.manifest import Manifest, read_manifest, sha256_of, verify
+from sslengine.checkpoint.snapshot import size_of
 from sslengine.errors import CheckpointError
 
 log = logging.getLogger("sslengine")
 
-POINTER = "checkpoint.torch"
+POINTER, BEST = "checkpoint.torch", "best.torch"
 _NAME = re.compile(r"model_(?:final_checkpoint_phase|phase|iteration)(\d+)\.torch")
 
 
-def write(state: Mapping[str, Any], folder: Path, name: str) -> Path:
-    """Save under `name` and let `checkpoint.torch` point to it.
+def write(
+    state: Mapping[str, Any], folder: Path, name: str, facts: Mapping[str, Any] | None = None
+) -> Manifest:
+    """Save under `name` with its manifest, and let `checkpoint.torch` point to it.
 
-    The file appears under its name only when it is complete and on the disk; a reader, or
-    a power cut, finds the old state or the new one.
+    The file takes its name only when it is complete and on the disk; a reader, or a power
+    cut, finds the old state or the new one. facts: what else the manifest should tell.
     """
     final = folder / name
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _expect_space(folder, size_of(state))
         with whole_file(final) as file:
             torch.save(dict(state), file)
-        _point_to(folder, name)
-    except OSError as error:
+            manifest = _describe(file, final, facts or {})
+            manifest.write(folder)
+        point_to(folder, POINTER, name)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
         raise CheckpointError(
-            f"cannot write the checkpoint {final}: {error.strerror or error}. "
+            f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}. "
             f"Earlier checkpoints in the folder are as they were."
         ) from error
-    return final
+    return manifest
 
 
-def _point_to(folder: Path, name: str) -> None:
-    link = folder / f".{POINTER}.{os.getpid()}.tmp"
+def _expect_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            f"it needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Delete something, "
+            f"or keep fewer: config.CHECKPOINT.KEEP_LAST"
+        )
+
+
+def _describe(file: BinaryIO, final: Path, facts: Mapping[str, Any]) -> Manifest:
+    """Of what the disk holds: the file is read again."""
+    file.flush()
+    os.fsync(file.fileno())
+    written = Path(file.name)
+    earlier = sha256_of(final) if final.exists() else ""
+    return Manifest(final.name, written.stat().st_size, sha256_of(written), earlier, **facts)
+
+
+def point_to(folder: Path, pointer: str, name: str) -> None:
+    """An atomic replace: the pointer is never absent, nor does it point to nothing."""
+    link = folder / f".{pointer}.{os.getpid()}.tmp"
     link.unlink(missing_ok=True)
     link.symlink_to(name)
-    os.replace(link, folder / POINTER)
+    os.replace(link, folder / pointer)
     sync_folder(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a run that was killed had begun to write. It never had a final name."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -66,7 +100,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def newest(folder: Path, position: int = 1) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that can be read, and what it holds; None if there is none at all.
+    """The newest checkpoint that verifies, and what it holds; None if there is none at all.
 
     A broken one is skipped with a warning, and stays where it is. `position` 2 is the last
     but one, and so on.
@@ -74,6 +108,7 @@ def newest(folder: Path, position: int = 1) -> tuple[Path, dict[str, Any]] | Non
     candidates = in_order(folder)
     for path in candidates[position - 1 :]:
         try:
+            verify(path)
             return path, read(path)
         except CheckpointError as error:
             log.warning("skipped: %s", error)
@@ -86,13 +121,20 @@ def newest(folder: Path, position: int = 1) -> tuple[Path, dict[str, Any]] | Non
 
 
 def in_order(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, newest first: what the pointer says, then by time."""
+    """All checkpoints of a folder, newest first: what the pointer says, then by their numbers."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    found.sort(key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+    found.sort(key=lambda path: (_number(path), path.stat().st_mtime_ns), reverse=True)
     pointed = folder / POINTER
     if pointed.is_symlink():
         target = folder / os.readlink(pointed)
         found.sort(key=lambda path: path != target)
     return found
+
+
+def _number(path: Path) -> int:
+    try:
+        return read_manifest(path).number
+    except CheckpointError:
+        return 0

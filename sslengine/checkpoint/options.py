@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sslengine.config.sections import one_of, section
+
+
+@dataclass
+class BestOptions:
+    # A figure of the manifests' results: test.accuracy_list_meter.top_1.0, train.loss, ...
+    METRIC: str = ""
+    # Which is better, the largest (max) or the smallest (min)?
+    MODE: str = "max"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "MODE", "max", "min")
+        if self.METRIC and not self.METRIC.startswith(("train.", "test.")):
+            yield (
+                f"METRIC: expected train.<figure> or test.<figure>, by the names in "
+                f"metrics.jsonl, got {self.METRIC!r}."
+            )
 
 
 @section("CHECKPOINT")
@@ -22,6 +38,12 @@ class CheckpointOptions:
     CHECKPOINT_FREQUENCY: int = 1
     # Steps between two checkpoints; -1: none within a phase.
     CHECKPOINT_ITER_FREQUENCY: int = -1
+    # Checkpoints to keep; -1: all. The newest is always kept.
+    KEEP_LAST: int = -1
+    # Of those that are older, keep every so many of all saves; -1: none.
+    KEEP_EVERY: int = -1
+    # And the best, to which `best.torch` then points.
+    BEST: BestOptions = field(default_factory=BestOptions)
     # Train again over a run that is complete.
     OVERWRITE_EXISTING: bool = False
     # 2: go on from the last but one, and so on.
@@ -31,8 +53,13 @@ class CheckpointOptions:
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "BACKEND", "disk")
-        for key in ("CHECKPOINT_FREQUENCY", "CHECKPOINT_ITER_FREQUENCY"):
+        for key in (
+            "CHECKPOINT_FREQUENCY",
+            "CHECKPOINT_ITER_FREQUENCY",
+            "KEEP_LAST",
+            "KEEP_EVERY",
+        ):
             if getattr(self, key) == 0:
-                yield f"{key}: expected a positive number, or -1 for never; got 0."
+                yield f"{key}: expected a positive number, or -1; got 0."
         if self.LATEST_CHECKPOINT_RESUME_FILE_NUM < 1:
             yield "LATEST_CHECKPOINT_RESUME_FILE_NUM: expected 1 or more."

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
+import torch
+from omegaconf import OmegaConf
+
+import sslengine
 from sslengine.checkpoint import files
-from sslengine.distributed.collectives import barrier
-from sslengine.distributed.ranks import is_primary
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.checkpoint.saver import Saver
+from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.hooks.events import Hook, TaskView
 
 
@@ -14,11 +22,24 @@ class SaveCheckpoints(Hook):
     """The last of the hooks, so that a checkpoint holds what all others did.
 
     Reading the losses comes first: a run whose loss is not finite stops instead of being
-    saved. Collecting the state is collective; rank 0 writes.
+    saved. Collecting the state is collective; rank 0 copies it and writes beside training.
     """
 
-    def __init__(self, folder: Path, every_phases: int, every_steps: int) -> None:
-        self.folder, self.every_phases, self.every_steps = folder, every_phases, every_steps
+    def __init__(self, folder: Path, options: CheckpointOptions) -> None:
+        self.folder = folder
+        self.every_phases = options.CHECKPOINT_FREQUENCY
+        self.every_steps = options.CHECKPOINT_ITER_FREQUENCY
+        self.saver = Saver(folder, options)
+        self._facts: dict[str, Any] = {}
+
+    def on_start(self, task: TaskView) -> None:
+        self._facts = {
+            "world_size": world_size(),
+            "config": _digest(task.config),
+            "versions": {"sslengine": sslengine.__version__, "torch": torch.__version__},
+        }
+        if is_primary():
+            files.remove_leftovers(self.folder)
 
     def on_step(self, task: TaskView) -> None:
         if not task.train or self.every_steps <= 0:
@@ -30,24 +51,46 @@ class SaveCheckpoints(Hook):
     def on_phase_end(self, task: TaskView) -> None:
         phase = task.phase
         if not task.train:
+            if is_primary():
+                self.saver.add_results(_results(task))
             return
         train_phases = sum(each.train for each in task.phases)
         if phase.train_index == train_phases - 1:
-            self._save(task, _final_name(task))
+            self._save(task, _final_name(task), _results(task))
         elif self.every_phases > 0 and (phase.train_index + 1) % self.every_phases == 0:
-            self._save(task, f"model_phase{phase.train_index}.torch")
+            self._save(task, f"model_phase{phase.train_index}.torch", _results(task))
 
     def on_end(self, task: TaskView) -> None:
         # A test phase came after the last save: note that it is done.
         if not task.phases[-1].train and any(phase.train for phase in task.phases):
             self._save(task, _final_name(task))
+        self.saver.finish()
 
-    def _save(self, task: TaskView, name: str) -> None:
+    def on_exception(self, task: TaskView) -> None:
+        self.saver.wait()
+
+    def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
         task.ledger.flush()
         state = checkpoint_state(task)
         if is_primary():
-            files.write(state, self.folder, name)
-        barrier()
+            facts = {
+                **self._facts,
+                "iteration": state["iteration"],
+                "train_phase": state["train_phase_idx"],
+                "results": results or {},
+            }
+            self.saver.save(state, name, facts)
+
+
+def _results(task: TaskView) -> dict[str, Any]:
+    """The figures of the phase that has just ended, as they are written to metrics.jsonl."""
+    split = "train" if task.train else "test"
+    results: dict[str, Any] = json.loads(json.dumps({split: task.phase_results}, default=str))
+    return results
+
+
+def _digest(config: Any) -> str:
+    return hashlib.sha256(OmegaConf.to_yaml(config, sort_keys=True).encode()).hexdigest()
 
 
 def _final_name(task: TaskView) -> str:

@@ -55,7 +55,7 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         LogMetrics(read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ)
     )
     chosen.extend(_extra(entry) for entry in hooks.EXTRA)
-    chosen.append(_checkpoints(config, run_dir))
+    chosen.append(SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions)))
     return chosen
 
 
@@ -64,10 +64,3 @@ def _extra(entry: str | dict[str, Any]) -> Any:
         return HOOKS.get(entry)()
     arguments = {key: value for key, value in entry.items() if key != "name"}
     return HOOKS.get(entry["name"])(**arguments)
-
-
-def _checkpoints(config: DictConfig, run_dir: Path) -> SaveCheckpoints:
-    options = read(config, CheckpointOptions)
-    return SaveCheckpoints(
-        run_dir / "checkpoints", options.CHECKPOINT_FREQUENCY, options.CHECKPOINT_ITER_FREQUENCY
-    )

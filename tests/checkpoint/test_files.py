@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from sslengine.checkpoint import files
+from sslengine.checkpoint.manifest import verify
 from sslengine.errors import CheckpointError
 
 STATE = {"weights": torch.arange(3.0), "step": 7, "names": ["a", "b"], "nested": {"x": (1, 2)}}
@@ -18,8 +20,8 @@ def _age(path: Path, seconds: int) -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = files.write(STATE, tmp_path / "new" / "folder", "model_phase0.torch")
-    loaded = files.read(path)
+    files.write(STATE, tmp_path / "new" / "folder", "model_phase0.torch")
+    loaded = files.read(tmp_path / "new" / "folder" / "model_phase0.torch")
     assert torch.equal(loaded["weights"], STATE["weights"])
     assert {key: loaded[key] for key in ("step", "names", "nested")} == {
         "step": 7,
@@ -34,7 +36,9 @@ def test_the_pointer_follows_and_nothing_temporary_stays(tmp_path: Path) -> None
     assert os.readlink(tmp_path / files.POINTER) == "model_phase1.torch"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoint.torch",
+        "model_phase0.json",
         "model_phase0.torch",
+        "model_phase1.json",
         "model_phase1.torch",
     ]
 
@@ -42,7 +46,8 @@ def test_the_pointer_follows_and_nothing_temporary_stays(tmp_path: Path) -> None
 def test_a_write_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = files.write(STATE, tmp_path, "model_phase0.torch")
+    files.write(STATE, tmp_path, "model_phase0.torch")
+    path = tmp_path / "model_phase0.torch"
     before = path.read_bytes()
 
     def full(*_: object) -> None:
@@ -52,30 +57,60 @@ def test_a_write_that_fails_leaves_what_was_there(
     with pytest.raises(CheckpointError, match=r"cannot write .*model_phase0.*No space left"):
         files.write({}, tmp_path, "model_phase0.torch")
     assert path.read_bytes() == before
+    verify(path)
     assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))
 
 
-def test_newest_is_what_the_pointer_says_then_by_time(tmp_path: Path) -> None:
-    for name, seconds in (("model_phase2.torch", 300), ("model_iteration9.torch", 200)):
-        files.write({"name": name}, tmp_path, name)
-        _age(tmp_path / name, seconds)
-    # The pointer was set last by model_iteration9, though the other file is newer.
-    assert [path.name for path in files.in_order(tmp_path)] == [
-        "model_iteration9.torch",
-        "model_phase2.torch",
+def test_newest_is_what_the_pointer_says_then_by_number(tmp_path: Path) -> None:
+    for number, name in ((2, "model_phase2"), (3, "model_phase3"), (1, "model_iteration9")):
+        files.write({"name": name}, tmp_path, f"{name}.torch", {"number": number})
+        _age(tmp_path / f"{name}.torch", 100 * number)
+    # The pointer was set last by model_iteration9. Copies of files have any age.
+    _age(tmp_path / "model_phase2.torch", 900)
+    assert [path.stem for path in files.in_order(tmp_path)] == [
+        "model_iteration9",
+        "model_phase3",
+        "model_phase2",
     ]
     found = files.newest(tmp_path)
     assert found is not None
-    assert found[1] == {"name": "model_iteration9.torch"}
-    assert files.newest(tmp_path, position=2)[1] == {"name": "model_phase2.torch"}
+    assert found[1] == {"name": "model_iteration9"}
+    assert files.newest(tmp_path, position=2)[1] == {"name": "model_phase3"}
 
 
-@pytest.mark.parametrize("harm", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"\0" * 100])
+def test_leftovers_of_a_killed_run_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    files.write(STATE, tmp_path, "model_phase0.torch")
+    before = sorted(tmp_path.iterdir())
+    (tmp_path / ".model_phase1.torch.99.tmp").write_bytes(b"half")
+    files.remove_leftovers(tmp_path)
+    files.remove_leftovers(tmp_path / "not there")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_too_little_space_is_known_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=11)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(CheckpointError, match=r"needs 0 MB and 0 MB are free.*KEEP_LAST"):
+        files.write(STATE, tmp_path, "model_phase0.torch")
+    assert not list(tmp_path.iterdir())
+
+
+def _flip(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"\0" * 100, _flip]
+)
 def test_a_broken_newest_is_skipped_with_a_word(
     tmp_path: Path, harm: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.write({"name": "good"}, tmp_path, "model_phase0.torch")
-    broken = files.write(STATE, tmp_path, "model_phase1.torch")
+    files.write(STATE, tmp_path, "model_phase1.torch")
+    broken = tmp_path / "model_phase1.torch"
     broken.write_bytes(harm(broken.read_bytes()))
     path, state = files.newest(tmp_path)
     assert (path.name, state) == ("model_phase0.torch", {"name": "good"})

@@ -56,7 +56,9 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert [i for i, _ in _losses(tmp_path / "run")] == list(range(1, 9))
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
         "checkpoint.torch",
+        "model_final_checkpoint_phase1.json",
         "model_final_checkpoint_phase1.torch",
+        "model_phase0.json",
         "model_phase0.torch",
     ]
     assert (

@@ -4,14 +4,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from sslengine.checkpoint import files
+from sslengine.checkpoint import files, saver
+from sslengine.checkpoint.manifest import verify
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.errors import CheckpointError
 from sslengine.hooks.checkpointing import SaveCheckpoints, checkpoint_state
 from tests.task.runs import Stop, Watch, make_task, train
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.is_symlink())
+    return sorted(path.name for path in files.in_order(folder))
+
+
+def _options(every_phases: int, every_steps: int) -> CheckpointOptions:
+    return CheckpointOptions(
+        CHECKPOINT_FREQUENCY=every_phases, CHECKPOINT_ITER_FREQUENCY=every_steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +50,7 @@ def _names(folder: Path) -> list[str]:
 def test_when_a_run_is_saved(
     tmp_path: Path, every_phases: int, every_steps: int, names: list[str]
 ) -> None:
-    hook = SaveCheckpoints(tmp_path, every_phases, every_steps)
+    hook = SaveCheckpoints(tmp_path, _options(every_phases, every_steps))
     train(tmp_path, [hook], OPTIMIZER__num_epochs=3)
     assert _names(tmp_path) == names
     assert (tmp_path / files.POINTER).resolve().name == "model_final_checkpoint_phase2.torch"
@@ -48,7 +58,7 @@ def test_when_a_run_is_saved(
 
 def test_a_checkpoint_in_mid_phase_says_so(tmp_path: Path) -> None:
     with pytest.raises(Stop):
-        train(tmp_path, [SaveCheckpoints(tmp_path, 1, 3), Watch(stop_after=4)])
+        train(tmp_path, [SaveCheckpoints(tmp_path, _options(1, 3)), Watch(stop_after=4)])
     progress = files.newest(tmp_path)[1]["classy_state_dict"]["progress"]
     assert progress == {"phase": 0, "step": 3, "iteration": 3, "samples": 12, "num_updates": 3}
 
@@ -61,3 +71,27 @@ def test_the_content_has_vissls_keys_around_the_tasks_state(tmp_path: Path) -> N
         "classy_state_dict",
     }  # fmt: skip
     assert state["iteration_num"] == -1
+
+
+def test_the_manifest_tells_of_the_run(tmp_path: Path) -> None:
+    train(tmp_path, [SaveCheckpoints(tmp_path, _options(1, -1))])
+    newest, before = (verify(path) for path in files.in_order(tmp_path))
+    assert (before.iteration, before.train_phase, before.number) == (4, 0, 1)
+    assert (newest.iteration, newest.train_phase, newest.number) == (8, 1, 2)
+    assert newest.world_size == 1
+    assert newest.versions["torch"] == torch.__version__
+    assert len(newest.config) == 64
+    assert newest.config == before.config
+    assert set(newest.results) == {"train"}
+    assert newest.results["train"]["loss"] > 0
+
+
+def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In mid-run training goes on; but a run whose end is not saved has failed."""
+    monkeypatch.setattr(saver, "WAITS", ())
+    folder = tmp_path / "file"
+    folder.write_text("a file where the folder should be")
+    hook = SaveCheckpoints(folder, _options(1, -1))
+    with pytest.raises(CheckpointError, match=r"cannot write .*final_checkpoint.*File exists"):
+        train(tmp_path, [hook])
+    assert folder.read_text() == "a file where the folder should be"

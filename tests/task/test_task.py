@@ -196,6 +196,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_by_name(tmp_path: Path) -> None
     # The first epoch's checkpoint is there; none was written after the bad step.
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
         "checkpoint.torch",
+        "model_phase0.json",
         "model_phase0.torch",
     ]
 

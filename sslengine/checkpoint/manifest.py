@@ -1,0 +1,84 @@
+"""What lies beside each checkpoint: `model_phase3.json` says what `model_phase3.torch` must be.
+
+A checkpoint counts only if it has the size and the sha256 that its manifest tells. The
+manifest is written first, so whatever has a final name can be verified; while a file is
+being replaced by one of the same name, its manifest knows both contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sslengine.checkpoint.atomic import write_whole
+from sslengine.errors import CheckpointError
+
+_CHUNK = 1 << 22
+
+
+@dataclass
+class Manifest:
+    file: str  # the checkpoint's name, in the same folder
+    bytes: int
+    sha256: str
+    replaces: str = ""  # sha256 of an earlier file of this name
+    number: int = 1  # of all saves of the run, from 1
+    iteration: int = 0  # train steps made
+    train_phase: int = -1  # made, from 0; -1: none yet
+    world_size: int = 1
+    config: str = ""  # sha256 of the resolved config
+    versions: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)  # by split, as in metrics.jsonl
+
+    def write(self, folder: Path) -> None:
+        write_whole(path_for(folder / self.file), json.dumps(asdict(self), indent=1).encode())
+
+    def problem(self, path: Path) -> str | None:
+        """Why the checkpoint is not what it should be. Reads all of it."""
+        size = path.stat().st_size
+        if size != self.bytes and not self.replaces:
+            return f"it has {size} bytes, and its manifest says {self.bytes}"
+        if sha256_of(path) not in (self.sha256, self.replaces):
+            return "its content is not what its manifest says (sha256)"
+        return None
+
+
+def path_for(checkpoint: Path) -> Path:
+    return checkpoint.with_suffix(".json")
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    path = path_for(checkpoint)
+    try:
+        stored: Mapping[str, Any] = json.loads(path.read_bytes())
+        known = {each.name for each in fields(Manifest)}
+        return Manifest(**{key: value for key, value in stored.items() if key in known})
+    except FileNotFoundError:
+        raise CheckpointError(f"{checkpoint} has no manifest {path.name} beside it.") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a manifest: {error}") from error
+
+
+def verify(checkpoint: Path) -> Manifest:
+    """Raises CheckpointError unless the file is, byte by byte, the one that was saved."""
+    manifest = read_manifest(checkpoint)
+    try:
+        problem = manifest.problem(checkpoint)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint} cannot be read: {error.strerror}.") from error
+    if problem is not None:
+        raise CheckpointError(f"{checkpoint} is not whole: {problem}.")
+    return manifest
+
+
+def sha256_of(path: Path) -> str:
+    """Half a second for a GB; other threads run on meanwhile."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,99 @@
+"""Which checkpoints stay: the last few, every so many of them, the best. By default all."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sslengine.checkpoint import files
+from sslengine.checkpoint.manifest import Manifest, path_for, read_manifest
+from sslengine.checkpoint.options import BestOptions, CheckpointOptions
+from sslengine.errors import CheckpointError, nearest
+
+
+def saved(folder: Path) -> list[Manifest]:
+    """The manifests of a folder's checkpoints, newest first. What has none is not the run's."""
+    found = []
+    for path in files.in_order(folder):
+        try:
+            found.append(read_manifest(path))
+        except CheckpointError:
+            continue
+    return found
+
+
+def surplus(manifests: list[Manifest], options: CheckpointOptions) -> list[Manifest]:
+    """Those that no rule keeps. manifests: newest first."""
+    if options.KEEP_LAST < 0:
+        return []
+    best = best_of(manifests, options.BEST)
+    every = options.KEEP_EVERY
+    return [
+        each
+        for each in manifests[options.KEEP_LAST :]
+        if each is not best and not (every > 0 and each.number % every == 0)
+    ]
+
+
+def remove_surplus(folder: Path, options: CheckpointOptions) -> None:
+    """Called once the newest was read back. What the pointers show is never removed."""
+    shown = {os.readlink(link) for link in _pointers(folder)}
+    for manifest in surplus(saved(folder), options):
+        if manifest.file not in shown:
+            (folder / manifest.file).unlink(missing_ok=True)
+            path_for(folder / manifest.file).unlink(missing_ok=True)
+
+
+def keep_best(folder: Path, options: BestOptions) -> None:
+    """Let `best.torch` point to the best checkpoint so far."""
+    best = best_of(saved(folder), options)
+    link = folder / files.BEST
+    if best is not None and not (link.is_symlink() and os.readlink(link) == best.file):
+        files.point_to(folder, files.BEST, best.file)
+
+
+def best_of(manifests: list[Manifest], options: BestOptions) -> Manifest | None:
+    """Of equally good ones, the newest."""
+    scored = [(value_at(each.results, options.METRIC), each) for each in manifests]
+    known = [(value, each) for value, each in scored if value is not None]
+    if not options.METRIC or not known:
+        return None
+    sign = 1.0 if options.MODE == "max" else -1.0
+    return max(known, key=lambda pair: sign * pair[0])[1]
+
+
+def value_at(results: Mapping[str, Any], path: str) -> float | None:
+    """`test.accuracy_list_meter.top_1.0` of {"test": {"accuracy_list_meter": ...}}."""
+    value: Any = results
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def unknown_metric(results: Mapping[str, Any], path: str) -> str | None:
+    """What to tell about a figure that is not there, once its phase has given others."""
+    split = path.partition(".")[0]
+    if split not in results or value_at(results, path) is not None:
+        return None
+    known = _names({split: results[split]})
+    return (
+        f"config.CHECKPOINT.BEST.METRIC: there is no figure {path!r}; there are "
+        f"{', '.join(known)}. {nearest(path, known)}"
+    ).rstrip()
+
+
+def _names(results: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, value in results.items():
+        name = f"{prefix}{key}"
+        names.extend(_names(value, f"{name}.") if isinstance(value, Mapping) else [name])
+    return names
+
+
+def _pointers(folder: Path) -> list[Path]:
+    return [p for p in (folder / files.POINTER, folder / files.BEST) if p.is_symlink()]

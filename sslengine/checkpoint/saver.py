@@ -1,0 +1,121 @@
+"""Saving beside training: the step waits for a copy in host memory, a thread does the rest.
+
+    save(...)   waits for the save before it, copies the state, begins to write
+    finish()    waits; raises what the last save failed of
+
+A save that fails is tried again, then reported; training goes on with the checkpoints that
+are there. One save is in flight at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sslengine.checkpoint import files
+from sslengine.checkpoint.manifest import Manifest
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.checkpoint.retention import keep_best, remove_surplus, saved, unknown_metric
+from sslengine.checkpoint.snapshot import to_host
+from sslengine.errors import CheckpointError
+
+log = logging.getLogger("sslengine")
+
+WAITS = (1.0, 5.0)  # seconds before a save is tried again
+
+
+class Saver:
+    """Of one folder; used by rank 0 alone."""
+
+    def __init__(self, folder: Path, options: CheckpointOptions) -> None:
+        self.folder, self.options = folder, options
+        self.error: CheckpointError | None = None  # of the last save
+        self._thread: threading.Thread | None = None
+        self._newest: Manifest | None = None
+        self._next_number = 0
+        self._told = False  # that there is no such metric
+
+    def save(self, state: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> None:
+        began = time.perf_counter()
+        self.wait()
+        if self._next_number == 0:  # read once: from here on only this object adds files
+            self._next_number = 1 + max((each.number for each in saved(self.folder)), default=0)
+        facts = {**facts, "number": self._next_number}
+        if self._newest is not None and self._newest.file == name:  # the same place in the run
+            facts["results"] = self._newest.results | facts["results"]
+        snapshot = to_host(state)
+        held_up = time.perf_counter() - began
+        work = (snapshot, name, facts, held_up)
+        self._next_number += 1
+        self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
+        self._thread.start()
+
+    def add_results(self, results: Mapping[str, Any]) -> None:
+        """What a test phase found out about the newest checkpoint."""
+        self.wait()
+        if self._newest is None:
+            return
+        self._newest.results.update(results)
+        try:
+            self._newest.write(self.folder)
+            self._tidy()
+        except OSError as error:
+            log.error("the results could not be noted in %s: %s", self.folder, error)
+
+    def wait(self) -> None:
+        """Until nothing is in flight."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def finish(self) -> None:
+        self.wait()
+        if self.error is not None:
+            raise self.error
+
+    def _write(
+        self, state: Mapping[str, Any], name: str, facts: Mapping[str, Any], held_up: float
+    ) -> None:
+        began = time.perf_counter()
+        written = self._try(state, name, facts)
+        if written is None:
+            return
+        self._newest = written
+        log.info(
+            "saved %s: %.1f MB, written in %.2f s beside training, which waited %.3f s",
+            name, written.bytes / 1e6, time.perf_counter() - began, held_up,
+        )  # fmt: skip
+        try:
+            self._tidy()
+        except OSError as error:
+            log.error("older checkpoints could not be removed from %s: %s", self.folder, error)
+
+    def _try(
+        self, state: Mapping[str, Any], name: str, facts: Mapping[str, Any]
+    ) -> Manifest | None:
+        for pause in (*WAITS, None):
+            try:
+                written = files.write(state, self.folder, name, facts)
+            except CheckpointError as error:
+                self.error = error
+                log.error("%s%s", error, "" if pause is None else " It is tried again.")
+                time.sleep(pause or 0.0)
+            else:
+                self.error = None
+                return written
+        return None
+
+    def _tidy(self) -> None:
+        """Only now that the newest is on the disk may older ones go."""
+        metric = self.options.BEST.METRIC
+        if metric and self._newest is not None:
+            problem = unknown_metric(self._newest.results, metric)
+            if problem is not None and not self._told:
+                log.warning("%s", problem)
+                self._told = True
+        keep_best(self.folder, self.options.BEST)
+        remove_surplus(self.folder, self.options)
