@@ -43,6 +43,10 @@ class LaunchError(SSLEngineError):
     """The processes of a run could not be started, or one of them failed."""
 
 
+class Preempted(SSLEngineError):
+    """The run was told to end and is saved: start it again. The command ends with status 75."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the closest known names, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}

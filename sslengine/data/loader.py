@@ -101,7 +101,7 @@ class Loader:
 def boot_server() -> None:
     """Start the process that workers are forked from; does not wait for it."""
     multiprocessing.set_forkserver_preload(list(WORKER_MODULES))
-    with main_hidden():
+    with main_hidden(), _without_signals():
         multiprocessing.forkserver.ensure_running()
 
 
@@ -110,11 +110,15 @@ def prepare_worker(worker: int, main: int) -> None:
 
     main: the process that the worker loads for.
     """
-    threading.Thread(target=_end_with, args=(main,), daemon=True).start()
     # The main process decides what a signal means; a worker forked from it has its handlers.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "sigwaitinfo"):
+        # Before any thread is started: one that does not block it would get it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_by, args=(main,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(main,), daemon=True).start()
     # About EXIF and palettes, once for each such file in each worker.
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
@@ -135,6 +139,29 @@ def _end_with(main: int) -> None:
                 os.kill(main, 0)
                 time.sleep(2.0)
     os._exit(1)
+
+
+def _end_by(main: int) -> None:
+    """SIGTERM ends a worker if the main process sent it. A scheduler sends it to all processes
+    of a run alike, and then the main process still needs batches to end in good order."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
+        pass
+    os._exit(1)
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """What is started meanwhile ignores the signals that a scheduler sends to all processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what a signal means
+        return
+    ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

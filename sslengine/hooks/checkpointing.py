@@ -14,6 +14,7 @@ import sslengine
 from sslengine.checkpoint import files
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.saver import Saver
+from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.hooks.events import Hook, TaskView
 
@@ -30,6 +31,7 @@ class SaveCheckpoints(Hook):
         self.every_phases = options.CHECKPOINT_FREQUENCY
         self.every_steps = options.CHECKPOINT_ITER_FREQUENCY
         self.saver = Saver(folder, options)
+        self._due = False
         self._facts: dict[str, Any] = {}
 
     def on_start(self, task: TaskView) -> None:
@@ -45,7 +47,10 @@ class SaveCheckpoints(Hook):
         if not task.train or self.every_steps <= 0:
             return
         ends_phase = task.progress.step == task.phase.steps  # on_phase_end sees to that
-        if task.iteration % self.every_steps == 0 and not ends_phase:
+        self._due = (self._due or task.iteration % self.every_steps == 0) and not ends_phase
+        # Gradients of an unfinished group of batches are in no checkpoint: go on to its end.
+        if self._due and task.updating:
+            self._due = False
             self._save(task, f"model_iteration{task.iteration}.torch")
 
     def on_phase_end(self, task: TaskView) -> None:
@@ -68,6 +73,12 @@ class SaveCheckpoints(Hook):
 
     def on_exception(self, task: TaskView) -> None:
         self.saver.wait()
+
+    def save_now(self, task: TaskView, name: str) -> None:
+        """And do not return before it is on the disk. Collective."""
+        self._save(task, name)
+        self.saver.finish()
+        barrier()
 
     def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
         task.ledger.flush()

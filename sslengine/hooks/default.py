@@ -21,6 +21,7 @@ from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
 from sslengine.hooks.metrics import LogMetrics
 from sslengine.hooks.options import HooksOptions
 from sslengine.hooks.perf import LogPerfStats
+from sslengine.hooks.preemption import StopOnSignals
 from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOKS
@@ -55,7 +56,8 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         LogMetrics(read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ)
     )
     chosen.extend(_extra(entry) for entry in hooks.EXTRA)
-    chosen.append(SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions)))
+    checkpoints = SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions))
+    chosen.extend((checkpoints, StopOnSignals(checkpoints)))
     return chosen
 
 

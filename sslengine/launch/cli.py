@@ -6,6 +6,7 @@ python tools/run_distributed_engines.py config=quickstart/simclr [config.KEY=VAL
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from sslengine import catalog
 from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.show import show
-from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.registry import import_dotted
 
 _DESCRIPTION = """\
@@ -47,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done. 1: the run failed. 2: the config is wrong and nothing was started."""
+    """0: done. 1: the run failed. 2: the config is wrong and nothing was started.
+    75: the run was told to end and is saved; the same command goes on.
+    """
     assert catalog  # importing it declares all names
     given = make_parser().parse_args(arguments)
     if "" not in sys.path:
@@ -65,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for run in runs:
             launch(run)
+    except Preempted as told:
+        print(told, file=sys.stderr)  # noqa: T201
+        return os.EX_TEMPFAIL
     except SSLEngineError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2 if isinstance(error, ConfigError) else 1

@@ -24,7 +24,7 @@ from sslengine.distributed import process_group
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import rank
 from sslengine.engines.run import Run
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, Preempted
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.registry import ENGINES, load_plugins
 
@@ -48,6 +48,8 @@ def run_rank(resolved: Resolved, join: bool) -> None:
         for warning in resolved.warnings:
             log.warning("%s", warning)
         ENGINES.get(resolved.engine_name, "engine_name")(Run(resolved, folder, device))
+    except Preempted:
+        raise
     except BaseException:
         log.info("the run ended with an error", exc_info=True)  # the screen gets it from above
         raise

@@ -14,9 +14,9 @@ def _names(**changes: Any) -> list[str]:
 
 
 def test_what_every_run_has_and_checkpoints_come_last() -> None:
-    assert _names() == ["LogCollapse", "LogMetrics", "SaveCheckpoints"]
+    assert _names() == ["LogCollapse", "LogMetrics", "SaveCheckpoints", "StopOnSignals"]
     assert _names(MACHINE__DEVICE="auto") == [
-        "LogGpus", "LogGpuMemory", "LogCollapse", "LogMetrics", "SaveCheckpoints",
+        "LogGpus", "LogGpuMemory", "LogCollapse", "LogMetrics", "SaveCheckpoints", "StopOnSignals",
     ]  # fmt: skip
 
 
@@ -41,6 +41,7 @@ def test_what_can_be_asked_for_in_its_order() -> None:
         "LogMetrics",
         "CutPower",
         "SaveCheckpoints",
+        "StopOnSignals",
     ]
 
 

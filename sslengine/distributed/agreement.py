@@ -1,0 +1,88 @@
+"""All ranks end at the same step, whichever of them was told to.
+
+    stop = Agreement()          # collective
+    stop.ask()                  # on any rank, at any time, from any thread
+    if stop.reached(step):      # on each rank after each step, with the same count
+
+A rank may be a step behind another, so "after this step" is not the same step everywhere.
+A thread of each rank looks at the process group's store, four times a second. Once someone
+has asked, each rank tells how far it is and promises to wait after its next step; the
+furthest of them decides, and that is the last step of all. Nobody can have passed it.
+
+Cost: a comparison a step. The store is used by the thread alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any
+
+from torch.distributed import distributed_c10d as c10d
+
+from sslengine.distributed.ranks import rank, world_size
+
+LOOK = 0.25  # seconds
+_numbers = itertools.count()
+
+
+class Agreement:
+    def __init__(self) -> None:
+        self._step = 0
+        self._last: int | None = None  # the step after which all ranks end
+        self._wait_after: int | None = None
+        self._asked = threading.Event()
+        self._closed = threading.Event()
+        self._changed = threading.Condition()
+        self._store: Any = None
+        number = next(_numbers)  # a process group may see several runs
+        if world_size() > 1:
+            self._store = c10d.PrefixStore(f"agreement/{number}", c10d._get_default_store())
+            threading.Thread(target=self._look, daemon=True, name="agreement").start()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    def reached(self, step: int) -> bool:
+        """Is this the last step? Waits where the answer is just being found."""
+        if self._store is None:
+            return self._asked.is_set()
+        with self._changed:
+            self._step = step
+            while self._must_wait():
+                self._changed.wait(LOOK)
+        return self._last is not None and step >= self._last
+
+    def _must_wait(self) -> bool:
+        waiting = self._wait_after is not None and self._step >= self._wait_after
+        return waiting and self._last is None and not self._closed.is_set()
+
+    def close(self) -> None:
+        """The run is over; the thread ends by itself."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        try:
+            while not self._closed.wait(LOOK):
+                if self._asked.is_set():
+                    self._store.set("asked", "1")
+                if self._store.check(["asked"]):
+                    self._decide()
+                    return
+        except RuntimeError:  # the store has gone: another rank has left, and this one will
+            self.close()
+
+    def _decide(self) -> None:
+        with self._changed:
+            made = self._step
+            self._wait_after = made + 1
+        self._store.set(f"made/{rank()}", str(made))
+        keys = [f"made/{each}" for each in range(world_size())]
+        while not self._store.check(keys):  # polled: a store that waits serves nobody else
+            if self._closed.is_set():
+                return
+            time.sleep(LOOK / 10)
+        with self._changed:
+            self._last = 1 + max(int(self._store.get(key)) for key in keys)
+            self._changed.notify_all()

@@ -1,0 +1,97 @@
+"""Leaving in good order when the machine is taken away.
+
+    SIGTERM, SIGUSR1, SIGUSR2    the step is finished, the run is saved, the command ends with
+                                 status 75: the same command goes on from there
+    a second one                 ends the process at once; what was saved stays. Below torch's
+                                 elastic agent, which passes on what it gets: a third one
+
+All ranks save after the same step, whichever of them got the signal.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from sslengine.distributed.agreement import Agreement
+from sslengine.errors import Preempted
+from sslengine.hooks.checkpointing import SaveCheckpoints
+from sslengine.hooks.events import Hook, TaskView
+
+log = logging.getLogger("sslengine")
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# A scheduler may send several at a time.
+TOGETHER = 1.0  # seconds
+
+
+class StopOnSignals(Hook):
+    """Comes after `checkpoints`, which it tells to save."""
+
+    def __init__(self, checkpoints: SaveCheckpoints) -> None:
+        self.checkpoints = checkpoints
+        self._steps = 0  # since the start, of train and test phases
+        self._stop = False
+        self._first = 0.0  # when the first signal came
+        self._signal = "another rank"
+        self._passed_on = int("TORCHELASTIC_RUN_ID" in os.environ)  # to be expected
+        self._before: dict[int, Any] = {}
+
+    def on_start(self, task: TaskView) -> None:
+        self._agreement = Agreement()
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
+
+    def on_step(self, task: TaskView) -> None:
+        self._steps += 1
+        ends_phase = task.progress.step == task.phase.steps
+        if ends_phase and task.phase is task.phases[-1]:
+            return  # the run is done: no need to leave, nor for others to wait
+        self._stop = self._stop or self._agreement.reached(self._steps)
+        # Gradients of an unfinished group of batches are in no checkpoint: go on to its end.
+        if self._stop and not ends_phase and (task.updating or not task.train):
+            self._leave(task)
+
+    def on_phase_end(self, task: TaskView) -> None:
+        if self._stop:
+            self._leave(task)
+
+    def on_end(self, task: TaskView) -> None:
+        self._restore()
+
+    def on_exception(self, task: TaskView) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self._first:
+            self._first, self._signal = now, signal.Signals(number).name
+            self._agreement.ask()
+        elif now - self._first > TOGETHER:
+            if self._passed_on:
+                self._passed_on -= 1
+                return
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _leave(self, task: TaskView) -> None:
+        name = f"model_iteration{task.iteration}.torch"
+        self.checkpoints.save_now(task, name)
+        text = f"stopped by {self._signal} after step {task.iteration}"
+        log.info("%s", text)
+        raise Preempted(
+            f"{text}; saved in {self.checkpoints.folder}. The same command goes on from there."
+        )
+
+    def _restore(self) -> None:
+        if self._before:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before = {}
+        self._agreement.close()

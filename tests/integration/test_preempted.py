@@ -1,0 +1,84 @@
+"""The command is told to end, by a signal to itself or to all its processes, and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from sslengine.checkpoint import files
+from tests.config.recipes import recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, str(ROOT / "tools" / "run_distributed_engines.py"), "config=tiny"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "configs").mkdir()
+    tree = recipe(
+        LOG_FREQUENCY=1, OPTIMIZER__num_epochs=12, DATA__NUM_DATALOADER_WORKERS=1,
+        CHECKPOINT__CHECKPOINT_FREQUENCY=-1,
+    )  # fmt: skip
+    text = "# @package _global_\n" + yaml.safe_dump({"config": tree})
+    (tmp_path / "configs" / "tiny.yaml").write_text(text)
+    return tmp_path
+
+
+def _start(project: Path, folder: str, ranks: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+         f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}"],
+        cwd=project, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    model = files.newest(folder / "checkpoints")[1]["classy_state_dict"]["base_model"]["model"]
+    return {**model["trunk"], **model["heads"]}
+
+
+def _wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
+    metrics = folder / "metrics.jsonl"
+    for _ in range(1000):
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= 3:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    raise AssertionError("no step was made in 50 seconds")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("to_all", [False, True])
+def test_status_75_and_the_same_command_goes_on_bit_by_bit(
+    project: Path, ranks: int, to_all: bool
+) -> None:
+    process = _start(project, "cut", ranks)
+    _wait_for_steps(project / "cut", process)
+    if to_all:  # as scancel does: loader workers and their server too
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.send_signal(signal.SIGUSR1)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 75, errors
+    assert errors.count("The same command goes on from") == 1
+    assert "Traceback" not in errors
+    progress = files.newest(project / "cut" / "checkpoints")[1]["classy_state_dict"]["progress"]
+    assert 0 < progress["iteration"] < 48
+    for folder in ("cut", "whole"):
+        again = _start(project, folder, ranks)
+        out, errors = again.communicate(timeout=90)
+        assert again.returncode == 0, errors
+        assert ("resumed from" in out) == (folder == "cut")
+    cut, whole = _weights(project / "cut"), _weights(project / "whole")
+    assert cut.keys() == whole.keys()
+    assert all(torch.equal(cut[name], whole[name]) for name in cut)
