@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from sslengine.checkpoint import files
+from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find, set_aside
 from sslengine.config.options import TrainerOptions
@@ -30,11 +31,16 @@ log = logging.getLogger("sslengine")
 
 @register_engine("train")
 def train(run: Run) -> None:
-    began = time.monotonic()
     task = TASKS.get(read(run.config, TrainerOptions).TASK_NAME)(
         run.config, run.run_dir, run.device
     )
     task.prepare()
+    with owned(run.run_dir):
+        _train(task, run)
+
+
+def _train(task: Any, run: Run) -> None:
+    began = time.monotonic()
     resume(task, run)
     if task.done_training():
         run.console.print(

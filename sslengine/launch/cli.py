@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     75: the run was told to end and is saved; the same command goes on.
     """
     assert catalog  # importing it declares all names
-    given = make_parser().parse_args(arguments)
+    given = make_parser().parse_intermixed_args(arguments)
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     try:

@@ -21,6 +21,7 @@ from sslengine.hooks.preemption import SIGNALS, StopOnSignals
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.task.runs import Watch, make_task, same, train, weights
+from tests.task.test_task import SUPERVISED, WITH_TEST
 
 
 class Scheduler(Hook):
@@ -91,7 +92,7 @@ def test_a_group_of_accumulated_batches_is_finished(tmp_path: Path) -> None:
 
 
 def test_in_a_test_phase_too(tmp_path: Path) -> None:
-    changes = {"TEST_MODEL": True}
+    changes = {**SUPERVISED, **WITH_TEST}
     whole = train(tmp_path / "whole", _hooks(tmp_path / "whole"), **changes)
     text = _stopped(tmp_path / "cut", Scheduler(signal.SIGTERM, 1, train=False), **changes)
     assert "after step 4" in text
@@ -99,7 +100,7 @@ def test_in_a_test_phase_too(tmp_path: Path) -> None:
     assert (progress["phase"], progress["step"]) == (1, 1)
     resumed = _resumed(tmp_path / "cut", Scheduler(signal.SIGTERM, 0), **changes)
     assert same(weights(resumed), weights(whole))
-    assert resumed.phase_results == whole.phase_results
+    assert resumed.phase_results == whole.phase_results  # of all of the last test phase
 
 
 def test_in_the_last_step_the_run_just_ends(tmp_path: Path) -> None:

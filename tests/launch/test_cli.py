@@ -44,7 +44,7 @@ def test_help_comes_without_torch(tmp_path: Path) -> None:
 def test_show_prints_the_config_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["config=tiny", "config.SEED_VALUE=5", "--show"]) == 0
+    assert main(["config=tiny", "--show", "config.SEED_VALUE=5"]) == 0
     out = capsys.readouterr().out
     assert yaml.safe_load(out)["config"]["SEED_VALUE"] == 5
     assert "# command line" in out

@@ -1,0 +1,73 @@
+"""A run's folder belongs to one run at a time.
+
+The operating system holds the lock for as long as its process lives, so a run that was
+killed leaves none behind; the file says who has it. It is never removed: a process that
+waits for a file which another removes would lock a file that nobody else can see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+from sslengine.distributed.collectives import broadcast_object
+from sslengine.distributed.ranks import is_primary
+from sslengine.errors import CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # not Unix: there nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".lock"
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Rank 0 takes the folder for all; if it cannot, all ranks get the error. Collective."""
+    held, problem = _take(folder) if is_primary() else (None, None)
+    problem = broadcast_object(problem)
+    if problem is not None:
+        raise CheckpointError(problem)
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _take(folder: Path) -> tuple[int | None, str | None]:
+    """(what holds the lock, what is wrong)."""
+    path = folder / NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        return None, f"{folder} cannot be the folder of a run: {error.strerror} ({error.filename})."
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None, (
+            f"another run is using {folder}: {_owner(path)}. Wait for its end, or give this one a "
+            f"folder of its own: config.CHECKPOINT.DIR."
+        )
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+    os.ftruncate(file, 0)
+    os.write(file, json.dumps(facts).encode() + b"\n")
+    return file, None
+
+
+def _owner(path: Path) -> str:
+    try:
+        facts = json.loads(path.read_text())
+        return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "it has not said which"

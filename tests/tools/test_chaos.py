@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.config.recipes import recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _chaos(folder: Path, *arguments: str, **changes: Any) -> subprocess.CompletedProcess[str]:
+    (folder / "configs").mkdir()
+    tree = {"config": recipe(LOG_FREQUENCY=1, **changes)}
+    (folder / "configs" / "tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tree))
+    tool = str(ROOT / "tools" / "chaos.py")
+    command = [sys.executable, tool, "config=tiny", "--folder", "chaos", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_survives(tmp_path: Path, ranks: int) -> None:
+    done = _chaos(
+        tmp_path, "--kills", "6", f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+        f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split()[:2] == ["run", "6"]
+
+
+FORGETFUL = """
+import os, torch
+from sslengine.hooks.events import Hook
+
+class Forgetful(Hook):
+    '''Has a state that it does not save: how many steps were made in this life.'''
+    def on_start(self, task):
+        self.made = 0
+    def on_update(self, task):
+        self.made += 1
+        with torch.no_grad():
+            next(iter(task.base_model.parameters())).mul_(1 + 0.01 * self.made)
+"""
+
+
+def test_a_state_that_is_not_saved_is_found(tmp_path: Path) -> None:
+    """The tool can say no."""
+    (tmp_path / "forgetful.py").write_text(FORGETFUL)
+    done = _chaos(
+        tmp_path, "--kills", "12",
+        OPTIMIZER__num_epochs=4, HOOKS__EXTRA=["forgetful:Forgetful"],
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "FAILED:" in done.stderr
+    assert "instead of" in done.stderr or "differs" in done.stderr

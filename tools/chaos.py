@@ -1,0 +1,315 @@
+#!/usr/bin/env python3
+"""Kill a run again and again, and prove that it ends as if nothing had happened.
+
+    python tools/chaos.py config=quickstart/simclr config.OPTIMIZER.num_epochs=2 --kills 20
+    python tools/chaos.py --series --kills 100        # small runs of six methods, 1 and 2 ranks
+
+The run is made once without harm. Then it is made again; at random instants all its processes
+get SIGKILL, and the same run is started again, until it ends. Then every loss and every sample
+of every step that was ever made, on each rank, and the whole state of the last checkpoint
+must be equal, bit by bit. That goes on with new runs until there were enough kills.
+
+A run can be as harsh as the config says: config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY decides
+how often it saves (here every second step, unless you say otherwise).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from omegaconf import OmegaConf
+
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.checkpoint import files
+from sslengine.config.facts import world_size
+from sslengine.config.resolve import Resolved, resolve
+from sslengine.distributed.ranks import rank
+from sslengine.errors import SSLEngineError
+from sslengine.hooks.events import Hook
+from sslengine.launch.rank import run_rank
+
+PACE = ("config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=2", "config.CHECKPOINT.KEEP_LAST=3")
+SMALL = (
+    "config.DATA.TRAIN.DATA_LIMIT=24",
+    "config.OPTIMIZER.num_epochs=3",
+    "config.LOG_FREQUENCY=1",
+)
+# What else makes a quickstart's run small.
+METHODS: dict[str, tuple[str, ...]] = {
+    "simclr": (),
+    "moco": ("config.LOSS.moco_loss.queue_size=16",),
+    "swav": (
+        "config.LOSS.swav_loss.queue.start_iter=4",
+        "config.LOSS.swav_loss.queue.queue_length=8",
+    ),
+    "dino": (),
+    "deepclusterv2": ("config.LOSS.deepclusterv2_loss.num_clusters=[5,4]",),
+    "pirl": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
+}  # fmt: skip
+# (ranks, loader workers, of all kills this share)
+SHAPES = ((1, 0, 0.6), (2, 0, 0.3), (1, 2, 0.06), (2, 2, 0.04))
+# Of all kills, this share waits for a save to begin: else few would meet one.
+IN_A_SAVE = 0.3
+
+
+class Record(Hook):
+    """Writes down every step that is made, in every life."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_start(self, task: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"steps_rank{rank()}.jsonl"
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(self._file, b"\n")  # an earlier life may have been cut within a line
+
+    def on_step(self, task: Any) -> None:
+        if task.train:
+            batch = task.last_batch
+            step = [task.iteration, batch.loss.item(), batch.indices.tolist()]
+            os.write(self._file, json.dumps(step).encode() + b"\n")
+
+
+@dataclass
+class Tally:
+    """What happened in a series of kills."""
+
+    name: str
+    kills: int = 0
+    in_a_save: int = 0  # a file had been begun
+    before_any_save: int = 0
+    runs: int = 0
+    lost: int = 0  # steps made again, in all
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:<32}{self.kills:>6}{self.in_a_save:>10}{self.before_any_save:>12}"
+            f"{self.runs:>7}{self.lost / max(1, self.kills):>12.1f}"
+        )
+
+
+HEADER = f"{'run':<32}{'kills':>6}{'in save':>10}{'before any':>12}{'ends':>7}{'steps again':>12}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a run")
+    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
+    parser.add_argument("--series", action="store_true", help="small runs of six methods")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--kills", type=int, default=20, help="in all (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of the instants")
+    parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="is emptied")
+    given = parser.parse_intermixed_args(arguments)
+    sys.path.insert(0, "")  # a user's own hooks and methods
+    torch.set_num_threads(1)  # and no thread before a fork
+    dice = random.Random(given.seed)
+    print(HEADER, flush=True)
+    try:
+        for name, overrides, kills in _plan(given):
+            folder = given.folder.absolute() / name
+            tally = harm(name, [*PACE, *overrides], given.config_dir, folder, kills, dice)
+            print(tally, flush=True)
+    except (SSLEngineError, AssertionError) as error:
+        print(f"FAILED: {error}\nseed {given.seed}; files in {given.folder}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _plan(given: argparse.Namespace) -> Iterator[tuple[str, list[str], int]]:
+    """(name, overrides, kills) of each run."""
+    if not given.series:
+        yield "run", given.overrides, given.kills
+        return
+    for ranks, workers, share in SHAPES:
+        for method in given.methods:
+            small = [
+                f"config=quickstart/{method}", *SMALL, *METHODS[method],
+                f"config.DATA.NUM_DATALOADER_WORKERS={workers}",
+                f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+                f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}", *given.overrides,
+            ]  # fmt: skip
+            kills = max(1, round(given.kills * share / len(given.methods)))
+            yield f"{method}, {ranks} rank, {workers} workers", small, kills
+
+
+def harm(
+    name: str, overrides: Sequence[str], config_dirs: Sequence[str], folder: Path, kills: int,
+    dice: random.Random,
+) -> Tally:  # fmt: skip
+    """Raises AssertionError if any run ends otherwise than the one without harm."""
+    tally = Tally(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    whole = _resolved(overrides, config_dirs, folder / "whole")
+    began = time.monotonic()
+    assert _live(whole, None) == 0, f"the run without harm fails; see {folder / 'whole'}"
+    seconds = time.monotonic() - began
+    while tally.kills < kills:
+        shutil.rmtree(folder / "killed", ignore_errors=True)
+        killed = _resolved(overrides, config_dirs, folder / "killed")
+        # The last life is not cut short.
+        while _live(killed, _instant(dice, seconds) if tally.kills < kills else None) != 0:
+            tally.kills += 1
+            checkpoints = folder / "killed" / "checkpoints"
+            tally.in_a_save += any(checkpoints.glob(".model_*.tmp"))
+            tally.before_any_save += not files.in_order(checkpoints)
+        tally.runs += 1
+        tally.lost += _compare(folder / "whole", folder / "killed", world_size(whole.config))
+    return tally
+
+
+def _resolved(overrides: Sequence[str], config_dirs: Sequence[str], folder: Path) -> Resolved:
+    """The run, in this folder and with a hook that records it beside its own hooks."""
+    run = resolve([*overrides, f"config.CHECKPOINT.DIR='{folder}'"], config_dirs)
+    record = {"name": "chaos:Record", "folder": str(folder)}
+    config = copy.deepcopy(run.config)
+    OmegaConf.set_readonly(config, False)
+    config.HOOKS.EXTRA = [*config.HOOKS.EXTRA, record]
+    return dataclasses.replace(run, config=config)
+
+
+@dataclass(frozen=True)
+class Instant:
+    """When to kill: so many seconds after the start, or when the next save after them begins."""
+
+    seconds: float
+    in_a_save: bool
+
+    def has_come(self, since_start: float, checkpoints: Path) -> bool:
+        if since_start < self.seconds:
+            return False
+        return not self.in_a_save or any(checkpoints.glob(".model_*.tmp"))
+
+
+def _instant(dice: random.Random, seconds: float) -> Instant:
+    return Instant(dice.uniform(0, seconds), dice.random() < IN_A_SAVE)
+
+
+def _live(run: Resolved, kill_at: Instant | None) -> int:
+    """One life of the run, in processes forked from this one. 0: it came to its end."""
+    ranks, port = world_size(run.config), _free_port()
+    checkpoints = Path(run.config.CHECKPOINT.DIR) / "checkpoints"
+    began = time.monotonic()
+    alive = [_fork(run, number, ranks, port) for number in range(ranks)]
+    statuses = []
+    while alive:
+        if kill_at is not None and kill_at.has_come(time.monotonic() - began, checkpoints):
+            for process in alive:
+                os.kill(process, signal.SIGKILL)
+            kill_at = None
+        for process in list(alive):
+            done, status = os.waitpid(process, os.WNOHANG)
+            if done:
+                alive.remove(process)
+                statuses.append(status)
+        time.sleep(0.001)
+    failed = [s for s in statuses if os.WIFEXITED(s) and os.WEXITSTATUS(s) != 0]
+    killed = any(os.WIFSIGNALED(s) for s in statuses)
+    # What a rank says after another one was killed is no failure of its own.
+    assert killed or not failed, f"a life failed by itself; see {_output(run)}"
+    return int(killed)
+
+
+def _fork(run: Resolved, number: int, ranks: int, port: int) -> int:
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        _output(run).parent.mkdir(parents=True, exist_ok=True)
+        output = os.open(_output(run), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if ranks > 1:
+            os.environ |= {
+                "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+        run_rank(run, join=ranks > 1)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _output(run: Resolved) -> Path:
+    return Path(run.config.CHECKPOINT.DIR) / "output.txt"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _compare(whole: Path, killed: Path, ranks: int) -> int:
+    """How many steps were made more than once; all of them must be equal."""
+    again = 0
+    for number in range(ranks):
+        name = f"steps_rank{number}.jsonl"
+        want = {step[0]: step for step in _steps(whole / name)}
+        made = list(_steps(killed / name))
+        for step in made:
+            assert step == want[step[0]], f"rank {number}: {step} instead of {want[step[0]]}"
+        missing = want.keys() - {step[0] for step in made}
+        assert not missing, f"rank {number} never made the steps {sorted(missing)}"
+        again += len(made) - len(want)
+    _same("", _final_state(whole), _final_state(killed))
+    return again // ranks
+
+
+def _steps(path: Path) -> Iterator[list[Any]]:
+    for line in path.read_bytes().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue  # empty, or cut by a kill
+
+
+def _final_state(folder: Path) -> Any:
+    found = files.newest(folder / "checkpoints")
+    assert found is not None
+    return found[1]["classy_state_dict"]
+
+
+def _same(where: str, one: Any, two: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, two), f"{where} differs"
+    elif isinstance(one, dict):
+        assert one.keys() == two.keys(), f"{where} has other keys"
+        for key in one:
+            _same(f"{where}.{key}", one[key], two[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(two), f"{where} has another length"
+        for index, pair in enumerate(zip(one, two, strict=True)):
+            _same(f"{where}.{index}", *pair)
+    else:
+        assert one == two, f"{where}: {one} and {two}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
