@@ -46,6 +46,8 @@ class CheckpointOptions:
     BEST: BestOptions = field(default_factory=BestOptions)
     # Train again over a run that is complete.
     OVERWRITE_EXISTING: bool = False
+    # Go on although the model or the method has changed since.
+    ALLOW_CHANGED_CONFIG: bool = False
     # 2: go on from the last but one, and so on.
     LATEST_CHECKPOINT_RESUME_FILE_NUM: int = 1
     # Go on from where the pointer `checkpoint.torch` points, which is what always happens.

@@ -10,11 +10,13 @@ from sslengine.checkpoint import files
 from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find, set_aside
+from sslengine.config.changes import changes
 from sslengine.config.options import TrainerOptions
 from sslengine.config.sections import read
+from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engines.run import Run
-from sslengine.errors import CheckpointError
+from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
@@ -86,11 +88,32 @@ def resume(task: Any, run: Run) -> None:
             _start_over(run)
         task.load_initial_weights()
         return
+    _same_run(run, options)
     task.set_classy_state(found.state["classy_state_dict"])
     place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {task.phase.steps}"
     log.info("resumed from %s: %s", found.path, place)
     if not task.done_training():
         run.console.print(f"resumed from {found.path}: {place}")
+
+
+def _same_run(run: Run, options: CheckpointOptions) -> None:
+    """Tell what has changed in the config since the run was last started; refuse another model."""
+    path = run.run_dir / "config.yaml"
+    if not broadcast_object(path.exists()):
+        return
+    text = broadcast_object(path.read_text(encoding="utf-8") if is_primary() else "")
+    found = changes(text, run.config, run.resolved.origins)
+    refused = [] if options.ALLOW_CHANGED_CONFIG else [each for each in found if not each.allowed]
+    if refused:
+        raise ConfigError(
+            f"{run.run_dir} holds a run of another model or method:\n  "
+            + "\n  ".join(map(str, refused))
+            + "\nGive the old values, or another config.CHECKPOINT.DIR; or go on all the same with "
+            "config.CHECKPOINT.ALLOW_CHANGED_CONFIG=true."
+        )
+    if found:
+        run.console.print("changed since the last start:\n  " + "\n  ".join(map(str, found)))
+        log.info("changed since the last start: %s", "; ".join(map(str, found)))
 
 
 def _is_complete(task: Any, state: dict[str, Any]) -> bool:

@@ -17,6 +17,17 @@ def log_path(run_dir: Path, rank: int) -> Path:
     return run_dir / ("log.txt" if rank == 0 else f"log_rank{rank}.txt")
 
 
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written (a full disk) says so once, and not at each line."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._failed:
+            print(f"ERROR: cannot write {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
+        self._failed = True
+
+
 def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
     """Send the loggers `sslengine` and `py.warnings` to the run's file, appending.
 
@@ -25,7 +36,7 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
     """
     close_log()
     run_dir.mkdir(parents=True, exist_ok=True)
-    to_file = logging.FileHandler(log_path(run_dir, rank), encoding="utf-8", delay=True)
+    to_file = _LogFile(log_path(run_dir, rank), encoding="utf-8", delay=True)
     to_file.setFormatter(logging.Formatter(_FORMAT))
     logger = logging.getLogger("sslengine")
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)

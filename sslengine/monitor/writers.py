@@ -6,7 +6,9 @@ A figure comes in a `Record`: what kind it is, when it was, and named values.
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any, NamedTuple
 
 from sslengine.checkpoint.atomic import write_whole
 from sslengine.errors import ConfigError
+
+log = logging.getLogger("sslengine")
 
 
 class Record(NamedTuple):
@@ -47,9 +51,9 @@ class JsonLinesWriter(Writer):
 
     def __init__(self, path: Path, iteration: int = 0) -> None:
         self.path = path
+        self._failed = False
         path.parent.mkdir(parents=True, exist_ok=True)
         _keep_lines_until(path, iteration)
-        self._file = path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
         line = {
@@ -59,10 +63,28 @@ class JsonLinesWriter(Writer):
             "epoch": record.epoch,
             **{key: _plain(value) for key, value in record.values.items()},
         }
-        self._file.write(json.dumps(line).encode() + b"\n")
+        try:
+            self._append(json.dumps(line).encode() + b"\n")
+            self._failed = False
+        except OSError as error:  # a full disk must not end a run
+            if not self._failed:
+                log.error(
+                    "%s: a line could not be written: %s. Training goes on; further lines may be "
+                    "missing.", self.path, error.strerror,
+                )  # fmt: skip
+            self._failed = True
 
-    def close(self) -> None:
-        self._file.close()
+    def _append(self, line: bytes) -> None:
+        """Opened anew for each line (30 us): the folder may have been moved or removed."""
+        try:
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line)
+        finally:
+            os.close(file)
 
 
 def _keep_lines_until(path: Path, iteration: int) -> None:

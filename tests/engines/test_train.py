@@ -222,3 +222,23 @@ def test_two_ranks_that_were_cut_go_on_bit_by_bit(two_ranks: RankPool, tmp_path:
     assert len(_final(tmp_path / "cut")["ranks"]) == 2
     _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
     assert rank() == 0
+
+
+def test_what_changed_is_told_and_another_model_refused(tmp_path: Path) -> None:
+    train(make_run(tmp_path))
+    longer = make_run(tmp_path, OPTIMIZER__num_epochs=3, LOG_FREQUENCY=2)
+    train(longer)
+    assert "changed since the last start:" in screen(longer)
+    assert "config.OPTIMIZER.num_epochs: 2 -> 3" in screen(longer)
+    other: dict[str, Any] = {
+        "OPTIMIZER__num_epochs": 4,
+        "LOSS__simclr_info_nce_loss__temperature": 0.7,
+    }
+    with pytest.raises(ConfigError) as error:
+        train(make_run(tmp_path, **other))
+    text = str(error.value)
+    assert "config.LOSS.simclr_info_nce_loss.temperature: " in text
+    assert "-> 0.7" in text
+    assert "num_epochs" not in text
+    train(make_run(tmp_path, **other, CHECKPOINT__ALLOW_CHANGED_CONFIG=True))
+    assert _final(tmp_path)["progress"]["iteration"] == 16

@@ -3,6 +3,8 @@ from __future__ import annotations
 import builtins
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,33 @@ def test_a_line_holds_the_values_and_is_there_at_once(tmp_path: Path) -> None:
         "acc": {"top_1": {"0": 50.0}},
     }
     writer.close()
+
+
+def test_a_disk_that_cannot_be_written_is_told_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    writer.write(_record(1))
+    with monkeypatch.context() as full:
+
+        def write(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        full.setattr(os, "write", write)
+        writer.write(_record(2))
+        writer.write(_record(3))
+    writer.write(_record(4))
+    assert _iterations(tmp_path / "metrics.jsonl") == [1, 4]
+    assert caplog.text.count("metrics.jsonl: a line could not be written: No space left") == 1
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    writer = JsonLinesWriter(path)
+    writer.write(_record(1))
+    shutil.rmtree(path.parent)
+    writer.write(_record(2))
+    assert _iterations(path) == [2]
 
 
 def test_what_is_not_finite_is_still_json(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""A run goes on with another config: what has changed, and may it?
+
+Most may: a longer run, other logging, other workers, another learning rate. What makes the
+weights what they are may not, for a checkpoint of one model or method says nothing to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+_FIXED = ("MODEL", "LOSS", "TRAINER.TASK_NAME", "TRAINER.TRAIN_STEP_NAME", "OPTIMIZER.name")
+# How the model is computed, not what it is.
+_FREE = (
+    "MODEL.ACTIVATION_CHECKPOINTING", "MODEL.AMP_PARAMS", "MODEL.CHANNELS_LAST", "MODEL.CUDA_CACHE",
+    "MODEL.GRAD_CLIP", "MODEL.WEIGHTS_INIT",
+)  # fmt: skip
+
+
+class Change(NamedTuple):
+    path: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"config.{self.path}: {self.before} -> {self.now}"
+
+    @property
+    def allowed(self) -> bool:
+        return not _below(self.path, _FIXED) or _below(self.path, _FREE)
+
+
+def changes(before: str, now: DictConfig, origins: Mapping[str, str]) -> list[Change]:
+    """Between the YAML that an earlier start left (`config.yaml`) and the config of this one.
+
+    Values that follow from others are left out, and where the run lives.
+    """
+    tree = yaml.safe_load(before) or {}  # type: ignore[no-untyped-call]
+    old = dict(_leaves(tree.get("config") or {}))
+    new = dict(_leaves(OmegaConf.to_container(now)))
+    found = []
+    for path in dict.fromkeys((*new, *old)):
+        derived = origins.get(f"config.{path}", "").startswith("derived:")
+        if old.get(path) != new.get(path) and not derived and not _below(path, ("CHECKPOINT",)):
+            found.append(Change(path, old.get(path, "not set"), new.get(path, "not set")))
+    return found
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _below(path: str, tops: tuple[str, ...]) -> bool:
+    return any(path == top or path.startswith(f"{top}.") for top in tops)

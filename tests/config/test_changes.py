@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine.config.changes import Change, changes
+from sslengine.config.show import show
+from tests.config.recipes import resolved
+
+
+def _between(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+    new = resolved(**now)
+    return changes(show(resolved(**before)), new.config, new.origins)
+
+
+def test_the_same_config_has_not_changed() -> None:
+    assert _between({}, {}) == []
+
+
+def test_a_change_tells_both_values() -> None:
+    (change,) = _between({}, {"OPTIMIZER__num_epochs": 7})
+    assert str(change) == "config.OPTIMIZER.num_epochs: 2 -> 7"
+    assert change.allowed
+
+
+@pytest.mark.parametrize(
+    ("now", "allowed"),
+    [
+        ({"LOG_FREQUENCY": 3}, True),
+        ({"DATA__NUM_DATALOADER_WORKERS": 3}, True),
+        ({"MODEL__ACTIVATION_CHECKPOINTING__USE_ACTIVATION_CHECKPOINTING": True}, True),
+        ({"MODEL__TRUNK__RESNETS__DEPTH": 50}, False),
+        ({"LOSS__simclr_info_nce_loss__temperature": 0.77}, False),
+        ({"OPTIMIZER__name": "adamw"}, False),
+    ],
+)
+def test_what_may_change(now: dict[str, Any], allowed: bool) -> None:
+    found = _between({}, now)
+    assert found
+    assert all(each.allowed for each in found) == allowed
+
+
+def test_where_it_lives_and_what_follows_from_other_values_are_no_change() -> None:
+    assert _between({}, {"CHECKPOINT__DIR": "elsewhere", "CHECKPOINT__KEEP_LAST": 3}) == []
+    ranks = {"DISTRIBUTED__NUM_PROC_PER_NODE": 2, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2}
+    assert {each.path for each in _between({}, ranks)} == {
+        "DATA.TRAIN.BATCHSIZE_PER_REPLICA",
+        "DISTRIBUTED.NUM_PROC_PER_NODE",
+    }
+
+
+def test_a_key_that_came_or_went() -> None:
+    new = resolved()
+    text = "config: {GONE: 1}"
+    found = {each.path: each for each in changes(text, new.config, new.origins)}
+    assert str(found["GONE"]) == "config.GONE: 1 -> not set"
+    assert found["LOG_FREQUENCY"].before == "not set"
