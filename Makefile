@@ -12,6 +12,7 @@ help:
 	@echo "make test-floor     the tests with the oldest versions that are supported"
 	@echo "make bench          what the engine costs a step, beside a bare loop and other engines"
 	@echo "make methods-table  train and judge every method (hours; can be resumed)"
+	@echo "make chaos          kill small runs of six methods a hundred times (minutes)"
 	@echo "make clean          remove the environments and build files"
 
 quickstart: $(VENV)/.installed
@@ -57,7 +58,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 methods-table: $(VENV)/.installed
 	$(VENV)/bin/python tools/methods_table.py
 
+chaos: $(VENV)/.installed
+	$(VENV)/bin/python tools/chaos.py --series --kills 100
+
 clean:
 	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help quickstart test test-slow test-floor bench methods-table clean
+.PHONY: help quickstart test test-slow test-floor bench methods-table chaos clean

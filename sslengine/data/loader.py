@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -77,6 +78,7 @@ class Loader:
                 # An iterator draws a seed for its workers: not from the global stream.
                 generator=torch.Generator(),
             )
+        self._waits = options.WORKER_TIMEOUT if workers else 0.0
         pickled = workers and mp_method != "fork"
         self._main_needed = pickled and _refers_to_main(dataset, collate)
 
@@ -86,6 +88,8 @@ class Loader:
         hidden = nullcontext() if self._main_needed else main_hidden()
         with hidden, _no_remark_on_workers():
             iterator = iter(self._loader)
+        if self._waits:
+            _wait_at_most(self._waits, iterator)
         return _in_plain_words(iterator)
 
     def close(self) -> None:
@@ -197,6 +201,32 @@ def _refers_to_main(*sent: object) -> bool:
             f"and collators hold no lambda, local function or open file; or set "
             f"config.MULTI_PROCESSING_METHOD=fork, or config.DATA.NUM_DATALOADER_WORKERS=0."
         ) from error
+
+
+def _wait_at_most(seconds: float, iterator: Any) -> None:
+    """Let torch's iterator give up when no batch comes for so long.
+
+    Its own timeout would do, did it not stop looking meanwhile whether a worker has died.
+    This asks for data in rounds of five seconds, as the iterator does without a timeout.
+    """
+    ask, began = type(iterator)._try_get_data, None
+
+    def try_get_data(timeout: float = 5.0) -> tuple[bool, Any]:
+        nonlocal began
+        began = began or time.monotonic()
+        done, data = ask(iterator, min(timeout, seconds))
+        if done:
+            began = None
+        elif time.monotonic() - began >= seconds:
+            raise DataError(
+                f"the loader workers gave no batch for {seconds:g} seconds "
+                f"(config.DATA.WORKER_TIMEOUT). Does a file system hang, or a transform? "
+                f"With config.DATA.NUM_DATALOADER_WORKERS=0 the main process hangs in its place, "
+                f"where `py-spy dump` shows where."
+            )
+        return done, data
+
+    iterator._try_get_data = try_get_data
 
 
 def _in_plain_words(iterator: Iterator[Batch]) -> Iterator[Batch]:

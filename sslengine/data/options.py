@@ -136,6 +136,8 @@ class DataOptions:
     NUM_DATALOADER_WORKERS: int = 4
     # Batches that each worker prepares ahead.
     PREFETCH_FACTOR: int = 2
+    # Seconds without any batch from the workers after which the run ends; 0: it waits for ever.
+    WORKER_TIMEOUT: float = 1800.0
     PIN_MEMORY: bool = True
     # Copy the next batch to the GPU while the current one is computed on.
     ENABLE_ASYNC_GPU_COPY: bool = True
@@ -148,5 +150,7 @@ class DataOptions:
     def check(self) -> Iterator[str]:
         if self.NUM_DATALOADER_WORKERS < 0:
             yield f"NUM_DATALOADER_WORKERS: expected 0 or more, got {self.NUM_DATALOADER_WORKERS}."
+        if self.WORKER_TIMEOUT < 0:
+            yield f"WORKER_TIMEOUT: expected 0 or more seconds, got {self.WORKER_TIMEOUT}."
         if self.PREFETCH_FACTOR < 1:
             yield f"PREFETCH_FACTOR: expected 1 or more, got {self.PREFETCH_FACTOR}."

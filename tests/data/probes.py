@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -56,3 +57,10 @@ class Dying:
 
     def __call__(self, image: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hanging:
+    """As a file system that does not answer."""
+
+    def __call__(self, image: Any) -> Any:
+        time.sleep(600)

@@ -32,6 +32,7 @@ PROBED = ("pid", "threads", "ignores_interrupt", "heavy", "marker")
 
 
 def feed(workers: int = 0, *, training: bool = True, seed: int = 3, **keys: Any) -> DataFeed:
+    timeout = keys.pop("WORKER_TIMEOUT", 1800.0)
     placing = {key: keys.pop(key) for key in ("rank", "world_size", "device") if key in keys}
     split = {
         "DATA_SOURCES": ["synthetic"],
@@ -44,7 +45,9 @@ def feed(workers: int = 0, *, training: bool = True, seed: int = 3, **keys: Any)
         "COLLATE_FUNCTION": "simclr_collator",
         **keys,
     }
-    options = DataOptions(TRAIN=SplitOptions(**split), NUM_DATALOADER_WORKERS=workers)
+    options = DataOptions(
+        TRAIN=SplitOptions(**split), NUM_DATALOADER_WORKERS=workers, WORKER_TIMEOUT=timeout
+    )
     return DataFeed(options, "TRAIN", training=training, seed=seed, **placing)
 
 

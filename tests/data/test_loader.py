@@ -129,6 +129,19 @@ def test_a_worker_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     dying.close()
 
 
+@pytest.mark.timeout(60)
+def test_workers_that_hang_end_the_run_and_are_gone() -> None:
+    hanging = feed(2, TRANSFORMS=[probe("Hanging")], WORKER_TIMEOUT=1.0)
+    batches = hanging.batches(0)
+    workers = hanging._loader._loader._iterator._workers  # type: ignore[union-attr]
+    with pytest.raises(
+        DataError, match=r"^the loader workers gave no batch for 1 seconds \(config\.DATA\.W"
+    ):
+        next(batches)
+    hanging.close()
+    assert not any(worker.is_alive() for worker in workers)
+
+
 def test_what_cannot_be_sent_to_a_worker() -> None:
     entry = {"name": "tests.data.test_loader:Holder"}
     with pytest.raises(DataError, match=r"cannot be sent to loader workers: .*hold no lambda"):
