@@ -45,6 +45,7 @@ setup(
         "rich>=13",
         "numpy>=1.24",
         "pillow>=9.4",
+        "safetensors>=0.4",
     ],
     extras_require={
         "tensorboard": TENSORBOARD,

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sslengine import catalog
@@ -44,8 +45,9 @@ FORMS = ("vissl", "sslengine", *(f"{each}:MODEL" for each in LIBRARIES))
 def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, bool]:
     """The model with the file's weights, and whether its heads came with them."""
     weights = options.WEIGHTS_INIT
-    content = read_file(file)
-    weights.PARAMS_FILE, weights.STATE_DICT_KEY_NAME = file, _key_path(content)
+    weights.PARAMS_FILE = file
+    content = read_file(weights)
+    weights.STATE_DICT_KEY_NAME = _key_path(content)
     weights.SKIP_LAYERS = [*weights.SKIP_LAYERS, *skip]
     for key in weights.STATE_DICT_KEY_NAME:
         content = content[key]
@@ -160,10 +162,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--skip", action="append", default=[], help="names that contain this")
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
     parser.add_argument("--image-size", type=int, default=224, help="of the images to compare on")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--trust-pickle", action="store_true", help="of a file of your own: run what code it holds"
+    )
+    options = parser.parse_intermixed_args(arguments)
     for form in (options.to, *([options.made_by] if options.made_by else [])):
         if form not in FORMS[:2] and form.partition(":")[0] not in LIBRARIES:
             parser.error(f"expected one of {', '.join(FORMS)}; got {form}")
+    if options.file.suffix == ".safetensors" and options.to in FORMS[:2]:
+        parser.error(
+            f"a file of {options.to} has parts inside parts, which safetensors cannot hold"
+        )
     if options.file.exists():
         parser.error(f"{options.file} exists; it is not overwritten")
     return options
@@ -175,6 +184,7 @@ def convert(options: argparse.Namespace) -> list[str]:
 
     def settings(heads: bool = True) -> ModelOptions:
         chosen = read(config, ModelOptions)
+        chosen.WEIGHTS_INIT.TRUST_PICKLE = options.trust_pickle
         if not heads:
             chosen.HEAD.PARAMS, chosen.MULTI_INPUT_HEAD_MAPPING = [], []
         return chosen
@@ -196,11 +206,18 @@ def convert(options: argparse.Namespace) -> list[str]:
         else:
             library = fill(library_model(options.to), model, options.to)
             told.append(_proof(options.to, *equal_feature(model, library, images)))
-            torch.save(library.state_dict(), unfinished)
+            _write(library.state_dict(), unfinished, options.file.suffix)
         os.replace(unfinished, options.file)
     finally:
         unfinished.unlink(missing_ok=True)
     return [*told, f"{options.file}: written"]
+
+
+def _write(state: dict[str, Tensor], file: Path, suffix: str) -> None:
+    if suffix == ".safetensors":
+        save_file({name: value.contiguous() for name, value in state.items()}, file)
+    else:
+        torch.save(state, file)
 
 
 def own_state(model: Model, form: str) -> dict[str, Any]:

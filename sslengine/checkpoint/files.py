@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from sslengine.checkpoint.atomic import sync_folder, whole_file
 from sslengine.checkpoint.manifest import Manifest, read_manifest, sha256_of, verify
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.errors import CheckpointError
+from sslengine.models.weight_file import read_weights
 
 log = logging.getLogger("sslengine")
 
@@ -84,19 +84,10 @@ def remove_leftovers(folder: Path) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """Load a checkpoint on the CPU. Tensors and plain values only: no code is ever run."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no checkpoint at {path}.") from error
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: {_first_line(error)}") from error
+    state = read_weights(path)
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds {type(state).__name__}, not a checkpoint.")
     return state
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def newest(folder: Path, position: int = 1) -> tuple[Path, dict[str, Any]] | None:

@@ -44,6 +44,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--show", "--dry-run", action="store_true", dest="show",
         help="print the resolved config with the origin of each changed value; run nothing",
     )  # fmt: skip
+    parser.add_argument(
+        "--trust-pickle", action="append_const", dest="overrides_of_flags",
+        const="config.MODEL.WEIGHTS_INIT.TRUST_PICKLE=true",
+        help="load MODEL.WEIGHTS_INIT.PARAMS_FILE even if that runs code: for files of your own",
+    )  # fmt: skip
     return parser
 
 
@@ -56,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     try:
-        runs = resolve_all(given.overrides, given.config_dir)
+        runs = resolve_all([*given.overrides, *(given.overrides_of_flags or ())], given.config_dir)
     except SSLEngineError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2

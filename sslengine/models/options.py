@@ -258,6 +258,8 @@ class WeightsInitOptions:
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
     # Names that contain one of these are neither read nor missed.
     SKIP_LAYERS: list[str] = field(default_factory=lambda: ["num_batches_tracked"])
+    # Load any pickle, and run any code that it holds: for files of your own (--trust-pickle).
+    TRUST_PICKLE: bool = False
     # On the names of a plain state dict: first one is removed, then the other put in front.
     REMOVE_PREFIX: str = ""
     APPEND_PREFIX: str = ""

@@ -8,7 +8,6 @@ plain state dict. What was asked for and could not be loaded is an error, never 
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.models.model import Model
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.vissl_names import from_vissl, to_vissl
+from sslengine.models.weight_file import NeedsCodeError, read_weights
 
 LOG = logging.getLogger("sslengine")
 WHERE = "config.MODEL.WEIGHTS_INIT"
@@ -74,7 +74,7 @@ def init_from_file(model: Model, options: ModelOptions) -> Loaded:
     what is missing there, or left over, is logged.
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
-    content = _inside(read_file(weights.PARAMS_FILE), weights.key_path(), weights.PARAMS_FILE)
+    content = _inside(read_file(weights), _key_path(weights), weights.PARAMS_FILE)
     named = _in_our_names(model, _without(_named_tensors(content, weights), weights.SKIP_LAYERS))
     given = _without(named, weights.SKIP_LAYERS)
     expected = _without(_tensors(model), weights.SKIP_LAYERS)
@@ -96,31 +96,28 @@ def init_from_file(model: Model, options: ModelOptions) -> Loaded:
     return loaded
 
 
-def read_file(path: str) -> Any:
-    """What torch.save wrote; tensors and plain containers only, no code runs."""
+def read_file(weights: WeightsInitOptions) -> Any:
+    """What PARAMS_FILE holds."""
+    path = weights.PARAMS_FILE
     if "://" in path:
         raise CheckpointError(
             f"{WHERE}.PARAMS_FILE: {path} is an address; download the file and give its path."
         )
-    if not Path(path).is_file():
-        raise CheckpointError(f"{WHERE}.PARAMS_FILE: there is no file {path!r}.")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        return read_weights(Path(path), weights.TRUST_PICKLE)
+    except NeedsCodeError as error:
         raise CheckpointError(
-            f"{WHERE}.PARAMS_FILE: {path} is no weights file, or holds objects that need code to "
-            f"load, which a file from elsewhere is not trusted with. Load it where it was made "
-            f"and save the tensors alone: torch.save(model.state_dict(), ...).\n"
-            f"  torch says: {_first_line(error)}"
+            f"{WHERE}.PARAMS_FILE: {error} Load it where it was made and save the tensors alone: "
+            f"torch.save(model.state_dict(), ...). Only if it is your own: --trust-pickle "
+            f"({WHERE}.TRUST_PICKLE=true)."
         ) from error
-    except Exception as error:  # bytes that are no pickle raise anything
-        raise CheckpointError(
-            f"{WHERE}.PARAMS_FILE: {path} is damaged or no weights file: {_first_line(error)}"
-        ) from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{WHERE}.PARAMS_FILE: {error}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).split("\n")[0]
+def _key_path(weights: WeightsInitOptions) -> list[str]:
+    """safetensors hold names and tensors, and nothing that they could lie in."""
+    return [] if weights.PARAMS_FILE.endswith(".safetensors") else weights.key_path()
 
 
 def _inside(content: Any, keys: Sequence[str], path: str) -> Mapping[str, Any]:

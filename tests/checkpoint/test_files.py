@@ -131,7 +131,7 @@ def test_an_empty_or_missing_folder_has_none(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+    with pytest.raises(CheckpointError, match="there is no file"):
         files.read(tmp_path / "model_phase0.torch")
 
 
@@ -143,7 +143,9 @@ class _Hostile:
 def test_reading_never_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"x": _Hostile()}, tmp_path / "model_phase0.torch")
-    with pytest.raises(CheckpointError, match="not a whole checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"holds an object of posix\.system, .*no code was run"
+    ):
         files.read(tmp_path / "model_phase0.torch")
     (tmp_path / "old.torch").write_bytes(pickle.dumps(_Hostile(), protocol=2))
     with pytest.raises(CheckpointError):

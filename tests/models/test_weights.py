@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sslengine.errors import CheckpointError
@@ -245,7 +246,7 @@ class NeedsCode:
         ({"phase_idx": 3}, "", "holds no state dict there: 'phase_idx' is a int"),
         ([1, 2], "", "holds no state dict there."),
         ({"conv1.weight": torch.zeros(1)}, "", "these do not: conv1.weight."),
-        ({"model": NeedsCode()}, "model", "holds objects that need code"),
+        ({"model": NeedsCode()}, "model", "which needs code to load, and a file is not trusted"),
     ],
 )
 def test_files_that_hold_something_else(
@@ -254,6 +255,23 @@ def test_files_that_hold_something_else(
     asked = options(PARAMS_FILE=saved(content), STATE_DICT_KEY_NAME=key)
     with pytest.raises(CheckpointError, match=re.escape(message)):
         init_from_file(model(2), asked)
+
+
+def test_safetensors_need_no_key(tmp_path: Path, trained: Model) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({name: value.clone() for name, value in trained.state_dict().items()}, path)
+    other = model(2)
+    init_from_file(other, options(PARAMS_FILE=str(path)))
+    want, got = trained.state_dict(), other.state_dict()
+    assert all(torch.equal(got[name], want[name]) for name in want if "num_batches" not in name)
+
+
+def test_a_pickle_of_ones_own(saved: SaveAs, trained: Model) -> None:
+    content = {**vissl_file(trained), "meta": NeedsCode()}
+    asked = options(PARAMS_FILE=saved(content))
+    with pytest.raises(CheckpointError, match=r"Only if it is your own: --trust-pickle"):
+        init_from_file(model(2), asked)
+    init_from_file(model(2), options(PARAMS_FILE=asked.WEIGHTS_INIT.PARAMS_FILE, TRUST_PICKLE=True))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, trained: Model) -> None:

@@ -1,0 +1,58 @@
+"""Reading a file of weights without running what it holds.
+
+A pickle is a program. torch's restricted reader takes tensors and plain containers from it;
+anything else is refused by name, unless the user says that the file is their own.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from sslengine.errors import CheckpointError
+
+
+class NeedsCodeError(CheckpointError):
+    """The file holds more than tensors and plain containers."""
+
+
+_TYPE = re.compile(r"GLOBAL ['\"]?([\w.]+)")
+
+
+def read_weights(path: Path, trusted: bool = False) -> Any:
+    """What torch.save wrote, or safetensors by the file's name. On the CPU.
+
+    trusted: any pickle, and with it any code that it holds.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {str(path)!r}.")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=not trusted)
+    except pickle.UnpicklingError as error:
+        raise _refusal(path, str(error)) from error
+    except Exception as error:  # bytes that are no pickle raise anything
+        raise CheckpointError(
+            f"{path} is damaged or no weights file: {_first_line(error)}"
+        ) from error
+
+
+def _refusal(path: Path, says: str) -> CheckpointError:
+    """torch's own text recommends to try again without the restriction."""
+    kind = _TYPE.search(says)
+    if kind is None:
+        return CheckpointError(f"{path} is damaged or no weights file: {says.splitlines()[-1]}")
+    return NeedsCodeError(
+        f"{path} holds an object of {kind[1]}, which needs code to load, and a file is not trusted "
+        f"with that: no code was run."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

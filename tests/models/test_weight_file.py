@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sslengine.errors import CheckpointError
+from sslengine.models.weight_file import NeedsCodeError, read_weights
+
+TENSORS = {"a": torch.arange(3.0), "b.c": torch.ones(2, 2, dtype=torch.float16)}
+
+
+class Hostile:
+    """Loading it makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (str(self.mark),))
+
+
+@pytest.mark.parametrize("name", ["weights.torch", "weights.pth", "weights.safetensors"])
+def test_tensors_are_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".safetensors":
+        save_file(TENSORS, path)
+    else:
+        torch.save(TENSORS, path)
+    read = read_weights(path)
+    assert read.keys() == TENSORS.keys()
+    assert all(torch.equal(read[key], TENSORS[key]) for key in TENSORS)
+    assert all(read[key].dtype == TENSORS[key].dtype for key in TENSORS)
+
+
+@pytest.mark.parametrize("form", ["zip", "old", "bare"])
+def test_a_hostile_file_is_refused_by_the_name_of_what_it_holds(tmp_path: Path, form: str) -> None:
+    path, mark = tmp_path / "weights.torch", tmp_path / "code_was_run"
+    content = {"model": Hostile(mark)}
+    if form == "bare":
+        path.write_bytes(pickle.dumps(content, protocol=2))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(NeedsCodeError, match=r"holds an object of posix\.mkdir, .*no code was run"):
+        read_weights(path)
+    assert not mark.exists()
+
+
+def test_a_file_of_ones_own_may_run_its_code(tmp_path: Path) -> None:
+    """That the mark is made proves that the test above could have seen it."""
+    path, mark = tmp_path / "weights.torch", tmp_path / "code_was_run"
+    torch.save({"model": Hostile(mark)}, path)
+    read_weights(path, trusted=True)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("name", ["weights.torch", "weights.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"no weights", b"\x80\x02}q\x00.", b"\xff" * 64])
+def test_damage_is_told(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged or no weights file"):
+        read_weights(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no file"):
+        read_weights(tmp_path / "weights.torch")
