@@ -134,5 +134,6 @@ def _not_finite(entry: LossEntry, samples: Tensor | None) -> str:
         text += f"\n  This rank's samples in that step: {shown}{more}."
     return (
         f"{text}\n  Usual causes: a learning rate that is too high, fp16 overflow, an input that "
-        f"is not finite. No checkpoint was written since. config.HOOKS.CHECK_NAN=false goes on."
+        f"is not finite. No checkpoint was written since. The last steps again, with the place "
+        f"named: python tools/replay.py RUN_FOLDER. config.HOOKS.CHECK_NAN=false goes on."
     )

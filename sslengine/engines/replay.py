@@ -1,0 +1,97 @@
+"""`replay`: a run met a value that is not finite. Make its last steps again, and name the place.
+
+A run goes on bit by bit, so the steps since its newest checkpoint can be made again as they
+were (on a GPU: as nearly as its kernels allow). This time every module's output is looked at,
+and autograd's anomaly detection looks at every gradient. Nothing of the run is changed: what
+would be written goes to a temporary folder.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.checkpoint.resume import find
+from sslengine.config.options import TrainerOptions
+from sslengine.config.sections import read
+from sslengine.distributed.ranks import rank
+from sslengine.engines.run import Run
+from sslengine.errors import NonFiniteLossError, TrainingError
+from sslengine.registry import TASKS, register_engine
+from sslengine.trainer import loop
+
+
+@register_engine("replay")
+def replay(run: Run) -> None:
+    with tempfile.TemporaryDirectory(prefix="replay_") as scratch:
+        task = TASKS.get(read(run.config, TrainerOptions).TASK_NAME)(
+            run.config, Path(scratch), run.device
+        )
+        task.prepare()
+        found = find(run.run_dir / "checkpoints", read(run.config, CheckpointOptions))
+        if found is None:
+            task.load_initial_weights()
+        else:
+            task.set_classy_state(found.state["classy_state_dict"])
+        began = task.iteration
+        run.console.print(
+            f"{run.run_dir}: again from step {began + 1}, "
+            f"{found.path.name if found else 'from the start: there is no checkpoint'}"
+        )
+        story = _replay(task)
+    if story is not None:
+        raise TrainingError(story)  # of several ranks the launcher tells the first one's
+    run.console.print(f"steps {began + 1} to {task.iteration}: all values are finite.")
+
+
+def _replay(task: Any) -> str | None:
+    """What went wrong, and in which step; None if nothing did."""
+    for root, name in ((task.base_model, "model"), (task.loss, "loss")):
+        for path, module in root.named_modules():
+            module.register_forward_hook(Watch(f"{name}.{path}".rstrip(".")))
+    try:
+        # Checks each gradient on the host: several times slower.
+        with torch.autograd.set_detect_anomaly(True):
+            loop.run(task)
+    except (NonFiniteLossError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "nan" not in str(error):
+            raise
+        samples = task.last_batch.indices
+        listed = "" if samples is None else f"\n  samples: {torch.unique(samples).tolist()}"
+        return f"iteration {task.iteration}, rank {rank()}: {error}{listed}"
+    return None
+
+
+class Watch:
+    """Raises where a module makes, out of finite inputs, something that is not."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            bad = int((~torch.isfinite(tensor)).sum())
+            if bad:
+                largest = {n: float(p.abs().max()) for n, p in module.named_parameters()}
+                finite = all(bool(torch.isfinite(each).all()) for each in _tensors(inputs))
+                raise NonFiniteLossError(
+                    f"{self.name} ({type(module).__name__}) is the first whose output is not "
+                    f"finite: {bad} of {tensor.numel()} values. Its input is "
+                    f"{'finite' if finite else 'not'}; its largest weights: "
+                    f"{', '.join(f'{n} {v:.3g}' for n, v in largest.items()) or 'it has none'}."
+                )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []
