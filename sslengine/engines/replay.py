@@ -77,7 +77,7 @@ class Watch:
         for tensor in _tensors(output):
             bad = int((~torch.isfinite(tensor)).sum())
             if bad:
-                largest = {n: float(p.abs().max()) for n, p in module.named_parameters()}
+                largest = {n: float(p.detach().abs().max()) for n, p in module.named_parameters()}
                 finite = all(bool(torch.isfinite(each).all()) for each in _tensors(inputs))
                 raise NonFiniteLossError(
                     f"{self.name} ({type(module).__name__}) is the first whose output is not "
