@@ -74,11 +74,17 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     task.precision.load_state_dict(state["amp"])
     task.progress.load_state_dict(state["progress"])
     task.ledger.load_state_dict(state["losses"])
-    hooks = {hook_name(hook): hook for hook in task.hooks}
-    _same_names("the hooks of the checkpoint", hooks, state["hooks"])
-    for name, hook in hooks.items():
-        load_hook_state(hook, state["hooks"][name])
+    _load_hooks({hook_name(hook): hook for hook in task.hooks}, state["hooks"])
     _load_rank_state(task, state["ranks"])
+
+
+def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> None:
+    """Logging may change from start to start: a hook without any state is nobody's business."""
+    stored = {name: kept for name, kept in state.items() if kept}
+    expected = {name for name, hook in hooks.items() if name in stored or hook_state(hook)}
+    _same_names("the hooks of the checkpoint", expected, stored)
+    for name, kept in stored.items():
+        load_hook_state(hooks[name], kept)
 
 
 def _same_names(what: str, expected: Any, found: Any) -> None:

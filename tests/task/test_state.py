@@ -98,6 +98,34 @@ def test_another_set_of_hooks_is_refused_by_name(tmp_path: Path) -> None:
         make_task(tmp_path, []).set_classy_state(state)
 
 
+class Quiet(Hook):
+    """Has nothing to remember."""
+
+
+class Late(Hook):
+    """Has something to remember only once it has seen a step."""
+
+    def __init__(self, seen: int = 0) -> None:
+        self.seen = seen
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen} if self.seen else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def test_hooks_without_state_may_come_and_go(tmp_path: Path) -> None:
+    state = make_task(tmp_path, [Quiet(), Late(3)]).get_classy_state()
+    late = Late()
+    make_task(tmp_path, [late]).set_classy_state(state)
+    assert late.seen == 3
+    nothing = make_task(tmp_path, [Late()]).get_classy_state()
+    make_task(tmp_path, [Quiet()]).set_classy_state(nothing)
+    with pytest.raises(CheckpointError, match=r"missing \['Counter'\]"):
+        make_task(tmp_path, [Counter()]).set_classy_state(nothing)
+
+
 def _state_of_two(folder: Path) -> Any:
     task = make_task(folder, [], **QUEUE, DISTRIBUTED__NUM_PROC_PER_NODE=2,
                      DATA__TRAIN__BATCHSIZE_PER_REPLICA=2)  # fmt: skip
