@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from sslengine.engines.train import train
+from tests.engines.runs import make_run
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "replay.py"
+
+
+def _replay(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(TOOL), *arguments], capture_output=True, text=True, cwd=cwd
+    )
+
+
+def test_a_runs_own_config_is_what_is_made_again(tmp_path: Path) -> None:
+    train(make_run(tmp_path / "run"))
+    (tmp_path / "run" / "checkpoints" / "model_final_checkpoint_phase1.torch").unlink()
+    done = _replay("run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "run: again from step 5, model_phase0.torch" in done.stdout
+    assert "steps 5 to 8: all values are finite." in done.stdout
+
+
+def test_a_folder_that_is_no_runs(tmp_path: Path) -> None:
+    done = _replay("nothing", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing has no config.yaml: it is not the folder of a run" in done.stderr
