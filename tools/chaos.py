@@ -151,7 +151,7 @@ def _plan(given: argparse.Namespace) -> Iterator[tuple[str, list[str], int]]:
                 f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}", *given.overrides,
             ]  # fmt: skip
             kills = max(1, round(given.kills * share / len(given.methods)))
-            yield f"{method}, {ranks} rank, {workers} workers", small, kills
+            yield f"{method}, ranks {ranks}, workers {workers}", small, kills
 
 
 def harm(
