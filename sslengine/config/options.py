@@ -107,8 +107,6 @@ class DistributedOptions:
     FIND_UNUSED_PARAMETERS: bool = False
     # Minutes after which a collective that does not complete ends the run.
     TIMEOUT_MINUTES: float = 30.0
-    # When a rank fails, all are started again from the newest checkpoint, so many times.
-    MAX_RESTARTS: int = 0
     NCCL_DEBUG: bool = False
     NCCL_SOCKET_NTHREADS: int | str | None = ""
 
@@ -118,8 +116,6 @@ class DistributedOptions:
         for key in ("NUM_NODES", "NUM_PROC_PER_NODE"):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if self.MAX_RESTARTS < 0:
-            yield f"MAX_RESTARTS: expected 0 or more, got {self.MAX_RESTARTS}."
         yield from one_of(self, "INIT_METHOD", "tcp", "env", "file")
         yield from one_of(
             self, "BROADCAST_BUFFERS", True, False, "disabled", "forward_pass", "before_eval"

@@ -30,12 +30,8 @@ def start_processes(
     node_id: int,
     endpoint: str,
     run_id: str,
-    max_restarts: int = 0,
 ) -> None:
-    """`function(*arguments)` in each of `processes` new processes, as ranks of one run.
-
-    When a rank ends early all of them end, and are started again up to `max_restarts` times.
-    """
+    """`function(*arguments)` in each of `processes` new processes, as ranks of one run."""
     single = nodes == 1
     config = LaunchConfig(
         min_nodes=nodes,
@@ -45,7 +41,7 @@ def start_processes(
         rdzv_backend="c10d" if single else "static",
         rdzv_endpoint=endpoint,
         rdzv_configs={} if single else {"rank": node_id},
-        max_restarts=max_restarts,
+        max_restarts=0,
         start_method="spawn",
         **_grace(),
     )

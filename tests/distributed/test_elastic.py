@@ -11,12 +11,13 @@ from sslengine.distributed import process_group
 from sslengine.distributed.collectives import barrier, sum_in_place
 from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.ranks import rank
-from sslengine.errors import ConfigError, LaunchError
+from sslengine.errors import ConfigError, LaunchError, Preempted
 
 
 def _start(function: object, *arguments: object) -> None:
     start_processes(
-        function, arguments, processes=2, nodes=1, node_id=0, endpoint="localhost:0", run_id="test"
+        function, arguments, processes=2, nodes=1, node_id=0, endpoint="localhost:0",
+        run_id="test",
     )  # fmt: skip
 
 
@@ -57,3 +58,14 @@ def test_a_bug_is_told_with_the_traceback_of_the_rank_that_failed_first() -> Non
     text = str(error.value)
     assert text.startswith("rank 1 failed: ValueError: a bug in the step")
     assert "_fail_on_rank_1" in text
+
+
+def _be_told() -> None:
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=10)
+    raise Preempted("stopped by a signal")
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_was_told_to_end_is_not_started_again() -> None:
+    with pytest.raises(Preempted, match="The same command goes on"):
+        _start(_be_told)

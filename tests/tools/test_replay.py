@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sslengine.engines.train import train
-from tests.engines.runs import make_run
+import yaml
+
+from tests.config.recipes import recipe
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "replay.py"
 
@@ -17,7 +18,12 @@ def _replay(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_runs_own_config_is_what_is_made_again(tmp_path: Path) -> None:
-    train(make_run(tmp_path / "run"))
+    (tmp_path / "configs").mkdir()
+    tree = {"config": recipe()}
+    (tmp_path / "configs" / "tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tree))
+    # In a process of its own, which knows no sections that other tests have declared.
+    command = [sys.executable, "-m", "sslengine", "config=tiny", "config.CHECKPOINT.DIR=run"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     (tmp_path / "run" / "checkpoints" / "model_final_checkpoint_phase1.torch").unlink()
     done = _replay("run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
