@@ -99,9 +99,10 @@ def resume(task: Any, run: Run) -> None:
 def _same_run(run: Run, options: CheckpointOptions) -> None:
     """Tell what has changed in the config since the run was last started; refuse another model."""
     path = run.run_dir / "config.yaml"
-    if not broadcast_object(path.exists()):
+    there = is_primary() and path.exists()
+    text = broadcast_object(path.read_text(encoding="utf-8") if there else None)
+    if text is None:
         return
-    text = broadcast_object(path.read_text(encoding="utf-8") if is_primary() else "")
     found = changes(text, run.config, run.resolved.origins)
     refused = [] if options.ALLOW_CHANGED_CONFIG else [each for each in found if not each.allowed]
     if refused:
