@@ -4,29 +4,34 @@
     python tools/methods_table.py                        # every config of configs/quickstart
     python tools/methods_table.py simclr moco --seeds 0  # some of them, one seed
 
-Each run stays in its folder below runs/methods: what is done is not done again, what was
-stopped goes on. Time is of a train step, memory of the main process; both depend on the
-machine and on what else it does.
+What is measured goes to docs/methods.json, and is measured again only when the method's YAML has
+changed (its comments do not count); a run that was stopped goes on, in its folder below
+runs/methods. Time is of a train step, memory of the main process: both of two epochs that each
+method runs alone after all trainings, so that these may run side by side (--at-once).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = [sys.executable, str(ROOT / "tools" / "run_distributed_engines.py")]
 DOC = ROOT / "docs" / "methods.md"
+MEASURED = ROOT / "docs" / "methods.json"
 BEGIN, END = "<!-- table: made by tools/methods_table.py -->", "<!-- end of table -->"
 
 
@@ -46,35 +51,63 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
+class Scores:
     knn: float
     linear: float
     untrained_knn: float
     untrained_linear: float
+
+
+@dataclass(frozen=True)
+class Cost:
     batch: int
     step_ms: float
     memory_mib: float
 
 
-def run_job(job: Job) -> Result:
-    """Train, judge, read. What an earlier call has finished is only read."""
-    cost = job.folder / "cost.json"
-    if not cost.exists():
-        memory = _call(job, [])
-        # Written last: it says that training is complete.
-        cost.write_text(json.dumps({"memory_mib": memory, **_step(job.folder)}))
+class Measured:
+    """What earlier calls have found: by method and its config, scores by seed and the cost."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._all = json.loads(path.read_text()) if path.exists() else {}
+
+    def of(self, method: str) -> dict[str, Any]:
+        config = _digest(ROOT / "configs" / "quickstart" / f"{method}.yaml")
+        if self._all.get(method, {}).get("config") != config:
+            self._all[method] = {"config": config, "scores": {}, "cost": None}
+        return cast(dict[str, Any], self._all[method])
+
+    def save(self) -> None:
+        text = json.dumps(self._all, indent=1, sort_keys=True)
+        self.path.write_text(text + "\n", encoding="utf-8")
+
+
+def _digest(config: Path) -> str:
+    values = json.dumps(yaml.safe_load(config.read_text()), sort_keys=True)
+    return hashlib.sha256(values.encode()).hexdigest()[:12]
+
+
+def scores_of(job: Job) -> Scores:
+    """Train and judge, or what of the two is still to be done."""
+    trained = job.folder / "trained"
+    if not trained.exists():
+        _call(job, [])
+        trained.touch()
     report = job.folder / "evaluation.json"
     if not report.exists():
         _call(job, ["+config/benchmark/frozen=shapes"])
     scores = {each["features"]: each for each in json.loads(report.read_text())["scores"]}
-    trained, untrained = scores["trained"], scores["untrained"]
-    return Result(
-        _only(trained["knn"]),
-        trained["linear"],
-        _only(untrained["knn"]),
-        untrained["linear"],
-        **json.loads(cost.read_text()),
-    )
+    of, untrained = scores["trained"], scores["untrained"]
+    return Scores(_only(of["knn"]), of["linear"], _only(untrained["knn"]), untrained["linear"])
+
+
+def cost_of(method: str, folder: Path) -> Cost:
+    """Time and memory of two epochs of a run that has the machine for itself."""
+    job = Job(method, 0, folder / f"{method}_cost")
+    shutil.rmtree(job.folder, ignore_errors=True)  # this tool's own, of a call that was stopped
+    memory = _call(job, ["config.OPTIMIZER.num_epochs=2", "config.LOG_FREQUENCY=5"])
+    return Cost(memory_mib=memory, **_step(job.folder))
 
 
 def _only(knn: dict[str, float]) -> float:
@@ -109,31 +142,28 @@ def _step(folder: Path) -> dict[str, float]:
     return {"batch": batch, "step_ms": 1000.0 * batch / statistics.median(speeds)}
 
 
-def table(results: dict[str, list[Result]]) -> str:
+def table(measured: dict[str, dict[str, Any]]) -> str:
     """Markdown: mean over seeds, and the range where there are several. Best kNN first."""
     titles = ["method", "seeds", "kNN %", "linear %", "untrained kNN %", "untrained linear %"]
     titles += ["batch", "ms/step", "MiB"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    order = sorted(results, key=lambda name: -_mean(results[name], "knn"))
-    for name in order:
-        rows = results[name]
-        cells = [name, str(len(rows))]
-        cells += [_spread(rows, key) for key in ("knn", "linear")]
-        cells += [
-            f"{_mean(rows, key):.{digits}f}"
-            for key, digits in (("untrained_knn", 1), ("untrained_linear", 1), ("batch", 0),
-                                ("step_ms", 0), ("memory_mib", 0))
-        ]  # fmt: skip
+    rows = {name: list(of["scores"].values()) for name, of in measured.items() if of["scores"]}
+    for name in sorted(rows, key=lambda name: -_mean(rows[name], "knn")):
+        cells = [name, str(len(rows[name]))]
+        cells += [_spread(rows[name], key) for key in ("knn", "linear")]
+        cells += [f"{_mean(rows[name], key):.1f}" for key in ("untrained_knn", "untrained_linear")]
+        cost = measured[name]["cost"]
+        cells += [f"{cost[key]:.0f}" if cost else "" for key in ("batch", "step_ms", "memory_mib")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _mean(rows: list[Result], key: str) -> float:
-    return statistics.mean(getattr(row, key) for row in rows)
+def _mean(rows: list[dict[str, float]], key: str) -> float:
+    return statistics.mean(row[key] for row in rows)
 
 
-def _spread(rows: list[Result], key: str) -> str:
-    values = [getattr(row, key) for row in rows]
+def _spread(rows: list[dict[str, float]], key: str) -> str:
+    values = [row[key] for row in rows]
     text = f"{statistics.mean(values):.1f}"
     return text if len(values) == 1 else f"{text} ({min(values):.1f} to {max(values):.1f})"
 
@@ -158,27 +188,39 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "methods")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--doc", type=Path, default=DOC, help="the file that holds the table")
+    parser.add_argument("--measured", type=Path, default=MEASURED, help="what it is made of")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.methods if name not in known]
     if unknown:
         parser.error(f"there is no configs/quickstart/{unknown[0]}.yaml; known: {', '.join(known)}")
+    measured = Measured(options.measured)
+    methods = options.methods or known
     jobs = [
         Job(method, seed, options.folder / f"{method}_seed{seed}")
         for seed in options.seeds
-        for method in options.methods or known
+        for method in methods
+        if str(seed) not in measured.of(method)["scores"]
     ]
-    results: dict[str, list[Result]] = {}
     began = time.monotonic()
+
+    def keep(what: str) -> None:
+        print(f"[{(time.monotonic() - began) / 60:.0f} min] {what}", flush=True)
+        measured.save()
+        write_table(table({name: measured.of(name) for name in known}), options.doc)
+
     with ThreadPoolExecutor(options.at_once) as pool:
-        for number, (job, result) in enumerate(zip(jobs, pool.map(run_job, jobs)), start=1):
-            results.setdefault(job.method, []).append(result)
-            minutes = (time.monotonic() - began) / 60
-            print(
-                f"[{number}/{len(jobs)}, {minutes:.0f} min] {job.method} seed {job.seed}: "
-                f"kNN {result.knn:.1f} %, linear {result.linear:.1f} %",
-                flush=True,
+        for number, (job, scores) in enumerate(zip(jobs, pool.map(scores_of, jobs)), start=1):
+            measured.of(job.method)["scores"][str(job.seed)] = asdict(scores)
+            keep(
+                f"{number}/{len(jobs)}: {job.method} seed {job.seed}: "
+                f"kNN {scores.knn:.1f} %, linear {scores.linear:.1f} %"
             )
-            write_table(table(results), options.doc)
+    for method in methods:
+        if measured.of(method)["cost"] is None:
+            cost = cost_of(method, options.folder)
+            measured.of(method)["cost"] = asdict(cost)
+            keep(f"{method}: {cost.step_ms:.0f} ms a step of {cost.batch}")
+    keep("done")
     return 0
 
 

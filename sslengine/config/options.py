@@ -107,6 +107,11 @@ class DistributedOptions:
     FIND_UNUSED_PARAMETERS: bool = False
     # Minutes after which a collective that does not complete ends the run.
     TIMEOUT_MINUTES: float = 30.0
+    # Seconds without a sign of life after which a rank's process counts as lost and the others
+    # end; a rank that is only slow gives signs. 0: never.
+    HEARTBEAT_SECONDS: float = 20.0
+    # Start the ranks again, from the newest checkpoint, so many times when one is lost or fails.
+    MAX_RESTARTS: int = 0
     NCCL_DEBUG: bool = False
     NCCL_SOCKET_NTHREADS: int | str | None = ""
 
@@ -116,6 +121,9 @@ class DistributedOptions:
         for key in ("NUM_NODES", "NUM_PROC_PER_NODE"):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        for key in ("HEARTBEAT_SECONDS", "MAX_RESTARTS"):
+            if getattr(self, key) < 0:
+                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
         yield from one_of(self, "INIT_METHOD", "tcp", "env", "file")
         yield from one_of(
             self, "BROADCAST_BUFFERS", True, False, "disabled", "forward_pass", "before_eval"

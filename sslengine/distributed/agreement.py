@@ -19,8 +19,7 @@ import threading
 import time
 from typing import Any
 
-from torch.distributed import distributed_c10d as c10d
-
+from sslengine.distributed.process_group import own_store
 from sslengine.distributed.ranks import rank, world_size
 
 LOOK = 0.25  # seconds
@@ -38,7 +37,7 @@ class Agreement:
         self._store: Any = None
         number = next(_numbers)  # a process group may see several runs
         if world_size() > 1:
-            self._store = c10d.PrefixStore(f"agreement/{number}", c10d._get_default_store())
+            self._store = own_store(f"agreement/{number}")
             threading.Thread(target=self._look, daemon=True, name="agreement").start()
 
     def ask(self) -> None:

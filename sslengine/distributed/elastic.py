@@ -1,22 +1,29 @@
-"""Several processes on this node, by torch's elastic agent: one fails, all end."""
+"""Several processes on this node, by torch's elastic agent: one fails, all end or start again."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import (
+    ChildFailedError,
+    ProcessFailure,
+    get_error_handler,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from sslengine.errors import LaunchError, Preempted
+from sslengine.errors import LaunchError, Preempted, SSLEngineError
+
+log = logging.getLogger("sslengine")
 
 # How long ranks may take to save when they are told to end; then they are killed.
 GRACE = 600  # seconds
@@ -30,8 +37,13 @@ def start_processes(
     node_id: int,
     endpoint: str,
     run_id: str,
+    max_restarts: int = 0,
 ) -> None:
-    """`function(*arguments)` in each of `processes` new processes, as ranks of one run."""
+    """`function(*arguments)` in each of `processes` new processes, as ranks of one run.
+
+    If one fails all end, and are started again up to `max_restarts` times. Not by the agent:
+    it would also start again what was told to end, and what a user has to put right.
+    """
     single = nodes == 1
     config = LaunchConfig(
         min_nodes=nodes,
@@ -47,15 +59,20 @@ def start_processes(
     )
     # The agent would print each failed rank's traceback; the first one's is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    try:
-        with _as_sigterm(signal.SIGUSR1, signal.SIGUSR2):
-            elastic_launch(config, _until_told)(function, arguments)
-    except ChildFailedError as error:
-        if any(failure.exitcode == os.EX_TEMPFAIL for failure in error.failures.values()):
-            raise Preempted(_TOLD.format("a signal to a rank")) from None
-        raise LaunchError(_describe(error)) from None
-    except SignalException as told:
-        raise Preempted(_TOLD.format(told.sigval.name)) from None
+    for restart in range(1, max_restarts + 2):
+        try:
+            with _as_sigterm(signal.SIGUSR1, signal.SIGUSR2):
+                elastic_launch(config, _until_told)(function, arguments)
+            return
+        except ChildFailedError as error:
+            if any(failure.exitcode == os.EX_TEMPFAIL for failure in error.failures.values()):
+                raise Preempted(_TOLD.format("a signal to a rank")) from None
+            text, by_user = _describe(error)
+            if by_user or restart > max_restarts:
+                raise LaunchError(text) from None
+            log.warning("%s\nstarting all ranks again: %d of %d", text, restart, max_restarts)
+        except SignalException as told:
+            raise Preempted(_TOLD.format(told.sigval.name)) from None
 
 
 _TOLD = "stopped by {}; the ranks have ended. The same command goes on from the newest checkpoint."
@@ -68,6 +85,16 @@ def _until_told(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Non
         function(*arguments)
     except Preempted:
         sys.exit(os.EX_TEMPFAIL)
+
+
+def fail_at_once(error: Exception) -> NoReturn:
+    """End this rank from any thread, whatever the main one waits for. The agent, which then
+    ends the others, tells the user; where there is none, this does."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        get_error_handler().record_exception(error)
+    else:
+        sys.stderr.write(f"error: {error}\n")
+    os._exit(1)
 
 
 def _grace() -> dict[str, Any]:
@@ -94,26 +121,40 @@ def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _describe(error: ChildFailedError) -> str:
-    """The rank that failed first; those that followed only lost their peer."""
-    rank, failure = min(error.failures.items(), key=lambda item: item[1].timestamp)
-    return f"rank {rank} failed: {_message(failure)}"
+def _describe(error: ChildFailedError) -> tuple[str, bool]:
+    """The rank that failed first, for those that followed only lost their peer; but if ranks
+    say why they all end, that. And is it something that a user has to put right?"""
+    rank, failure = min(
+        error.failures.items(),
+        key=lambda item: (_name(item[1]) != "LaunchError", item[1].timestamp),
+    )
+    text = f"rank {rank} on {socket.gethostname()} failed: {_message(failure)}"
+    return text, _name(failure) in _USER_ERRORS - _names(LaunchError)
 
 
 def _message(failure: ProcessFailure) -> str:
-    data = failure.error_file_data.get("message") if failure.error_file_data else None
-    if not isinstance(data, dict):
+    name = _name(failure)
+    if not name:
         return str(failure.message)
-    text = str(data.get("message", ""))
-    name, _, detail = text.partition(": ")
+    text = _recorded(failure)["message"]
     if name in _USER_ERRORS:
-        return detail
-    trace = data.get("extraInfo", {}).get("py_callstack", "")
+        return str(text.partition(": ")[2])
+    trace = _recorded(failure).get("extraInfo", {}).get("py_callstack", "")
     return f"{text}\n{trace}".rstrip()
+
+
+def _name(failure: ProcessFailure) -> str:
+    """The exception's class; empty if the process ended without one."""
+    return str(_recorded(failure).get("message", "")).partition(": ")[0]
+
+
+def _recorded(failure: ProcessFailure) -> dict[str, Any]:
+    data = failure.error_file_data.get("message") if failure.error_file_data else None
+    return data if isinstance(data, dict) else {}
 
 
 def _names(cls: type[Exception]) -> set[str]:
     return {cls.__name__}.union(*(_names(sub) for sub in cls.__subclasses__()))
 
 
-_USER_ERRORS = _names(LaunchError.__mro__[1])
+_USER_ERRORS = _names(SSLEngineError)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import os
 from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
 
 from sslengine.distributed.ranks import initialized, rank, world_size
 from sslengine.errors import LaunchError
@@ -20,12 +23,28 @@ def join(
     """Join the run that the environment (RANK, WORLD_SIZE, MASTER_ADDR ...) describes."""
     if backend == "nccl" and device.type != "cuda":
         backend = "gloo"
+    timeout = datetime.timedelta(minutes=timeout_minutes)
+    store, rank, world_size = next(rendezvous(init_method, timeout=timeout))
+    # An elastic agent's store outlives the attempt that failed: without a prefix of its own
+    # the next one would find the addresses of ranks that have ended.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend,
-        init_method=init_method,
-        timeout=datetime.timedelta(minutes=timeout_minutes),
+        store=c10d.PrefixStore(f"attempt/{attempt}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
+
+
+def own_store(prefix: str) -> c10d.Store:
+    """The group's store, for a thread. On a connection of its own where torch can open one
+    (2.7 and later): in a shared one it would wait whenever the main thread does.
+    """
+    store = c10d._get_default_store()
+    clone = getattr(store, "clone", None)
+    return c10d.PrefixStore(prefix, clone() if clone is not None else store)
 
 
 def leave() -> None:

@@ -33,6 +33,7 @@ def launch(resolved: Resolved) -> None:
             node_id=resolved.node_id,
             endpoint=_endpoint(options, resolved.node_id),
             run_id=options.RUN_ID if options.RUN_ID != "auto" else uuid.uuid4().hex,
+            max_restarts=options.MAX_RESTARTS,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,11 +21,13 @@ from sslengine.config.options import (
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
-from sslengine.distributed import process_group
+from sslengine.distributed import flight_recorder, process_group
 from sslengine.distributed.device import pick_device
+from sslengine.distributed.elastic import fail_at_once
+from sslengine.distributed.heartbeat import heartbeat
 from sslengine.distributed.ranks import rank
 from sslengine.engines.run import Run
-from sslengine.errors import ConfigError, Preempted
+from sslengine.errors import ConfigError, LaunchError, Preempted
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.registry import ENGINES, load_plugins
 
@@ -44,18 +47,29 @@ def run_rank(resolved: Resolved, join: bool) -> None:
     if join:
         _join(config, device)
     open_log(folder, rank(), options.VERBOSE)
+    silence = read(config, DistributedOptions).HEARTBEAT_SECONDS
     try:
         for warning in resolved.warnings:
             log.warning("%s", warning)
-        ENGINES.get(resolved.engine_name, "engine_name")(Run(resolved, folder, device))
+        with heartbeat(silence, partial(_leave_at_once, folder)):
+            ENGINES.get(resolved.engine_name, "engine_name")(Run(resolved, folder, device))
     except Preempted:
         raise
     except BaseException:
         log.info("the run ended with an error", exc_info=True)  # the screen gets it from above
+        flight_recorder.keep(folder / "flight_recorder")
         raise
     finally:
         close_log()
         process_group.leave()
+
+
+def _leave_at_once(folder: Path, text: str) -> None:
+    """Another rank is lost. From a thread: the main one cannot be reached in a collective."""
+    log.critical("%s", text)
+    kept = flight_recorder.keep(folder / "flight_recorder")
+    close_log()
+    fail_at_once(LaunchError(f"{text}. See {kept}"))
 
 
 def _set_threads(config: DictConfig, device: torch.device) -> None:
@@ -78,6 +92,7 @@ def _join(config: DictConfig, device: torch.device) -> None:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     if options.NCCL_SOCKET_NTHREADS:
         os.environ.setdefault("NCCL_SOCKET_NTHREADS", str(options.NCCL_SOCKET_NTHREADS))
+    flight_recorder.arm()
     process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import socket
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import barrier, sum_in_place
@@ -49,14 +54,16 @@ def _fail_on_rank_1(kind: str) -> None:
 def test_a_users_error_is_told_without_a_traceback() -> None:
     with pytest.raises(LaunchError) as error:
         _start(_fail_on_rank_1, "user")
-    assert str(error.value) == "rank 1 failed: config.X: this is wrong"
+    assert str(error.value) == f"rank 1 on {socket.gethostname()} failed: config.X: this is wrong"
 
 
 def test_a_bug_is_told_with_the_traceback_of_the_rank_that_failed_first() -> None:
     with pytest.raises(LaunchError) as error:
         _start(_fail_on_rank_1, "bug")
     text = str(error.value)
-    assert text.startswith("rank 1 failed: ValueError: a bug in the step")
+    assert text.startswith(
+        f"rank 1 on {socket.gethostname()} failed: ValueError: a bug in the step"
+    )
     assert "_fail_on_rank_1" in text
 
 
@@ -69,3 +76,68 @@ def _be_told() -> None:
 def test_a_run_that_was_told_to_end_is_not_started_again() -> None:
     with pytest.raises(Preempted, match="The same command goes on"):
         _start(_be_told)
+
+
+def _fail_at_first(folder: Path, kind: str) -> None:
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=10)
+    with (folder / f"starts{rank()}").open("a") as starts:
+        starts.write("x")
+    if rank() == 1 and len((folder / "starts1").read_text()) < 3:
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "user":
+            raise ConfigError("config.X: this is wrong")
+        if kind == "told":
+            raise Preempted("stopped by a signal")
+        raise ValueError("a bug in the step")
+    barrier()
+    process_group.leave()
+
+
+def _start_again(folder: Path, kind: str, max_restarts: int) -> None:
+    start_processes(
+        _fail_at_first, (folder, kind), processes=2, nodes=1, node_id=0, endpoint="localhost:0",
+        run_id="test", max_restarts=max_restarts,
+    )  # fmt: skip
+
+
+def test_all_ranks_start_again_until_it_goes_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "sslengine"):
+        _start_again(tmp_path, "kill", max_restarts=2)
+    assert (tmp_path / "starts1").read_text() == "xxx"
+    told = [record.message for record in caplog.records if record.name == "sslengine"]
+    assert all(f"rank 1 on {socket.gethostname()} failed" in text for text in told)
+    assert [text.split("\n")[-1] for text in told] == [
+        "starting all ranks again: 1 of 2",
+        "starting all ranks again: 2 of 2",
+    ]
+
+
+def test_no_more_often_than_it_may(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="rank 1 on .* failed: ValueError: a bug in the step"):
+        _start_again(tmp_path, "bug", max_restarts=1)
+    assert (tmp_path / "starts1").read_text() == "xx"
+
+
+@pytest.mark.parametrize(("kind", "error"), [("user", LaunchError), ("told", Preempted)])
+def test_a_users_mistake_and_a_signal_are_not_tried_again(
+    tmp_path: Path, kind: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        _start_again(tmp_path, kind, max_restarts=2)
+    assert (tmp_path / "starts1").read_text() == "x"
+
+
+@pytest.mark.timeout(120)
+def test_below_an_agent_that_restarts_ranks_itself_they_find_each_other_again(
+    tmp_path: Path,
+) -> None:
+    """As torchrun --max-restarts does: its store outlives the attempt that failed."""
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="test", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=2, start_method="spawn",
+    )  # fmt: skip
+    elastic_launch(config, _fail_at_first)(tmp_path, "bug")
+    assert (tmp_path / "starts1").read_text() == "xxx"

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tools import methods_table
-from tools.methods_table import BEGIN, END, Job, Result, run_job, table, write_table
+from tools.methods_table import (
+    BEGIN,
+    END,
+    Cost,
+    Job,
+    Measured,
+    Scores,
+    cost_of,
+    scores_of,
+    table,
+    write_table,
+)
 
 
-def _result(knn: float, linear: float = 50.0) -> Result:
-    return Result(knn, linear, 30.0, 40.0, batch=128, step_ms=250.4, memory_mib=512.3)
+def _measured(*knn: float, cost: Cost | None = None) -> dict[str, Any]:
+    scores = {str(seed): asdict(Scores(value, 50.0, 30.0, 40.0)) for seed, value in enumerate(knn)}
+    return {"scores": scores, "cost": cost and asdict(cost)}
 
 
 class _Runs:
@@ -24,7 +38,7 @@ class _Runs:
     def __call__(self, job: Job, more: list[str]) -> float:
         self.calls.append((job.method, more))
         job.folder.mkdir(parents=True, exist_ok=True)
-        if more:
+        if "+config/benchmark/frozen=shapes" in more:
             scores = [
                 {"features": "trained", "knn": {"20": 81.0}, "linear": 85.0},
                 {"features": "untrained", "knn": {"20": 30.0}, "linear": 40.0},
@@ -47,12 +61,54 @@ def test_a_run_is_trained_judged_and_never_done_twice(
     runs = _Runs()
     monkeypatch.setattr(methods_table, "_call", runs)
     job = Job("simclr", 3, tmp_path / "simclr_seed3")
-    first = run_job(job)
-    # Without the first entry the median speed is 200 images a second: 50 of them take 250 ms.
-    assert first == Result(81.0, 85.0, 30.0, 40.0, batch=50, step_ms=250.0, memory_mib=700.0)
+    first = scores_of(job)
+    assert first == Scores(81.0, 85.0, 30.0, 40.0)
     assert [bool(more) for _, more in runs.calls] == [False, True]
-    assert run_job(job) == first
+    assert scores_of(job) == first
     assert len(runs.calls) == 2
+
+
+def test_the_cost_is_of_a_short_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = _Runs()
+    monkeypatch.setattr(methods_table, "_call", runs)
+    # Without the first entry the median speed is 200 images a second: 50 of them take 250 ms.
+    assert cost_of("simclr", tmp_path) == Cost(batch=50, step_ms=250.0, memory_mib=700.0)
+    assert runs.calls == [("simclr", ["config.OPTIMIZER.num_epochs=2", "config.LOG_FREQUENCY=5"])]
+
+
+def test_what_is_measured_is_kept_until_the_config_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = _Runs()
+    monkeypatch.setattr(methods_table, "_call", runs)
+    doc = tmp_path / "methods.md"
+    doc.write_text(f"{BEGIN}{END}")
+    call = [
+        "simclr", "--seeds", "0", "1", "--folder", f"{tmp_path}/runs", "--doc", str(doc),
+        "--measured", f"{tmp_path}/methods.json",
+    ]  # fmt: skip
+    assert methods_table.main(call) == 0
+    row = (
+        "| simclr | 2 | 81.0 (81.0 to 81.0) | 85.0 (85.0 to 85.0) | 30.0 | 40.0 | 50 | 250 | 700 |"
+    )
+    assert row in doc.read_text()
+    made = len(runs.calls)
+    assert made == 5  # two seeds trained and judged, and the cost
+    assert methods_table.main(call) == 0
+    assert len(runs.calls) == made
+    monkeypatch.setattr(methods_table, "_digest", lambda config: "another")
+    assert Measured(tmp_path / "methods.json").of("simclr")["scores"] == {}
+
+
+def test_comments_of_a_config_do_not_count(tmp_path: Path) -> None:
+    one, same, other = (tmp_path / f"{name}.yaml" for name in ("one", "same", "other"))
+    one.write_text("a: 1\n")
+    same.write_text("# a comment\na:   1\n")
+    other.write_text("a: 2\n")
+    digest = methods_table._digest
+    assert digest(one) == digest(same) != digest(other)
 
 
 def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(
@@ -61,9 +117,9 @@ def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(
     runs = _Runs()
     monkeypatch.setattr(methods_table, "_call", runs)
     job = Job("simclr", 0, tmp_path / "run")
-    run_job(job)
+    scores_of(job)
     (job.folder / "evaluation.json").unlink()
-    run_job(job)
+    scores_of(job)
     assert [more for _, more in runs.calls] == [
         [], ["+config/benchmark/frozen=shapes"], ["+config/benchmark/frozen=shapes"],
     ]  # fmt: skip
@@ -74,16 +130,17 @@ def test_a_failed_run_is_told_with_what_it_said(
 ) -> None:
     monkeypatch.setattr(methods_table, "RUN", ["sh", "-c", "echo out of luck; exit 3"])
     with pytest.raises(SystemExit, match=r"simclr, seed 0, failed:\nout of luck"):
-        run_job(Job("simclr", 0, tmp_path / "run"))
+        scores_of(Job("simclr", 0, tmp_path / "run"))
 
 
-def test_best_first_with_mean_and_range() -> None:
-    lines = table({"b": [_result(50.0)], "a": [_result(80.0), _result(82.0)]}).splitlines()
+def test_best_first_with_mean_and_range_and_costs_where_they_are_known() -> None:
+    cost = Cost(batch=128, step_ms=250.4, memory_mib=512.3)
+    lines = table({"b": _measured(50.0), "a": _measured(80.0, 82.0, cost=cost)}).splitlines()
     assert (
         lines[2]
         == "| a | 2 | 81.0 (80.0 to 82.0) | 50.0 (50.0 to 50.0) | 30.0 | 40.0 | 128 | 250 | 512 |"
     )
-    assert lines[3] == "| b | 1 | 50.0 | 50.0 | 30.0 | 40.0 | 128 | 250 | 512 |"
+    assert lines[3] == "| b | 1 | 50.0 | 50.0 | 30.0 | 40.0 |  |  |  |"
 
 
 def test_the_document_keeps_what_stands_around_the_table(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""Ranks that watch each other: who is stopped or killed is named, who is slow is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sslengine.distributed import process_group
+from sslengine.distributed.collectives import barrier
+from sslengine.distributed.elastic import fail_at_once, start_processes
+from sslengine.distributed.heartbeat import heartbeat
+from sslengine.distributed.ranks import rank
+from sslengine.errors import LaunchError
+
+SILENCE = 3.0
+RANKS = 3
+
+
+def _start(function: object, *arguments: object) -> None:
+    start_processes(
+        function, arguments, processes=RANKS, nodes=1, node_id=0, endpoint="localhost:0",
+        run_id="test",
+    )  # fmt: skip
+
+
+def _leave(folder: Path, text: str) -> None:
+    (folder / f"rank{rank()}").write_text(text)
+    fail_at_once(LaunchError(text))
+
+
+def _lose_rank_2(folder: Path, number: int) -> None:
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=10)
+    with heartbeat(SILENCE, lambda text: _leave(folder, text)):
+        barrier()
+        if rank() == 2:
+            (folder / "pid").write_text(str(os.getpid()))
+            os.kill(os.getpid(), number)
+        time.sleep(600)  # not in a collective that would notice
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_is_stopped_is_named_and_killed(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        LaunchError, match=r"rank 2 \(process \d+ on .*\) has given no sign of life"
+    ):
+        _start(_lose_rank_2, tmp_path, signal.SIGSTOP)
+    # Silence, start and end of the processes; the agent alone would take 30 more to kill it.
+    assert time.monotonic() - began < SILENCE + 30
+    assert "HEARTBEAT_SECONDS" in (tmp_path / "rank1").read_text()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def _be_slow_and_end_early() -> None:
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=10)
+    with heartbeat(SILENCE, lambda text: os._exit(7)):
+        time.sleep(2 * SILENCE if rank() == 1 else 0)
+        barrier()
+        time.sleep(2 * SILENCE if rank() == 2 else 0)
+    process_group.leave()
+
+
+@pytest.mark.timeout(120)
+def test_a_slow_rank_is_waited_for_and_one_that_is_done_is_not_lost() -> None:
+    _start(_be_slow_and_end_early)
+
+
+def test_one_process_has_no_thread_to_watch_it() -> None:
+    with heartbeat(SILENCE, lambda text: os._exit(7)):
+        assert True

@@ -1,0 +1,80 @@
+"""A rank of a run stops in mid-training: the others name it, all start again, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from sslengine.checkpoint import files
+from tests.config.recipes import recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, str(ROOT / "tools" / "run_distributed_engines.py"), "config=tiny"]
+SILENCE = 5
+
+HARM = """
+import os, signal
+from sslengine.distributed.ranks import rank
+from sslengine.hooks.events import Hook
+from sslengine.registry import register_hook
+
+@register_hook("stop_rank_1")
+class StopRank1(Hook):
+    def on_step(self, task):
+        mark = task.run_dir / "stopped"
+        if rank() == 1 and task.iteration == 5 and "cut" in str(task.run_dir) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "harm.py").write_text(HARM)
+    (tmp_path / "configs").mkdir()
+    tree = recipe(
+        OPTIMIZER__num_epochs=2, PLUGINS=["harm"], HOOKS__EXTRA=["stop_rank_1"],
+        CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=1, DISTRIBUTED__NUM_PROC_PER_NODE=2,
+        DATA__TRAIN__BATCHSIZE_PER_REPLICA=2, DISTRIBUTED__HEARTBEAT_SECONDS=SILENCE,
+    )  # fmt: skip
+    text = "# @package _global_\n" + yaml.safe_dump({"config": tree})
+    (tmp_path / "configs" / "tiny.yaml").write_text(text)
+    return tmp_path
+
+
+def _run(project: Path, folder: str, restarts: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.MAX_RESTARTS={restarts}"],
+        cwd=project, text=True, capture_output=True, timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    model = files.newest(folder / "checkpoints")[1]["classy_state_dict"]["base_model"]["model"]
+    return {**model["trunk"], **model["heads"]}
+
+
+@pytest.mark.timeout(600)
+def test_it_is_named_and_a_restart_goes_on_bit_by_bit(project: Path) -> None:
+    cut = _run(project, "cut", restarts=1)
+    assert cut.returncode == 0, cut.stderr
+    assert "rank 1 (process" in cut.stderr, cut.stderr
+    assert "starting all ranks again: 1 of 1" in cut.stderr
+    assert "Traceback" not in cut.stderr
+    assert "resumed from" in cut.stdout
+    about = json.loads((project / "cut/flight_recorder/rank0.json").read_text().splitlines()[0])
+    assert about["rank"] == 0
+    assert "in step" in (project / "cut/flight_recorder/rank0.txt").read_text()
+
+    assert _run(project, "whole", restarts=0).returncode == 0
+    ours, theirs = _weights(project / "cut"), _weights(project / "whole")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
