@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NoReturn
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
@@ -44,43 +45,52 @@ def start_processes(
     If one fails all end, and are started again up to `max_restarts` times. Not by the agent:
     it would also start again what was told to end, and what a user has to put right.
     """
-    single = nodes == 1
-    config = LaunchConfig(
-        min_nodes=nodes,
-        max_nodes=nodes,
-        nproc_per_node=processes,
-        run_id=run_id,
-        rdzv_backend="c10d" if single else "static",
-        rdzv_endpoint=endpoint,
-        rdzv_configs={} if single else {"rank": node_id},
-        max_restarts=0,
-        start_method="spawn",
-        **_grace(),
-    )
     # The agent would print each failed rank's traceback; the first one's is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    for restart in range(1, max_restarts + 2):
+    # What nodes meet in stays as long as they may meet: the first node's agent shares it.
+    meeting = _open_store(endpoint) if nodes > 1 and node_id == 0 else None
+    for attempt in range(max_restarts + 1):
+        single = nodes == 1
+        config = LaunchConfig(
+            min_nodes=nodes,
+            max_nodes=nodes,
+            nproc_per_node=processes,
+            run_id=f"{run_id}-{attempt}",
+            rdzv_backend="c10d" if single else "static",
+            rdzv_endpoint=endpoint,
+            rdzv_configs={} if single else {"rank": node_id},
+            max_restarts=0,
+            start_method="spawn",
+            **_grace(),
+        )
         try:
             with _as_sigterm(signal.SIGUSR1, signal.SIGUSR2):
-                elastic_launch(config, _until_told)(function, arguments)
-            return
+                elastic_launch(config, _until_told)(function, arguments, attempt)
+            break
         except ChildFailedError as error:
             if any(failure.exitcode == os.EX_TEMPFAIL for failure in error.failures.values()):
                 raise Preempted(_TOLD.format("a signal to a rank")) from None
             text, by_user = _describe(error)
-            if by_user or restart > max_restarts:
+            if by_user or attempt == max_restarts:
                 raise LaunchError(text) from None
-            log.warning("%s\nstarting all ranks again: %d of %d", text, restart, max_restarts)
+            log.warning("%s\nstarting all ranks again: %d of %d", text, attempt + 1, max_restarts)
         except SignalException as told:
             raise Preempted(_TOLD.format(told.sigval.name)) from None
+    del meeting
+
+
+def _open_store(endpoint: str) -> TCPStore:
+    host, _, port = endpoint.rpartition(":")
+    return TCPStore(host, int(port), is_master=True, multi_tenant=True, wait_for_workers=False)
 
 
 _TOLD = "stopped by {}; the ranks have ended. The same command goes on from the newest checkpoint."
 
 
-def _until_told(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _until_told(function: Callable[..., Any], arguments: tuple[Any, ...], attempt: int) -> None:
     """In each rank. It leaves by a status: to return would be to wait for the agent, which
     reads what ranks return only when it is not ending them itself."""
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # as if the agent had restarted it
     try:
         function(*arguments)
     except Preempted:

@@ -40,11 +40,17 @@ _VARIABLES = re.compile(
 _SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 
 
+# `config.MY_TRACKER.API_KEY=...`, but not `config.DATA.TRAIN.INPUT_KEY_NAMES=...`
+_SECRET_ARGUMENT = re.compile(
+    r"^(.*(token|key|secret|password|passwd|credentials?))=.*$", re.IGNORECASE | re.DOTALL
+)
+
+
 def environment() -> dict[str, Any]:
     """A report that can be stored as JSON."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(_masked(sys.argv)),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
         "sslengine": sslengine.__version__,
@@ -81,6 +87,15 @@ def _gpus() -> list[str]:
     if not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _masked(arguments: list[str]) -> list[str]:
+    """The value of what is named like a secret: `name=value`, or `--name value`."""
+    masked = [_SECRET_ARGUMENT.sub(r"\1=***", each) for each in arguments]
+    for index, before in enumerate(arguments[:-1]):
+        if before.startswith("--") and "=" not in before and _SECRET_ARGUMENT.match(f"{before}="):
+            masked[index + 1] = "***"
+    return masked
 
 
 def _variables() -> dict[str, str]:

@@ -223,6 +223,23 @@ def test_unreadable_images_are_marked_counted_and_told_once(
     assert "2.png (UnidentifiedImageError: cannot identify" in record.message
 
 
+@pytest.mark.parametrize("broken", [1, 30, 59])
+def test_broken_images_at_any_rate_but_all_leave_every_step_its_batch(
+    tmp_path: Path, broken: int
+) -> None:
+    names = [f"{number:02}.png" for number in range(60)]
+    write_tree(tmp_path, *names)
+    chosen = np.random.default_rng(broken).permutation(60)[:broken]
+    for number in chosen:
+        whole = (tmp_path / names[number]).read_bytes()
+        (tmp_path / names[number]).write_bytes(whole[: len(whole) // 2])
+    some = folder_feed(tmp_path, DEFAULT_GRAY_IMG_SIZE=8)
+    valid = [batch["data_valid"][0] for batch in some.batches(0)]
+    assert sum(len(each) for each in valid) == 60
+    assert sum(int((each < 0).sum()) for each in valid) == broken
+    assert some.unreadable == set(chosen.tolist())
+
+
 MULTICROP: dict[str, Any] = {
     "TRANSFORMS": [
         {

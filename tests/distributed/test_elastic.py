@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from sslengine.distributed.collectives import barrier, sum_in_place
 from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError, LaunchError, Preempted
+from tests.ranks import free_port
 
 
 def _start(function: object, *arguments: object) -> None:
@@ -141,3 +143,27 @@ def test_below_an_agent_that_restarts_ranks_itself_they_find_each_other_again(
     )  # fmt: skip
     elastic_launch(config, _fail_at_first)(tmp_path, "bug")
     assert (tmp_path / "starts1").read_text() == "xxx"
+
+
+def _node(node_id: int, port: int, folder: Path) -> None:
+    start_processes(
+        _fail_at_first, (folder, "kill"), processes=1, nodes=2, node_id=node_id,
+        endpoint=f"127.0.0.1:{port}", run_id="test", max_restarts=2,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(180)
+def test_the_nodes_of_a_run_start_again_together(tmp_path: Path) -> None:
+    port = free_port()
+    spawn = multiprocessing.get_context("spawn")
+    nodes = [spawn.Process(target=_node, args=(each, port, tmp_path)) for each in (0, 1)]
+    try:
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            node.join(150)
+        assert [node.exitcode for node in nodes] == [0, 0]
+        assert (tmp_path / "starts1").read_text() == "xxx"
+    finally:
+        for node in nodes:
+            node.kill()

@@ -32,6 +32,18 @@ def test_secrets_and_private_variables_stay_out(monkeypatch: pytest.MonkeyPatch)
     assert "AWS_SECRET_ACCESS_KEY" not in report["variables"]
 
 
+def test_secrets_of_the_command_line_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "sys.argv",
+        ["run", "config.TRACKER.API_KEY=hunter2", "--auth-token", "hunter2", "--secret=hunter2",
+         "config.DATA.TRAIN.INPUT_KEY_NAMES=[data]"],
+    )  # fmt: skip
+    assert environment()["command"] == (
+        "run 'config.TRACKER.API_KEY=***' --auth-token '***' '--secret=***' "
+        "'config.DATA.TRAIN.INPUT_KEY_NAMES=[data]'"
+    )
+
+
 def _git(folder: Path, *arguments: str) -> None:
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
     subprocess.run(

@@ -1,0 +1,146 @@
+"""Files of strangers: what they hold is read, and never run, nor does it write anywhere."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sslengine.checkpoint import files, retention
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.config.resolve import resolve
+from sslengine.data.dataset import SSLDataset
+from sslengine.data.options import SplitOptions
+from sslengine.errors import CheckpointError, ConfigError
+from sslengine.launch.rank import run_rank
+from tests.config.recipes import resolved
+
+
+class _Evil:
+    """What pickle calls is `os.system`."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch '{self._mark}'",)
+
+
+@pytest.fixture
+def evil_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module that can be imported, and the file that is there afterwards."""
+    mark = tmp_path / "code_was_run"
+    (tmp_path / "evil_module.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield mark
+    sys.modules.pop("evil_module", None)
+
+
+def _train(folder: Path, **overrides: Any) -> None:
+    run_rank(resolved(CHECKPOINT__DIR=str(folder), **overrides), join=False)
+
+
+def _poison(state: dict[str, Any]) -> dict[str, Any]:
+    """Code named in each place of a checkpoint where a config may stand."""
+    names = {
+        "PLUGINS": ["evil_module"],
+        "LOSS": {"name": "evil_module:Evil"},
+        "HOOKS": {"EXTRA": ["evil_module:Evil"]},
+    }
+    state["config"] = names
+    state["classy_state_dict"]["config"] = names
+    return state
+
+
+def test_code_that_a_checkpoints_config_names_is_not_imported(
+    tmp_path: Path, evil_module: Path
+) -> None:
+    _train(tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    path, state = files.newest(folder) or pytest.fail("no checkpoint")
+    weights = tmp_path / "weights.torch"
+    torch.save(_poison(state), weights)
+    _train(tmp_path / "from_weights", MODEL__WEIGHTS_INIT__PARAMS_FILE=str(weights))
+    state["classy_state_dict"].pop("config")  # an unknown key of the state is an error by itself
+    files.write(state, folder, path.name)
+    _train(tmp_path / "run", OPTIMIZER__num_epochs=3)
+    assert not evil_module.exists()
+    assert "evil_module" not in sys.modules
+
+
+@pytest.mark.parametrize("place", ["weights", "checkpoint"])
+def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(
+    tmp_path: Path, place: str
+) -> None:
+    mark = tmp_path / "code_was_run"
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    if place == "weights":
+        torch.save({"classy_state_dict": _Evil(mark)}, tmp_path / "weights.torch")
+        overrides = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": str(tmp_path / "weights.torch")}
+    else:
+        files.write(
+            {"classy_state_dict": _Evil(mark)}, tmp_path / "run/checkpoints", "model_phase0.torch"
+        )
+        overrides = {}
+    with pytest.raises(CheckpointError):
+        _train(tmp_path / "run", **overrides)
+    assert not mark.exists()
+
+
+def test_a_link_under_a_checkpoints_name_is_replaced_or_removed_not_followed(
+    tmp_path: Path,
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name in ("model_phase0.torch", "model_phase0.json", files.POINTER, ".model_phase1.tmp"):
+        (folder / name).symlink_to(precious)
+    files.remove_leftovers(folder)
+    files.write({"a": 1}, folder, "model_phase0.torch", {"number": 1})
+    (folder / "model_phase1.torch").symlink_to(precious)
+    files.write({"a": 2}, folder, "model_phase2.torch", {"number": 3})
+    retention.remove_surplus(folder, CheckpointOptions(KEEP_LAST=1))
+    assert precious.read_text() == "mine"
+
+
+def _png_of(width: int, height: int) -> bytes:
+    """A header that promises much, and little after it."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99))
+
+
+def test_an_image_that_would_fill_the_memory_counts_as_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "bomb.png").write_bytes(_png_of(60_000, 60_000))
+    options = SplitOptions(
+        DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(tmp_path)], DEFAULT_GRAY_IMG_SIZE=8,
+        LABEL_TYPE="sample_index",
+    )  # fmt: skip
+    data = SSLDataset(options, "TRAIN", seed=0)
+    (sample,) = data.__getitems__([(0, 0)])
+    assert sample["data_valid"] == [-1]
+    assert sample["data"][0].size == (8, 8)
+    assert "DecompressionBombError" in data.why_unreadable(0)
+
+
+def test_a_config_that_calls_something_is_an_error_and_calls_nothing(tmp_path: Path) -> None:
+    mark = tmp_path / "code_was_run"
+    (tmp_path / "evil.yaml").write_text(
+        f"# @package _global_\nconfig:\n  X: !!python/object/apply:os.system [touch {mark}]\n"
+    )
+    with pytest.raises(ConfigError):
+        resolve(["config=evil"], [str(tmp_path)])
+    assert not mark.exists()
