@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -54,7 +53,7 @@ class _Watch(threading.Thread):
         self._store = own_store("heartbeat")
         self._watched = (rank() + 1) % world_size()
         self._last = ""
-        self._since = time.monotonic()
+        self._silent_for = 0.0  # counted in own beats: a job that is suspended as a whole goes on
         self._closed = threading.Event()
         self._store.set(f"who/{rank()}", f"{socket.gethostname()} {os.getpid()}")
 
@@ -81,8 +80,10 @@ class _Watch(threading.Thread):
         key = f"beat/{self._watched}"
         now = self._store.get(key).decode() if self._store.check([key]) else ""
         if now != self._last or now == _DONE:
-            self._last, self._since = now, time.monotonic()
-        elif time.monotonic() - self._since > self._silence:
+            self._last, self._silent_for = now, 0.0
+        else:
+            self._silent_for += BEAT
+        if self._silent_for > self._silence:
             self._declare_lost()
 
     def _declare_lost(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -69,6 +70,33 @@ def _be_slow_and_end_early() -> None:
 @pytest.mark.timeout(120)
 def test_a_slow_rank_is_waited_for_and_one_that_is_done_is_not_lost() -> None:
     _start(_be_slow_and_end_early)
+
+
+def _be_suspended(folder: Path) -> None:
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=10)
+    (folder / f"{os.getpid()}").touch()
+    with heartbeat(SILENCE, lambda text: os._exit(7)):
+        for _ in range(10):
+            time.sleep(0.5)
+            barrier()
+    process_group.leave()
+
+
+def _suspend_all(folder: Path) -> None:
+    while len(list(folder.iterdir())) < RANKS:
+        time.sleep(0.1)
+    time.sleep(2)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for file in folder.iterdir():
+            os.kill(int(file.name), number)
+        time.sleep(3 * SILENCE)
+
+
+@pytest.mark.timeout(120)
+def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
+    """As `scontrol suspend` does."""
+    threading.Thread(target=_suspend_all, args=(tmp_path,)).start()
+    _start(_be_suspended, tmp_path)
 
 
 def test_one_process_has_no_thread_to_watch_it() -> None:
