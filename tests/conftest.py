@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import settings
 
 from tests.ranks import RankPool
 
-# Tests are many small computations, often in several processes: threads only get in the way.
+# Tests are many small computations, often in several processes: threads only get in the way,
+# in the commands that tests run as well.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # The same examples at each run: what is green stays green. Others, and many more of them, are
 # tried by: pytest --hypothesis-profile=explore

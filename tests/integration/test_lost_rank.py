@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +52,6 @@ def _run(project: Path, folder: str, restarts: int) -> subprocess.CompletedProce
     return subprocess.run(
         [*COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.MAX_RESTARTS={restarts}"],
         cwd=project, text=True, capture_output=True, timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def _start(project: Path, folder: str, ranks: int) -> subprocess.Popen[str]:
         [*COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
          f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}"],
         cwd=project, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )  # fmt: skip
 
 
