@@ -184,7 +184,7 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
             ) from error
 
 
-TRAIN_STEPS: Registry[Any] = Registry("train step")
+TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",))
 TASKS: Registry[Any] = Registry("task")
 ENGINES: Registry[Any] = Registry("engine")
 LOSSES: Registry[Any] = Registry(

@@ -77,9 +77,10 @@ class ReproducibilityOptions:
     CUDDN_DETERMINISTIC: bool = False
 
 
-@section("TRAINER")
+@section("TRAINER", components=TRAIN_STEPS)
 @dataclass
 class TrainerOptions:
+    # A step that has options takes them from a section of its name.
     TRAIN_STEP_NAME: str = named(TRAIN_STEPS, "standard_train_step")
     TASK_NAME: str = named(TASKS, "self_supervision_task")
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.config.facts import RunFacts, run_facts
-from sslengine.config.options import DistributedOptions, RunOptions
+from sslengine.config.options import DistributedOptions, RunOptions, TrainerOptions
 from sslengine.config.sections import read
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
@@ -26,7 +26,7 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.precision import Precision, build_precision
-from sslengine.registry import LOSSES, component_key
+from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
 
 
 def build_feed(config: DictConfig, split: str, device: torch.device) -> DataFeed:
@@ -73,6 +73,15 @@ def build_loss(config: DictConfig, num_train_samples: int, device: torch.device)
         loss = chosen(options, facts)
     module: nn.Module = loss
     return module.to(device)
+
+
+def build_train_step(config: DictConfig) -> Any:
+    """A function of the task; with options, an object made of them that is called with it."""
+    trainer = read(config, TrainerOptions)
+    chosen = TRAIN_STEPS.get(trainer.TRAIN_STEP_NAME, "config.TRAINER.TRAIN_STEP_NAME")
+    if TRAIN_STEPS.options(trainer.TRAIN_STEP_NAME) is None:
+        return chosen
+    return chosen(getattr(trainer, component_key(trainer.TRAIN_STEP_NAME)))
 
 
 def _facts_argument(chosen: Any, facts: RunFacts) -> dict[str, RunFacts]:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.checkpoint.rng import seed_all
-from sslengine.config.options import RunOptions, TrainerOptions
+from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
@@ -34,7 +34,7 @@ from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.writers import Writer
 from sslengine.optim.options import OptimizerOptions
-from sslengine.registry import TRAIN_STEPS, register_task
+from sslengine.registry import register_task
 from sslengine.task import build
 from sslengine.task.classy import ClassyTask
 from sslengine.task.last_batch import LastBatch
@@ -91,7 +91,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self._prepare_monitoring()
         self.hooks = self._make_hooks()
         self._calls = compile_events(self.hooks)
-        self.train_step_function = TRAIN_STEPS.get(read(config, TrainerOptions).TRAIN_STEP_NAME)
+        self.train_step_function = build.build_train_step(config)
         # From here on ranks draw differently (dropout), but always the same for one seed.
         seed_all(self.seed * 1_000_003 + rank() + 1)
 

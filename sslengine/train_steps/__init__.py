@@ -6,3 +6,4 @@ TRAIN_STEPS.declare("sslengine.train_steps.standard", "standard_train_step")
 TRAIN_STEPS.declare(
     "sslengine.train_steps.multi_input", "multi_input_train_step", "pirl_train_step"
 )
+TRAIN_STEPS.declare("sslengine.train_steps.gradcache", "gradcache_train_step")

@@ -84,11 +84,16 @@ def read_sample(task: StepTask, build: BuildSample) -> Sample:
 
 
 def forward(task: StepTask, sample: Sample) -> Any:
-    """The model's output; a list of one is unwrapped. Hooks may replace it: on_forward."""
+    """The model's output. Hooks may replace it: on_forward."""
     with task.perf.forward, task.precision.autocast():
         if task.train and task.reduce_by_hand:
             manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
         output = task.model(sample["input"])
+    return announce(task, output)
+
+
+def announce(task: StepTask, output: Any) -> Any:
+    """The output as the loss gets it; a list of one is unwrapped. Fires on_forward."""
     if isinstance(output, list) and len(output) == 1:
         output = output[0]
     task.last_batch.model_output = output
@@ -127,15 +132,19 @@ def update_meters(task: StepTask, output: Any, sample: Sample) -> None:
 
 def backward(task: StepTask, loss: Loss) -> None:
     """Gradients of this batch's share of its group. Fires on_backward."""
-    group = task.group
     with task.perf.backward:
-        if group.first:
-            task.optimizer.zero_grad()
-        value = main_loss(loss)
-        task.precision.backward(value if group.weight == 1.0 else value * group.weight)
-        if task.reduce_by_hand and group.last:
+        backward_of_loss(task, loss)
+        if task.reduce_by_hand and task.group.last:
             manual_gradient_all_reduce(task.base_model)
     task.run_hooks("on_backward")
+
+
+def backward_of_loss(task: StepTask, loss: Loss) -> None:
+    """As far as the loss's graph reaches, after the gradients of the group before."""
+    if task.group.first:
+        task.optimizer.zero_grad()
+    value, weight = main_loss(loss), task.group.weight
+    task.precision.backward(value if weight == 1.0 else value * weight)
 
 
 def optimizer_step(task: StepTask) -> None:

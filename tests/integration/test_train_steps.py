@@ -1,0 +1,77 @@
+"""The examples of docs/train_steps.md: two steps of each, on one rank and on two."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sslengine import train_steps
+from sslengine.config.resolve import resolve
+from sslengine.distributed.ranks import world_size
+from sslengine.task.task import SelfSupervisionTask
+from sslengine.trainer import loop
+from tests.ranks import RankPool
+from tests.task.runs import Watch, make_task
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "train_steps.md"
+EXAMPLES = re.findall(r"^\| `(\w+)`.*\| `(config=[^`]+)` \|$", DOC.read_text(), re.MULTILINE)
+SMALL = (
+    "config.DATA.TRAIN.DATA_LIMIT=8", "config.OPTIMIZER.num_epochs=1", "config.LOG_FREQUENCY=1",
+    "config.DATA.NUM_DATALOADER_WORKERS=0",
+)  # fmt: skip
+
+
+def _train(example: str, folder: Path) -> tuple[str, list[float], list[Tensor]]:
+    ranks = world_size()
+    more = [
+        *SMALL,
+        f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}",
+        f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+        f"config.CHECKPOINT.DIR='{folder}'",
+    ]
+    if "pirl" in example:
+        more.append("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=4")
+    run = resolve([*example.split(), *more])
+    watch = Watch()
+    task = SelfSupervisionTask(run.config, folder, torch.device("cpu"), hooks=[watch])
+    task.prepare()
+    loop.run(task)
+    return run.config.TRAINER.TRAIN_STEP_NAME, watch.losses, list(task.base_model.parameters())
+
+
+def test_every_shipped_step_has_an_example() -> None:
+    named = {name for name, _ in EXAMPLES} | set(re.findall(r"alias `(\w+)`", DOC.read_text()))
+    shipped = set(re.findall(r"\w+_train_step", Path(train_steps.__file__).read_text()))
+    assert named == shipped
+
+
+@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+def test_two_steps_on_one_rank_and_on_two(
+    tmp_path: Path, two_ranks: RankPool, name: str, example: str
+) -> None:
+    torch.manual_seed(0)
+    used, alone, _ = _train(example, tmp_path / "alone")
+    assert used == name
+    assert len(alone) == 2
+    assert all(map(math.isfinite, alone))
+    (_, losses, weights), (_, others, same) = two_ranks.run(_train, example, tmp_path / "two")
+    assert losses == others
+    assert all(map(math.isfinite, losses))
+    assert all(torch.equal(*pair) for pair in zip(weights, same, strict=True))
+    if name == "gradcache_train_step":  # its example has no batch norm: the same run
+        assert losses == pytest.approx(alone, rel=1e-4)
+
+
+def test_the_step_of_the_document_trains(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    exec(compile(code, str(DOC), "exec"), {})
+    watch: Any = Watch()
+    loop.run(make_task(tmp_path, [watch], TRAINER__TRAIN_STEP_NAME="symmetric_train_step"))
+    assert len(watch.losses) == 8
+    assert all(map(math.isfinite, watch.losses))
