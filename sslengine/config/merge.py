@@ -170,7 +170,7 @@ class _Writer:
         self._bring(node, registry, key)
         if key in node:
             return True
-        known = [*map(str, node), *registry.names()]
+        known = {*map(str, node), *registry.names()}
         hint = nearest(key, known) or f"Known here: {listing(known)}."
         self.merged.problems.append(
             f"{path}: neither a key nor the name of a {registry.kind}. {hint} Set by {origin}."
