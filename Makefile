@@ -8,7 +8,7 @@ RUN = $(VENV)/bin/python tools/run_distributed_engines.py
 help:
 	@echo "make quickstart     install, pretrain SimCLR on built-in images, judge it (minutes, no GPU)"
 	@echo "make test           install what the tests need, run them all"
-	@echo "make test-slow      the long tail as well"
+	@echo "make test-slow      the long tail as well (two hours)"
 	@echo "make test-floor     the tests with the oldest versions that are supported"
 	@echo "make bench          what the engine costs a step, beside a bare loop and other engines"
 	@echo "make methods-table  train and judge every method (hours; can be resumed)"

@@ -1,7 +1,7 @@
 """What each rank was doing when a run failed: its last collectives, and where its threads are.
 
 torch's flight recorder keeps the collectives in a ring; `arm` must come before the process
-group. What it costs is below what can be measured beside a collective.
+group is made.
 """
 
 from __future__ import annotations

@@ -57,3 +57,15 @@ def test_a_state_that_is_not_saved_is_found(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "FAILED:" in done.stderr
     assert "instead of" in done.stderr or "differs" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_a_thousand_kills_of_six_methods(tmp_path: Path) -> None:
+    """What docs/reliability.md reports. An hour on two cores."""
+    command = [sys.executable, str(ROOT / "tools" / "chaos.py"), "--series", "--kills", "1000"]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path / "chaos")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert sum(int(line.split()[-5]) for line in done.stdout.splitlines()[1:]) >= 1000
