@@ -48,9 +48,9 @@ def start_processes(
     # The agent would print each failed rank's traceback; the first one's is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # What nodes meet in stays as long as they may meet: the first node's agent shares it.
-    meeting = _open_store(endpoint) if nodes > 1 and node_id == 0 else None
+    single = nodes == 1
+    meeting = None if single or node_id else _open_store(endpoint)
     for attempt in range(max_restarts + 1):
-        single = nodes == 1
         config = LaunchConfig(
             min_nodes=nodes,
             max_nodes=nodes,

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 
-from sslengine.checkpoint import files
-from tests.config.recipes import recipe
+from tests.integration.command import COMMAND, same_weights, write_config
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, str(ROOT / "tools" / "run_distributed_engines.py"), "config=tiny"]
 SILENCE = 5
 
 HARM = """
@@ -37,14 +31,11 @@ class StopRank1(Hook):
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "harm.py").write_text(HARM)
-    (tmp_path / "configs").mkdir()
-    tree = recipe(
-        OPTIMIZER__num_epochs=2, PLUGINS=["harm"], HOOKS__EXTRA=["stop_rank_1"],
+    write_config(
+        tmp_path, OPTIMIZER__num_epochs=2, PLUGINS=["harm"], HOOKS__EXTRA=["stop_rank_1"],
         CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=1, DISTRIBUTED__NUM_PROC_PER_NODE=2,
         DATA__TRAIN__BATCHSIZE_PER_REPLICA=2, DISTRIBUTED__HEARTBEAT_SECONDS=SILENCE,
     )  # fmt: skip
-    text = "# @package _global_\n" + yaml.safe_dump({"config": tree})
-    (tmp_path / "configs" / "tiny.yaml").write_text(text)
     return tmp_path
 
 
@@ -53,11 +44,6 @@ def _run(project: Path, folder: str, restarts: int) -> subprocess.CompletedProce
         [*COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.MAX_RESTARTS={restarts}"],
         cwd=project, text=True, capture_output=True, timeout=200,
     )  # fmt: skip
-
-
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    model = files.newest(folder / "checkpoints")[1]["classy_state_dict"]["base_model"]["model"]
-    return {**model["trunk"], **model["heads"]}
 
 
 @pytest.mark.timeout(600)
@@ -73,6 +59,4 @@ def test_it_is_named_and_a_restart_goes_on_bit_by_bit(project: Path) -> None:
     assert "in step" in (project / "cut/flight_recorder/rank0.txt").read_text()
 
     assert _run(project, "whole", restarts=0).returncode == 0
-    ours, theirs = _weights(project / "cut"), _weights(project / "whole")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(project / "cut", project / "whole")

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 
 from sslengine.checkpoint import files
-from tests.config.recipes import recipe
+from tests.integration.command import COMMAND, same_weights, write_config
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, str(ROOT / "tools" / "run_distributed_engines.py"), "config=tiny"]
 PATIENCE = 150  # seconds; to start a rank takes up to twenty on a busy machine
 
 
@@ -25,13 +20,10 @@ PATIENCE = 150  # seconds; to start a rank takes up to twenty on a busy machine
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config, and below it the folders of whole runs that are made once."""
     tmp_path = tmp_path_factory.mktemp("project")
-    (tmp_path / "configs").mkdir()
-    tree = recipe(
-        LOG_FREQUENCY=1, OPTIMIZER__num_epochs=12, DATA__NUM_DATALOADER_WORKERS=1,
+    write_config(
+        tmp_path, LOG_FREQUENCY=1, OPTIMIZER__num_epochs=12, DATA__NUM_DATALOADER_WORKERS=1,
         CHECKPOINT__CHECKPOINT_FREQUENCY=-1,
     )  # fmt: skip
-    text = "# @package _global_\n" + yaml.safe_dump({"config": tree})
-    (tmp_path / "configs" / "tiny.yaml").write_text(text)
     return tmp_path
 
 
@@ -42,11 +34,6 @@ def _start(project: Path, folder: str, ranks: int) -> subprocess.Popen[str]:
         cwd=project, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
-
-
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    model = files.newest(folder / "checkpoints")[1]["classy_state_dict"]["base_model"]["model"]
-    return {**model["trunk"], **model["heads"]}
 
 
 def _finish(project: Path, folder: str, ranks: int) -> str:
@@ -89,6 +76,4 @@ def test_status_75_and_the_same_command_goes_on_bit_by_bit(
     progress = files.newest(project / cut / "checkpoints")[1]["classy_state_dict"]["progress"]
     assert 0 < progress["iteration"] < 48
     assert "resumed from" in _finish(project, cut, ranks)
-    ours, theirs = _weights(project / cut), _weights(project / whole)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_weights(project / cut, project / whole)
