@@ -30,7 +30,7 @@ from sslengine import catalog
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.errors import CheckpointError, SSLEngineError, listing
-from sslengine.models.build import build_model
+from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.vissl_names import to_vissl
@@ -54,7 +54,7 @@ def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, 
     names = [name for name, value in content.items() if isinstance(value, Tensor)]
     if names and not any(name.startswith(("trunk.", "heads.")) for name in names):
         weights.APPEND_PREFIX = "trunk."
-    model = build_model(options)
+    model = trunk_with_heads(build_model(options), "to convert weights")
     loaded = init_from_file(model, options)
     return model.eval(), not any(name.startswith("heads.") for name in loaded.left_out)
 

@@ -190,6 +190,7 @@ ENGINES: Registry[Any] = Registry("engine")
 LOSSES: Registry[Any] = Registry(
     "loss", fallback="torch.nn", suffix="Loss", engine_arguments=("run",)
 )
+MODELS: Registry[Any] = Registry("model", engine_arguments=("model",))
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head")
 HOOKS: Registry[Any] = Registry("hook")
@@ -207,6 +208,7 @@ register_train_step = TRAIN_STEPS.register
 register_task = TASKS.register
 register_engine = ENGINES.register
 register_loss = LOSSES.register
+register_model = MODELS.register
 register_trunk = TRUNKS.register
 register_head = HEADS.register
 register_hook = HOOKS.register

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from sslengine.config.facts import run_facts
 from sslengine.config.lr_scaling import scale_schedule
 from sslengine.config.merge import Merged
-from sslengine.registry import component_key
+from sslengine.errors import ConfigError
+from sslengine.registry import TRAIN_STEPS, component_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,8 @@ def infer(merged: Merged, name: str) -> None:
     """Apply every rule, in order; `name` is that of the config file."""
     config = merged.root.config
     for derived in _run_folder(config, name, merged.origins):
+        _set(merged, derived)
+    for derived in _loss_of_the_model(config, merged.origins):
         _set(merged, derived)
     for rule in RULES:
         for derived in rule(config):
@@ -48,6 +51,21 @@ def _run_folder(config: DictConfig, name: str, origins: dict[str, str]) -> Itera
     # VISSL writes into the current folder, where two experiments would resume each other.
     if "config.CHECKPOINT.DIR" not in origins:
         yield Derived("CHECKPOINT.DIR", f"runs/{name}", "from the name of the config")
+
+
+def _loss_of_the_model(config: DictConfig, origins: dict[str, str]) -> Iterator[Derived]:
+    step, loss = config.TRAINER.TRAIN_STEP_NAME, config.LOSS.name
+    if not getattr(TRAIN_STEPS.get(step), "model_gives_losses", False):
+        if not loss:
+            raise ConfigError(f"config.LOSS.name: expected the name of a loss: {step} needs one.")
+    elif not loss or "config.LOSS.name" not in origins:
+        yield Derived("LOSS.name", "", "the model gives its losses itself")
+    else:
+        raise ConfigError(
+            f"config.LOSS.name: {step} takes the losses that the model returns, and would never "
+            f"call {loss!r}. Set it to '', or choose another config.TRAINER.TRAIN_STEP_NAME. Set "
+            f"by {origins['config.LOSS.name']}."
+        )
 
 
 def _meter_names(config: DictConfig) -> Iterator[Derived]:
@@ -97,7 +115,7 @@ def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
 def _loss_options(config: DictConfig) -> Iterator[Derived]:
     """A method derives its own options from the facts of the run: `infer(facts)`."""
     name = component_key(config.LOSS.name)
-    node = config.LOSS.get(name)
+    node = config.LOSS.get(name) if name else None
     if hasattr(OmegaConf.get_type(node), "infer"):
         options = OmegaConf.to_object(node)
         before = dataclasses.asdict(options)  # type: ignore[call-overload,arg-type]

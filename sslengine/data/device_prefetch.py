@@ -59,27 +59,36 @@ class _SideStream:
     def finish(self, copy: _Copy) -> Batch:
         compute = torch.cuda.current_stream(self._device)
         compute.wait_event(copy.done)
-        for key, values in copy.batch.items():
-            if key not in HOST_KEYS:
-                # Else its memory could go to the next copy while the step still reads it.
-                _each(values, lambda tensor: tensor.record_stream(compute))
+        # Else its memory could go to the next copy while the step still reads it.
+        _each(copy.batch, lambda tensor: _used_by(compute, tensor))
         return copy.batch
+
+
+def _used_by(stream: torch.cuda.Stream, tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        tensor.record_stream(stream)
 
 
 def _move(batch: Batch, device: torch.device) -> Batch:
     # From pinned memory this returns at once; from other memory the host waits.
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=True)
+
+    if not isinstance(batch, dict):  # a collator of one's own may make anything
+        return _each(batch, move)  # type: ignore[no-any-return]
     return {
-        key: values
-        if key in HOST_KEYS
-        else _each(values, lambda tensor: tensor.to(device, non_blocking=True))
-        for key, values in batch.items()
+        key: values if key in HOST_KEYS else _each(values, move) for key, values in batch.items()
     }
 
 
 def _each(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """`function` of every tensor in nested lists and dictionaries."""
+    """`function` of every tensor in nested lists, tuples and dictionaries; the rest as it is."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
         return {key: _each(item, function) for key, item in value.items()}
-    return [_each(item, function) for item in value]
+    if isinstance(value, (list, tuple)):
+        items = [_each(item, function) for item in value]
+        # A named tuple takes its items one by one.
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value

@@ -114,6 +114,9 @@ class DataFeed:
     def _watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Take note of unreadable images, while the batch is on the host."""
         for batch in batches:
+            if not isinstance(batch, dict):  # a collator of one's own may make anything
+                yield batch
+                continue
             for valid, index in zip(batch.get("data_valid", ()), batch.get("data_idx", ())):
                 self._note(valid.numpy() > 0, index.numpy())
             yield batch

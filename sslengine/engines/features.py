@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.options import RunOptions
@@ -17,6 +17,7 @@ from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.models.build import trunk_with_heads
 from sslengine.models.model import Model
 from sslengine.precision import Precision
 from sslengine.train_steps.samples import single_input_sample
@@ -56,8 +57,9 @@ def extract(
         yield Features(rows, sample["target"].cpu(), sample["data_idx"].cpu())
 
 
-def layers_of(model: Model) -> Callable[[Any], dict[str, Tensor]]:
+def layers_of(any_model: nn.Module) -> Callable[[Any], dict[str, Tensor]]:
     """Input -> the model's outputs by name, the model in eval mode."""
+    model = trunk_with_heads(any_model, "reading features")
 
     def compute(images: Any) -> dict[str, Tensor]:
         model.eval()

@@ -24,7 +24,7 @@ from sslengine.monitor.console import ConsoleWriter
 from sslengine.monitor.log_file import LogWriter
 from sslengine.monitor.text import clock
 from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
-from sslengine.registry import TASKS, register_engine
+from sslengine.registry import TASKS, component_key, register_engine
 from sslengine.task.progress import Progress
 from sslengine.trainer import loop
 
@@ -139,7 +139,14 @@ def _introduce(task: Any, run: Run) -> None:
         f"  {ranks} on {run.device.type}, {task.precision.name}, seed {task.seed}",
         f"  {feed.num_samples} images, {feed.steps_per_epoch} steps an epoch, "
         f"{sum(p.steps for p in task.phases if p.train)} in all",
-        f"  {read(run.config, ModelOptions).TRUNK.NAME}, {trained / 1e6:.2f} M parameters, "
-        f"{read(run.config, LossOptions).name}",
+        f"  {_names(run)}, {trained / 1e6:.2f} M parameters",
     )
     run.console.print("\n".join(lines))
+
+
+def _names(run: Run) -> str:
+    """Of the loss and the trunk; or of a model of one's own."""
+    model, loss = read(run.config, ModelOptions), read(run.config, LossOptions).name
+    whole = model.BASE_MODEL_NAME != "multi_input_output_model"
+    name = component_key(model.BASE_MODEL_NAME) if whole else model.TRUNK.NAME
+    return f"{name}, {loss}" if loss else name

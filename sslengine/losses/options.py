@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,13 +13,10 @@ from sslengine.registry import LOSSES
 @dataclass
 class LossOptions:
     # A registered loss, a loss class of torch.nn, or pkg.module:Name. Its options stand in a
-    # section of that name (the part after the colon).
+    # section of that name (the part after the colon). Empty where the model gives its losses
+    # itself (loss_dict_train_step, model_train_step).
     name: str = named(LOSSES, "CrossEntropyLoss")
 
     IGNORED: ClassVar[dict[str, str]] = {
         "ignore_index": "options of a loss stand under its name, and VISSL never read this one."
     }
-
-    def check(self) -> Iterator[str]:
-        if not self.name:
-            yield "name: expected the name of a loss."

@@ -1,6 +1,8 @@
 """Trunks, heads, and the model that joins them."""
 
-from sslengine.registry import HEADS, TRUNKS
+from sslengine.registry import HEADS, MODELS, TRUNKS
+
+MODELS.declare("sslengine.models.build", "multi_input_output_model")
 
 TRUNKS.declare("sslengine.models.trunks.resnet", "resnet")
 TRUNKS.declare(

@@ -1,6 +1,19 @@
-"""`config.MODEL` becomes a model. The caller has seeded the generator."""
+"""`config.MODEL` becomes a model. The caller has seeded the generator.
+
+Most often that is a trunk with heads. A model of one's own is a module registered by name:
+
+    @register_model("my_model", options=MyOptions)
+    class MyModel(nn.Module):
+        def __init__(self, options: MyOptions, model: ModelOptions): ...
+
+`model` is the whole section, for one that is made around `build_trunk(model)`. Without an
+options class it gets its own keyword arguments, and `model` if it asks for it by that name.
+"""
 
 from __future__ import annotations
+
+import inspect
+from typing import Any
 
 from torch import nn
 
@@ -11,23 +24,53 @@ from sslengine.models.model import Model
 from sslengine.models.options import FeatureEvalOptions, ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.trunks.base import Trunk
-from sslengine.registry import TRUNKS
+from sslengine.registry import MODELS, TRUNKS, component_key, register_model
+
+WHERE = "config.MODEL.BASE_MODEL_NAME"
 
 
-def build_model(options: ModelOptions, ranks_per_node: int = 1) -> Model:
+def build_model(options: ModelOptions, ranks_per_node: int = 1) -> nn.Module:
     """On the CPU, with initial weights. Collective where batch norms are synchronised."""
-    settings = options.FEATURE_EVAL_SETTINGS
-    model = Model(
-        trunk=build_trunk(options),
-        heads=build_heads(options.HEAD),
-        routes=options.routes(),
-        pooling=build_pooling(settings),
-        flip_channels=options.INPUT_TYPE == "bgr",
-        single_pass_every_crop=options.SINGLE_PASS_EVERY_CROP,
-    )
-    _freeze(model, settings)
+    model = _chosen_model(options)
+    _freeze(model, options.FEATURE_EVAL_SETTINGS)
     _freeze_parameters(model, options.NON_TRAINABLE_PARAMS)
     synchronise(model, options.SYNC_BN_CONFIG, ranks_per_node)
+    return model
+
+
+@register_model("multi_input_output_model")
+def build_trunk_with_heads(model: ModelOptions) -> Model:
+    return Model(
+        trunk=build_trunk(model),
+        heads=build_heads(model.HEAD),
+        routes=model.routes(),
+        pooling=build_pooling(model.FEATURE_EVAL_SETTINGS),
+        flip_channels=model.INPUT_TYPE == "bgr",
+        single_pass_every_crop=model.SINGLE_PASS_EVERY_CROP,
+    )
+
+
+def _chosen_model(options: ModelOptions) -> nn.Module:
+    name = options.BASE_MODEL_NAME
+    chosen = MODELS.get(name, WHERE)
+    given: Any = getattr(options, component_key(name), {})
+    if isinstance(given, dict):
+        takes_all = "model" in inspect.signature(chosen).parameters
+        model = chosen(**given, **({"model": options} if takes_all else {}))
+    else:
+        model = chosen(given, options)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{WHERE}: {name!r} makes a {type(model).__name__}, which is no module.")
+    return model
+
+
+def trunk_with_heads(model: nn.Module, purpose: str) -> Model:
+    """The model, if it is one; the error says what it is needed for."""
+    if not isinstance(model, Model):
+        raise ConfigError(
+            f"{WHERE}: {purpose} needs a trunk with heads; {type(model).__name__} is a model of "
+            f"its own. Set it to multi_input_output_model, and config.MODEL.TRUNK to its trunk."
+        )
     return model
 
 
@@ -59,11 +102,11 @@ def build_trunk(options: ModelOptions) -> Trunk:
     return trunk
 
 
-def _freeze(model: Model, settings: FeatureEvalOptions) -> None:
+def _freeze(model: nn.Module, settings: FeatureEvalOptions) -> None:
     if settings.EVAL_MODE_ON and settings.FREEZE_TRUNK_AND_HEAD:
-        model.freeze("trunk", "heads")
+        trunk_with_heads(model, "FREEZE_TRUNK_AND_HEAD").freeze("trunk", "heads")
     elif settings.EVAL_MODE_ON and settings.FREEZE_TRUNK_ONLY:
-        model.freeze("trunk")
+        trunk_with_heads(model, "FREEZE_TRUNK_ONLY").freeze("trunk")
 
 
 def _freeze_parameters(model: nn.Module, names: list[str]) -> None:

@@ -18,7 +18,7 @@ from sslengine.models.trunks.options import (
     SwinTransformerOptions,
     XcitOptions,
 )
-from sslengine.registry import HEADS, TRUNKS
+from sslengine.registry import HEADS, MODELS, TRUNKS
 
 # Blocks in each of the four stages.
 RESNET_STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -324,10 +324,12 @@ class FsdpOptions:
             yield f"AUTO_SETUP_FSDP: {NOT_SHARDED}"
 
 
-@section("MODEL")
+@section("MODEL", components=MODELS)
 @dataclass
 class ModelOptions:
-    BASE_MODEL_NAME: str = "multi_input_output_model"
+    # A trunk with heads; or a model of your own, registered or pkg.module:Name. Its options stand
+    # in a section of that name (the part after the colon).
+    BASE_MODEL_NAME: str = named(MODELS, "multi_input_output_model")
     TRUNK: TrunkOptions = field(default_factory=TrunkOptions)
     HEAD: HeadOptions = field(default_factory=HeadOptions)
     # rgb or bgr: the order in which the trunk gets the channels.
@@ -359,7 +361,8 @@ class ModelOptions:
     }
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "BASE_MODEL_NAME", "multi_input_output_model")
+        if not self.BASE_MODEL_NAME:
+            yield "BASE_MODEL_NAME: expected the name of a model."
         if self.INPUT_TYPE == "lab":
             yield "INPUT_TYPE: lab (lightness alone) is not available yet; expected rgb or bgr."
         else:

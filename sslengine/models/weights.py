@@ -1,8 +1,9 @@
 """A model's weights: into a checkpoint, out of it, and from a file made elsewhere.
 
 In a checkpoint: `{"model": {"trunk": ..., "heads": ...}, "meta": {"trunk": {}, "heads": []}}`,
-as in VISSL. From a file (`config.MODEL.WEIGHTS_INIT`): a checkpoint of sslengine or VISSL, or a
-plain state dict. What was asked for and could not be loaded is an error, never a shrug.
+as in VISSL; a model of one's own has its children's names there. From a file
+(`config.MODEL.WEIGHTS_INIT`): a checkpoint of sslengine or VISSL, or a plain state dict. What
+was asked for and could not be loaded is an error, never a shrug.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.models.model import Model
@@ -38,12 +39,13 @@ class Loaded:
     left_out: tuple[str, ...]
 
 
-def model_state(model: Model) -> dict[str, Any]:
+def model_state(model: nn.Module) -> dict[str, Any]:
     """For a checkpoint. The tensors are the model's own, not copies."""
-    return {
-        "model": {"trunk": model.trunk.state_dict(), "heads": model.heads.state_dict()},
-        "meta": {"trunk": {}, "heads": []},
-    }
+    parts: dict[str, dict[str, Tensor]] = {"trunk": {}, "heads": {}}
+    for full, tensor in model.state_dict().items():
+        part, _, name = full.partition(".")
+        parts.setdefault(part, {})[name] = tensor
+    return {"model": parts, "meta": {"trunk": {}, "heads": []}}
 
 
 def vissl_state(model: Model) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def vissl_state(model: Model) -> dict[str, Any]:
     }
 
 
-def load_model_state(model: Model, state: Mapping[str, Any]) -> None:
+def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """The reverse of `model_state`; every name must be there with its shape."""
     given, expected = _flat(state.get("model") or {}), _tensors(model)
     problems = _mismatches(expected, given)
@@ -67,17 +69,19 @@ def load_model_state(model: Model, state: Mapping[str, Any]) -> None:
     _copy(expected, given, expected)
 
 
-def init_from_file(model: Model, options: ModelOptions) -> Loaded:
+def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     """Start from the weights in WEIGHTS_INIT.PARAMS_FILE.
 
     All of the trunk must be in the file, and nothing else of a trunk. Heads may differ:
-    what is missing there, or left over, is logged.
+    what is missing there, or left over, is logged. A model of one's own must be there whole.
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
     content = _inside(read_file(weights), _key_path(weights), weights.PARAMS_FILE)
+    expected = _without(_tensors(model), weights.SKIP_LAYERS)
+    if not isinstance(model, Model):
+        return _init_whole(expected, content, weights)
     named = _in_our_names(model, _without(_named_tensors(content, weights), weights.SKIP_LAYERS))
     given = _without(named, weights.SKIP_LAYERS)
-    expected = _without(_tensors(model), weights.SKIP_LAYERS)
     problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
     chosen = set(_part(expected, "trunk"))
     if not settings.EVAL_MODE_ON or settings.EVAL_TRUNK_AND_HEAD:
@@ -94,6 +98,43 @@ def init_from_file(model: Model, options: ModelOptions) -> Loaded:
     )
     _log(loaded, sorted(set(given) - chosen), weights.PARAMS_FILE)
     return loaded
+
+
+def _init_whole(
+    expected: Mapping[str, Tensor], content: Mapping[str, Any], weights: WeightsInitOptions
+) -> Loaded:
+    parts = _parts(content)
+    named = _renamed(content, weights) if parts is None else _flat(parts)
+    given = _without(named, weights.SKIP_LAYERS)
+    problems = _mismatches(expected, given)
+    if problems:
+        raise CheckpointError(
+            f"{WHERE}.PARAMS_FILE: {weights.PARAMS_FILE} does not fit the model:\n  "
+            + "\n  ".join(problems)
+            + "\n  SKIP_LAYERS leaves names out, REMOVE_PREFIX and APPEND_PREFIX adapt them."
+        )
+    _copy(expected, given, expected)
+    LOG.info("%d tensors from %s.", len(expected), weights.PARAMS_FILE)
+    return Loaded(len(_part(expected, "trunk")), len(_part(expected, "heads")), left_out=())
+
+
+def _renamed(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
+    for name, value in content.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(_no_state_dict(weights, name, value, content))
+    return {
+        weights.APPEND_PREFIX + name.removeprefix(weights.REMOVE_PREFIX): value
+        for name, value in content.items()
+    }
+
+
+def _no_state_dict(
+    weights: WeightsInitOptions, name: str, value: object, content: Mapping[str, Any]
+) -> str:
+    return (
+        f"{WHERE}.STATE_DICT_KEY_NAME: {weights.PARAMS_FILE} holds no state dict there: "
+        f"{name!r} is a {type(value).__name__}.\n  Found: {listing(map(str, content))}."
+    )
 
 
 def read_file(weights: WeightsInitOptions) -> Any:
@@ -137,19 +178,25 @@ def _inside(content: Any, keys: Sequence[str], path: str) -> Mapping[str, Any]:
 
 def _named_tensors(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
     """`trunk.*` and `heads.*`, whichever form the file has."""
-    content = content.get("base_model", content)
-    inner = content.get("model")
-    content = inner if isinstance(inner, Mapping) and "trunk" in inner else content
-    if isinstance(content.get("trunk"), Mapping):
+    parts = _parts(content)
+    if parts is not None:
         if weights.REMOVE_PREFIX or weights.APPEND_PREFIX:
             LOG.info("%s: a checkpoint needs no prefixes; they are not applied.", WHERE)
-        named = _flat(content)
+        named = _flat(parts)
     else:
-        named = _plain(content, weights)
+        named = _plain(content.get("base_model", content), weights)
     return {
         f"trunk.{name.removeprefix(_EXTRACTOR)}" if name.startswith(_EXTRACTOR) else name: tensor
         for name, tensor in named.items()
     }
+
+
+def _parts(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """`{"trunk": ..., "heads": ...}` of a checkpoint; None where the file is no such thing."""
+    content = content.get("base_model", content)
+    inner = content.get("model")
+    content = inner if isinstance(inner, Mapping) and "trunk" in inner else content
+    return content if isinstance(content.get("trunk"), Mapping) else None
 
 
 def _in_our_names(model: Model, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -160,9 +207,9 @@ def _in_our_names(model: Model, named: Mapping[str, Tensor]) -> dict[str, Tensor
 
 def _flat(parts: Mapping[str, Any]) -> dict[str, Tensor]:
     return {
-        f"{part}.{name}": tensor
-        for part in ("trunk", "heads")
-        for name, tensor in (parts.get(part) or {}).items()
+        f"{part}.{name}" if name else part: tensor
+        for part, tensors in parts.items()
+        for name, tensor in (tensors or {}).items()
     }
 
 
@@ -170,10 +217,7 @@ def _plain(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str,
     named, strays = {}, []
     for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise CheckpointError(
-                f"{WHERE}.STATE_DICT_KEY_NAME: {weights.PARAMS_FILE} holds no state dict there: "
-                f"{name!r} is a {type(value).__name__}.\n  Found: {listing(map(str, content))}."
-            )
+            raise CheckpointError(_no_state_dict(weights, name, value, content))
         full = weights.APPEND_PREFIX + name.removeprefix(weights.REMOVE_PREFIX)
         if full.startswith(("trunk.", "heads.")):
             named[full] = value
@@ -191,7 +235,7 @@ def _plain(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str,
     return named
 
 
-def _tensors(model: Model) -> dict[str, Tensor]:
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return _flat(model_state(model)["model"])
 
 

@@ -19,7 +19,6 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.losses.options import LossOptions
 from sslengine.methods.base import Method
 from sslengine.models.build import build_model
-from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.weights import init_from_file
 from sslengine.optim.build import build_optimizer
@@ -43,7 +42,7 @@ def build_feed(config: DictConfig, split: str, device: torch.device) -> DataFeed
     )
 
 
-def build_base_model(config: DictConfig, device: torch.device) -> Model:
+def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     """The model with random weights, on the device. The caller has set the seed."""
     options = read(config, ModelOptions)
     model = build_model(options, read(config, DistributedOptions).NUM_PROC_PER_NODE)
@@ -53,7 +52,7 @@ def build_base_model(config: DictConfig, device: torch.device) -> Model:
     return model.to(device)
 
 
-def load_initial_weights(config: DictConfig, model: Model) -> None:
+def load_initial_weights(config: DictConfig, model: nn.Module) -> None:
     """Those of MODEL.WEIGHTS_INIT, if it names a file."""
     options = read(config, ModelOptions)
     if options.WEIGHTS_INIT.PARAMS_FILE:
@@ -63,6 +62,8 @@ def load_initial_weights(config: DictConfig, model: Model) -> None:
 def build_loss(config: DictConfig, num_train_samples: int, device: torch.device) -> nn.Module:
     """A loss with options takes (options, run facts); one of torch.nn its own arguments."""
     name = read(config, LossOptions).name
+    if not name:  # the model gives its losses itself
+        return nn.Module()
     facts = run_facts(config).with_data(num_train_samples)
     chosen = LOSSES.get(name, "config.LOSS.name")
     options = getattr(read(config, LossOptions), component_key(name))
@@ -88,7 +89,7 @@ def _facts_argument(chosen: Any, facts: RunFacts) -> dict[str, RunFacts]:
     return {"run": facts} if "run" in inspect.signature(chosen).parameters else {}
 
 
-def attach(loss: nn.Module, model: Model) -> None:
+def attach(loss: nn.Module, model: nn.Module) -> None:
     """Let the method copy what it needs of the model; any other loss has no such verb."""
     if isinstance(loss, Method):
         loss.attach(model)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 class LastBatch:
-    __slots__ = ("indices", "loss", "model_output", "sample", "share", "size", "target")
+    __slots__ = ("indices", "loss", "model_output", "sample", "share", "size", "target",
+                 "vis_masks", "vis_preds")  # fmt: skip
 
     def __init__(self) -> None:
         self.sample: dict[str, Any] = {}
@@ -16,9 +17,13 @@ class LastBatch:
         self.target: Any = None
         self.loss: Tensor | None = None  # this rank's; means over ranks are in the ledger
         self.indices: Tensor | None = None  # of the samples, on the host
+        # What a model shows beside its losses (model_train_step), for hooks that draw.
+        self.vis_preds: Any = None
+        self.vis_masks: Any = None
         self.size = 0  # images of this step, over all ranks
         self.share = 1.0  # of them, on this rank
 
     def begin(self, sample: dict[str, Any]) -> None:
         self.sample, self.target = sample, sample["target"]
         self.indices = sample.get("data_idx")
+        self.vis_preds = self.vis_masks = None

@@ -105,6 +105,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         run, data = read(config, RunOptions), read(config, DataOptions)
         optim = read(config, OptimizerOptions)
         self.seed = run.SEED_VALUE
+        self.test_only = run.TEST_ONLY
         self.accumulate = optim.accumulate
         self.length = Length(
             optim.num_epochs, optim.num_iterations, data.TRAIN.TRAIN_PHASES_PER_EPOCH
@@ -143,7 +144,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.active_meters = self._train_meters
 
     def _make_hooks(self) -> list[Any]:
-        own: list[Any] = getattr(self.loss, "hooks", list)()
+        """Those of the loss, of a model that brings some, and of the config."""
+        own: list[Any] = [
+            hook for part in (self.loss, self.base_model) for hook in getattr(part, "hooks", list)()
+        ]
         given = self._given_hooks
         return [*own, *(default_hooks(self.config, self.run_dir) if given is None else given)]
 

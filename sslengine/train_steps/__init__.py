@@ -7,3 +7,5 @@ TRAIN_STEPS.declare(
     "sslengine.train_steps.multi_input", "multi_input_train_step", "pirl_train_step"
 )
 TRAIN_STEPS.declare("sslengine.train_steps.gradcache", "gradcache_train_step")
+TRAIN_STEPS.declare("sslengine.train_steps.loss_dict", "loss_dict_train_step")
+TRAIN_STEPS.declare("sslengine.train_steps.model", "model_train_step")

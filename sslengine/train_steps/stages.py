@@ -32,6 +32,7 @@ class StepTask(Protocol):
     """What the stages use of the task."""
 
     train: bool
+    test_only: bool
     model: torch.nn.Module
     base_model: torch.nn.Module
     loss: Callable[[Any, Any], Loss]
@@ -85,11 +86,15 @@ def read_sample(task: StepTask, build: BuildSample) -> Sample:
 
 def forward(task: StepTask, sample: Sample) -> Any:
     """The model's output. Hooks may replace it: on_forward."""
+    return announce(task, call_model(task, lambda model: model(sample["input"])))
+
+
+def call_model(task: StepTask, call: Callable[[torch.nn.Module], Any]) -> Any:
+    """`call(model)`, in the precision of the run; ranks have the same buffers before."""
     with task.perf.forward, task.precision.autocast():
         if task.train and task.reduce_by_hand:
             manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
-        output = task.model(sample["input"])
-    return announce(task, output)
+        return call(task.model)
 
 
 def announce(task: StepTask, output: Any) -> Any:
@@ -123,9 +128,9 @@ def reduce_loss(task: StepTask, loss: Loss) -> None:
 
 
 def update_meters(task: StepTask, output: Any, sample: Sample) -> None:
-    """Meters accumulate on the device. Fires on_loss_and_meter."""
+    """Meters accumulate on the device; None is nothing to measure. Fires on_loss_and_meter."""
     with task.perf.meters_update:
-        for meter in task.active_meters:
+        for meter in task.active_meters if output is not None else ():
             meter.update(output, sample["target"])
     task.run_hooks("on_loss_and_meter")
 

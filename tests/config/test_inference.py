@@ -6,6 +6,7 @@ import pytest
 
 from sslengine.config.inference import RULES
 from sslengine.config.resolve import Resolved, resolve_dict
+from sslengine.errors import ConfigError
 from tests.config.recipes import recipe, resolved
 
 
@@ -108,3 +109,19 @@ def test_deriving_again_changes_nothing() -> None:
             for key in derived.path.split("."):
                 node = node[key]
             assert node == derived.value
+
+
+@pytest.mark.parametrize("step", ["loss_dict_train_step", "model_train_step"])
+def test_a_model_that_gives_its_losses_needs_no_loss_and_takes_none(step: str) -> None:
+    tree = recipe(TRAINER__TRAIN_STEP_NAME=step)
+    with pytest.raises(ConfigError, match=f"LOSS.name: {step} takes the losses that the model ret"):
+        resolve_dict(tree)
+    del tree["LOSS"]
+    run = resolve_dict(tree)
+    assert run.config.LOSS.name == ""
+    assert _derived(run)["LOSS.name"] == "derived: the model gives its losses itself"
+
+
+def test_other_steps_need_a_loss() -> None:
+    with pytest.raises(ConfigError, match=r"LOSS.name: expected the name of a loss: standard_tr"):
+        resolved(LOSS__name="")

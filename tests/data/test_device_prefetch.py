@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -98,3 +99,14 @@ def test_on_a_gpu_batches_arrive_whole_and_in_order_without_waiting(overlap: boo
     assert [list(map(float, means)) for means in crops] == [[float(n)] * 2 for n in range(8)]
     assert [int(index) for _, index in sums] == list(range(8))
     assert all(index.device.type == "cpu" for _, index in sums)
+
+
+def test_batches_of_any_form_are_moved() -> None:
+    class Pair(NamedTuple):
+        image: torch.Tensor
+        name: str
+
+    batch = [{"image": torch.zeros(2), "size": (3, 4)}, Pair(torch.ones(1), "b")]
+    (given,) = on_device([batch], torch.device("meta"), overlap=True)
+    assert given[0]["image"].device.type == given[1].image.device.type == "meta"
+    assert (given[0]["size"], given[1].name, type(given[1])) == ((3, 4), "b", Pair)

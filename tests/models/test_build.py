@@ -19,7 +19,8 @@ from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.resnet import ResNet
 from sslengine.models.trunks.vision_transformer import VisionTransformer
-from sslengine.registry import TRUNKS, register_trunk
+from sslengine.registry import MODELS, TRUNKS, register_model, register_trunk
+from tests.config.recipes import resolved
 
 TINY = {"DEPTH": 18, "BLOCKS": [1, 1, 1, 1], "WIDTH_MULTIPLIER": 0.125, "STEM": "small"}
 X = torch.randn(4, 3, 16, 16)
@@ -217,3 +218,65 @@ def test_batch_norms_are_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
     made = options()
     model = build_model(made, ranks_per_node=4)
     assert asked == [model, made.SYNC_BN_CONFIG, 4]
+
+
+@dataclass
+class ScaledOptions:
+    SCALE: float = 1.0
+
+
+class Scaled(torch.nn.Module):
+    """A model of one's own around the trunk of the config."""
+
+    def __init__(self, options: ScaledOptions, model: ModelOptions) -> None:
+        super().__init__()
+        self.trunk, self.scale = build_trunk(model), options.SCALE
+
+
+class Plain(torch.nn.Module):
+    def __init__(self, width: int, model: ModelOptions | None = None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 1)
+        self.given = model
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODELS, "_things", dict(MODELS._things))
+    monkeypatch.setattr(MODELS, "_options", dict(MODELS._options))
+    register_model("scaled", options=ScaledOptions)(Scaled)
+
+
+@pytest.mark.usefixtures("models")
+def test_a_registered_model_gets_its_options_and_the_section() -> None:
+    config = resolved(MODEL__BASE_MODEL_NAME="scaled", MODEL__scaled={"SCALE": 3.0}).config
+    model = build_model(read(config, ModelOptions))
+    assert isinstance(model, Scaled)
+    assert isinstance(model.trunk, ResNet)
+    assert model.scale == 3.0
+    with pytest.raises(ConfigError, match=r"config.MODEL.scaled.SCLAE: unknown key. Did you mean"):
+        resolved(MODEL__BASE_MODEL_NAME="scaled", MODEL__scaled={"SCLAE": 3.0})
+
+
+def test_a_model_by_its_path_gets_its_own_arguments() -> None:
+    name = "tests.models.test_build:Plain"
+    config = resolved(MODEL__BASE_MODEL_NAME=name, MODEL__Plain={"width": 4}).config
+    model = build_model(read(config, ModelOptions))
+    assert isinstance(model, Plain)
+    assert model.linear.in_features == 4
+    assert isinstance(model.given, ModelOptions)
+    with pytest.raises(ConfigError, match="width"):
+        resolved(MODEL__BASE_MODEL_NAME=name)
+
+
+def test_what_needs_a_trunk_with_heads_says_so() -> None:
+    frozen = {"EVAL_MODE_ON": True, "FREEZE_TRUNK_ONLY": True}
+    path = {"BASE_MODEL_NAME": "torch.nn:Identity"}
+    with pytest.raises(ConfigError, match=r"FREEZE_TRUNK_ONLY needs a trunk with heads; Identity"):
+        build({**path, "FEATURE_EVAL_SETTINGS": frozen})
+    assert isinstance(build(path), torch.nn.Identity)
+
+
+def test_a_model_must_be_a_module() -> None:
+    with pytest.raises(ConfigError, match="test_build:MineOptions' makes a MineOptions, which is"):
+        build({"BASE_MODEL_NAME": "tests.models.test_build:MineOptions"})

@@ -158,7 +158,7 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
         ),
         ({"INPUT_TYPE": "lab"}, "INPUT_TYPE: lab (lightness alone) is not available yet"),
         ({"INPUT_TYPE": "rbg"}, "INPUT_TYPE: expected one of rgb, bgr; got 'rbg'."),
-        ({"BASE_MODEL_NAME": "other"}, "BASE_MODEL_NAME: expected one of multi_input_output_mo"),
+        ({"BASE_MODEL_NAME": ""}, "BASE_MODEL_NAME: expected the name of a model"),
         ({"SHARDED_DDP_SETUP": {"USE_SDP": True}}, "SHARDED_DDP_SETUP.USE_SDP: not available"),
         ({"SYNC_BN_CONFIG": {"SYNC_BN_TYPE": "nccl"}}, "SYNC_BN_CONFIG.SYNC_BN_TYPE: expected"),
         ({"SYNC_BN_CONFIG": {"GROUP_SIZE": -2}}, "SYNC_BN_CONFIG.GROUP_SIZE: expected -1, 0 or"),

@@ -11,7 +11,7 @@ import torch
 import torchvision
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
@@ -353,3 +353,41 @@ def test_there_and_back_in_the_names_of_vissl(trunk: dict[str, Any], saved: Save
     incomplete = {**plain, "PARAMS_FILE": saved(names), "APPEND_PREFIX": "trunk."}
     with pytest.raises(CheckpointError, match=r"missing: trunk\."):
         init_from_file(*build(2, **incomplete))
+
+
+# --- a model of one's own ---
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 3)
+        self.token = nn.Parameter(torch.randn(4))
+        self.register_buffer("count", torch.zeros(()))
+
+
+def test_a_model_of_ones_own_is_stored_by_its_parts() -> None:
+    one, two = Whole(), Whole()
+    state = model_state(one)
+    assert state["model"].keys() == {"trunk", "heads", "body", "token", "count"}
+    assert state["model"]["body"].keys() == {"weight", "bias"}
+    load_model_state(two, state)
+    assert equal(two.state_dict(), one.state_dict())
+    del state["model"]["token"]
+    with pytest.raises(CheckpointError, match="another model:\n  missing: token"):
+        load_model_state(two, state)
+
+
+def test_a_model_of_ones_own_starts_from_a_checkpoint_or_a_state_dict(saved: SaveAs) -> None:
+    one = Whole()
+    checkpoint = {"classy_state_dict": {"base_model": model_state(one)}}
+    renamed = {f"module.{name}": value for name, value in one.state_dict().items()}
+    for content, key, prefix in ((checkpoint, "classy_state_dict", ""), (renamed, "", "module.")):
+        made = options(PARAMS_FILE=saved(content), STATE_DICT_KEY_NAME=key, REMOVE_PREFIX=prefix)
+        two = Whole()
+        assert init_from_file(two, made).left_out == ()
+        assert equal(two.state_dict(), one.state_dict())
+    with pytest.raises(CheckpointError, match=r"does not fit the model:\n  missing: body"):
+        init_from_file(Whole(), options(PARAMS_FILE=saved(renamed), STATE_DICT_KEY_NAME=""))
+    with pytest.raises(CheckpointError, match="'n' is a int"):
+        init_from_file(Whole(), options(PARAMS_FILE=saved({"n": 1}), STATE_DICT_KEY_NAME=""))

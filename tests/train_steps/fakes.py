@@ -32,7 +32,7 @@ class FakeTask:
         self.group: Group = ALONE
         self.last_batch = LastBatch()
         self.progress = Progress()
-        self.train = True
+        self.train, self.test_only = True, False
         self.reduce_by_hand = self.broadcast_buffers_by_hand = False
         self.active_meters: list[Any] = []
         self.input_keys, self.target_keys = ["data"], ["label"]
