@@ -1,6 +1,6 @@
 """One file per self-supervised method: its loss, its options, its heads, the hooks it needs."""
 
-from sslengine.registry import HEADS, LOSSES
+from sslengine.registry import HEADS, LOSSES, MODELS
 
 LOSSES.declare("sslengine.methods.simclr", "simclr_info_nce_loss", "multicrop_simclr_info_nce_loss")
 LOSSES.declare("sslengine.methods.moco", "moco_loss")
@@ -17,6 +17,8 @@ LOSSES.declare(
     "cross_entropy_multiple_output_single_target",
     "bce_logits_multiple_output_single_target",
 )
+
+MODELS.declare("sslengine.methods.mae", "mae")
 
 HEADS.declare("sslengine.methods.swav", "swav_head", "swav_head_fsdp")
 HEADS.declare("sslengine.methods.dino", "dino_head", "dino_head_fsdp")

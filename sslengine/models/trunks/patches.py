@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sslengine.errors import ConfigError
@@ -26,3 +27,27 @@ def set_attention_scale(attentions: Iterable[Any], scale: float) -> None:
     for attention in attentions:
         # The fused kernel is called with the usual scale, whatever `scale` says.
         attention.fused_attn, attention.scale = False, scale
+
+
+def split_patches(images: Tensor, size: int) -> Tensor:
+    """N x C x H x W -> N x L x (size * size * C), row by row."""
+    count, channels, height, width = images.shape
+    cut = images.reshape(count, channels, height // size, size, width // size, size)
+    return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def join_patches(patches: Tensor, size: int, shape: torch.Size) -> Tensor:
+    """The reverse, for images of that shape."""
+    count, channels, height, width = shape
+    cut = patches.reshape(count, height // size, width // size, size, size, channels)
+    return cut.permute(0, 5, 1, 3, 2, 4).reshape(shape)
+
+
+def sine_positions(rows: int, columns: int, width: int) -> Tensor:
+    """(rows * columns) x width: a quarter each sines and cosines of the column, then of the row."""
+    steps = torch.arange(width // 4, dtype=torch.float64) / (width // 4)
+    frequencies = 10_000.0**-steps
+    across = torch.arange(columns, dtype=torch.float64).outer(frequencies)
+    down = torch.arange(rows, dtype=torch.float64).outer(frequencies)
+    across, down = across.repeat(rows, 1), down.repeat_interleave(columns, dim=0)
+    return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1).float()

@@ -9,12 +9,15 @@ Every feature is read behind the final norm. `i` counts blocks from 0; `n` count
     lastMAP                                 the patches as a map, N x D x H x W
 
 The final feature is lastCLS; without a class token, lastPOOL.
+
+`shown`, N x K indices of patches: all others are left out, as in masked autoencoders.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +35,8 @@ Recipe = tuple[str, tuple[int, ...]]
 
 @register_trunk("vision_transformer", "vision_transformer_fsdp", options=VisionTransformerOptions)
 class VisionTransformer(StepTrunk, TimmVisionTransformer):  # type: ignore[misc] # Trunk's forward
+    extra_inputs = ("shown",)
+
     def __init__(self, options: VisionTransformerOptions) -> None:
         super().__init__(**_timm_arguments(options))
         self.parts = options.NUM_LAYERS if options.CHECKPOINT_BLOCK else 0
@@ -43,11 +48,13 @@ class VisionTransformer(StepTrunk, TimmVisionTransformer):  # type: ignore[misc]
         if options.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), options.QK_SCALE)
 
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+    def features(
+        self, x: Tensor, wanted: Collection[str], shown: Tensor | None = None
+    ) -> dict[str, Tensor]:
         grid = patch_grid(x, self.patch_size, "VISION_TRANSFORMERS")
         recipes = {name: self._recipes[name] for name in wanted}
         needed = {str(block) for _, blocks in recipes.values() for block in blocks}
-        steps: list[Step] = [("", self._embed)]
+        steps: list[Step] = [("", partial(self._embed, shown=shown))]
         steps += [(str(index), block) for index, block in enumerate(self.blocks)]
         outputs = self.run_steps(steps, x, needed)
         tokens = {int(index): self.norm(output) for index, output in outputs.items()}
@@ -56,9 +63,13 @@ class VisionTransformer(StepTrunk, TimmVisionTransformer):  # type: ignore[misc]
             for name, (kind, blocks) in recipes.items()
         }
 
-    def _embed(self, x: Tensor) -> Tensor:
-        embedded: Tensor = self._pos_embed(self.patch_embed(x))
-        return embedded
+    def _embed(self, x: Tensor, shown: Tensor | None) -> Tensor:
+        tokens: Tensor = self._pos_embed(self.patch_embed(x))
+        if shown is None:
+            return tokens
+        patches = tokens[:, self.num_prefix_tokens :]
+        kept = patches.gather(1, shown.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
+        return torch.cat([tokens[:, : self.num_prefix_tokens], kept], dim=1)
 
     def _read(self, tokens: Tensor, kind: str, grid: tuple[int, int]) -> Tensor:
         if kind == "CLS":

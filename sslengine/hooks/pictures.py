@@ -1,0 +1,47 @@
+"""What a model paints, as a picture: once every so many epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.utils import make_grid
+
+from sslengine.distributed.ranks import is_primary
+from sslengine.hooks.events import Hook, TaskView
+
+# images, `last_batch.vis_preds`, `last_batch.vis_masks` -> N x K x C x H x W: K panels for each.
+Draw = Callable[[Tensor, Any, Any], Tensor]
+
+
+class SavePictures(Hook):
+    """One row for each of the first images of the last batch; writers say where it goes."""
+
+    def __init__(self, name: str, draw: Draw, every: int, key: str = "data", rows: int = 8) -> None:
+        self.title, self.draw, self.every, self.key, self.rows = name, draw, every, key, rows
+
+    @property
+    def name(self) -> str:
+        return f"pictures of {self.title}"
+
+    def on_phase_end(self, task: TaskView) -> None:
+        batch, phase = task.last_batch, task.phase
+        ends_epoch = phase.last_step == task.train_feed.steps_per_epoch if task.train else False
+        if not ends_epoch or (phase.epoch + 1) % self.every or not is_primary():
+            return
+        chosen = (batch.sample["input"][self.key], batch.vis_preds, batch.vis_masks)
+        panels = self.draw(*(each[: self.rows] for each in chosen)).float()
+        task.storage.put_image(self.title, grid(panels))
+
+
+def grid(panels: Tensor) -> Tensor:
+    """One picture, 0 to 1; every row as bright as its first panel, so that they compare."""
+    first = panels[:, :1].flatten(1)
+    low, high = first.amin(1), first.amax(1)
+    shape = (-1, *[1] * (panels.ndim - 1))
+    scaled = (panels - low.view(shape)) / (high - low).clamp_min(1e-6).view(shape)
+    images = scaled.clamp(0, 1).flatten(0, 1)
+    with torch.no_grad():
+        return make_grid(images, nrow=panels.shape[1], padding=2, pad_value=1.0)

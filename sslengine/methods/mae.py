@@ -1,0 +1,201 @@
+"""MAE (He et al., 2021): a vision transformer sees a quarter of an image's patches; a small
+decoder paints the rest.
+
+    hidden = a random 75 % of the patches, drawn anew for each image
+    tokens = trunk(what is shown)
+    painted = decoder(tokens, with one learned token in place of each hidden patch)
+    loss = mean over hidden patches of (painted - pixels)^2
+
+With NORMALIZE_PIXELS the pixels of each patch have their own mean taken off and are divided by
+their own standard deviation. Position embeddings are fixed sines and cosines, the trunk's too.
+It is a model that owns its step (`model_train_step`); afterwards its trunk is a trunk like any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sslengine.errors import ConfigError
+from sslengine.hooks.events import Hook
+from sslengine.hooks.pictures import SavePictures
+from sslengine.models.build import build_trunk
+from sslengine.models.options import ModelOptions
+from sslengine.models.trunks.patches import join_patches, patch_grid, sine_positions, split_patches
+from sslengine.models.trunks.vision_transformer import VisionTransformer
+from sslengine.registry import register_model
+
+
+@dataclass
+class MaeOptions:
+    # Share of the patches that the trunk does not see.
+    MASK_RATIO: float = 0.75
+    NORMALIZE_PIXELS: bool = True
+    DECODER_DIM: int = 512
+    DECODER_LAYERS: int = 8
+    DECODER_HEADS: int = 16
+    # Pictures of inputs, what is shown of them, and what is painted: every so many epochs; 0: none.
+    PICTURES_EVERY_NUM_EPOCH: int = 1
+
+    def check(self) -> Iterator[str]:
+        if not 0.0 < self.MASK_RATIO < 1.0:
+            yield f"MASK_RATIO: expected a number between 0 and 1, got {self.MASK_RATIO:g}."
+        for key in ("DECODER_DIM", "DECODER_LAYERS", "DECODER_HEADS"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if self.DECODER_DIM % 4 or self.DECODER_DIM % max(1, self.DECODER_HEADS):
+            yield (
+                f"DECODER_DIM: {self.DECODER_DIM} must be a multiple of 4 and of DECODER_HEADS, "
+                f"{self.DECODER_HEADS}."
+            )
+        if self.PICTURES_EVERY_NUM_EPOCH < 0:
+            yield f"PICTURES_EVERY_NUM_EPOCH: {self.PICTURES_EVERY_NUM_EPOCH} is less than 0."
+
+
+@register_model("mae", options=MaeOptions)
+class MaskedAutoencoder(nn.Module):
+    def __init__(self, options: MaeOptions, model: ModelOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.trunk = _trunk(model)
+        self.decoder = Decoder(options, self.trunk)
+        self.apply(_initialise)
+        patches = self.trunk.patch_embed.proj.weight
+        nn.init.xavier_uniform_(patches.view(len(patches), -1))  # a linear layer on patches
+        for token in (self.trunk.cls_token, self.decoder.hidden_token):
+            assert token is not None
+            nn.init.normal_(token, std=0.02)
+        _fix_positions(self.trunk, model.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE)
+
+    def forward(self, data: Tensor, mode: str = "tensor", **_: Any) -> Any:
+        """Labels, if the batch has any, are not read."""
+        if mode == "tensor":
+            return self.trunk(data)[0]
+        painted, hidden = self.paint(data, torch.rand(self._noise_shape(data), device=data.device))
+        if mode == "predict":
+            return painted
+        return {"loss": self.loss(data, painted, hidden)}, painted.detach(), hidden
+
+    def val_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """In test phases: the same loss, of the model in eval mode."""
+        losses: dict[str, Tensor] = self(**data, mode="loss")[0]
+        return losses
+
+    def hooks(self) -> list[Hook]:
+        frequency = self.options.PICTURES_EVERY_NUM_EPOCH
+        return [SavePictures("mae", self.picture, frequency)] if frequency else []
+
+    def paint(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """(N x L x P pixels of each patch, N x L: 1 where it was hidden).
+
+        noise, N x L: of each image the patches with the least are shown.
+        """
+        order, count = noise.argsort(dim=1), noise.shape[1]
+        kept = int(count * (1 - self.options.MASK_RATIO))
+        if not 0 < kept < count:
+            raise ConfigError(
+                f"config.MODEL.mae.MASK_RATIO: {self.options.MASK_RATIO:g} of {count} patches "
+                f"leaves {kept} to see; use smaller patches, or another ratio."
+            )
+        shown = order[:, :kept]
+        tokens = self.trunk(images, ["lastBLK"], shown=shown)[0]
+        grid = patch_grid(images, self.trunk.patch_size, "VISION_TRANSFORMERS")
+        painted = self.decoder(tokens, order.argsort(dim=1), grid)
+        return painted, torch.ones_like(noise).scatter(1, shown, 0.0)
+
+    def loss(self, images: Tensor, painted: Tensor, hidden: Tensor) -> Tensor:
+        target = split_patches(images, self.trunk.patch_size)
+        if self.options.NORMALIZE_PIXELS:
+            mean, deviation = _statistics(target)
+            target = (target - mean) / deviation
+        error = F.mse_loss(painted.float(), target.float(), reduction="none").mean(-1)
+        return (error * hidden).sum() / hidden.sum()
+
+    @torch.no_grad()
+    def picture(self, images: Tensor, painted: Tensor, hidden: Tensor) -> Tensor:
+        """N x 3 x C x H x W: each image, what was shown of it, and with the rest painted."""
+        pixels = split_patches(images, self.trunk.patch_size)
+        if self.options.NORMALIZE_PIXELS:
+            mean, deviation = _statistics(pixels)
+            painted = painted * deviation + mean
+        away = hidden.unsqueeze(-1)
+        grey = pixels.mean(dim=(1, 2), keepdim=True).expand_as(pixels)
+        panels = (pixels, torch.lerp(pixels, grey, away), torch.lerp(pixels, painted, away))
+        size = self.trunk.patch_size
+        return torch.stack([join_patches(each, size, images.shape) for each in panels], dim=1)
+
+    def _noise_shape(self, images: Tensor) -> tuple[int, int]:
+        rows, columns = patch_grid(images, self.trunk.patch_size, "VISION_TRANSFORMERS")
+        return len(images), rows * columns
+
+
+class Decoder(nn.Module):
+    def __init__(self, options: MaeOptions, trunk: VisionTransformer) -> None:
+        super().__init__()
+        width = options.DECODER_DIM
+        norm: Any = partial(nn.LayerNorm, eps=1e-6)
+        self.embed = nn.Linear(trunk.embed_dim, width)
+        self.hidden_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.blocks = nn.Sequential(
+            *(
+                Block(width, options.DECODER_HEADS, qkv_bias=True, norm_layer=norm)
+                for _ in range(options.DECODER_LAYERS)
+            )
+        )
+        self.norm = norm(width)
+        self.pixels = nn.Linear(width, trunk.patch_embed.proj.weight[0].numel())
+
+    def forward(self, tokens: Tensor, places: Tensor, grid: tuple[int, int]) -> Tensor:
+        """places, N x L: where each patch of the image stands among the shown, then hidden."""
+        tokens = self.embed(tokens)
+        first, shown = tokens[:, :1], tokens[:, 1:]
+        missing = places.shape[1] - shown.shape[1]
+        hidden = self.hidden_token.to(shown.dtype).expand(len(shown), missing, -1)
+        patches = torch.cat([shown, hidden], dim=1)
+        patches = patches.gather(1, places.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
+        positions = sine_positions(*grid, patches.shape[-1]).to(patches)
+        painted = self.blocks(torch.cat([first, patches + positions], dim=1))
+        return self.pixels(self.norm(painted))[:, 1:]  # type: ignore[no-any-return]
+
+
+def _trunk(model: ModelOptions) -> VisionTransformer:
+    trunk = build_trunk(model)
+    if not isinstance(trunk, VisionTransformer) or trunk.cls_token is None:
+        raise ConfigError(
+            "config.MODEL.TRUNK.NAME: mae needs vision_transformer, with USE_CLASS_TOKEN: true."
+        )
+    if trunk.embed_dim % 4:
+        raise ConfigError(
+            f"config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM: mae needs a multiple of 4, got "
+            f"{trunk.embed_dim}."
+        )
+    return trunk
+
+
+def _fix_positions(trunk: VisionTransformer, image_size: int) -> None:
+    side, positions = image_size // trunk.patch_size, trunk.pos_embed
+    assert positions is not None
+    with torch.no_grad():
+        positions.zero_()  # the class token's place has none
+        positions[0, 1:] = sine_positions(side, side, trunk.embed_dim)
+    positions.requires_grad_(False)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean, and standard deviation, of each patch's values."""
+    mean, variance = patches.mean(-1, keepdim=True), patches.var(-1, keepdim=True)
+    return mean, (variance + 1e-6).sqrt()

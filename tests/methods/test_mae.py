@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sslengine.config.resolve import resolve_dict
+from sslengine.config.sections import read
+from sslengine.errors import ConfigError
+from sslengine.methods.mae import MaskedAutoencoder
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+from tests.config.recipes import recipe
+
+SIDE, PATCH, WIDTH, PAINT = 16, 4, 24, 16
+VIT = {
+    "IMAGE_SIZE": SIDE, "PATCH_SIZE": PATCH, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": WIDTH,
+    "MLP_DIM": 4 * WIDTH, "QKV_BIAS": True,
+}  # fmt: skip
+MAE = {"DECODER_DIM": PAINT, "DECODER_LAYERS": 1, "DECODER_HEADS": 2}
+
+
+def options(vit: dict[str, Any] | None = None, **mae: Any) -> ModelOptions:
+    tree = recipe(
+        MODEL__BASE_MODEL_NAME="mae", MODEL__mae={**MAE, **mae}, MODEL__HEAD__PARAMS=[],
+        MODEL__TRUNK={"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, **(vit or {})}},
+    )  # fmt: skip
+    return read(resolve_dict(tree).config, ModelOptions)
+
+
+def make(**mae: Any) -> MaskedAutoencoder:
+    torch.manual_seed(0)
+    model = build_model(options(**mae))
+    assert isinstance(model, MaskedAutoencoder)
+    return model.eval()
+
+
+def images(count: int = 3) -> Tensor:
+    return torch.rand(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+
+
+def noise(count: int = 3) -> Tensor:
+    patches = (SIDE // PATCH) ** 2
+    return torch.rand(count, patches, generator=torch.Generator().manual_seed(2))
+
+
+def one_by_one(model: MaskedAutoencoder, image: Tensor, draw: Tensor, normalise: bool) -> Tensor:
+    """The published algorithm for one image, patch by patch."""
+    side = SIDE // PATCH
+    cut = {
+        (row, column): image[:, row * PATCH : (row + 1) * PATCH, column * PATCH : (column + 1) * PATCH]
+        for row in range(side)
+        for column in range(side)
+    }  # fmt: skip
+    places = sorted(cut, key=lambda place: draw[place[0] * side + place[1]].item())
+    kept = places[: round(len(places) * 0.25)]
+    trunk, decoder = model.trunk, model.decoder
+    proj = trunk.patch_embed.proj
+    tokens = [trunk.cls_token[0, 0]]
+    for place in kept:
+        embedded = (proj.weight * cut[place]).sum((1, 2, 3)) + proj.bias
+        tokens.append(embedded + position(place, WIDTH))
+    x = trunk.norm(trunk.blocks(torch.stack(tokens)[None]))[0]
+    x = decoder.embed(x)
+    row = [x[0]]
+    for place in cut:
+        at = x[1 + kept.index(place)] if place in kept else decoder.hidden_token[0, 0]
+        row.append(at + position(place, PAINT))
+    painted = decoder.pixels(decoder.norm(decoder.blocks(torch.stack(row)[None])))[0, 1:]
+    errors = []
+    for output, (place, pixels) in zip(painted, cut.items(), strict=True):
+        target = pixels.permute(1, 2, 0).flatten()
+        if normalise:
+            target = (target - target.mean()) / (target.var() + 1e-6).sqrt()
+        if place not in kept:
+            errors.append((output - target).square().mean())
+    return torch.stack(errors).mean()
+
+
+def position(place: tuple[int, int], width: int) -> Tensor:
+    row, column = place
+    quarter = width // 4
+    angles = [[at / 10_000 ** (i / quarter) for i in range(quarter)] for at in (column, row)]
+    values = [wave(angle) for each in angles for wave in (math.sin, math.cos) for angle in each]
+    return torch.tensor(values)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_loss_and_gradients_are_the_published_ones(normalise: bool) -> None:
+    model = make(NORMALIZE_PIXELS=normalise)
+    painted, hidden = model.paint(images(), noise())
+    loss = model.loss(images(), painted, hidden)
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    ours = torch.autograd.grad(loss, list(trained.values()))
+    each = [one_by_one(model, *pair, normalise) for pair in zip(images(), noise(), strict=True)]
+    expected = torch.stack(each).mean()
+    theirs = torch.autograd.grad(expected, list(trained.values()))
+    torch.testing.assert_close(loss, expected)
+    for name, one, two in zip(trained, ours, theirs, strict=True):
+        torch.testing.assert_close(
+            one, two, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_against_another_implementation() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTMAEConfig(
+        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, intermediate_size=4 * WIDTH,
+        image_size=SIDE, patch_size=PATCH, decoder_num_attention_heads=2, decoder_hidden_size=PAINT,
+        decoder_num_hidden_layers=1, decoder_intermediate_size=4 * PAINT, mask_ratio=0.75,
+        norm_pix_loss=True, layer_norm_eps=1e-6,
+    )  # fmt: skip
+    theirs = transformers.ViTMAEForPreTraining(config).eval()
+    ours = make()
+    places = [(row, column) for row in range(SIDE // PATCH) for column in range(SIDE // PATCH)]
+    with torch.no_grad():  # it starts with others, or with none
+        for embedding in (
+            theirs.vit.embeddings.position_embeddings,
+            theirs.decoder.decoder_pos_embed,
+        ):
+            width = embedding.shape[-1]
+            embedding[0, 1:] = torch.stack([position(place, width) for place in places])
+    _take_weights(ours, theirs)
+    output = theirs(images(), noise=noise())
+    painted, hidden = ours.paint(images(), noise())
+    torch.testing.assert_close(painted, output.logits, rtol=1e-4, atol=1e-5)
+    assert torch.equal(hidden, output.mask)
+    torch.testing.assert_close(ours.loss(images(), painted, hidden), output.loss)
+
+
+def _take_weights(ours: MaskedAutoencoder, theirs: Any) -> None:
+    state = theirs.state_dict()
+    named = {
+        "trunk.cls_token": state["vit.embeddings.cls_token"],
+        "trunk.pos_embed": state["vit.embeddings.position_embeddings"],
+        "decoder.hidden_token": state["decoder.mask_token"],
+    }
+    pairs = {
+        "trunk.patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
+        "trunk.norm": "vit.layernorm", "decoder.embed": "decoder.decoder_embed",
+        "decoder.norm": "decoder.decoder_norm", "decoder.pixels": "decoder.decoder_pred",
+    }  # fmt: skip
+    blocks = {f"trunk.blocks.{i}": f"vit.encoder.layer.{i}" for i in range(2)}
+    blocks["decoder.blocks.0"] = "decoder.decoder_layers.0"
+    if "vit.layers.0.layernorm_before.weight" in state:
+        blocks.update({f"trunk.blocks.{i}": f"vit.layers.{i}" for i in range(2)})
+    for mine, yours in blocks.items():
+        inner = {
+            name.removeprefix(yours + "."): each
+            for name, each in state.items()
+            if name.startswith(yours + ".")
+        }
+        for kind in ("weight", "bias"):
+            wanted = {part: _one(inner, part, kind) for part in ("q", "k", "v")}
+            named[f"{mine}.attn.qkv.{kind}"] = torch.cat(list(wanted.values()))
+            for our_part, parts in {
+                "norm1": ("layernorm_before",), "norm2": ("layernorm_after",),
+                "attn.proj": ("attention.output.dense", "attention.o_proj"),
+                "mlp.fc1": ("intermediate.dense", "mlp.fc1"), "mlp.fc2": ("output.dense", "mlp.fc2"),
+            }.items():  # fmt: skip
+                found = [inner[f"{part}.{kind}"] for part in parts if f"{part}.{kind}" in inner]
+                named[f"{mine}.{our_part}.{kind}"] = found[0]
+    for mine, yours in pairs.items():
+        for kind in ("weight", "bias"):
+            named[f"{mine}.{kind}"] = state[f"{yours}.{kind}"]
+    ours.load_state_dict(named)
+
+
+def _one(inner: dict[str, Tensor], part: str, kind: str) -> Tensor:
+    words = {"q": "query", "k": "key", "v": "value"}
+    for name in (f"attention.attention.{words[part]}.{kind}", f"attention.{part}_proj.{kind}"):
+        if name in inner:
+            return inner[name]
+    raise KeyError(f"{part} in {sorted(inner)}")
+
+
+def test_what_is_hidden_is_never_seen() -> None:
+    """Other pixels below the mask change neither what is painted nor its gradient by the rest."""
+    model = make()
+    painted, hidden = model.paint(images(), noise())
+    assert hidden.sum(1).tolist() == [12.0] * 3
+    changed = images().clone()
+    side = SIDE // PATCH
+    away = hidden.view(3, 1, side, side).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
+    changed = torch.where(away.bool(), torch.rand_like(changed), changed)
+    assert torch.equal(model.paint(changed, noise())[0], painted)
+
+
+def test_masks_differ_between_images_and_steps() -> None:
+    model = make()
+    _, _, first = model(images(), mode="loss")
+    _, _, second = model(images(), mode="loss")
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_its_ways_to_be_called() -> None:
+    model = make()
+    assert model(images()).shape == (3, WIDTH)
+    assert model(images(), mode="predict").shape == (3, 16, 3 * PATCH * PATCH)
+    assert model.val_step({"data": images(), "label": None})["loss"].ndim == 0
+
+
+def test_larger_images_get_positions_of_their_own() -> None:
+    model = make()
+    large = torch.rand(2, 3, 16, 24)
+    losses, painted, hidden = model(large, mode="loss")
+    assert painted.shape == (2, 24, 48)
+    assert hidden.sum(1).tolist() == [18.0, 18.0]
+    assert math.isfinite(losses["loss"].item())
+
+
+def test_the_picture_shows_input_mask_and_painting() -> None:
+    model = make(NORMALIZE_PIXELS=True)
+    pixels = images()
+    perfect = torch.stack([_normalised(patch) for patch in _patches(pixels).flatten(0, 1)])
+    hidden = model.paint(pixels, noise())[1]
+    panels = model.picture(pixels, perfect.view(3, 16, -1), hidden)
+    assert panels.shape == (3, 3, 3, SIDE, SIDE)
+    torch.testing.assert_close(panels[:, 0], pixels)
+    torch.testing.assert_close(panels[:, 2], pixels)  # what is painted perfectly is the image
+    shown = _patches(panels[:, 1])[hidden == 0]
+    assert torch.equal(shown, _patches(pixels)[hidden == 0])
+    away = _patches(panels[:, 1])[hidden == 1]
+    assert away.std(1).max() < 1e-6
+
+
+def _patches(pixels: Tensor) -> Tensor:
+    cut = pixels.unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH)
+    return cut.permute(0, 2, 3, 4, 5, 1).reshape(len(pixels), -1, PATCH * PATCH * 3)
+
+
+def _normalised(patch: Tensor) -> Tensor:
+    return (patch - patch.mean()) / (patch.var() + 1e-6).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("mae", "vit", "message"),
+    [
+        ({"MASK_RATIO": 1.0}, {}, "MODEL.mae.MASK_RATIO: expected a number between 0 and 1"),
+        ({"DECODER_DIM": 18}, {}, "MODEL.mae.DECODER_DIM: 18 must be a multiple of 4"),
+        ({"DECODER_LAYERS": 0}, {}, "MODEL.mae.DECODER_LAYERS: expected 1 or more"),
+        ({"PICTURES_EVERY_NUM_EPOCH": -1}, {}, "PICTURES_EVERY_NUM_EPOCH: -1 is less than 0"),
+        (
+            {},
+            {"USE_CLASS_TOKEN": False},
+            "mae needs vision_transformer, with USE_CLASS_TOKEN: true",
+        ),
+        ({}, {"HIDDEN_DIM": 10, "NUM_HEADS": 1}, "HIDDEN_DIM: mae needs a multiple of 4, got 10"),
+    ],
+)
+def test_what_cannot_be(mae: dict[str, Any], vit: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model(options(vit=vit, **mae))
+
+
+def test_too_few_patches() -> None:
+    with pytest.raises(ConfigError, match="0.99 of 16 patches leaves 0 to see"):
+        make(MASK_RATIO=0.99)(images(), mode="loss")
