@@ -193,6 +193,7 @@ LOSSES: Registry[Any] = Registry(
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head")
 HOOKS: Registry[Any] = Registry("hook")
+WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
 SCHEDULERS: Registry[Any] = Registry("scheduler")
@@ -210,6 +211,7 @@ register_loss = LOSSES.register
 register_trunk = TRUNKS.register
 register_head = HEADS.register
 register_hook = HOOKS.register
+register_writer = WRITERS.register
 register_meter = METERS.register
 register_optimizer = OPTIMIZERS.register
 register_scheduler = SCHEDULERS.register
