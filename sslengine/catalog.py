@@ -3,7 +3,18 @@
 Names only. A component's module is imported when its name is first asked for.
 """
 
-from sslengine import data, engines, hooks, meters, methods, models, optim, task, train_steps
+from sslengine import (
+    data,
+    engines,
+    hooks,
+    meters,
+    methods,
+    models,
+    monitor,
+    optim,
+    task,
+    train_steps,
+)
 from sslengine.checkpoint import options as checkpoint_options
 from sslengine.config import options as config_options
 from sslengine.data import options as data_options
@@ -33,6 +44,7 @@ __all__ = [
     "methods",
     "model_options",
     "models",
+    "monitor",
     "optim",
     "optim_options",
     "task",

@@ -194,6 +194,7 @@ MODELS: Registry[Any] = Registry("model", engine_arguments=("model",))
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head")
 HOOKS: Registry[Any] = Registry("hook")
+WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
 SCHEDULERS: Registry[Any] = Registry("scheduler")
@@ -212,6 +213,7 @@ register_model = MODELS.register
 register_trunk = TRUNKS.register
 register_head = HEADS.register
 register_hook = HOOKS.register
+register_writer = WRITERS.register
 register_meter = METERS.register
 register_optimizer = OPTIMIZERS.register
 register_scheduler = SCHEDULERS.register

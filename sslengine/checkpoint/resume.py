@@ -12,6 +12,8 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CheckpointError
 
+_RESULTS = ("checkpoints", "metrics.jsonl", "metrics.csv", "images", "log.txt", "tb_logs")
+
 
 @dataclass(frozen=True)
 class Found:
@@ -53,8 +55,7 @@ def set_aside(run_dir: Path) -> Path | None:
     """Move an earlier run's results into `earlier/<n>`, so that a new one can begin."""
     if not is_primary():
         return None
-    present = [run_dir / name for name in ("checkpoints", "metrics.jsonl", "log.txt", "tb_logs")]
-    present = [path for path in present if path.exists()]
+    present = [run_dir / name for name in _RESULTS if (run_dir / name).exists()]
     if not present:
         return None
     number = 1

@@ -6,6 +6,7 @@ against their registry wherever they stand in the schema, plugins' sections incl
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -54,21 +55,27 @@ def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[s
             yield f"{path}: this entry has no `name`."
         else:
             yield from _call_problems(registry, str(value["name"]), arguments, path)
-    elif _is_pair(value):
+    elif _is_pair(registry, value):
         yield from _call_problems(registry, value[0], value[1], path)
     else:
         for index, each in enumerate(value):
             yield from _name_problems(registry, each, f"{path}.{index}")
 
 
-def _is_pair(value: Any) -> bool:
+def _is_pair(registry: Registry[Any], value: Any) -> bool:
     """`[name, {...}]`. More may follow: what is read of it is for the section to say."""
     match value:
-        case [str(), Mapping()]:
-            return True
-        case [str(), Mapping() as arguments, *_]:
-            return "name" not in arguments  # else a list of names and of entries
+        case [str(first), Mapping() as arguments, *more]:
+            # With a name in it, it is the second of a list of names and of entries.
+            return "name" not in arguments or (not more and _takes_a_name(registry, first))
     return False
+
+
+def _takes_a_name(registry: Registry[Any], name: str) -> bool:
+    try:
+        return "name" in inspect.signature(registry.get(name)).parameters
+    except (UnknownNameError, TypeError, ValueError):
+        return False
 
 
 def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
@@ -86,7 +93,14 @@ def _call_problems(
     except UnknownNameError as error:
         yield str(error)
         return
-    yield from argument_problems(thing, arguments, path, registry.engine_arguments)
+    options = registry.options(name, path)
+    if options is None:
+        yield from argument_problems(thing, arguments, path, registry.engine_arguments)
+        return
+    problems = argument_problems(options, arguments, path)
+    yield from problems
+    if not problems and hasattr(options, "check"):
+        yield from (f"{path}.{text}" for text in options(**arguments).check())
 
 
 def _told_by_section(node: DictConfig, path: str, verb: str) -> Iterator[str]:

@@ -104,6 +104,9 @@ class DistributedOptions:
     BROADCAST_BUFFERS: bool | str = True
     # Reduce gradients by one call after backward instead of in DDP's buckets.
     MANUAL_GRADIENT_REDUCTION: bool = False
+    # Steps whose losses are averaged over ranks by one collective. Every step's mean stays exact;
+    # with more than 1, reading `task.losses` must be done by all ranks at once.
+    GATHER_METRIC_PERIOD: int = 1
     # For models in which a step does not reach every parameter.
     FIND_UNUSED_PARAMETERS: bool = False
     # Minutes after which a collective that does not complete ends the run.
@@ -119,7 +122,7 @@ class DistributedOptions:
     IGNORED: ClassVar[dict[str, str]] = {"DISTR_ON": "VISSL never reads it."}
 
     def check(self) -> Iterator[str]:
-        for key in ("NUM_NODES", "NUM_PROC_PER_NODE"):
+        for key in ("NUM_NODES", "NUM_PROC_PER_NODE", "GATHER_METRIC_PERIOD"):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
         for key in ("HEARTBEAT_SECONDS", "MAX_RESTARTS"):

@@ -20,10 +20,9 @@ from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
-from sslengine.monitor.console import ConsoleWriter
-from sslengine.monitor.log_file import LogWriter
+from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.text import clock
-from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
+from sslengine.monitor.writers import Writer
 from sslengine.registry import TASKS, component_key, register_engine
 from sslengine.task.progress import Progress
 from sslengine.trainer import loop
@@ -57,24 +56,22 @@ def _train(task: Any, run: Run) -> None:
     loop.run(task)
     run.console.print(
         f"done: {task.iteration} steps in {clock(time.monotonic() - began)}\n"
-        f"  checkpoint  {run.run_dir / 'checkpoints' / files.POINTER}\n"
-        f"  metrics     {run.run_dir / 'metrics.jsonl'}"
+        f"  checkpoint  {run.run_dir / 'checkpoints' / files.POINTER}"
     )
+    metrics = [path for path in (run.run_dir / "metrics.jsonl",) if path.exists()]
+    run.console.print(*(f"  metrics     {path}" for path in metrics), sep="\n")
 
 
 def make_writers(run: Run, iteration: int) -> list[Writer]:
     """Rank 0's; other ranks have none."""
     if not is_primary():
         return []
-    writers: list[Writer] = [
-        ConsoleWriter(run.console),
-        LogWriter(),
-        JsonLinesWriter(run.run_dir / "metrics.jsonl", iteration),
-    ]
-    board = read(run.config, HooksOptions).TENSORBOARD_SETUP
-    if board.USE_TENSORBOARD:
-        writers.append(TensorBoardWriter(run.run_dir / "tb_logs", board.FLUSH_EVERY_N_MIN))
-    return writers
+    hooks = read(run.config, HooksOptions)
+    entries, board = list(hooks.WRITERS), hooks.TENSORBOARD_SETUP
+    names = [each if isinstance(each, str) else each["name"] for each in entries]
+    if board.USE_TENSORBOARD and "tensorboard" not in names:
+        entries.append({"name": "tensorboard", "flush_minutes": board.FLUSH_EVERY_N_MIN})
+    return build_writers(entries, RunPlace(run.run_dir, iteration, run.console))
 
 
 def resume(task: Any, run: Run) -> None:

@@ -61,7 +61,9 @@ class TaskView(Protocol):
     optimizer: Any
     precision: Any
     ledger: Any
+    storage: Any  # figures to be logged: `task.storage.put_scalar(name, value)`
     perf: Any
+    data_seconds: float  # that steps of this run have waited for the loader
     meters: list[Any]
     writers: list[Any]
     hooks: list[Any]

@@ -1,4 +1,7 @@
-"""The figures of a run: read every LOG_FREQUENCY steps and at the end of each phase."""
+"""The figures of a run: read every LOG_FREQUENCY steps and at the end of each phase.
+
+Those are the losses, the speed, and what was put into `task.storage`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from sslengine.monitor.writers import Record
 class LogMetrics(Hook):
     """Reading the losses is the one moment in which the host waits for the device.
 
-    All ranks read, so that all find a loss that is not finite at the same step; rank 0
-    has writers and writes.
+    All ranks read, so that all find a loss that is not finite at the same step, and figures
+    of all ranks become one; rank 0 has writers and writes.
     """
 
     def __init__(self, frequency: int, rolling: int = -1) -> None:
@@ -24,6 +27,7 @@ class LogMetrics(Hook):
         self._marks: deque[tuple[float, int, int]] = deque(
             maxlen=max(2, rolling // frequency + 1) if rolling > 0 else 2
         )
+        self._waited = (0.0, 0)  # seconds for the loader, steps of the phase: at the last read
 
     def on_start(self, task: TaskView) -> None:
         self._total_steps = sum(phase.steps for phase in task.phases if phase.train)
@@ -32,28 +36,19 @@ class LogMetrics(Hook):
     def on_phase_start(self, task: TaskView) -> None:
         self._marks.clear()
         self._mark(task)
+        self._waited = (task.data_seconds, task.progress.step)
 
     def on_step(self, task: TaskView) -> None:
         made = task.progress.step
         if task.train and (made == 1 or task.iteration % self.frequency == 0):
-            self._write_steps(task, task.ledger.drain())
+            self._write_steps(task)
 
     def on_phase_end(self, task: TaskView) -> None:
-        entries = task.ledger.drain()
-        if task.train and entries:
-            self._write_steps(task, entries)
-        phase = task.phase
-        for writer in task.writers:
-            writer.write(
-                Record(
-                    kind="phase",
-                    iteration=task.iteration,
-                    epoch=phase.epoch,
-                    split=_split(task),
-                    values=dict(task.phase_results),
-                    display={"epochs": self._epochs},
-                )
-            )
+        if task.train:
+            self._write_steps(task)
+        task.storage.read()
+        values = {**task.storage.take_scalars(), **task.phase_results}
+        self._write(task, "phase", values, {"epochs": self._epochs})
 
     def on_end(self, task: TaskView) -> None:
         for writer in task.writers:
@@ -63,27 +58,43 @@ class LogMetrics(Hook):
         for writer in task.writers:
             writer.close()
 
-    def _write_steps(self, task: TaskView, entries: list[LossEntry]) -> None:
+    def _write_steps(self, task: TaskView) -> None:
+        entries = task.ledger.drain()
+        if not entries:
+            return
+        self._note_waiting(task)
+        task.storage.read()
         self._mark(task)
-        if not task.writers or not entries:
+        if not task.writers:
             return
         speed, step_seconds = self._speed()
-        last = entries[-1]
-        values: dict[str, Any] = {"loss": last.parts[MAIN]}
-        values.update({f"loss.{k}": v for k, v in last.parts.items() if k != MAIN})
-        values["lr"] = task.optimizer.options_view.lr
+        values = {**_losses(entries), "lr": task.optimizer.options_view.lr}
         values["images_per_s"] = round(speed, 1)
         if len(entries) > 1:
             values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
+        values |= task.storage.take_scalars()
         display = {
             "step": task.progress.step,
             "steps": task.phase.steps,
             "epochs": self._epochs,
             "eta_seconds": step_seconds * (self._total_steps - task.iteration),
         }
-        record = Record("step", task.iteration, task.phase.epoch, _split(task), values, display)
+        self._write(task, "step", values, display)
+
+    def _note_waiting(self, task: TaskView) -> None:
+        """How long a step waited for its batch, on the rank that waited longest."""
+        (seconds, steps), now = self._waited, (task.data_seconds, task.progress.step)
+        self._waited = now
+        mean = (now[0] - seconds) / max(1, now[1] - steps)
+        task.storage.put_own("data_seconds", round(mean, 6), reduce="max", keep=False)
+
+    def _write(
+        self, task: TaskView, kind: str, values: dict[str, Any], display: dict[str, Any]
+    ) -> None:
+        images, histograms = task.storage.take_images(), task.storage.take_histograms()
+        place = (kind, task.iteration, task.phase.epoch, _split(task))
         for writer in task.writers:
-            writer.write(record)
+            writer.write(Record(*place, dict(values), display, images, histograms))
 
     def _mark(self, task: TaskView) -> None:
         self._marks.append((time.perf_counter(), task.iteration, task.progress.samples))
@@ -93,6 +104,13 @@ class LogMetrics(Hook):
         (t0, steps0, samples0), (t1, steps1, samples1) = self._marks[0], self._marks[-1]
         seconds = max(t1 - t0, 1e-9)
         return (samples1 - samples0) / seconds, seconds / max(steps1 - steps0, 1)
+
+
+def _losses(entries: list[LossEntry]) -> dict[str, Any]:
+    """Of the last step."""
+    parts = entries[-1].parts
+    named = {f"{MAIN}.{name}": value for name, value in parts.items() if name != MAIN}
+    return {MAIN: parts[MAIN], **named}
 
 
 def _split(task: TaskView) -> str:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sslengine.config.sections import named, section
-from sslengine.registry import HOOKS
+from sslengine.registry import HOOKS, WRITERS
+
+DEFAULT_WRITERS = ["console", "log", "json", "images"]
 
 
 @dataclass
@@ -66,6 +68,8 @@ class TensorBoardOptions:
 class HooksOptions:
     # Hooks of your own: names, or entries `{name: ..., its arguments}`.
     EXTRA: list[Any] = named(HOOKS, [])
+    # Where figures go: names, or entries as above. TENSORBOARD_SETUP adds tensorboard.
+    WRITERS: list[Any] = named(WRITERS, DEFAULT_WRITERS)
     # Stop at the first step whose loss is not finite.
     CHECK_NAN: bool = True
     # Log which GPUs there are and what they hold, once.

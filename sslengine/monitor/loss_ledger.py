@@ -1,9 +1,10 @@
 """Every step's loss, without waiting for any: the values stay on the device.
 
 `record` keeps a reference and, with several ranks, starts a reduction that runs beside
-the backward pass. `flush` is the one place where the host waits: at LOG_FREQUENCY, at
-the end of a phase and before a checkpoint. It also finds the first step whose loss is
-not finite, so no such step is ever logged, averaged or saved as if nothing were wrong.
+the backward pass; with a period N, one for the values of N steps. `flush` is the one place
+where the host waits: at LOG_FREQUENCY, at the end of a phase and before a checkpoint. It
+also finds the first step whose loss is not finite, so no such step is ever logged, averaged
+or saved as if nothing were wrong. What it reads it also feeds to the store's histories.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from torch import Tensor
 from sslengine.distributed.collectives import Pending, start_sum
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import NonFiniteLossError
+from sslengine.monitor.store import MetricStore
 
 MAIN = "loss"
+_MAIN_ALONE = (MAIN,)
 
 
 class LossEntry(NamedTuple):
@@ -30,18 +33,31 @@ class LossEntry(NamedTuple):
 
 class _Open(NamedTuple):
     iteration: int
+    names: tuple[str, ...]
     values: Tensor
-    pending: Pending | None
     batch_size: int
     samples: Tensor | None
 
 
+class _Sum(NamedTuple):
+    """A reduction under way: a row for each step, or the values of a single step."""
+
+    steps: int
+    values: Tensor
+    pending: Pending
+
+
 class LossLedger:
-    def __init__(self, check_finite: bool = True) -> None:
-        self.check_finite = check_finite
+    def __init__(
+        self, check_finite: bool = True, period: int = 1, store: MetricStore | None = None
+    ) -> None:
+        """period: steps whose values are averaged over ranks by one collective."""
+        self.check_finite, self.period = check_finite, period
+        self._store = store
         self._alone = world_size() == 1  # asked once: torch takes a microsecond for the answer
-        self._names: tuple[str, ...] = (MAIN,)
         self._open: list[_Open] = []
+        self._sums: list[_Sum] = []  # of the first steps in _open
+        self._summed = 0  # how many steps these are
         self._unread: list[LossEntry] = []
         # Losses times batch size of the phase so far; VISSL's `task.losses`.
         self.phase_losses: list[float] = []
@@ -67,29 +83,58 @@ class LossLedger:
         """
         if isinstance(loss, Tensor):
             own = values = loss.detach()
+            names: tuple[str, ...] = _MAIN_ALONE
         else:
             own = loss[MAIN].detach()
-            self._names = tuple(loss)
+            names = tuple(loss)
             values = torch.stack([part.detach().float() for part in loss.values()])
         if share != 1.0:
             values = values * share  # a copy: the reduction writes into it
-        pending = None if self._alone else start_sum(values)
-        self._open.append(_Open(iteration, values, pending, batch_size, samples))
+        opened = _Open(iteration, names, values, batch_size, samples)
+        if self._alone:
+            self._open.append(opened)
+        else:
+            self._reduce_in_time(opened)
         return own
 
+    def _reduce_in_time(self, opened: _Open) -> None:
+        """Steps are summed together when there are `period` of them, with the same parts."""
+        if self._summed < len(self._open) and self._open[-1].names != opened.names:
+            self._start_sum()
+        self._open.append(opened)
+        if len(self._open) - self._summed >= self.period:
+            self._start_sum()
+
+    def _start_sum(self) -> None:
+        values = [each.values for each in self._open[self._summed :]]
+        together = values[0] if len(values) == 1 else torch.stack(values)
+        self._sums.append(_Sum(len(values), together, start_sum(together)))
+        self._summed = len(self._open)
+
     def flush(self) -> None:
-        """Bring all open values to the host: one synchronisation for all of them."""
+        """Bring all open values to the host: one synchronisation for all of them.
+
+        Collective where a period has begun and is not over.
+        """
         if not self._open:
             return
+        if not self._alone and self._summed < len(self._open):
+            self._start_sum()
         opened, self._open = self._open, []
-        for each, values in zip(opened, _on_host(opened), strict=True):
-            parts = dict(zip(self._names, values, strict=True))
-            entry = LossEntry(each.iteration, parts, each.batch_size)
-            if self.check_finite and not all(map(math.isfinite, values)):
+        sums, self._sums, self._summed = self._sums, [], 0
+        values = [each.values for each in opened] if self._alone else _wait(sums)
+        for each, read in zip(opened, _on_host(values), strict=True):
+            entry = LossEntry(each.iteration, dict(zip(each.names, read)), each.batch_size)
+            if self.check_finite and not all(map(math.isfinite, read)):
                 raise NonFiniteLossError(_not_finite(entry, each.samples))
-            self._unread.append(entry)
-            self.phase_losses.append(parts[MAIN] * each.batch_size)
-            self.phase_samples += each.batch_size
+            self._note(entry)
+
+    def _note(self, entry: LossEntry) -> None:
+        self._unread.append(entry)
+        self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
+        self.phase_samples += entry.batch_size
+        if self._store is not None:
+            self._store.feed({_figure(name): value for name, value in entry.parts.items()})
 
     def drain(self) -> list[LossEntry]:
         """The steps since the last drain."""
@@ -104,24 +149,39 @@ class LossLedger:
 
     def state_dict(self) -> dict[str, Any]:
         self.flush()
-        return {"phase_losses": list(self.phase_losses), "phase_samples": self.phase_samples}
+        return {
+            "phase_losses": list(self.phase_losses),
+            "phase_samples": self.phase_samples,
+            "unread": [tuple(entry) for entry in self._unread],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._open, self._unread = [], []
+        self._open, self._sums, self._summed = [], [], 0
+        self._unread = [LossEntry(*entry) for entry in state.get("unread", ())]
         self.phase_losses = list(state["phase_losses"])
         self.phase_samples = int(state["phase_samples"])
 
 
-def _on_host(opened: list[_Open]) -> list[list[float]]:
+def _figure(part: str) -> str:
+    """The name under which a part is logged."""
+    return part if part == MAIN else f"{MAIN}.{part}"
+
+
+def _wait(sums: list[_Sum]) -> list[Tensor]:
+    """The sums over ranks, step by step."""
+    values: list[Tensor] = []
+    for each in sums:
+        each.pending.wait()
+        values.extend((each.values,) if each.steps == 1 else each.values.unbind())
+    return values
+
+
+def _on_host(values: list[Tensor]) -> list[list[float]]:
     """The values of each step. One copy from a GPU; on a CPU there is nothing to save."""
-    for each in opened:
-        if each.pending is not None:
-            each.pending.wait()
-    values = [each.values for each in opened]
     if values[0].device.type == "cpu":
         return [[value.item()] if value.ndim == 0 else value.tolist() for value in values]
-    rows = torch.stack(values).tolist()
-    return [row if isinstance(row, list) else [row] for row in rows]
+    flat = iter(torch.cat([value.reshape(-1) for value in values]).tolist())
+    return [[next(flat) for _ in range(value.numel())] for value in values]
 
 
 def _not_finite(entry: LossEntry, samples: Tensor | None) -> str:

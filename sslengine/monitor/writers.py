@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from sslengine.checkpoint.atomic import write_whole
 from sslengine.errors import ConfigError
+from sslengine.monitor.pictures import Histogram, Image
 
 log = logging.getLogger("sslengine")
 
@@ -31,6 +32,9 @@ class Record(NamedTuple):
     values: dict[str, Any]
     # Progress for a person: not stored.
     display: Mapping[str, Any] = MappingProxyType({})
+    # By name, for writers that can take them.
+    images: Mapping[str, Image] = MappingProxyType({})
+    histograms: Mapping[str, Histogram] = MappingProxyType({})
 
 
 class Writer(ABC):
@@ -111,15 +115,15 @@ def _plain(value: Any) -> Any:
 
 
 class TensorBoardWriter(Writer):
-    """Scalars under `<split>/<name>`, by iteration."""
+    """Scalars, images and histograms under `<split>/<name>`, by iteration."""
 
     def __init__(self, folder: Path, flush_minutes: float = 5.0) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "config.HOOKS.TENSORBOARD_SETUP.USE_TENSORBOARD: TensorBoard is not installed. "
-                "pip install 'sslengine[tensorboard]'"
+                "config.HOOKS: TensorBoard is asked for by TENSORBOARD_SETUP.USE_TENSORBOARD or "
+                "WRITERS, and is not installed. pip install 'sslengine[tensorboard]'"
             ) from error
         self.summary = SummaryWriter(str(folder), flush_secs=int(60 * flush_minutes))  # type: ignore[no-untyped-call]
 
@@ -127,6 +131,24 @@ class TensorBoardWriter(Writer):
         prefix = record.split if record.kind == "step" else f"{record.split}_phase"
         for name, value in _flat(record.values):
             self.summary.add_scalar(f"{prefix}/{name}", value, record.iteration)  # type: ignore[no-untyped-call]
+        for name, image in record.images.items():
+            form = "HW" if image.ndim == 2 else "HWC"
+            self.summary.add_image(f"{prefix}/{name}", image, record.iteration, dataformats=form)  # type: ignore[no-untyped-call]
+        for name, histogram in record.histograms.items():
+            self._add_histogram(f"{prefix}/{name}", histogram, record.iteration)
+
+    def _add_histogram(self, tag: str, histogram: Histogram, iteration: int) -> None:
+        self.summary.add_histogram_raw(  # type: ignore[no-untyped-call]
+            tag,
+            min=histogram.low,
+            max=histogram.high,
+            num=sum(histogram.counts),
+            sum=histogram.sum,
+            sum_squares=histogram.sum_of_squares,
+            bucket_limits=histogram.edges[1:],
+            bucket_counts=histogram.counts,
+            global_step=iteration,
+        )
 
     def close(self) -> None:
         self.summary.close()  # type: ignore[no-untyped-call]

@@ -30,6 +30,7 @@ KEYS = frozenset(
         "train_phase_idx",
         "num_updates",
         "losses",
+        "figures",
         "hooks",
         "data",
         "ranks",
@@ -50,6 +51,7 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "train_phase_idx": task.train_phase_idx,
         "num_updates": task.progress.num_updates,
         "losses": task.ledger.state_dict(),
+        "figures": task.storage.state_dict(),  # after the losses, which are among them
         "hooks": {hook_name(hook): hook_state(hook) for hook in task.hooks},
         "data": task.data_facts(),
         "ranks": gather_objects(_rank_state(task)),
@@ -66,7 +68,7 @@ def _rank_state(task: Any) -> dict[str, Any]:
 
 
 def set_state(task: Any, state: dict[str, Any]) -> None:
-    _same_names("the checkpoint", KEYS, state)
+    _same_names("the checkpoint", KEYS, {"figures": None, **state})  # older ones have none
     _same_data(task, state)
     load_model_state(task.base_model, state["base_model"])
     _load_loss(task.loss, state["loss"])
@@ -74,6 +76,8 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     task.precision.load_state_dict(state["amp"])
     task.progress.load_state_dict(state["progress"])
     task.ledger.load_state_dict(state["losses"])
+    if state.get("figures") is not None:
+        task.storage.load_state_dict(state["figures"])
     _load_hooks({hook_name(hook): hook for hook in task.hooks}, state["hooks"])
     _load_rank_state(task, state["ranks"])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.checkpoint.rng import seed_all
-from sslengine.config.options import RunOptions
+from sslengine.config.options import DistributedOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
@@ -32,6 +33,7 @@ from sslengine.meters.build import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
+from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.registry import register_task
@@ -68,6 +70,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.exception: BaseException | None = None
         self.phase_results: dict[str, Any] = {}
         self._batches: Iterator[Any] = iter(())
+        self.data_seconds = 0.0  # that steps have waited for the loader
 
     @classmethod
     def from_config(cls, config: Any) -> SelfSupervisionTask:
@@ -136,7 +139,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def _prepare_monitoring(self) -> None:
         hooks, meters = read(self.config, HooksOptions), read(self.config, MetersOptions)
-        self.ledger = LossLedger(check_finite=hooks.CHECK_NAN)
+        self.storage = MetricStore()
+        self.ledger = LossLedger(
+            hooks.CHECK_NAN,
+            read(self.config, DistributedOptions).GATHER_METRIC_PERIOD,
+            self.storage,
+        )
         on_gpu = self.device.type == "cuda"
         self.perf = PerfStats(measure_gpu=on_gpu and hooks.PERF_STATS.MONITOR_PERF_STATS)
         self.meters = build_meters(meters)
@@ -188,6 +196,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             self.ledger.start_phase()
             for meter in self.meters:
                 meter.reset()
+        self.storage.start_phase("train" if phase.train else "test", anew=progress.step == 0)
         if phase.train:
             self.optimizer.on_epoch(self._where_phase_began())
         elif self._broadcast_before_eval:
@@ -222,7 +231,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def next_batch(self) -> Any:
         step = self.progress.step
+        began = perf_counter()
         batch = next(self._batches, None)
+        self.data_seconds += perf_counter() - began
         if batch is None:
             raise DataError(
                 f"the loader ended after {step} of the {self.phase.steps} batches of this phase."
@@ -250,6 +261,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             call(self)
 
     def on_start(self) -> None:
+        make_current(self.storage)
         self.run_hooks("on_start")
 
     def on_phase_start(self) -> None:
@@ -274,6 +286,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def close(self) -> None:
         """End the loader workers."""
+        if current() is self.storage:
+            make_current(None)
         for feed in (self.train_feed, self.test_feed):
             if feed is not None:
                 feed.close()

@@ -35,6 +35,8 @@ def test_set_aside_moves_and_loses_nothing(tmp_path: Path) -> None:
     for number in (1, 2):
         files.write({"n": number}, tmp_path / "checkpoints", "model_phase0.torch")
         (tmp_path / "metrics.jsonl").write_text(f"{number}\n")
+        (tmp_path / "metrics.csv").write_text(f"{number}\n")
+        (tmp_path / "images").mkdir()
         (tmp_path / "notes.txt").write_text("the user's own")
         assert set_aside(tmp_path) == tmp_path / "earlier" / str(number)
     assert (tmp_path / "earlier" / "1" / "metrics.jsonl").read_text() == "1\n"

@@ -10,8 +10,10 @@ import yaml
 
 from sslengine.checkpoint import files
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.engines.train import train
+from sslengine.engines.train import make_writers, train
 from sslengine.errors import CheckpointError, ConfigError
+from sslengine.hooks.events import Hook
+from sslengine.monitor.store import current
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
 from tests.task.test_task import SYNC_BN
@@ -112,6 +114,45 @@ def test_a_run_that_was_cut_goes_on_bit_by_bit(
     _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
 
 
+class PutFigures(Hook):
+    """Smoothed over three steps, though lines are two steps apart."""
+
+    def on_loss_and_meter(self, task: Any) -> None:
+        loss = task.last_batch.loss
+        task.storage.put_scalar("loss/squared", loss.square(), window=3)
+        current().put_scalar("slowest", loss, window=1, reduce="max")
+        task.storage.put_image("view", task.last_batch.sample["input"][0])
+
+
+_TIMES = ("images_per_s", "data_seconds")
+
+
+def _timeless(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k not in _TIMES} for line in _lines(folder)]
+
+
+@pytest.mark.parametrize("cut_after", [3, 4, 5])
+def test_a_resumed_run_logs_the_same_smoothed_figures(tmp_path: Path, cut_after: int) -> None:
+    put = "tests.engines.test_train:PutFigures"
+    changes: dict[str, Any] = {"LOG_FREQUENCY": 2, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}
+    never = {"HOOKS__EXTRA": [put, {"name": "test_power_cut", "after": 99}]}
+    cut = {"HOOKS__EXTRA": [put, {"name": "test_power_cut", "after": cut_after}]}
+    train(make_run(tmp_path / "whole", **changes, **never))
+    with pytest.raises(PowerCut):
+        train(make_run(tmp_path / "cut", **changes, **cut))
+    train(make_run(tmp_path / "cut", **changes, **never))
+    lines = _timeless(tmp_path / "whole")
+    assert _timeless(tmp_path / "cut") == lines
+    losses = {line["iteration"]: line["loss"] for line in lines if line["kind"] == "step"}
+    assert [i for i in losses if i % 2 == 0] == [2, 4, 6, 8]
+    assert all(line["slowest"] == line["loss"] for line in lines if line["kind"] == "step")
+    assert all("loss/squared" in line for line in lines if line["kind"] == "step")
+    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
+    for folder in ("cut", "whole"):
+        names = {path.name for path in (tmp_path / folder / "images" / "view").iterdir()}
+        assert names == {f"{step}.png" for step in (1, 2, 4, 5, 6, 8)}
+
+
 def test_a_complete_run_is_not_trained_again(tmp_path: Path) -> None:
     train(make_run(tmp_path))
     before = (tmp_path / "metrics.jsonl").read_bytes()
@@ -197,6 +238,33 @@ def test_tensorboard_and_stage_times_on_request(
     )
     assert list((tmp_path / "tb_logs").glob("events*"))
     assert "optimizer_step" in caplog.text
+
+
+def _writers(folder: Path, **changes: Any) -> list[str]:
+    writers = make_writers(make_run(folder, **changes), 0)
+    for each in writers:
+        each.close()
+    return [type(each).__name__ for each in writers]
+
+
+def test_writers_by_name_and_tensorboard_by_vissls_key(tmp_path: Path) -> None:
+    default = ["ConsoleWriter", "LogWriter", "JsonLinesWriter", "ImageWriter"]
+    board = {"USE_TENSORBOARD": True, "FLUSH_EVERY_N_MIN": 1}
+    assert _writers(tmp_path) == default
+    assert _writers(tmp_path, HOOKS__TENSORBOARD_SETUP=board) == [*default, "TensorBoardWriter"]
+    names = ["csv", {"name": "tensorboard"}]
+    both = {"HOOKS__WRITERS": names, "HOOKS__TENSORBOARD_SETUP": board}
+    assert _writers(tmp_path, **both) == ["CsvWriter", "TensorBoardWriter"]
+
+
+def test_a_run_without_json_lines(tmp_path: Path) -> None:
+    run = make_run(tmp_path, HOOKS__WRITERS=["csv"])
+    train(run)
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert "metrics.jsonl" not in screen(run)
+    text = (tmp_path / "metrics.csv").read_text()
+    assert text.startswith("kind,split,iteration,epoch,loss,")
+    assert len(text.splitlines()) == 1 + 6 + 2  # steps 1, 2, 4, 5, 6, 8 and two phases
 
 
 # ---- several ranks

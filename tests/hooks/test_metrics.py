@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from sslengine.distributed.ranks import rank
 from sslengine.hooks import metrics
 from sslengine.hooks.metrics import LogMetrics
 from sslengine.monitor.loss_ledger import LossLedger
+from sslengine.monitor.store import MetricStore
 from sslengine.monitor.writers import Record, Writer
 from sslengine.task.phases import Phase
+from tests.ranks import RankPool
 
 
 class _Keep(Writer):
@@ -39,6 +42,8 @@ def _task(writers: list[Writer]) -> Any:
         iteration=0,
         progress=SimpleNamespace(step=0, samples=0),
         ledger=LossLedger(),
+        storage=MetricStore(),
+        data_seconds=0.0,
         writers=writers,
         phase=train,
         phases=[train, test],
@@ -54,6 +59,7 @@ def _run(task: Any, hook: LogMetrics, steps: int, clock: list[float]) -> None:
         task.iteration += 1
         task.progress.step += 1
         task.progress.samples += 4
+        task.data_seconds += 0.25
         clock[0] += 0.5
         hook.on_step(task)
 
@@ -74,6 +80,7 @@ def test_the_first_step_and_every_nth_are_written(clock: list[float]) -> None:
         "lr": 0.5,
         "images_per_s": 8.0,
         "loss_mean": 2.0,
+        "data_seconds": 0.25,
     }
     assert steps[1].display == {"step": 4, "steps": 10, "epochs": 1, "eta_seconds": 3.0}
 
@@ -116,3 +123,56 @@ def test_writers_are_closed_however_it_ends(event: str) -> None:
     writer = _Keep()
     getattr(LogMetrics(1), event)(_task([writer]))
     assert writer.closed
+
+
+def test_what_was_put_is_written_with_the_steps(clock: list[float]) -> None:
+    writer = _Keep()
+    task, hook = _task([writer]), LogMetrics(frequency=2)
+    hook.on_start(task)
+    hook.on_phase_start(task)
+    for value in (1.0, 5.0, 3.0):
+        task.storage.put_scalar("tau", torch.tensor(value))
+        task.storage.put_image("view", torch.zeros(2, 2))
+        task.storage.put_histogram("weights", torch.ones(3))
+        _run(task, hook, 1, clock)
+    hook.on_phase_end(task)
+    steps, (phase,) = writer.records[:-1], writer.records[-1:]
+    assert [record.values["tau"] for record in steps] == [1.0, 3.0, 3.0]
+    assert all(record.images.keys() == {"view"} for record in steps)
+    assert all(record.histograms.keys() == {"weights"} for record in steps)
+    assert "tau" not in phase.values
+    assert not phase.images
+
+
+def test_a_test_phases_figures_are_in_its_results(clock: list[float]) -> None:
+    writer = _Keep()
+    task, hook = _task([writer]), LogMetrics(frequency=4)
+    task.train, task.phase = False, task.phases[1]
+    task.storage.start_phase("test", anew=True)
+    hook.on_start(task)
+    hook.on_phase_start(task)
+    for value in (1.0, 4.0, 4.0):
+        task.storage.put_scalar("tau", value)
+    task.phase_results = {"loss": 1.0}
+    hook.on_phase_end(task)
+    assert writer.records[0].values == {"tau": 3.0, "loss": 1.0}
+
+
+def _waiting() -> list[float]:
+    """Rank 1 waits for its data; the last phase's waiting is not of this one."""
+    writer = _Keep()
+    task, hook = _task([writer]), LogMetrics(frequency=2)
+    task.data_seconds = 100.0
+    hook.on_start(task)
+    hook.on_phase_start(task)
+    for _ in range(4):
+        task.ledger.record(torch.tensor(1.0), task.iteration, batch_size=4)
+        task.iteration += 1
+        task.progress.step += 1
+        task.data_seconds += 0.125 + rank()
+        hook.on_step(task)
+    return [record.values["data_seconds"] for record in writer.records]
+
+
+def test_the_longest_wait_of_all_ranks_is_told(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_waiting) == [[1.125] * 3] * 2

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import read
+from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError
 from sslengine.methods.mae import MaskedAutoencoder
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
+from sslengine.models.weights import init_from_file, model_state
 from tests.config.recipes import recipe
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.ranks import RankPool
+from tests.task.runs import train
 
 SIDE, PATCH, WIDTH, PAINT = 16, 4, 24, 16
 VIT = {
@@ -260,3 +267,60 @@ def test_what_cannot_be(mae: dict[str, Any], vit: dict[str, Any], message: str) 
 def test_too_few_patches() -> None:
     with pytest.raises(ConfigError, match="0.99 of 16 patches leaves 0 to see"):
         make(MASK_RATIO=0.99)(images(), mode="loss")
+
+
+SMALL_RUN: dict[str, Any] = {
+    "TRAINER__TRAIN_STEP_NAME": "model_train_step", "LOSS__name": "", "MODEL__HEAD__PARAMS": [],
+    "MODEL__BASE_MODEL_NAME": "mae", "MODEL__mae": MAE,
+    "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
+    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": SIDE}, {"name": "ToTensor"}],
+    "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
+}  # fmt: skip
+
+
+def test_a_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    task = assert_goes_on_bit_by_bit(tmp_path, **SMALL_RUN)
+    state = model_state(task.base_model)["model"]
+    assert set(state) == {"trunk", "heads", "decoder"}
+
+
+def test_its_trunk_is_one_like_any(tmp_path: Path) -> None:
+    """What training has made of it is read by the model of a trunk with heads."""
+    run = train(tmp_path, [], **SMALL_RUN)
+    path = tmp_path / "weights.torch"
+    torch.save({"classy_state_dict": {"base_model": model_state(run.base_model)}}, path)
+    chosen = options()
+    chosen.BASE_MODEL_NAME, chosen.WEIGHTS_INIT.PARAMS_FILE = "multi_input_output_model", str(path)
+    chosen.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON = True
+    trunk = build_model(chosen)
+    init_from_file(trunk, chosen)
+    features = trunk.eval()(images())[0]
+    assert torch.equal(features, run.base_model.eval()(images()))
+
+
+def _share_of_two_ranks(part: Tensor, draws: Tensor) -> tuple[float, Tensor]:
+    model = make()
+    share = slice(rank() * 2, rank() * 2 + 2)
+    wrapped = DistributedDataParallel(Whole(model))
+    loss = wrapped(part[share], draws[share])
+    loss.backward()
+    return loss.item(), model.decoder.pixels.weight.grad.clone()
+
+
+class Whole(nn.Module):
+    def __init__(self, model: MaskedAutoencoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor, draws: Tensor) -> Tensor:
+        return self.model.loss(pixels, *self.model.paint(pixels, draws))
+
+
+def test_two_ranks_are_one_batch(two_ranks: RankPool) -> None:
+    model = make()
+    loss = model.loss(images(4), *model.paint(images(4), noise(4)))
+    loss.backward()
+    steps = two_ranks.run(_share_of_two_ranks, images(4), noise(4))
+    assert sum(value for value, _ in steps) / 2 == pytest.approx(loss.item())
+    for _, gradient in steps:
+        torch.testing.assert_close(gradient, model.decoder.pixels.weight.grad)

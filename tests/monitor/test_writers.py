@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import io
 import json
 import math
 import os
@@ -8,9 +9,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import pytest
 
 from sslengine.errors import ConfigError
+from sslengine.monitor.pictures import Histogram
 from sslengine.monitor.writers import JsonLinesWriter, Record, TensorBoardWriter
 
 
@@ -103,6 +107,37 @@ def test_tensorboard_has_the_scalars(tmp_path: Path) -> None:
         tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
     }
     assert scalars == {"train/loss": [(7, 2.5)], "test_phase/acc/top_1/0": [(9, 50.0)]}
+
+
+def test_tensorboard_has_images_and_histograms(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    image = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    histogram = Histogram([1, 0, 3], 0.0, 3.0, 7.5, 20.25)
+    writer = TensorBoardWriter(tmp_path)
+    writer.write(
+        Record("step", 4, 0, "train", {}, {}, {"view": image}, {"weights": histogram}),
+    )
+    writer.close()
+    events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0, "images": 0})
+    events.Reload()
+    (shown,) = events.Images("train/view")
+    pixels = np.asarray(PIL.Image.open(io.BytesIO(shown.encoded_image_string)))
+    assert (shown.step, pixels[..., 0].tolist()) == (4, image.tolist())
+    (counted,) = events.Histograms("train/weights")
+    value = counted.histogram_value
+    assert (counted.step, value.num, value.sum, value.sum_squares) == (4, 4.0, 7.5, 20.25)
+    counts = dict(zip(value.bucket_limit, value.bucket, strict=True))
+    assert {limit: n for limit, n in counts.items() if n} == {1.0: 1.0, 3.0: 3.0}
+
+
+def test_json_lines_have_no_pictures(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    image = np.zeros((2, 2), np.uint8)
+    writer.write(Record("step", 1, 0, "train", {"loss": 1.0}, images={"view": image}))
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()).keys() == {
+        "kind", "split", "iteration", "epoch", "loss",
+    }  # fmt: skip
 
 
 def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

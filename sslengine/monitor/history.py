@@ -1,0 +1,86 @@
+"""The figures of a run, read back from its folder.
+
+    rows = read("runs/quickstart/simclr")                    one dict a line, flat names
+    rows = read("runs/quickstart/simclr", "phase", "test")   one a test phase
+    pandas.DataFrame(rows)
+
+A run that was killed and went on has each step once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sslengine.errors import SSLEngineError
+
+_NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+def read(
+    run_folder: str | Path, kind: str | None = "step", split: str | None = None
+) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, oldest first.
+
+    kind: step (at LOG_FREQUENCY) or phase (at the end of an epoch); None: both.
+    split: train or test; None: both.
+    """
+    path = Path(run_folder) / "metrics.jsonl"
+    if not path.is_file():
+        raise SSLEngineError(
+            f"{path} is not there: is {run_folder} the folder of a run, and was `json` among its "
+            f"config.HOOKS.WRITERS?"
+        )
+    lines = _as_if_never_killed(_parsed(path.read_text(encoding="utf-8")))
+    return [
+        dict(flat(line))
+        for line in lines
+        if kind in (None, line["kind"]) and split in (None, line["split"])
+    ]
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The same by name; None where a row has no such figure."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"meter": {"top_1": 5.0}}` -> `meter.top_1`. What JSON cannot say is a number again."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _NOT_FINITE.get(value, value) if _is_text(value) else value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _parsed(text: str) -> Iterator[dict[str, Any]]:
+    """Without a line that is being written, or was cut short."""
+    for line in text.splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict) and {"kind", "split", "iteration"} <= found.keys():
+            yield found
+
+
+def _as_if_never_killed(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A step that is told again comes in the place of the first telling and all after it.
+
+    A restarted run drops those lines itself; they are there between the kill and the restart's
+    first line if it could not write the file anew.
+    """
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        if line["kind"] == "step":
+            while kept and kept[-1]["iteration"] >= line["iteration"]:
+                kept.pop()
+        kept.append(line)
+    return kept

@@ -1,0 +1,99 @@
+"""Images and histograms as figures: small, on the device until they are read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sslengine.errors import TrainingError
+
+Image = NDArray[np.uint8]  # height, width, and 3 for colours
+
+
+class Histogram(NamedTuple):
+    """Equal bins from `low` to `high`; what is not finite is in none of them."""
+
+    counts: list[int]
+    low: float
+    high: float
+    sum: float
+    sum_of_squares: float
+
+    @property
+    def edges(self) -> list[float]:
+        """One more than there are bins."""
+        return [float(edge) for edge in np.linspace(self.low, self.high, len(self.counts) + 1)]
+
+
+class OpenHistogram(NamedTuple):
+    """The same on the device."""
+
+    counts: Tensor
+    numbers: Tensor  # low, high, sum, sum of squares
+
+    def read(self) -> Histogram:
+        """Waits for the device."""
+        low, high, total, squares = self.numbers.tolist()
+        return Histogram(self.counts.tolist(), low, high, total, squares)
+
+
+def count(name: str, tensor: Tensor, bins: int) -> OpenHistogram | None:
+    """The counts, computed where the tensor is without waiting; None if it has no elements."""
+    if not isinstance(tensor, Tensor) or tensor.is_complex() or bins < 1:
+        raise TrainingError(
+            f"put_histogram({name!r}): expected a tensor of real numbers and 1 bin or more, got "
+            f"{_kind(tensor)} and bins={bins!r}."
+        )
+    if tensor.numel() == 0:
+        return None
+    values = tensor.detach().flatten().float()
+    finite = values.isfinite()
+    low = torch.where(finite, values, torch.inf).amin()
+    high = torch.where(finite, values, -torch.inf).amax()
+    values = torch.where(finite, values, low)
+    place = (values - low) / (high - low).clamp_min(torch.finfo(values.dtype).tiny)
+    index = (place * bins).clamp(0, bins - 1).nan_to_num().long()
+    counts = torch.zeros(bins, dtype=torch.long, device=values.device)
+    counts.scatter_add_(0, index, finite.long())
+    values = torch.where(finite, values, 0.0).double()
+    numbers = torch.stack([low.double(), high.double(), values.sum(), values.square().sum()])
+    return OpenHistogram(counts, numbers)
+
+
+def picture(name: str, array: Any) -> Tensor:
+    """A copy, where the array is; `as_image` makes an image of it later."""
+    given = torch.as_tensor(array) if isinstance(array, np.ndarray) else array
+    if not isinstance(given, Tensor) or not _is_picture(given):
+        raise TrainingError(
+            f"put_image({name!r}): expected a tensor or array of 8 bit integers or of floats from "
+            f"0 to 1, of (height, width), (3 or 1, height, width) or (height, width, 3 or 1); got "
+            f"{_kind(array)}."
+        )
+    return given.detach().clone()
+
+
+def _is_picture(given: Tensor) -> bool:
+    colours = given.ndim == 3 and (given.shape[0] in (1, 3) or given.shape[-1] in (1, 3))
+    known = given.dtype == torch.uint8 or given.is_floating_point()
+    return known and given.numel() > 0 and (given.ndim == 2 or colours)
+
+
+def as_image(given: Tensor) -> Image:
+    """8 bits, colours last. Waits for the device."""
+    if given.is_floating_point():
+        given = given.float().nan_to_num().clamp(0, 1).mul(255).round().to(torch.uint8)
+    if given.ndim == 3 and given.shape[0] in (1, 3):
+        given = given.permute(1, 2, 0)
+    if given.ndim == 3 and given.shape[-1] == 1:
+        given = given.squeeze(-1)
+    array: Image = given.cpu().contiguous().numpy()
+    return array
+
+
+def _kind(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return type(value).__name__ if shape is None else f"{dtype} of shape {tuple(shape)}"

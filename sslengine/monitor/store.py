@@ -1,0 +1,264 @@
+"""`task.storage`: figures that hooks, losses and models put, until they are logged.
+
+    task.storage.put_scalar("temperature", tau)             tau may be a tensor on the device
+    task.storage.put_scalar("queue/age", age, reduce="max")
+    current().put_scalar("gate", gate)                      in a model, which knows no task
+
+A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY,
+brings all that was put since the last time to the host and into the histories. Any rank
+may put; rank 0's figures are written. With `reduce` a figure is that of all ranks: one
+exchange in `read` for all names, which all ranks must then have put equally often.
+
+Train and test phases have histories of their own; those of a test phase start anew.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.distributed.collectives import gather_objects
+from sslengine.distributed.ranks import is_primary
+from sslengine.errors import TrainingError, nearest
+from sslengine.monitor.pictures import (
+    Histogram,
+    Image,
+    OpenHistogram,
+    as_image,
+    count,
+    picture,
+)
+from sslengine.monitor.rank_figures import REDUCTIONS, OfRank, over_ranks
+from sslengine.monitor.series import Series
+
+WINDOW = 20
+# What the engine itself writes beside the figures of the store.
+_TAKEN = re.compile(
+    r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|kind|split|iteration|epoch"
+)
+_NAME = re.compile(r"[\w.\- ]+(/[\w.\- ]+)*")
+
+
+class MetricStore:
+    def __init__(self, active: bool = True) -> None:
+        """An inactive one takes everything and keeps nothing."""
+        self.active = active
+        self.split = "train"
+        self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}
+        self._open: dict[str, tuple[str | None, list[Any]]] = {}
+        self._images: dict[str, Tensor] = {}
+        self._histograms: dict[str, OpenHistogram] = {}
+        self._fresh: list[str] = []  # names put since they were last written
+        self._writes = is_primary()
+
+    # ---- putting
+
+    def put_scalar(
+        self,
+        name: str,
+        value: float | Tensor,
+        window: int = WINDOW,
+        reduce: str | None = None,
+        keep: bool = True,
+    ) -> None:
+        """Waits for nothing; a tensor is copied on its device.
+
+        window: written is the median of so many last values; 1: the last one.
+        reduce: mean, max or sum over ranks; None: written is rank 0's.
+        keep: False leaves the history out of checkpoints (times, which no run has twice).
+        """
+        _check_name(name)
+        self.put_own(name, value, window, reduce, keep)
+
+    def put_own(
+        self, name: str, value: Any, window: int = 1, reduce: str | None = None, keep: bool = True
+    ) -> None:
+        """The engine's own figures: their names are not for others."""
+        if not self.active:
+            return
+        if reduce not in REDUCTIONS:
+            raise TrainingError(
+                f"put_scalar({name!r}): reduce must be one of mean, max, sum or None, got "
+                f"{reduce!r}. {nearest(str(reduce), [r for r in REDUCTIONS if r])}".rstrip()
+            )
+        if window < 1:
+            raise TrainingError(f"put_scalar({name!r}): window must be 1 or more, got {window!r}.")
+        series = self._series[self.split].get(name)
+        if series is None:
+            series = self._series[self.split][name] = Series()
+        series.window, series.keep = window, keep
+        before, values = self._open.setdefault(name, (reduce, []))
+        if before != reduce:
+            raise TrainingError(
+                f"put_scalar({name!r}): put with reduce={before!r} and with reduce={reduce!r}. "
+                f"Use one of them, or two names."
+            )
+        values.append(_scalar(name, value))
+
+    def put_image(self, name: str, array: Any) -> None:
+        """The newest of each name is written, by writers that take images. Rank 0's alone.
+
+        8 bit integers, or floats from 0 to 1; (height, width), or with 1 or 3 colours first or
+        last.
+        """
+        _check_name(name)
+        image = picture(name, array)
+        if self.active and self._writes:
+            self._images[name] = image
+
+    def put_histogram(self, name: str, tensor: Tensor, bins: int = 64) -> None:
+        """The newest of each name is written. Counted at once, on the tensor's device."""
+        _check_name(name)
+        if self.active and self._writes:
+            counted = count(name, tensor, bins)
+            if counted is not None:
+                self._histograms[name] = counted
+
+    def feed(self, parts: dict[str, float]) -> None:
+        """Losses, which the ledger has read; they are written by another way."""
+        for name, value in parts.items():
+            self._series[self.split].setdefault(name, Series(WINDOW)).extend((value,))
+
+    # ---- reading
+
+    def read(self) -> None:
+        """Collective: bring what was put into the histories. The host waits for the device."""
+        opened, self._open = self._open, {}
+        values = on_host({name: values for name, (_, values) in opened.items()})
+        mine = {n: OfRank(str(r), values[n]) for n, (r, _) in opened.items() if r is not None}
+        values.update(over_ranks(gather_objects(mine)))
+        for name, new in values.items():
+            self._series[self.split][name].extend(new)
+        self._fresh = list(dict.fromkeys((*self._fresh, *values)))
+
+    def history(self, name: str) -> Series:
+        """All that was read of a figure in this kind of phase."""
+        known = self._series[self.split]
+        if not known.get(name):
+            raise TrainingError(
+                f"no figure {name!r} has been read in a {self.split} phase yet; figures are read "
+                f"at LOG_FREQUENCY. {nearest(name, known)}".rstrip()
+            )
+        return known[name]
+
+    def latest(self) -> dict[str, float]:
+        return {name: each.latest() for name, each in self._series[self.split].items() if each}
+
+    def latest_with_smoothing(self, window: int | None = None) -> dict[str, float]:
+        """Medians of the last `window` values; None: of each figure's own window.
+
+        A figure that was put with window=1 is not smoothed in either case.
+        """
+        return {
+            name: each.median(1 if each.window == 1 else window)
+            for name, each in self._series[self.split].items()
+            if each
+        }
+
+    def take_scalars(self) -> dict[str, float]:
+        """What is to be written: figures read since the last time; means in a test phase."""
+        names, self._fresh = self._fresh, []
+        series = self._series[self.split]
+        if self.split == "test":
+            return {name: series[name].global_average() for name in names}
+        return {name: series[name].median() for name in names}
+
+    def take_images(self) -> dict[str, Image]:
+        images, self._images = self._images, {}
+        return {name: as_image(image) for name, image in images.items()}
+
+    def take_histograms(self) -> dict[str, Histogram]:
+        counted, self._histograms = self._histograms, {}
+        read = {name: each.read() for name, each in counted.items()}
+        return {name: each for name, each in read.items() if any(each.counts)}
+
+    # ---- the run around it
+
+    def start_phase(self, split: str, anew: bool) -> None:
+        """Collective if anew: the phase begins, and does not go on after a restart."""
+        if anew:
+            self.read()
+        self.split = split
+        if anew and split == "test":
+            self._series["test"] = {}
+            self._fresh = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collective. Images and histograms that wait to be written are not in it."""
+        self.read()
+        return {
+            "split": self.split,
+            "fresh": [name for name in self._fresh if self._series[self.split][name].keep],
+            "series": {
+                split: {name: each.state_dict() for name, each in series.items() if each.keep}
+                for split, series in self._series.items()
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._open, self._images, self._histograms = {}, {}, {}
+        self.split = str(state["split"])
+        self._series = {
+            split: {name: Series.from_state(each) for name, each in series.items()}
+            for split, series in state["series"].items()
+        }
+        self._fresh = [name for name in state["fresh"] if name in self._series[self.split]]
+
+
+def on_host(opened: dict[str, list[Any]]) -> dict[str, list[float]]:
+    """One copy for each device and type of number, whatever the number of names."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for values in opened.values():
+        for value in values:
+            if isinstance(value, Tensor):
+                kinds.setdefault((value.device, value.dtype), []).append(value)
+    read = {kind: iter(torch.stack(values).double().tolist()) for kind, values in kinds.items()}
+    return {
+        name: [
+            next(read[value.device, value.dtype]) if isinstance(value, Tensor) else value
+            for value in values
+        ]
+        for name, values in opened.items()
+    }
+
+
+def _scalar(name: str, value: Any) -> Tensor | float:
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().reshape(()).clone()  # what it is a view of may change
+    try:
+        return float(value) if not isinstance(value, Tensor) else _refused(name, value)
+    except (TypeError, ValueError):
+        return _refused(name, value)
+
+
+def _refused(name: str, value: Any) -> float:
+    kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise TrainingError(f"put_scalar({name!r}): expected one number, got {kind}.")
+
+
+def _check_name(name: str) -> None:
+    if _TAKEN.fullmatch(name):
+        raise TrainingError(f"the engine itself logs {name!r}: put your figure under another name.")
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise TrainingError(
+            f"{name!r} cannot be the name of a figure: use letters, digits, '_', '-', '.' and "
+            f"spaces, with '/' between parts."
+        )
+
+
+_NOWHERE = MetricStore(active=False)
+_current = _NOWHERE
+
+
+def current() -> MetricStore:
+    """The store of the run under way; outside of one, a store that keeps nothing."""
+    return _current
+
+
+def make_current(store: MetricStore | None) -> None:
+    """The task's business, at the start and at the end of a run."""
+    global _current
+    _current = _NOWHERE if store is None else store

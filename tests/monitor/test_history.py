@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.errors import SSLEngineError
+from sslengine.monitor.history import columns, read
+from sslengine.monitor.writers import JsonLinesWriter, Record
+
+
+def _step(iteration: int, **values: Any) -> Record:
+    return Record("step", iteration, 0, "train", values or {"loss": float(iteration)})
+
+
+def _iterations(folder: Path) -> list[int]:
+    return [row["iteration"] for row in read(folder)]
+
+
+def test_rows_by_kind_and_split(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    writer.write(_step(1, loss=2.0, tau=math.nan))
+    writer.write(Record("phase", 1, 0, "train", {"loss": 2.0}))
+    writer.write(Record("phase", 1, 0, "test", {"acc": {"top_1": {"0": 50.0}}}))
+    (step,) = read(tmp_path)
+    assert (step["kind"], step["loss"]) == ("step", 2.0)
+    assert math.isnan(step["tau"])
+    assert [row["split"] for row in read(tmp_path, "phase")] == ["train", "test"]
+    (test,) = read(str(tmp_path), "phase", "test")
+    assert test["acc.top_1.0"] == 50.0
+    assert len(read(tmp_path, kind=None)) == 3
+
+
+def test_columns_are_equally_long(tmp_path: Path) -> None:
+    rows = [{"loss": 1.0}, {"loss": 2.0, "tau": 0.5}]
+    assert columns(rows) == {"loss": [1.0, 2.0], "tau": [None, 0.5]}
+    assert columns([]) == {}
+
+
+def test_a_restarted_run_has_each_step_once(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    for iteration in (1, 2, 3):
+        writer.write(_step(iteration))
+    again = JsonLinesWriter(tmp_path / "metrics.jsonl", iteration=1)
+    assert _iterations(tmp_path) == [1]
+    for iteration in (2, 3, 4):
+        again.write(_step(iteration))
+    assert _iterations(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_file_that_was_not_cut_back_is_read_as_if_it_were(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"kind": "step", "split": "train", "iteration": i, "epoch": 0, "loss": loss}
+        for i, loss in ((1, 1.0), (2, 2.0), (4, 4.0), (3, 30.0), (4, 40.0))
+    ]
+    phase = {"kind": "phase", "split": "train", "iteration": 4, "epoch": 0}
+    lines = [*lines[:3], phase, *lines[3:], phase]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "st'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    rows = read(tmp_path, kind=None)
+    told = [(row["kind"], row["iteration"], row.get("loss")) for row in rows]
+    assert told == [
+        ("step", 1, 1.0), ("step", 2, 2.0), ("step", 3, 30.0), ("step", 4, 40.0),
+        ("phase", 4, None),
+    ]  # fmt: skip
+
+
+def test_a_folder_without_figures(tmp_path: Path) -> None:
+    with pytest.raises(SSLEngineError, match="is not there: is .* the folder of a run"):
+        read(tmp_path)

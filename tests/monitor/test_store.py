@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sslengine.distributed.ranks import rank
+from sslengine.errors import TrainingError
+from sslengine.monitor import store as module
+from sslengine.monitor.store import MetricStore, current, make_current
+from tests.ranks import RankPool
+
+
+def _read(store: MetricStore) -> dict[str, float]:
+    store.read()
+    return store.take_scalars()
+
+
+def test_figures_are_there_once_they_are_read() -> None:
+    store = MetricStore()
+    store.put_scalar("age", 3)
+    store.put_scalar("tau", torch.tensor([0.5], requires_grad=True))
+    with pytest.raises(TrainingError, match="no figure 'tau' has been read in a train phase yet"):
+        store.history("tau")
+    assert _read(store) == {"age": 3.0, "tau": 0.5}
+    assert store.latest() == {"age": 3.0, "tau": 0.5}
+    assert _read(store) == {}  # nothing new
+    with pytest.raises(TrainingError, match="Did you mean 'tau'"):
+        store.history("taus")
+
+
+def test_a_tensor_is_kept_as_it_was() -> None:
+    store = MetricStore()
+    value = torch.tensor(1.0)
+    store.put_scalar("x", value)
+    value.fill_(9.0)
+    assert _read(store) == {"x": 1.0}
+
+
+def test_numbers_of_all_kinds_keep_their_order() -> None:
+    store = MetricStore()
+    for value in (1, torch.tensor(2.0), 3.0, torch.tensor(4), torch.tensor(5.0), np.float32(6)):
+        store.put_scalar("x", value)
+    store.put_scalar("y", torch.tensor(True))
+    store.read()
+    assert store.history("x").values() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert store.history("y").latest() == 1.0
+
+
+def test_what_is_written_is_smoothed_by_each_figures_window() -> None:
+    store = MetricStore()
+    for value in (5.0, 1.0, 9.0, 2.0):
+        store.put_scalar("smooth", value, window=3)
+        store.put_scalar("plain", value, window=1)
+    assert _read(store) == {"smooth": 2.0, "plain": 2.0}
+    assert store.latest_with_smoothing() == {"smooth": 2.0, "plain": 2.0}
+    assert store.latest_with_smoothing(2) == {"smooth": 5.5, "plain": 2.0}
+    assert store.history("smooth").median(4) == 3.5
+    assert store.history("smooth").average(2) == 5.5
+    assert store.history("smooth").global_average() == 17 / 4
+
+
+def test_putting_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("the host waited for the device")
+
+    store = MetricStore()
+    for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__"):
+        monkeypatch.setattr(Tensor, name, forbidden)
+    store.put_scalar("x", torch.ones(()), reduce="mean")
+    store.put_image("y", torch.ones(2, 2))
+    store.put_histogram("z", torch.ones(2))
+    with pytest.raises(AssertionError, match="waited"):
+        store.read()
+
+
+def test_one_copy_for_all_figures_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[int] = []
+    real = Tensor.tolist
+    monkeypatch.setattr(Tensor, "tolist", lambda t: (copies.append(t.numel()), real(t))[1])
+    store = MetricStore()
+    for step in range(3):
+        for name in ("a", "b"):
+            store.put_scalar(name, torch.tensor(float(step)))
+    store.read()
+    assert copies == [6]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "arguments", "told"),
+    [
+        ("x", torch.zeros(2), {}, "expected one number, got a tensor of shape"),
+        ("x", "many", {}, "expected one number, got 'many'"),
+        ("x", 1.0, {"reduce": "avg"}, "reduce must be one of mean, max, sum or None, got 'avg'"),
+        ("x", 1.0, {"window": 0}, "window must be 1 or more"),
+        ("loss", 1.0, {}, "the engine itself logs 'loss'"),
+        ("loss.align", 1.0, {}, "the engine itself logs"),
+        ("../x", 1.0, {}, "cannot be the name of a figure"),
+        ("/x", 1.0, {}, "cannot be the name of a figure"),
+        ("", 1.0, {}, "cannot be the name of a figure"),
+    ],
+)
+def test_what_cannot_be_put(name: str, value: Any, arguments: Any, told: str) -> None:
+    with pytest.raises(TrainingError, match=told):
+        MetricStore().put_scalar(name, value, **arguments)
+
+
+def test_one_name_is_reduced_in_one_way() -> None:
+    store = MetricStore()
+    store.put_scalar("x", 1.0, reduce="max")
+    with pytest.raises(TrainingError, match="with reduce='max' and with reduce=None"):
+        store.put_scalar("x", 1.0)
+
+
+def test_pictures_are_taken_once_and_the_newest_counts() -> None:
+    store = MetricStore()
+    for value in (0.0, 1.0):
+        store.put_image("view", torch.full((2, 2), value))
+        store.put_histogram("weights", torch.tensor([value, 2.0]), bins=2)
+    store.put_histogram("nothing", torch.tensor([math.nan]))
+    assert store.take_images()["view"].tolist() == [[255, 255], [255, 255]]
+    (histogram,) = store.take_histograms().values()
+    assert (histogram.low, histogram.high, histogram.counts) == (1.0, 2.0, [1, 1])
+    assert store.take_images() == {}
+    assert store.take_histograms() == {}
+
+
+def test_a_test_phase_has_figures_of_its_own_and_they_are_means() -> None:
+    store = MetricStore()
+    store.put_scalar("x", 7.0)
+    store.read()
+    store.take_scalars()
+    for values in ((1.0, 2.0, 6.0), (4.0,)):
+        store.start_phase("test", anew=True)
+        for value in values:
+            store.put_scalar("x", value)
+        assert _read(store) == {"x": sum(values) / len(values)}
+        store.start_phase("train", anew=True)
+    assert store.latest() == {"x": 7.0}
+    assert _read(store) == {}
+
+
+def test_losses_are_in_the_history_and_not_written_twice() -> None:
+    store = MetricStore()
+    for value in (3.0, 1.0):
+        store.feed({"loss": value, "loss.align": 2 * value})
+    assert _read(store) == {}
+    assert store.history("loss").average() == 2.0
+    assert store.history("loss.align").latest() == 2.0
+
+
+def test_state_goes_round_with_what_was_not_read_yet() -> None:
+    one, two = MetricStore(), MetricStore()
+    for value in (5.0, 1.0, 9.0):
+        one.put_scalar("x", torch.tensor(value), window=3)
+        one.put_scalar("seconds", value, keep=False)
+    two.put_scalar("forgotten", 1.0)
+    two.load_state_dict(one.state_dict())
+    assert one.state_dict()["series"]["train"].keys() == {"x"}
+    for store in (one, two):
+        store.put_scalar("x", 2.0, window=3)
+    assert _read(two) == {"x": 2.0}
+    assert _read(one) == {"x": 2.0, "seconds": 5.0}
+    assert one.state_dict() == two.state_dict()
+
+
+def test_the_current_store_is_the_runs() -> None:
+    store = MetricStore()
+    current().put_scalar("x", 1.0)
+    current().put_image("x", torch.zeros(2, 2))
+    current().put_histogram("x", torch.zeros(2))
+    assert module._NOWHERE.state_dict()["series"] == {"train": {}, "test": {}}
+    assert current().take_images() == {}
+    make_current(store)
+    try:
+        current().put_scalar("x", 2.0)
+        assert _read(store) == {"x": 2.0}
+    finally:
+        make_current(None)
+    assert current() is not store
+
+
+# ---- several ranks
+
+
+def _reduced() -> dict[str, float]:
+    store = MetricStore()
+    for step in (0.0, 10.0):
+        mine = torch.tensor(step + rank())
+        for reduce in ("mean", "max", "sum"):
+            store.put_scalar(reduce, mine, window=1, reduce=reduce)
+        store.put_scalar("own", mine, window=1)
+    for only in range(rank()):
+        store.put_scalar(f"only {only}", 1.0)  # without `reduce`, ranks may differ
+    store.put_image("view", torch.zeros(2, 2))
+    store.read()
+    found = store.take_scalars()
+    return {**found, "images": float(len(store.take_images()))}
+
+
+def test_figures_of_all_ranks(two_ranks: RankPool) -> None:
+    both = {"mean": 10.5, "max": 11.0, "sum": 21.0}
+    assert two_ranks.run(_reduced) == [
+        {**both, "own": 10.0, "images": 1.0},
+        {**both, "own": 11.0, "images": 0.0, "only 0": 1.0},
+    ]
+
+
+def _unequal() -> str:
+    store = MetricStore()
+    store.put_scalar("both", 1.0, reduce="max")
+    store.put_scalar(f"of {rank()}", 1.0, reduce="max")
+    try:
+        store.read()
+    except TrainingError as error:
+        return str(error)
+    return "nothing was told"
+
+
+def test_names_that_differ_are_told_on_all_ranks_and_nobody_hangs(two_ranks: RankPool) -> None:
+    first, second = two_ranks.run(_unequal)
+    assert first == second
+    assert "rank 1 did not put of 0; put of 1, which rank 0 did not" in first
