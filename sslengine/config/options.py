@@ -109,6 +109,8 @@ class DistributedOptions:
     GATHER_METRIC_PERIOD: int = 1
     # For models in which a step does not reach every parameter.
     FIND_UNUSED_PARAMETERS: bool = False
+    # Name the parameters that no loss reaches, and say whether the forward pass used them.
+    DETECT_ANOMALOUS_PARAMS: bool = False
     # Minutes after which a collective that does not complete ends the run.
     TIMEOUT_MINUTES: float = 30.0
     # Seconds without a sign of life after which a rank's process counts as lost and the others

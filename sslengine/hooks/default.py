@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from sslengine.checkpoint.options import CheckpointOptions
-from sslengine.config.options import MachineOptions, RunOptions
+from sslengine.config.options import DistributedOptions, MachineOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.collapse import LogCollapse
@@ -23,6 +23,7 @@ from sslengine.hooks.options import HooksOptions
 from sslengine.hooks.perf import LogPerfStats
 from sslengine.hooks.preemption import StopOnSignals
 from sslengine.hooks.tensorboard import TensorBoardHistograms
+from sslengine.hooks.unreached import ReportUnreachedParameters
 from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOKS
 
@@ -39,6 +40,8 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         chosen.append(LogGpus())
     if hooks.MEMORY_SUMMARY.PRINT_MEMORY_SUMMARY and on_gpu:
         chosen.append(LogGpuMemory(hooks.MEMORY_SUMMARY.LOG_ITERATION_NUM))
+    if read(config, DistributedOptions).DETECT_ANOMALOUS_PARAMS:
+        chosen.append(ReportUnreachedParameters())
     if model.TEMP_FROZEN_PARAMS_ITER_MAP:
         chosen.append(FreezeParameters(model.TEMP_FROZEN_PARAMS_ITER_MAP))
     if model.GRAD_CLIP.USE_GRAD_CLIP:

@@ -43,5 +43,7 @@ def grid(panels: Tensor) -> Tensor:
     shape = (-1, *[1] * (panels.ndim - 1))
     scaled = (panels - low.view(shape)) / (high - low).clamp_min(1e-6).view(shape)
     images = scaled.clamp(0, 1).flatten(0, 1)
+    larger = max(1, 96 // images.shape[-2])  # small images are hard to see
+    images = images.repeat_interleave(larger, dim=-2).repeat_interleave(larger, dim=-1)
     with torch.no_grad():
         return make_grid(images, nrow=panels.shape[1], padding=2, pad_value=1.0)

@@ -17,12 +17,13 @@ def test_rows_are_as_bright_as_their_first_panel() -> None:
     panels[0, 1] = 1.0  # half of the first panel's range
     panels[1, 2] = 9.0  # beyond it
     picture = grid(panels)
-    assert picture.shape == (3, 2 * (4 + 2) + 2, 3 * (4 + 2) + 2)
-    assert (picture[:, 2, 8 + 1], picture[:, 8 + 1, 14 + 1]) != ()
-    assert picture[0, 3, 9].item() == pytest.approx(0.5)
-    assert picture[0, 9, 15].item() == 1.0
-    assert picture[0, 9, 3].item() == 0.0  # the lowest value of the first panel
-    assert picture[:, 0].min().item() == 1.0  # white between
+    side = 96 + 2  # small images are made larger, two white pixels stand between
+    assert picture.shape == (3, 2 * side + 2, 3 * side + 2)
+    assert picture[0, 50, side + 50].item() == pytest.approx(0.5)
+    assert picture[0, side + 50, 2 * side + 50].item() == 1.0
+    assert picture[0, side + 2 + 30, 2 + 30].item() == 0.0  # the lowest value of the first panel
+    assert picture[0, side + 2 + 10, 2 + 10].item() == 1.0
+    assert picture[:, 0].min().item() == 1.0
 
 
 def make_task(epoch: int, last_step: int = 4, train: bool = True) -> Any:
