@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,8 +29,17 @@ SMALL = (
 )  # fmt: skip
 
 
+def _codes() -> dict[str, str]:
+    """The document's Python, by what it registers."""
+    blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    return {re.findall(r'@register_\w+\("(\w+)"\)', code)[0]: code for code in blocks}
+
+
 def _train(example: str, folder: Path) -> tuple[str, list[float], list[Tensor]]:
     ranks = world_size()
+    if "my_model" in example:
+        sys.modules["my_model"] = ModuleType("my_model")
+        exec(compile(_codes()["two_losses"], str(DOC), "exec"), vars(sys.modules["my_model"]))
     more = [
         *SMALL,
         f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}",
@@ -69,8 +80,7 @@ def test_two_steps_on_one_rank_and_on_two(
 
 
 def test_the_step_of_the_document_trains(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
-    exec(compile(code, str(DOC), "exec"), {})
+    exec(compile(_codes()["symmetric_train_step"], str(DOC), "exec"), {})
     watch: Any = Watch()
     loop.run(make_task(tmp_path, [watch], TRAINER__TRAIN_STEP_NAME="symmetric_train_step"))
     assert len(watch.losses) == 8
