@@ -70,8 +70,8 @@ class MaskedAutoencoder(nn.Module):
         patches = self.trunk.patch_embed.proj.weight
         nn.init.xavier_uniform_(patches.view(len(patches), -1))  # a linear layer on patches
         for token in (self.trunk.cls_token, self.decoder.hidden_token):
-            assert token is not None
-            nn.init.normal_(token, std=0.02)
+            if token is not None:  # the trunk may have no class token
+                nn.init.normal_(token, std=0.02)
         _fix_positions(self.trunk, model.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE)
 
     def forward(self, data: Tensor, mode: str = "tensor", **_: Any) -> Any:
@@ -140,6 +140,7 @@ class Decoder(nn.Module):
     def __init__(self, options: MaeOptions, trunk: VisionTransformer) -> None:
         super().__init__()
         width = options.DECODER_DIM
+        self.first = trunk.num_prefix_tokens  # those that stand before the patches
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
         self.embed = nn.Linear(trunk.embed_dim, width)
         self.hidden_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -155,21 +156,21 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, places: Tensor, grid: tuple[int, int]) -> Tensor:
         """places, N x L: where each patch of the image stands among the shown, then hidden."""
         tokens = self.embed(tokens)
-        first, shown = tokens[:, :1], tokens[:, 1:]
+        first, shown = tokens[:, : self.first], tokens[:, self.first :]
         missing = places.shape[1] - shown.shape[1]
         hidden = self.hidden_token.to(shown.dtype).expand(len(shown), missing, -1)
         patches = torch.cat([shown, hidden], dim=1)
         patches = patches.gather(1, places.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
         positions = sine_positions(*grid, patches.shape[-1]).to(patches)
         painted = self.blocks(torch.cat([first, patches + positions], dim=1))
-        return self.pixels(self.norm(painted))[:, 1:]  # type: ignore[no-any-return]
+        return self.pixels(self.norm(painted))[:, self.first :]  # type: ignore[no-any-return]
 
 
 def _trunk(model: ModelOptions) -> VisionTransformer:
     trunk = build_trunk(model)
-    if not isinstance(trunk, VisionTransformer) or trunk.cls_token is None:
+    if not isinstance(trunk, VisionTransformer):
         raise ConfigError(
-            "config.MODEL.TRUNK.NAME: mae needs vision_transformer, with USE_CLASS_TOKEN: true."
+            f"config.MODEL.TRUNK.NAME: mae needs vision_transformer, got {model.TRUNK.NAME}."
         )
     if trunk.embed_dim % 4:
         raise ConfigError(
@@ -184,7 +185,7 @@ def _fix_positions(trunk: VisionTransformer, image_size: int) -> None:
     assert positions is not None
     with torch.no_grad():
         positions.zero_()  # the class token's place has none
-        positions[0, 1:] = sine_positions(side, side, trunk.embed_dim)
+        positions[0, trunk.num_prefix_tokens :] = sine_positions(side, side, trunk.embed_dim)
     positions.requires_grad_(False)
 
 

@@ -251,17 +251,33 @@ def _normalised(patch: Tensor) -> Tensor:
         ({"DECODER_DIM": 18}, {}, "MODEL.mae.DECODER_DIM: 18 must be a multiple of 4"),
         ({"DECODER_LAYERS": 0}, {}, "MODEL.mae.DECODER_LAYERS: expected 1 or more"),
         ({"PICTURES_EVERY_NUM_EPOCH": -1}, {}, "PICTURES_EVERY_NUM_EPOCH: -1 is less than 0"),
-        (
-            {},
-            {"USE_CLASS_TOKEN": False},
-            "mae needs vision_transformer, with USE_CLASS_TOKEN: true",
-        ),
         ({}, {"HIDDEN_DIM": 10, "NUM_HEADS": 1}, "HIDDEN_DIM: mae needs a multiple of 4, got 10"),
     ],
 )
 def test_what_cannot_be(mae: dict[str, Any], vit: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_model(options(vit=vit, **mae))
+
+
+def test_only_a_vision_transformer_can_leave_patches_out() -> None:
+    chosen = options()
+    chosen.TRUNK.NAME = "resnet"
+    with pytest.raises(ConfigError, match=r"TRUNK.NAME: mae needs vision_transformer, got resnet"):
+        build_model(chosen)
+
+
+def test_without_a_class_token() -> None:
+    """What is shown stands at its places, and the features are the mean of the patches."""
+    torch.manual_seed(0)
+    model: Any = build_model(options(vit={"USE_CLASS_TOKEN": False})).eval()
+    painted, hidden = model.paint(images(), noise())
+    assert painted.shape == (3, 16, 48)
+    tokens = model.trunk(images(), ["lastBLK"])[0]
+    torch.testing.assert_close(model(images()), tokens.mean(1))
+    swapped = images().flip(0)
+    again, also = model.paint(swapped, noise().flip(0))
+    torch.testing.assert_close(again, painted.flip(0))
+    assert torch.equal(also, hidden.flip(0))
 
 
 def test_too_few_patches() -> None:
