@@ -39,6 +39,10 @@ class NonFiniteLossError(TrainingError):
     """The loss became NaN or infinite."""
 
 
+class UnexpectedResultError(SSLEngineError):
+    """The run is complete, and a figure is not what config.EXPECTED_RESULTS says."""
+
+
 class LaunchError(SSLEngineError):
     """The processes of a run could not be started, or one of them failed."""
 

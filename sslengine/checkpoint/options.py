@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sslengine.config.sections import one_of, section
+from sslengine.config.sections import iterations, one_of, section
 
 
 @dataclass
@@ -37,7 +37,7 @@ class CheckpointOptions:
     # Train phases between two checkpoints; -1: only the last.
     CHECKPOINT_FREQUENCY: int = 1
     # Steps between two checkpoints; -1: none within a phase.
-    CHECKPOINT_ITER_FREQUENCY: int = -1
+    CHECKPOINT_ITER_FREQUENCY: int = iterations(-1)
     # Checkpoints to keep; -1: all. The newest is always kept.
     KEEP_LAST: int = -1
     # Of those that are older, keep every so many of all saves; -1: none.

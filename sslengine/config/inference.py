@@ -12,9 +12,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.facts import run_facts
+from sslengine.config.facts import run_facts, world_size
 from sslengine.config.lr_scaling import scale_schedule
 from sslengine.config.merge import Merged
+from sslengine.config.reference_world_size import scale_to_ranks
 from sslengine.errors import ConfigError
 from sslengine.registry import TRAIN_STEPS, component_key
 
@@ -102,6 +103,12 @@ def _learning_rate(config: DictConfig) -> Iterator[Derived]:
         yield from _changes("OPTIMIZER.param_schedulers.lr_head", old, new, "same as lr")
 
 
+def _reference_world_size(config: DictConfig) -> Iterator[Derived]:
+    before, now = config.REFERENCE_WORLD_SIZE, world_size(config)
+    for path, value in scale_to_ranks(config):
+        yield Derived(path, value, f"REFERENCE_WORLD_SIZE, {now} ranks in place of {before}")
+
+
 def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
     head = config.OPTIMIZER.head_optimizer_params
     if not head.use_different_wd:
@@ -140,6 +147,7 @@ RULES: tuple[Callable[[DictConfig], Iterator[Derived]], ...] = (
     _meter_names,
     _label_type,
     _backend,
+    _reference_world_size,
     _learning_rate,
     _head_weight_decay,
     _loss_options,

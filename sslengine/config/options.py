@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sslengine.config.sections import named, one_of, section
 from sslengine.registry import TASKS, TRAIN_STEPS
@@ -26,6 +26,9 @@ class RunOptions:
     VERBOSE: bool = False
     # Steps between two log lines; losses stay on the device in between.
     LOG_FREQUENCY: int = 10
+    # The number of ranks that the learning rates and step counts below are meant for; on another
+    # number they are scaled, and then this is that number. 0: they are meant as they stand.
+    REFERENCE_WORLD_SIZE: int = 0
     # Only the test phase.
     TEST_ONLY: bool = False
     # Test phases at all?
@@ -34,6 +37,11 @@ class RunOptions:
     TEST_EVERY_NUM_EPOCH: int = 1
     # Initial weights, sample order and augmentation: all from this, and from nothing else.
     SEED_VALUE: int = 0
+    # Figures that the run must end with, each [name, value, tolerance], or the command fails:
+    # [[test.accuracy_list_meter.top_1.0, 80.0, 2.0], [train.loss, 1.2, 0.3]]. Names are those of
+    # the last `phase` lines of metrics.jsonl, after their split; for the engine `evaluate`
+    # test.<features>.<layer>.linear and .knn_<k>, as in test.trained.flatten.knn_20.
+    EXPECTED_RESULTS: list[Any] = field(default_factory=list)
     # How loader workers start: forkserver, spawn or fork.
     MULTI_PROCESSING_METHOD: str = "forkserver"
 
@@ -58,6 +66,22 @@ class RunOptions:
         for key in ("LOG_FREQUENCY", "TEST_EVERY_NUM_EPOCH"):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if self.REFERENCE_WORLD_SIZE < 0:
+            yield f"REFERENCE_WORLD_SIZE: expected 0 or more, got {self.REFERENCE_WORLD_SIZE}."
+        for index, entry in enumerate(self.EXPECTED_RESULTS):
+            if not _is_expectation(entry):
+                yield (
+                    f"EXPECTED_RESULTS.{index}: expected [name, value, tolerance] such as "
+                    f"[test.accuracy_list_meter.top_1.0, 80.0, 2.0], the name beginning with "
+                    f"train. or test. and the tolerance 0 or more; got {entry!r}."
+                )
+
+
+def _is_expectation(entry: Any) -> bool:
+    match entry:
+        case [str(name), int() | float(), int() | float() as tolerance]:
+            return name.startswith(("train.", "test.")) and tolerance >= 0
+    return False
 
 
 @section("MACHINE")

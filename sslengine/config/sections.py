@@ -60,6 +60,15 @@ def named(registry: Registry[Any], default: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def iterations(default: Any) -> Any:
+    """A field that counts train steps, or holds `[name, steps]` entries: see
+    reference_world_size.py. -1, 0 and null are no counts."""
+    metadata = {"iterations": True}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
     """The problem, if there is one, that `options.key` is none of the allowed values."""
     value = getattr(options, key)

@@ -26,6 +26,7 @@ from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
+from sslengine.engines.expected import check_results
 from sslengine.engines.features import (
     Features,
     extract,
@@ -76,6 +77,7 @@ def evaluate(run: Run) -> None:
         _show_training(run.console, weights)
         run.console.print(f"  report      {report}")
     barrier()
+    check_results(run, {"test": _as_results(scores)})
 
 
 def _weights(run: Run) -> Path:
@@ -128,6 +130,15 @@ class _Judge:
         }
         probe = linear_probe(*sets, self.probe)
         return Score(name, layer, knn, probe.test_accuracy)
+
+
+def _as_results(scores: list[Score]) -> dict[str, Any]:
+    """The names that config.EXPECTED_RESULTS uses."""
+    results: dict[str, Any] = {}
+    for score in scores:
+        figures = {f"knn_{k}": value for k, value in score.knn.items()} | {"linear": score.linear}
+        results.setdefault(score.features, {})[score.layer] = figures
+    return results
 
 
 def _as_json(weights: Path, scores: list[Score]) -> bytes:

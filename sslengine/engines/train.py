@@ -8,6 +8,7 @@ from typing import Any
 
 from sslengine.checkpoint import files
 from sslengine.checkpoint.lock import owned
+from sslengine.checkpoint.manifest import path_for, read_manifest
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find, set_aside
 from sslengine.config.changes import changes
@@ -15,6 +16,7 @@ from sslengine.config.options import TrainerOptions
 from sslengine.config.sections import read
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary, world_size
+from sslengine.engines.expected import check_results
 from sslengine.engines.run import Run
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.options import HooksOptions
@@ -49,6 +51,7 @@ def _train(task: Any, run: Run) -> None:
             f"Train it again: config.CHECKPOINT.OVERWRITE_EXISTING=true."
         )
         task.close()
+        check_results(run, task.results)
         return
     run.describe()
     task.writers.extend(make_writers(run, task.iteration))
@@ -60,6 +63,7 @@ def _train(task: Any, run: Run) -> None:
     )
     metrics = [path for path in (run.run_dir / "metrics.jsonl",) if path.exists()]
     run.console.print(*(f"  metrics     {path}" for path in metrics), sep="\n")
+    check_results(run, task.results)
 
 
 def make_writers(run: Run, iteration: int) -> list[Writer]:
@@ -87,6 +91,8 @@ def resume(task: Any, run: Run) -> None:
         return
     _same_run(run, options)
     task.set_classy_state(found.state["classy_state_dict"])
+    if is_primary() and path_for(found.path).exists():
+        task.results.update(read_manifest(found.path).results)
     place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {task.phase.steps}"
     log.info("resumed from %s: %s", found.path, place)
     if not task.done_training():

@@ -47,8 +47,8 @@ class LogMetrics(Hook):
         if task.train:
             self._write_steps(task)
         task.storage.read()
-        values = {**task.storage.take_scalars(), **task.phase_results}
-        self._write(task, "phase", values, {"epochs": self._epochs})
+        task.phase_results = {**task.storage.take_scalars(), **task.phase_results}
+        self._write(task, "phase", task.phase_results, {"epochs": self._epochs})
 
     def on_end(self, task: TaskView) -> None:
         for writer in task.writers:

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
@@ -105,7 +106,7 @@ class DINOOptions:
     # Of the teacher: from min to max in the first so many steps.
     teacher_temp_min: float = 0.04
     teacher_temp_max: float = 0.07
-    teacher_temp_warmup_iters: int = 37500
+    teacher_temp_warmup_iters: int = iterations(37500)
     # Crops that the teacher sees, counted from 0.
     crops_for_teacher: list[int] = field(default_factory=lambda: [0, 1])
     # Of the centre.

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
@@ -136,7 +137,7 @@ class SwAVQueueOptions:
     # Embeddings of earlier batches, over all ranks, that codes are computed with. 0: none.
     queue_length: int = 0
     # Train steps before the queue counts.
-    start_iter: int = 0
+    start_iter: int = iterations(0)
     # Filled in from the run: what a rank scores of the queue.
     local_queue_length: int = 0
 
@@ -160,7 +161,7 @@ class SwAVOptions:
     # Crops that codes are made of, counted from 0.
     crops_for_assign: list[int] = field(default_factory=lambda: [0, 1])
     # In the first so many steps an image belongs to a single prototype.
-    temp_hard_assignment_iters: int = 0
+    temp_hard_assignment_iters: int = iterations(0)
     # Prototype k gets a share of the images as 1 / k ** shk_powerlaw. 0: equal shares.
     shk_powerlaw: float = 0.0
     queue: SwAVQueueOptions = field(default_factory=SwAVQueueOptions)

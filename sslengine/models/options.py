@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sslengine.config.options import NOT_SHARDED
-from sslengine.config.sections import named, one_of, section
+from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.errors import ConfigError
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.trunks.options import (
@@ -344,7 +344,7 @@ class ModelOptions:
     # Parameters that stay as they are initialised, by their full names.
     NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
     # [[parameter, number of first iterations in which it stays], ...].
-    TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = field(default_factory=list)
+    TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = iterations([])
     FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
     WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)
     SYNC_BN_CONFIG: SyncBatchNormOptions = field(default_factory=SyncBatchNormOptions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.config.arguments import argument_problems
-from sslengine.config.sections import named, section
+from sslengine.config.sections import iterations, named, section
 from sslengine.errors import UnknownNameError
 from sslengine.optim.schedules import SchedulerOptions, schedule_problems
 from sslengine.registry import OPTIMIZERS, PARAM_GROUPS
@@ -102,7 +102,7 @@ class OptimizerOptions:
     name: str = named(OPTIMIZERS, "sgd")
     # The length of the run: epochs, or iterations where num_iterations is set.
     num_epochs: int = 90
-    num_iterations: int | None = None
+    num_iterations: int | None = iterations(None)
     # Batches whose gradients are summed up to one step.
     accumulate: int = 1
 

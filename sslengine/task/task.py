@@ -69,6 +69,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.last_batch = LastBatch()
         self.exception: BaseException | None = None
         self.phase_results: dict[str, Any] = {}
+        self.results: dict[str, dict[str, Any]] = {}  # of the last phase of each split
         self._batches: Iterator[Any] = iter(())
         self.data_seconds = 0.0  # that steps have waited for the loader
 
@@ -273,6 +274,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.phase_results = {} if mean is None else {"loss": mean}
         self.phase_results |= {meter.name: meter.value() for meter in self.active_meters}
         self.run_hooks("on_phase_end")
+        self.results["train" if self.train else "test"] = self.phase_results
 
     def on_end(self) -> None:
         self.progress.phase, self.progress.step = len(self.phases), 0

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sslengine.distributed.ranks import rank, world_size
 from sslengine.monitor.log_file import LogWriter, close_log, log_path, open_log
 from sslengine.monitor.writers import Record
+from tests.ranks import RankPool
 
 log = logging.getLogger("sslengine")
 
@@ -77,3 +79,18 @@ def test_phases_are_lines_of_the_log_and_steps_now_and_then(tmp_path: Path) -> N
     text = (tmp_path / "log.txt").read_text()
     assert [word for word in ("step 1/3", "step 2/3", "step 3/3") if word in text] == ["step 1/3"]
     assert "test 1/2  loss 1.5" in text
+
+
+def _log_own_rank(folder: Path) -> None:
+    open_log(folder, rank())
+    try:
+        log.info("I am %d of %d", rank(), world_size())
+    finally:
+        close_log()
+
+
+def test_each_rank_of_a_run_has_its_own_lines(two_ranks: RankPool, tmp_path: Path) -> None:
+    two_ranks.run(_log_own_rank, tmp_path)
+    for number, name in enumerate(("log.txt", "log_rank1.txt")):
+        (line,) = (tmp_path / name).read_text().splitlines()
+        assert line.endswith(f"I sslengine: I am {number} of 2")

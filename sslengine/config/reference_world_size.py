@@ -1,0 +1,113 @@
+"""`config.REFERENCE_WORLD_SIZE`: a recipe made for N ranks, on M of them.
+
+A rank's batch stays as it is, so the global batch is M/N of what it was. To see the same
+images in the same course of training,
+
+    learning rates                          x M/N    the whole schedule, its warm-up included
+    what is counted in train steps          x N/M    rounded, at least 1
+
+Schedules run over shares of training and their milestones are epochs: they, epochs and
+LOG_FREQUENCY stay. Fields counted in steps are those declared with `iterations(...)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from sslengine.config.facts import world_size
+from sslengine.config.sections import fields_of, typed_nodes
+from sslengine.errors import ConfigError, UnknownNameError
+from sslengine.registry import SCHEDULERS
+
+Schedule = dict[str, Any]
+# Arguments of schedulers that are learning rates.
+_RATES = ("value", "start_value", "end_value", "base_value", "values")
+
+
+class Scaled(NamedTuple):
+    path: str  # below `config`
+    value: Any
+
+
+def scale_to_ranks(config: DictConfig) -> Iterator[Scaled]:
+    """What must change; nothing if the run has as many ranks as the recipe was made for."""
+    reference, ranks = int(config.REFERENCE_WORLD_SIZE), world_size(config)
+    if not reference:
+        return
+    keys = ["lr"]
+    if config.OPTIMIZER.head_optimizer_params.use_different_lr:
+        keys.append("lr_head")  # otherwise it is made the same as lr
+    for key in keys:
+        _refuse_two_scalings(config, key)
+    if ranks == reference:
+        return
+    for key in keys:
+        path = f"OPTIMIZER.param_schedulers.{key}"
+        schedule: Any = OmegaConf.to_container(OmegaConf.select(config, path))
+        for name, value in scale_rates(schedule, ranks / reference, f"config.{path}").items():
+            if value != schedule[name]:
+                yield Scaled(f"{path}.{name}", value)
+    yield from _steps(config, reference, ranks)
+    yield Scaled("REFERENCE_WORLD_SIZE", ranks)  # the values above are now for so many
+
+
+def _refuse_two_scalings(config: DictConfig, key: str) -> None:
+    if config.OPTIMIZER.param_schedulers[key].auto_lr_scaling.auto_scale:
+        raise ConfigError(
+            f"config.REFERENCE_WORLD_SIZE and config.OPTIMIZER.param_schedulers.{key}."
+            f"auto_lr_scaling.auto_scale both scale the learning rate by the number of ranks: set "
+            f"REFERENCE_WORLD_SIZE to 0 or auto_scale to false."
+        )
+
+
+def scale_rates(schedule: Schedule, factor: float, where: str) -> Schedule:
+    """The schedule with every learning rate in it times the factor."""
+    name = str(schedule.get("name", ""))
+    if name == "composite":
+        parts = [
+            scale_rates(part, factor, f"{where}.schedulers.{index}")
+            for index, part in enumerate(schedule["schedulers"])
+        ]
+        return {**schedule, "schedulers": parts}
+    try:
+        known = inspect.signature(SCHEDULERS.get(name)).parameters
+    except UnknownNameError:
+        return schedule  # told by check.py
+    rates = {key: schedule[key] for key in _RATES if key in known and schedule.get(key)}
+    if not rates and not {*_RATES} & {*known}:
+        raise ConfigError(
+            f"{where}: config.REFERENCE_WORLD_SIZE cannot tell which argument of the scheduler "
+            f"{name!r} is a learning rate; it knows {', '.join(_RATES)}. Set "
+            f"REFERENCE_WORLD_SIZE to 0 and give the values for this number of ranks."
+        )
+    return {**schedule, **{key: _times(value, factor) for key, value in rates.items()}}
+
+
+def _times(value: Any, factor: float) -> Any:
+    return [each * factor for each in value] if isinstance(value, list) else value * factor
+
+
+def _steps(config: DictConfig, reference: int, ranks: int) -> Iterator[Scaled]:
+    for path, node in typed_nodes(config, ""):
+        for key, field in fields_of(node).items():
+            if not field.metadata.get("iterations"):
+                continue
+            value = node[key]
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value)
+            scaled = scale_steps(value, reference, ranks)
+            if scaled != value:
+                yield Scaled(f"{path}.{key}".lstrip("."), scaled)
+
+
+def scale_steps(value: Any, reference: int, ranks: int) -> Any:
+    """A number of steps, or entries `[name, number of steps]`; what is not above 0 is no number."""
+    if isinstance(value, list):
+        return [[*head, scale_steps(last, reference, ranks)] for *head, last in value]
+    if not isinstance(value, int) or value <= 0:
+        return value
+    return max(1, round(value * reference / ranks))

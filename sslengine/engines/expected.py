@@ -1,0 +1,50 @@
+"""`config.EXPECTED_RESULTS`: did the run come out as it should?
+
+Asked at the end, when everything is saved. A figure outside its tolerance, a missing one
+and one that is NaN make the command fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read
+from sslengine.distributed.collectives import broadcast_object
+from sslengine.distributed.ranks import is_primary
+from sslengine.engines.run import Run
+from sslengine.errors import UnexpectedResultError, listing, nearest
+from sslengine.monitor.history import flat
+
+
+def check_results(run: Run, results: Mapping[str, Any]) -> None:
+    """Collective; rank 0's results count. `results`: by split, as in metrics.jsonl."""
+    expected = read(run.config, RunOptions).EXPECTED_RESULTS
+    if not expected:
+        return
+    problems: list[str] = []
+    if is_primary():
+        figures = dict(flat(results))
+        for name, value, tolerance in expected:
+            problem = _problem(figures, name, value, tolerance)
+            verdict = "NOT as expected" if problem else "as expected"
+            got = figures.get(name, "missing")
+            run.console.print(f"  {verdict}  {name}: {got}, expected {value} +- {tolerance}")
+            problems += [problem] if problem else []
+    problems = broadcast_object(problems)
+    if problems:
+        raise UnexpectedResultError(
+            "config.EXPECTED_RESULTS: the run is complete and saved, but\n  "
+            + "\n  ".join(problems)
+        )
+
+
+def _problem(figures: Mapping[str, Any], name: str, value: float, tolerance: float) -> str:
+    if name not in figures:
+        hint = nearest(name, figures)
+        return f"there is no figure {name}. {hint} Known: {listing(figures)}."
+    got = figures[name]
+    if isinstance(got, (int, float)) and abs(got - value) <= tolerance:  # never so for NaN
+        return ""
+    return f"{name} is {got}, expected {value} +- {tolerance}."
