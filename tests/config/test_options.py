@@ -30,3 +30,13 @@ def test_the_whole_schema_is_there_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_steps_are_gathered_at_least_one_by_one() -> None:
+    (problem,) = DistributedOptions(GATHER_METRIC_PERIOD=0).check()
+    assert problem == "GATHER_METRIC_PERIOD: expected 1 or more, got 0."
+
+
+def test_a_number_of_ranks_is_not_negative() -> None:
+    (problem,) = RunOptions(REFERENCE_WORLD_SIZE=-1).check()
+    assert problem == "REFERENCE_WORLD_SIZE: expected 0 or more, got -1."

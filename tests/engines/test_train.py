@@ -292,6 +292,16 @@ def test_two_ranks_that_were_cut_go_on_bit_by_bit(two_ranks: RankPool, tmp_path:
     assert rank() == 0
 
 
+def test_a_period_of_gathering_changes_no_figure(two_ranks: RankPool, tmp_path: Path) -> None:
+    base = {"LOG_FREQUENCY": 3, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 2}
+    for period in (1, 2, 50):
+        changes = {**base, "DISTRIBUTED__GATHER_METRIC_PERIOD": period}
+        two_ranks.run(_train_on_ranks, tmp_path / str(period), changes, False)
+    for period in (2, 50):
+        assert _timeless(tmp_path / str(period)) == _timeless(tmp_path / "1")
+        _assert_same_state(_final(tmp_path / str(period)), _final(tmp_path / "1"))
+
+
 def test_what_changed_is_told_and_another_model_refused(tmp_path: Path) -> None:
     train(make_run(tmp_path))
     longer = make_run(tmp_path, OPTIMIZER__num_epochs=3, LOG_FREQUENCY=2)
