@@ -165,3 +165,14 @@ def test_another_number_of_ranks_with_the_same_batches_goes_on(
     assert "the checkpoint is of 2 ranks and this run has 1" in caplog.text
     # 2 of 3 right on both ranks: what they had counted is not lost.
     assert task.meters[0].value()["top_1"]["0"] == pytest.approx(100 * 4 / 6)
+
+
+def test_a_checkpoint_from_before_there_were_figures_is_taken(tmp_path: Path) -> None:
+    task = make_task(tmp_path, [])
+    task.storage.put_scalar("x", 1.0)
+    state = task.get_classy_state()
+    other = make_task(tmp_path, [])
+    other.set_classy_state({name: each for name, each in state.items() if name != "figures"})
+    assert other.storage.latest() == {}
+    other.set_classy_state(state)
+    assert other.storage.latest() == {"x": 1.0}
