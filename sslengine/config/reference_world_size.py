@@ -84,7 +84,11 @@ def scale_rates(schedule: Schedule, factor: float, where: str) -> Schedule:
             f"{name!r} is a learning rate; it knows {', '.join(_RATES)}. Set "
             f"REFERENCE_WORLD_SIZE to 0 and give the values for this number of ranks."
         )
-    return {**schedule, **{key: _times(value, factor) for key, value in rates.items()}}
+    scaled = {**schedule, **{key: _times(value, factor) for key, value in rates.items()}}
+    if schedule.get("args"):  # of a scheduler of one's own
+        own = schedule["args"].items()
+        scaled["args"] = {k: _times(v, factor) if k in _RATES else v for k, v in own}
+    return scaled
 
 
 def _times(value: Any, factor: float) -> Any:

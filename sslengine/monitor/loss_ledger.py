@@ -124,7 +124,9 @@ class LossLedger:
         sums, self._sums, self._summed = self._sums, [], 0
         values = [each.values for each in opened] if self._alone else _wait(sums)
         for each, read in zip(opened, _on_host(values), strict=True):
-            entry = LossEntry(each.iteration, dict(zip(each.names, read)), each.batch_size)
+            entry = LossEntry(
+                each.iteration, dict(zip(each.names, read, strict=True)), each.batch_size
+            )
             if self.check_finite and not all(map(math.isfinite, read)):
                 raise NonFiniteLossError(_not_finite(entry, each.samples))
             self._note(entry)
@@ -134,7 +136,8 @@ class LossLedger:
         self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
         self.phase_samples += entry.batch_size
         if self._store is not None:
-            self._store.feed({_figure(name): value for name, value in entry.parts.items()})
+            for name, value in entry.parts.items():
+                self._store.feed(MAIN if name == MAIN else f"{MAIN}.{name}", value)
 
     def drain(self) -> list[LossEntry]:
         """The steps since the last drain."""
@@ -160,11 +163,6 @@ class LossLedger:
         self._unread = [LossEntry(*entry) for entry in state.get("unread", ())]
         self.phase_losses = list(state["phase_losses"])
         self.phase_samples = int(state["phase_samples"])
-
-
-def _figure(part: str) -> str:
-    """The name under which a part is logged."""
-    return part if part == MAIN else f"{MAIN}.{part}"
 
 
 def _wait(sums: list[_Sum]) -> list[Tensor]:

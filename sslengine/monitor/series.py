@@ -24,13 +24,16 @@ class Series:
         """How many values there were, those that are no longer kept included."""
         return self._count
 
+    def append(self, value: float) -> None:
+        self._values.append(value)
+        self._sum += value
+        self._count += 1
+
     def extend(self, values: Iterable[float]) -> None:
         if self.window > (self._values.maxlen or 0):
             self._values = deque(self._values, maxlen=self.window)
         for value in values:
-            self._values.append(value)
-            self._sum += value
-            self._count += 1
+            self.append(value)
 
     def values(self, window: int | None = None) -> list[float]:
         """The last ones, oldest first; None: all that are kept."""

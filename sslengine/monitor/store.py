@@ -117,10 +117,12 @@ class MetricStore:
             if counted is not None:
                 self._histograms[name] = counted
 
-    def feed(self, parts: dict[str, float]) -> None:
-        """Losses, which the ledger has read; they are written by another way."""
-        for name, value in parts.items():
-            self._series[self.split].setdefault(name, Series(WINDOW)).extend((value,))
+    def feed(self, name: str, value: float) -> None:
+        """A loss, which the ledger has read; it is written by another way."""
+        series = self._series[self.split].get(name)
+        if series is None:
+            series = self._series[self.split][name] = Series(WINDOW)
+        series.append(value)
 
     # ---- reading
 

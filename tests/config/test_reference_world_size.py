@@ -136,6 +136,17 @@ def test_a_scheduler_that_names_no_rate_is_refused() -> None:
         resolved(REFERENCE_WORLD_SIZE=1, **{RANKS: 2, LR: own})
 
 
+def test_a_scheduler_of_ones_own_is_scaled_by_its_arguments_names() -> None:
+    own = {"name": "tests.config.test_reference_world_size:by_value",
+           "args": {"end_value": 2.0, "shape": 3.0}, "value": 1.0}  # fmt: skip
+    scaled = _lr(REFERENCE_WORLD_SIZE=1, **{RANKS: 2, LR: {**own, "update_interval": "step"}})
+    assert (scaled["value"], scaled["args"]) == (2.0, {"end_value": 4.0, "shape": 3.0})
+
+
+def by_value(value: float, end_value: float, shape: float) -> Any:
+    return lambda where: value
+
+
 def _by_peak(peak: float) -> Any:
     return lambda where: peak
 

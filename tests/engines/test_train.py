@@ -293,10 +293,17 @@ def test_two_ranks_that_were_cut_go_on_bit_by_bit(two_ranks: RankPool, tmp_path:
 
 
 def test_a_period_of_gathering_changes_no_figure(two_ranks: RankPool, tmp_path: Path) -> None:
-    base = {"LOG_FREQUENCY": 3, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 2}
+    base: dict[str, Any] = {
+        "LOG_FREQUENCY": 3,
+        "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 2,
+        "HOOKS__EXTRA": ["tests.engines.test_train:PutFigures"],
+    }
     for period in (1, 2, 50):
         changes = {**base, "DISTRIBUTED__GATHER_METRIC_PERIOD": period}
         two_ranks.run(_train_on_ranks, tmp_path / str(period), changes, False)
+    steps = [line for line in _lines(tmp_path / "1") if line["kind"] == "step"]
+    assert any(line["slowest"] > line["loss"] for line in steps)  # the larger, and the mean
+    assert all(line["slowest"] >= line["loss"] for line in steps)
     for period in (2, 50):
         assert _timeless(tmp_path / str(period)) == _timeless(tmp_path / "1")
         _assert_same_state(_final(tmp_path / str(period)), _final(tmp_path / "1"))

@@ -147,7 +147,8 @@ def test_a_test_phase_has_figures_of_its_own_and_they_are_means() -> None:
 def test_losses_are_in_the_history_and_not_written_twice() -> None:
     store = MetricStore()
     for value in (3.0, 1.0):
-        store.feed({"loss": value, "loss.align": 2 * value})
+        store.feed("loss", value)
+        store.feed("loss.align", 2 * value)
     assert _read(store) == {}
     assert store.history("loss").average() == 2.0
     assert store.history("loss.align").latest() == 2.0
