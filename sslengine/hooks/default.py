@@ -17,6 +17,7 @@ from sslengine.config.sections import read
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
+from sslengine.hooks.iteration_timer import IterationTimer
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
 from sslengine.hooks.metrics import LogMetrics
 from sslengine.hooks.options import HooksOptions
@@ -30,7 +31,7 @@ from sslengine.registry import HOOKS
 
 def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     hooks, model = read(config, HooksOptions), read(config, ModelOptions)
-    chosen: list[Any] = []
+    chosen: list[Any] = [IterationTimer()] if hooks.ITERATION_TIMER else []
     if hooks.PERF_STATS.MONITOR_PERF_STATS:
         chosen.append(LogPerfStats(hooks.PERF_STATS.PERF_STAT_FREQUENCY))
     if hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY:

@@ -74,6 +74,8 @@ class HooksOptions:
     CHECK_NAN: bool = True
     # Log which GPUs there are and what they hold, once.
     LOG_GPU_STATS: bool = True
+    # Seconds of a train step and the hooks' share of them, told at the end of the run.
+    ITERATION_TIMER: bool = False
     PERF_STATS: PerfStatsOptions = field(default_factory=PerfStatsOptions)
     MEMORY_SUMMARY: MemorySummaryOptions = field(default_factory=MemorySummaryOptions)
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
