@@ -32,6 +32,11 @@ class RunOptions:
     TEST_MODEL: bool = True
     # A test phase after epochs 0, N, 2N, ... and after the last.
     TEST_EVERY_NUM_EPOCH: int = 1
+    # A test phase after every so many train steps, also within an epoch (at the end of a group of
+    # accumulated batches), and after the last; 0: by epochs. A train phase goes on after it:
+    # phases, schedules and checkpoints count as without, its figures are those since the last
+    # test. With CHECKPOINT.CHECKPOINT_ITER_FREQUENCY the same, each result has its checkpoint.
+    TEST_EVERY_NUM_ITERATIONS: int = 0
     # Initial weights, sample order and augmentation: all from this, and from nothing else.
     SEED_VALUE: int = 0
     # How loader workers start: forkserver, spawn or fork.
@@ -58,6 +63,20 @@ class RunOptions:
         for key in ("LOG_FREQUENCY", "TEST_EVERY_NUM_EPOCH"):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        yield from self._tests_by_iteration()
+
+    def _tests_by_iteration(self) -> Iterator[str]:
+        every = self.TEST_EVERY_NUM_ITERATIONS
+        if every < 0:
+            yield f"TEST_EVERY_NUM_ITERATIONS: expected 1 or more, or 0 for none; got {every}."
+        if every > 0 and not self.TEST_MODEL:
+            yield "TEST_EVERY_NUM_ITERATIONS: nothing is tested; set TEST_MODEL=true, or this to 0."
+        if every > 0 and self.TEST_EVERY_NUM_EPOCH != 1:
+            yield (
+                f"TEST_EVERY_NUM_ITERATIONS: tests come by iterations or by epochs, not both; "
+                f"leave TEST_EVERY_NUM_EPOCH at 1 (it is {self.TEST_EVERY_NUM_EPOCH}), or set "
+                f"this to 0."
+            )
 
 
 @section("MACHINE")

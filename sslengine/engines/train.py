@@ -87,7 +87,7 @@ def resume(task: Any, run: Run) -> None:
         return
     _same_run(run, options)
     task.set_classy_state(found.state["classy_state_dict"])
-    place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {task.phase.steps}"
+    place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {task.phase.whole or task.phase.steps}"
     log.info("resumed from %s: %s", found.path, place)
     if not task.done_training():
         run.console.print(f"resumed from {found.path}: {place}")
@@ -135,7 +135,7 @@ def _introduce(task: Any, run: Run) -> None:
         f"{run.resolved.name} -> {run.run_dir}",
         f"  {ranks} on {run.device.type}, {task.precision.name}, seed {task.seed}",
         f"  {feed.num_samples} images, {feed.steps_per_epoch} steps an epoch, "
-        f"{sum(p.steps for p in task.phases if p.train)} in all",
+        f"{sum(p.own_steps for p in task.phases if p.train)} in all",
         f"  {_names(run)}, {trained / 1e6:.2f} M parameters",
     )
     run.console.print("\n".join(lines))

@@ -30,3 +30,13 @@ def test_the_whole_schema_is_there_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_tests_come_by_iterations_or_by_epochs() -> None:
+    assert list(RunOptions(TEST_EVERY_NUM_ITERATIONS=100).check()) == []
+    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=100, TEST_EVERY_NUM_EPOCH=2).check()
+    assert problem.startswith("TEST_EVERY_NUM_ITERATIONS: tests come by iterations or by epochs")
+    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=100, TEST_MODEL=False).check()
+    assert "TEST_MODEL=true" in problem
+    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=-1).check()
+    assert "got -1" in problem
