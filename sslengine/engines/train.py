@@ -87,7 +87,8 @@ def resume(task: Any, run: Run) -> None:
         return
     _same_run(run, options)
     task.set_classy_state(found.state["classy_state_dict"])
-    place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {task.phase.whole or task.phase.steps}"
+    steps = task.phase.whole or task.phase.steps
+    place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {steps}"
     log.info("resumed from %s: %s", found.path, place)
     if not task.done_training():
         run.console.print(f"resumed from {found.path}: {place}")

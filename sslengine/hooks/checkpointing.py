@@ -58,7 +58,6 @@ class SaveCheckpoints(Hook):
             self._save(task, f"model_iteration{task.iteration}.torch")
 
     def on_phase_end(self, task: TaskView) -> None:
-        phase = task.phase
         if not task.train:
             if is_primary() and self._saved_at == task.iteration:
                 self.saver.add_results(_results(task))

@@ -16,6 +16,7 @@ from sslengine.config.options import DistributedOptions, MachineOptions, RunOpti
 from sslengine.config.sections import read
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.collapse import LogCollapse
+from sslengine.hooks.detectron2 import Detectron2Hook, is_detectron2_hook
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.hooks.iteration_timer import IterationTimer
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
@@ -56,17 +57,20 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         )
     if hooks.COLLAPSE_SIGNS:
         chosen.append(LogCollapse())
+    extra = [_extra(entry) for entry in hooks.EXTRA]
+    # They may put figures, which LogMetrics then writes.
+    chosen.extend(hook for hook in extra if isinstance(hook, Detectron2Hook))
     chosen.append(
         LogMetrics(read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ)
     )
-    chosen.extend(_extra(entry) for entry in hooks.EXTRA)
+    chosen.extend(hook for hook in extra if not isinstance(hook, Detectron2Hook))
     checkpoints = SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions))
     chosen.extend((checkpoints, StopOnSignals(checkpoints)))
     return chosen
 
 
 def _extra(entry: str | dict[str, Any]) -> Any:
-    if isinstance(entry, str):
-        return HOOKS.get(entry)()
+    entry = {"name": entry} if isinstance(entry, str) else entry
     arguments = {key: value for key, value in entry.items() if key != "name"}
-    return HOOKS.get(entry["name"])(**arguments)
+    hook = HOOKS.get(entry["name"])(**arguments)
+    return Detectron2Hook(hook) if is_detectron2_hook(hook) else hook

@@ -78,7 +78,7 @@ def plan_phases(
     test_steps: int = 0,
     test_every: int = 1,
     test_only: bool = False,
-    by_iteration: ByIteration = ByIteration(),  # noqa: B008 - frozen
+    by_iteration: ByIteration = ByIteration(),
 ) -> list[Phase]:
     """train_steps, test_steps: batches of one pass over each set; 0 test steps: no test phases."""
     if test_only:
