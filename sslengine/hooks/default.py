@@ -23,6 +23,7 @@ from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
 from sslengine.hooks.metrics import LogMetrics
 from sslengine.hooks.options import HooksOptions
 from sslengine.hooks.perf import LogPerfStats
+from sslengine.hooks.precise_bn import PreciseBatchNorm
 from sslengine.hooks.preemption import StopOnSignals
 from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.hooks.unreached import ReportUnreachedParameters
@@ -55,6 +56,9 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
                 board.LOG_PARAMS_EVERY_N_ITERS, board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS
             )
         )
+    checkpoints = SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions))
+    if hooks.PRECISE_BN.ENABLED:
+        chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS, checkpoints))
     if hooks.COLLAPSE_SIGNS:
         chosen.append(LogCollapse())
     extra = [_extra(entry) for entry in hooks.EXTRA]
@@ -64,7 +68,6 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         LogMetrics(read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ)
     )
     chosen.extend(hook for hook in extra if not isinstance(hook, Detectron2Hook))
-    checkpoints = SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions))
     chosen.extend((checkpoints, StopOnSignals(checkpoints)))
     return chosen
 

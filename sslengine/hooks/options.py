@@ -33,6 +33,19 @@ class PerfStatsOptions:
 
 
 @dataclass
+class PreciseBnOptions:
+    # Batch norm's running statistics computed anew from training batches, before each test phase
+    # and each checkpoint at the end of a train phase.
+    ENABLED: bool = False
+    # From so many batches of each rank.
+    NUM_ITERS: int = 200
+
+    def check(self) -> Iterator[str]:
+        if self.NUM_ITERS < 1:
+            yield f"NUM_ITERS: expected 1 or more, got {self.NUM_ITERS}."
+
+
+@dataclass
 class MemorySummaryOptions:
     # Log the GPU memory's state at one iteration.
     PRINT_MEMORY_SUMMARY: bool = True
@@ -77,6 +90,7 @@ class HooksOptions:
     # Seconds of a train step and the hooks' share of them, told at the end of the run.
     ITERATION_TIMER: bool = False
     PERF_STATS: PerfStatsOptions = field(default_factory=PerfStatsOptions)
+    PRECISE_BN: PreciseBnOptions = field(default_factory=PreciseBnOptions)
     MEMORY_SUMMARY: MemorySummaryOptions = field(default_factory=MemorySummaryOptions)
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
