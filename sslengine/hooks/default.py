@@ -19,12 +19,13 @@ from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.detectron2 import Detectron2Hook, is_detectron2_hook
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.hooks.iteration_timer import IterationTimer
-from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
+from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
 from sslengine.hooks.metrics import LogMetrics
-from sslengine.hooks.options import HooksOptions
+from sslengine.hooks.options import HooksOptions, ProfilingOptions
 from sslengine.hooks.perf import LogPerfStats
 from sslengine.hooks.precise_bn import PreciseBatchNorm
 from sslengine.hooks.preemption import StopOnSignals
+from sslengine.hooks.profiling import ProfileSteps
 from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.hooks.unreached import ReportUnreachedParameters
 from sslengine.models.options import ModelOptions
@@ -62,13 +63,17 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     if hooks.COLLAPSE_SIGNS:
         chosen.append(LogCollapse())
     extra = [_extra(entry) for entry in hooks.EXTRA]
+    frequency, rolling = read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ
+    if hooks.MEMORY_SUMMARY.LOG_PEAKS:
+        chosen.append(LogMemoryPeaks(frequency))
     # They may put figures, which LogMetrics then writes.
     chosen.extend(hook for hook in extra if isinstance(hook, Detectron2Hook))
-    chosen.append(
-        LogMetrics(read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ)
-    )
+    chosen.append(LogMetrics(frequency, rolling))
     chosen.extend(hook for hook in extra if not isinstance(hook, Detectron2Hook))
-    chosen.extend((checkpoints, StopOnSignals(checkpoints)))
+    stop, profiling = StopOnSignals(checkpoints), read(config, ProfilingOptions)
+    if profiling.asked_for:
+        chosen.append(ProfileSteps(profiling, run_dir, stop))
+    chosen.extend((checkpoints, stop))
     return chosen
 
 
