@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from sslengine.errors import listing
-from sslengine.hooks.detectron2_storage import Metrics, StorageView
+from sslengine.hooks.detectron2_storage import StorageView
 from sslengine.hooks.events import EVENTS, Hook, TaskView
 
 CALLS = ("before_train", "after_train", "before_step", "after_backward", "after_step")
@@ -37,9 +37,7 @@ class TrainerView:
         self.model = task.model
         self.optimizer = task.optimizer.inner
         self.cfg = task.config
-        # A run has one metric store, which all its hooks share; without, each has its own.
-        metrics = getattr(task, "storage", None)
-        self.storage = StorageView(Metrics() if metrics is None else metrics, lambda: self.iter)
+        self.storage = StorageView(task.storage, lambda: self.iter)
 
     def __getattr__(self, name: str) -> Any:
         if name == "data_loader":
@@ -79,11 +77,6 @@ class Detectron2Hook(Hook):
     def on_step(self, task: TaskView) -> None:
         if task.train:
             self._call("after_step")
-
-    def on_phase_end(self, task: TaskView) -> None:
-        """Without a store of the run, what was put is written with the phase's figures."""
-        if task.train and self._trainer is not None:
-            task.phase_results.update(self._trainer.storage.to_be_written())
 
     def on_end(self, task: TaskView) -> None:
         if self._trainer is not None:

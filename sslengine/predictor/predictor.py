@@ -30,6 +30,7 @@ from sslengine.engines.features import extract
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
+from sslengine.models.model import Model
 from sslengine.models.weights import load_model_state
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View
@@ -76,7 +77,7 @@ class Predictor:
         self.config = _config_of(self.run_folder, trust_config)
         self.device = pick_device(device)
         self.checkpoint, state = _newest_checkpoint(self.run_folder)
-        self.model = build_base_model(self.config, self.device)
+        self.model = _with_trunk(build_base_model(self.config, self.device))
         load_model_state(self.model, state["classy_state_dict"]["base_model"])
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
@@ -189,6 +190,15 @@ def _config_of(folder: Path, trusted: bool) -> Any:
             + "\nIf the run is yours: --trust-config (Predictor(..., trust_config=True))."
         )
     return resolve(["config=config"], [str(folder)]).config
+
+
+def _with_trunk(model: nn.Module) -> Model:
+    if not isinstance(model, Model):
+        raise ConfigError(
+            f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} is a model of its own, without "
+            f"the trunk whose features could be compared."
+        )
+    return model
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -194,11 +194,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.base_model.train(phase.train)
         self.loss.train(phase.train)
         self.active_meters = self._train_meters if phase.train else self.meters
-        if progress.step == phase.begin:
+        begins = progress.step == phase.begin
+        if begins:
             self.ledger.start_phase()
             for meter in self.meters:
                 meter.reset()
-        self.storage.start_phase("train" if phase.train else "test", anew=progress.step == 0)
+        self.storage.start_phase("train" if phase.train else "test", anew=begins)
         if phase.train:
             self.optimizer.on_epoch(self._where_phase_began())
         elif self._broadcast_before_eval:

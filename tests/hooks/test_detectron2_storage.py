@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from sslengine.hooks.detectron2_storage import Metrics, StorageView
+from sslengine.errors import TrainingError
+from sslengine.hooks.detectron2_storage import StorageView
+from sslengine.monitor.store import MetricStore
 
 
 class _Step:
@@ -14,7 +14,7 @@ class _Step:
 
 def _view() -> tuple[StorageView, _Step]:
     step = _Step()
-    return StorageView(Metrics(), lambda: step.iteration), step
+    return StorageView(MetricStore(), lambda: step.iteration), step
 
 
 def test_scalars_and_their_history() -> None:
@@ -33,33 +33,42 @@ def test_scalars_and_their_history() -> None:
     assert smoothed["loss"] == (3.0, 3)
     assert smoothed["lr"] == (0.25, 3)
     assert set(view.histories()) == {"loss", "lr", "a", "b"}
-    with pytest.raises(KeyError):
+    with pytest.raises(TrainingError, match="no figure 'nothing'"):
         view.history("nothing")
 
 
 def test_a_scope_goes_before_names() -> None:
     view, _ = _view()
     with view.name_scope("validation"):
-        view.put_scalar("loss", 1.0)
-    view.put_scalar("loss", 2.0)
-    assert view.to_be_written() == {"validation/loss": 1.0, "loss": 2.0}
+        view.put_scalar("accuracy", 1.0)
+    view.put_scalar("accuracy", 2.0)
+    assert view.latest() == {"validation/accuracy": (1.0, 0), "accuracy": (2.0, 0)}
+
+
+def test_the_runs_store_writes_them_and_has_figures_of_others() -> None:
+    store = MetricStore()
+    view = StorageView(store, lambda: 0)
+    for value in (1.0, 2.0, 9.0):
+        view.put_scalar("smooth", torch.tensor(value))
+        view.put_scalar("last", value, smoothing_hint=False)
+        view.put_scalar("lr", value, smoothing_hint=False)  # the engine has one of that name
+        view.put_scalar("AP (large)", value, smoothing_hint=False)
+    store.feed({"loss": 3.0})
+    store.feed({"loss": 5.0})
+    store.read()
+    assert store.take_scalars() == {
+        "smooth": 2.0, "last": 9.0, "hook/lr": 9.0, "AP _large_": 9.0,
+    }  # fmt: skip
+    assert view.history("lr").values() == [1.0, 2.0, 9.0]
+    loss = view.history("loss")
+    assert (loss.latest(), loss.avg(2), loss.global_avg(), loss.median(1)) == (5.0, 4.0, 4.0, 5.0)
 
 
 def test_images_and_histograms_go_to_the_store() -> None:
-    got: list[tuple[str, Any]] = []
-
-    class Store(Metrics):
-        def put_image(self, name: str, array: Any) -> None:
-            got.append((name, array.shape))
-
-        def put_histogram(self, name: str, values: Any) -> None:
-            got.append((name, values.shape))
-
-    view = StorageView(Store(), lambda: 0)
+    store = MetricStore()
+    view = StorageView(store, lambda: 0)
     view.put_image("crops", torch.zeros(3, 4, 4))
-    view.put_histogram("weights", torch.zeros(10), bins=5)
-    assert got == [("crops", (3, 4, 4)), ("weights", (10,))]
-    plain, _ = _view()
-    plain.put_image("crops", torch.zeros(3, 4, 4))
-    plain.put_histogram("weights", torch.zeros(10))
-    assert plain.to_be_written() == {}
+    view.put_histogram("weights", torch.arange(10.0), bins=5)
+    assert list(store.take_images()) == ["crops"]
+    (histogram,) = store.take_histograms().values()
+    assert list(histogram.counts) == [2, 2, 2, 2, 2]

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms import functional as T
 
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.predictor import Predictor
+from sslengine.predictor.predictor import _with_trunk
 from sslengine.task.build import build_base_model
 from tests.engines.runs import make_run
 from tests.predictor.runs import CLASSES, EACH, changes, make_classifier
@@ -134,6 +136,11 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(CheckpointError, match="checkpoints holds no checkpoint: train first"):
         Predictor(tmp_path / "run")
+
+
+def test_a_model_without_a_trunk_is_told() -> None:
+    with pytest.raises(ConfigError, match="Linear is a model of its own, without the trunk"):
+        _with_trunk(nn.Linear(2, 2))
 
 
 def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -> None:
