@@ -23,8 +23,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.distributed.collectives import sum_in_place
+from sslengine.errors import ConfigError
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.registry import TRAIN_STEPS
 
 log = logging.getLogger("sslengine")
 
@@ -36,6 +38,12 @@ class PreciseBatchNorm(Hook):
         self.batches, self.checkpoints = batches, checkpoints
 
     def on_start(self, task: TaskView) -> None:
+        step = task.config.TRAINER.TRAIN_STEP_NAME
+        if getattr(TRAIN_STEPS.get(step), "model_gives_losses", False):
+            raise ConfigError(
+                f"config.HOOKS.PRECISE_BN.ENABLED: with {step} a forward of the model is its "
+                f"losses too, which may move more than statistics. Set it to false."
+            )
         if task.train_feed is not None and not _norms(task.base_model):
             log.warning(
                 "config.HOOKS.PRECISE_BN.ENABLED: the model has no batch norm with running "

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
+from sslengine.errors import ConfigError
 from sslengine.hooks import precise_bn
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.events import Hook
@@ -191,6 +192,15 @@ def test_a_model_without_batch_norm_is_told(
     task = train(tmp_path, [_hook(tmp_path, 2)], **SUPERVISED)
     assert task.iteration == 8
     assert "no batch norm" in caplog.text
+
+
+@pytest.mark.parametrize("step", ["loss_dict_train_step", "model_train_step"])
+def test_a_model_that_gives_its_losses_is_refused(tmp_path: Path, step: str) -> None:
+    task: Any = SimpleNamespace(
+        config=SimpleNamespace(TRAINER=SimpleNamespace(TRAIN_STEP_NAME=step))
+    )
+    with pytest.raises(ConfigError, match=f"PRECISE_BN.ENABLED: with {step}"):
+        _hook(tmp_path, 2).on_start(task)
 
 
 def test_its_options() -> None:
