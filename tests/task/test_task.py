@@ -391,6 +391,17 @@ def test_every_hook_hears_of_an_error_and_the_first_one_is_raised(
 # ---- tests by iteration
 
 
+class Begun(Hook):
+    """Train phase and step at which each phase of training begins."""
+
+    def __init__(self) -> None:
+        self.at: list[tuple[int, int]] = []
+
+    def on_phase_start(self, task: Any) -> None:
+        if task.train:
+            self.at.append((task.train_phase_idx, task.progress.step))
+
+
 def test_a_test_within_an_epoch_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     """Dropout's draws, accumulated groups, schedules by epoch: as in a run that is not tested."""
     changes: dict[str, Any] = {
@@ -401,9 +412,9 @@ def test_a_test_within_an_epoch_changes_nothing_that_is_trained(tmp_path: Path) 
         "OPTIMIZER__param_schedulers__lr__update_interval": "epoch",
         "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8, 3], "use_dropout": True}]],
     }
-    plain, tested, record = Watch(), Watch(), Record()
+    plain, tested, record, begun = Watch(), Watch(), Record(), Begun()
     one = train(tmp_path, [plain], **changes)
-    two = train(tmp_path, [tested, record], **changes, TEST_EVERY_NUM_ITERATIONS=3)
+    two = train(tmp_path, [tested, record, begun], **changes, TEST_EVERY_NUM_ITERATIONS=3)
     assert tested.losses == plain.losses
     assert tested.samples == plain.samples
     assert same(weights(one), weights(two))
@@ -411,3 +422,5 @@ def test_a_test_within_an_epoch_changes_nothing_that_is_trained(tmp_path: Path) 
     # After 3, 6, 9 and 12 steps, or at the end of the group of two that the step begins.
     assert tests == [f"test on_phase_end {made}" for made in (4, 6, 9, 13, 14)]
     assert [phase.train_index for phase in two.phases] == [0] * 5 + [1] * 6
+    # What a hook does at the start of an epoch it does once: after a test the phase goes on.
+    assert begun.at == [(0, 0), (0, 4), (0, 6), (1, 0), (1, 2), (1, 6)]
