@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sslengine.config.sections import named, one_of, section
+from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.registry import TASKS, TRAIN_STEPS
 
 NOT_SHARDED = (
@@ -35,6 +35,11 @@ class RunOptions:
     TEST_MODEL: bool = True
     # A test phase after epochs 0, N, 2N, ... and after the last.
     TEST_EVERY_NUM_EPOCH: int = 1
+    # A test phase after every so many train steps, also within an epoch (at the end of a group of
+    # accumulated batches), and after the last; 0: by epochs. A train phase goes on after it:
+    # phases, schedules and checkpoints count as without, its figures are those since the last
+    # test. With CHECKPOINT.CHECKPOINT_ITER_FREQUENCY the same, each result has its checkpoint.
+    TEST_EVERY_NUM_ITERATIONS: int = iterations(0)
     # Initial weights, sample order and augmentation: all from this, and from nothing else.
     SEED_VALUE: int = 0
     # Figures that the run must end with, each [name, value, tolerance], or the command fails:
@@ -75,6 +80,20 @@ class RunOptions:
                     f"[test.accuracy_list_meter.top_1.0, 80.0, 2.0], the name beginning with "
                     f"train. or test. and the tolerance 0 or more; got {entry!r}."
                 )
+        yield from self._tests_by_iteration()
+
+    def _tests_by_iteration(self) -> Iterator[str]:
+        every = self.TEST_EVERY_NUM_ITERATIONS
+        if every < 0:
+            yield f"TEST_EVERY_NUM_ITERATIONS: expected 1 or more, or 0 for none; got {every}."
+        if every > 0 and not self.TEST_MODEL:
+            yield "TEST_EVERY_NUM_ITERATIONS: nothing is tested; set TEST_MODEL=true, or this to 0."
+        if every > 0 and self.TEST_EVERY_NUM_EPOCH != 1:
+            yield (
+                f"TEST_EVERY_NUM_ITERATIONS: tests come by iterations or by epochs, not both; "
+                f"leave TEST_EVERY_NUM_EPOCH at 1 (it is {self.TEST_EVERY_NUM_EPOCH}), or set "
+                f"this to 0."
+            )
 
 
 def _is_expectation(entry: Any) -> bool:

@@ -93,7 +93,8 @@ def resume(task: Any, run: Run) -> None:
     task.set_classy_state(found.state["classy_state_dict"])
     if is_primary() and path_for(found.path).exists():
         task.results.update(read_manifest(found.path).results)
-    place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {task.phase.steps}"
+    steps = task.phase.whole or task.phase.steps
+    place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {steps}"
     log.info("resumed from %s: %s", found.path, place)
     if not task.done_training():
         run.console.print(f"resumed from {found.path}: {place}")
@@ -141,7 +142,7 @@ def _introduce(task: Any, run: Run) -> None:
         f"{run.resolved.name} -> {run.run_dir}",
         f"  {ranks} on {run.device.type}, {task.precision.name}, seed {task.seed}",
         f"  {feed.num_samples} images, {feed.steps_per_epoch} steps an epoch, "
-        f"{sum(p.steps for p in task.phases if p.train)} in all",
+        f"{sum(p.own_steps for p in task.phases if p.train)} in all",
         f"  {_names(run)}, {trained / 1e6:.2f} M parameters",
     )
     run.console.print("\n".join(lines))

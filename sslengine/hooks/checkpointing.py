@@ -32,6 +32,7 @@ class SaveCheckpoints(Hook):
         self.every_steps = options.CHECKPOINT_ITER_FREQUENCY
         self.saver = Saver(folder, options)
         self._due = False
+        self._saved_at = -1  # train steps made at the last save
         self._facts: dict[str, Any] = {}
 
     def on_start(self, task: TaskView) -> None:
@@ -46,24 +47,36 @@ class SaveCheckpoints(Hook):
     def on_step(self, task: TaskView) -> None:
         if not task.train or self.every_steps <= 0:
             return
-        ends_phase = task.progress.step == task.phase.steps  # on_phase_end sees to that
-        self._due = (self._due or task.iteration % self.every_steps == 0) and not ends_phase
+        phase = task.phase
+        ends_phase = task.progress.step == phase.steps  # on_phase_end sees to that
+        self._due = self._due or task.iteration % self.every_steps == 0
+        if ends_phase:
+            self._due = self._due and not phase.complete
         # Gradients of an unfinished group of batches are in no checkpoint: go on to its end.
-        if self._due and task.updating:
+        elif self._due and task.updating:
             self._due = False
             self._save(task, f"model_iteration{task.iteration}.torch")
 
     def on_phase_end(self, task: TaskView) -> None:
-        phase = task.phase
         if not task.train:
-            if is_primary():
+            if is_primary() and self._saved_at == task.iteration:
                 self.saver.add_results(_results(task))
             return
-        train_phases = sum(each.train for each in task.phases)
-        if phase.train_index == train_phases - 1:
-            self._save(task, _final_name(task), _results(task))
-        elif self.every_phases > 0 and (phase.train_index + 1) % self.every_phases == 0:
-            self._save(task, f"model_phase{phase.train_index}.torch", _results(task))
+        name = self.name_at_phase_end(task)
+        if name is not None:
+            self._due = False
+            self._save(task, name, _results(task))
+
+    def name_at_phase_end(self, task: TaskView) -> str | None:
+        """Of the checkpoint that the end of this train phase brings; None: it brings none."""
+        phase = task.phase
+        if not phase.complete:  # a test comes in between: what counts is the iteration
+            return f"model_iteration{task.iteration}.torch" if self._due else None
+        if phase.train_index == max(each.train_index for each in task.phases):
+            return _final_name(task)
+        if self.every_phases > 0 and (phase.train_index + 1) % self.every_phases == 0:
+            return f"model_phase{phase.train_index}.torch"
+        return None
 
     def on_end(self, task: TaskView) -> None:
         # A test phase came after the last save: note that it is done.
@@ -82,6 +95,7 @@ class SaveCheckpoints(Hook):
 
     def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
         task.ledger.flush()
+        self._saved_at = task.iteration
         state = checkpoint_state(task)
         if is_primary():
             facts = {

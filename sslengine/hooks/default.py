@@ -16,12 +16,16 @@ from sslengine.config.options import DistributedOptions, MachineOptions, RunOpti
 from sslengine.config.sections import read
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.collapse import LogCollapse
+from sslengine.hooks.detectron2 import Detectron2Hook, is_detectron2_hook
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
-from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
+from sslengine.hooks.iteration_timer import IterationTimer
+from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
 from sslengine.hooks.metrics import LogMetrics
-from sslengine.hooks.options import HooksOptions
+from sslengine.hooks.options import HooksOptions, ProfilingOptions
 from sslengine.hooks.perf import LogPerfStats
+from sslengine.hooks.precise_bn import PreciseBatchNorm
 from sslengine.hooks.preemption import StopOnSignals
+from sslengine.hooks.profiling import ProfileSteps
 from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.hooks.unreached import ReportUnreachedParameters
 from sslengine.models.options import ModelOptions
@@ -30,7 +34,7 @@ from sslengine.registry import HOOKS
 
 def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     hooks, model = read(config, HooksOptions), read(config, ModelOptions)
-    chosen: list[Any] = []
+    chosen: list[Any] = [IterationTimer()] if hooks.ITERATION_TIMER else []
     if hooks.PERF_STATS.MONITOR_PERF_STATS:
         chosen.append(LogPerfStats(hooks.PERF_STATS.PERF_STAT_FREQUENCY))
     if hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY:
@@ -53,19 +57,28 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
                 board.LOG_PARAMS_EVERY_N_ITERS, board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS
             )
         )
+    checkpoints = SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions))
+    if hooks.PRECISE_BN.ENABLED:
+        chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS, checkpoints))
     if hooks.COLLAPSE_SIGNS:
         chosen.append(LogCollapse())
-    chosen.append(
-        LogMetrics(read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ)
-    )
-    chosen.extend(_extra(entry) for entry in hooks.EXTRA)
-    checkpoints = SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions))
-    chosen.extend((checkpoints, StopOnSignals(checkpoints)))
+    extra = [_extra(entry) for entry in hooks.EXTRA]
+    frequency, rolling = read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ
+    if hooks.MEMORY_SUMMARY.LOG_PEAKS:
+        chosen.append(LogMemoryPeaks(frequency))
+    # They may put figures, which LogMetrics then writes.
+    chosen.extend(hook for hook in extra if isinstance(hook, Detectron2Hook))
+    chosen.append(LogMetrics(frequency, rolling))
+    chosen.extend(hook for hook in extra if not isinstance(hook, Detectron2Hook))
+    stop, profiling = StopOnSignals(checkpoints), read(config, ProfilingOptions)
+    if profiling.asked_for:
+        chosen.append(ProfileSteps(profiling, run_dir, stop))
+    chosen.extend((checkpoints, stop))
     return chosen
 
 
 def _extra(entry: str | dict[str, Any]) -> Any:
-    if isinstance(entry, str):
-        return HOOKS.get(entry)()
+    entry = {"name": entry} if isinstance(entry, str) else entry
     arguments = {key: value for key, value in entry.items() if key != "name"}
-    return HOOKS.get(entry["name"])(**arguments)
+    hook = HOOKS.get(entry["name"])(**arguments)
+    return Detectron2Hook(hook) if is_detectron2_hook(hook) else hook

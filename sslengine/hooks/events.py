@@ -2,6 +2,7 @@
 
     on_start
       on_phase_start                           a train or test phase; again after a resume
+        on_step_start                          every step, before its batch is read
         on_forward, on_loss_and_meter          every step
         on_backward, on_update                 train steps; on_update once per optimizer step
         on_step                                every step
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 EVENTS = (
     "on_start",
     "on_phase_start",
+    "on_step_start",
     "on_forward",
     "on_loss_and_meter",
     "on_backward",
@@ -101,6 +103,9 @@ class Hook:
     def on_phase_start(self, task: TaskView) -> None:
         """A phase begins, or goes on: then `task.progress.step` is not 0."""
 
+    def on_step_start(self, task: TaskView) -> None:
+        """A step begins: its batch is not read yet."""
+
     def on_forward(self, task: TaskView) -> None:
         """The model has given its output, the loss is not computed yet."""
 
@@ -136,12 +141,22 @@ Calls = dict[str, tuple[Callable[[Any], Any], ...]]
 
 
 def compile_events(hooks: Iterable[Any]) -> Calls:
-    """For each event the methods to call, in the order of the hooks; no-ops are left out."""
+    """For each event the methods to call, in the order of the hooks; no-ops are left out.
+
+    A hook that has `around_events(calls)` gives back what is called in their place.
+    """
     hooks = list(hooks)
-    return {
+    calls: Calls = {
         event: tuple(getattr(hook, event) for hook in hooks if _overrides(hook, event))
         for event in EVENTS
     }
+    for hook in hooks:
+        calls = getattr(hook, "around_events", _as_they_are)(calls)
+    return calls
+
+
+def _as_they_are(calls: Calls) -> Calls:
+    return calls
 
 
 def _overrides(hook: Any, event: str) -> bool:

@@ -1,8 +1,9 @@
-"""What the GPU and the model look like, once, in the log."""
+"""What the GPU and the model look like, once, in the log; and the memory that a run takes."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -36,6 +37,43 @@ class LogGpuMemory(Hook):
     def on_step(self, task: TaskView) -> None:
         if task.device.type == "cuda" and task.train and task.iteration == self.iteration + 1:
             log.info("%s", torch.cuda.memory_summary(task.device))
+
+
+class LogMemoryPeaks(Hook):
+    """`HOOKS.MEMORY_SUMMARY.LOG_PEAKS`: the most memory taken so far, in GB, with each log line.
+
+        rss_gb              of this process in host memory, its loader workers not counted
+        gpu_allocated_gb    by tensors, by torch's count
+        gpu_reserved_gb     that torch holds of the GPU
+
+    The largest over ranks. Comes before LogMetrics, and waits for nothing of its own.
+    """
+
+    def __init__(self, frequency: int) -> None:
+        self.frequency = frequency
+
+    def on_step(self, task: TaskView) -> None:
+        first_or_due = task.progress.step == 1 or task.iteration % self.frequency == 0
+        if task.train and first_or_due:
+            for name, value in self.figures(task.device).items():
+                task.storage.put_scalar(name, value, window=1, reduce="max", keep=False)
+
+    def figures(self, device: torch.device) -> dict[str, float]:
+        figures = {"rss_gb": _peak_of_process() / 1e9}
+        if device.type == "cuda":
+            figures["gpu_allocated_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
+            figures["gpu_reserved_gb"] = torch.cuda.max_memory_reserved(device) / 1e9
+        return figures
+
+
+def _peak_of_process() -> int:
+    """In bytes; 0 where the system does not tell."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class LogComplexity(Hook):

@@ -30,7 +30,7 @@ class LogMetrics(Hook):
         self._waited = (0.0, 0)  # seconds for the loader, steps of the phase: at the last read
 
     def on_start(self, task: TaskView) -> None:
-        self._total_steps = sum(phase.steps for phase in task.phases if phase.train)
+        self._total_steps = sum(phase.own_steps for phase in task.phases if phase.train)
         self._epochs = 1 + max(int(phase.epoch) for phase in task.phases)
 
     def on_phase_start(self, task: TaskView) -> None:
@@ -75,7 +75,7 @@ class LogMetrics(Hook):
         values |= task.storage.take_scalars()
         display = {
             "step": task.progress.step,
-            "steps": task.phase.steps,
+            "steps": task.phase.whole or task.phase.steps,
             "epochs": self._epochs,
             "eta_seconds": step_seconds * (self._total_steps - task.iteration),
         }

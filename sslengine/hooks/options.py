@@ -33,10 +33,25 @@ class PerfStatsOptions:
 
 
 @dataclass
+class PreciseBnOptions:
+    # Batch norm's running statistics computed anew from training batches, before each test phase
+    # and each checkpoint at the end of a train phase.
+    ENABLED: bool = False
+    # From so many batches of each rank.
+    NUM_ITERS: int = 200
+
+    def check(self) -> Iterator[str]:
+        if self.NUM_ITERS < 1:
+            yield f"NUM_ITERS: expected 1 or more, got {self.NUM_ITERS}."
+
+
+@dataclass
 class MemorySummaryOptions:
     # Log the GPU memory's state at one iteration.
     PRINT_MEMORY_SUMMARY: bool = True
     LOG_ITERATION_NUM: int = 0
+    # With each log line the peak of the process's memory, and of the GPU's.
+    LOG_PEAKS: bool = False
     DUMP_MEMORY_ON_EXCEPTION: bool = False
 
 
@@ -74,7 +89,10 @@ class HooksOptions:
     CHECK_NAN: bool = True
     # Log which GPUs there are and what they hold, once.
     LOG_GPU_STATS: bool = True
+    # Seconds of a train step and the hooks' share of them, told at the end of the run.
+    ITERATION_TIMER: bool = False
     PERF_STATS: PerfStatsOptions = field(default_factory=PerfStatsOptions)
+    PRECISE_BN: PreciseBnOptions = field(default_factory=PreciseBnOptions)
     MEMORY_SUMMARY: MemorySummaryOptions = field(default_factory=MemorySummaryOptions)
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
@@ -102,33 +120,52 @@ class MonitoringOptions:
 
 @dataclass
 class MemoryProfilingOptions:
+    # A table of the memory that each layer takes in the first recorded step.
     TRACK_BY_LAYER_MEMORY: bool = False
 
 
 @dataclass
 class RuntimeProfilingOptions:
+    # A trace of the recorded steps, and a table of the operators that take most time.
     USE_PROFILER: bool = False
     PROFILE_CPU: bool = True
     PROFILE_GPU: bool = True
-    LEGACY_PROFILER: bool = False
+    # The trace a second time, in `tensorboard`, for TensorBoard's profiler.
+    TENSORBOARD_TRACE: bool = False
+
+    IGNORED: ClassVar[dict[str, str]] = {
+        "LEGACY_PROFILER": "it is torch.profiler in any case; torch's older one has gone."
+    }
+
+    def check(self) -> Iterator[str]:
+        if self.USE_PROFILER and not (self.PROFILE_CPU or self.PROFILE_GPU):
+            yield "USE_PROFILER: there is nothing to profile; set PROFILE_CPU or PROFILE_GPU."
 
 
 @section("PROFILING")
 @dataclass
 class ProfilingOptions:
+    # Train steps made before the window.
     START_ITERATION: int = 0
+    # Its first steps, in which the profiler runs and nothing is recorded.
     WARMUP_ITERATIONS: int = 0
+    # And the steps that are recorded.
     NUM_ITERATIONS: int = 10
+    # Save the run and leave, as on a signal: with status 75, and the same command goes on.
     STOP_TRAINING_AFTER_PROFILING: bool = False
+    # ".": `profile` in the run's folder.
     OUTPUT_FOLDER: str = "."
     PROFILED_RANKS: list[int] = field(default_factory=lambda: [0, 1])
     MEMORY_PROFILING: MemoryProfilingOptions = field(default_factory=MemoryProfilingOptions)
     RUNTIME_PROFILING: RuntimeProfilingOptions = field(default_factory=RuntimeProfilingOptions)
 
     def check(self) -> Iterator[str]:
-        for key, switched_on in (
-            ("RUNTIME_PROFILING.USE_PROFILER", self.RUNTIME_PROFILING.USE_PROFILER),
-            ("MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY", self.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY),
-        ):
-            if switched_on:
-                yield f"{key}: not available yet; set it to false."
+        for key in ("START_ITERATION", "WARMUP_ITERATIONS"):
+            if getattr(self, key) < 0:
+                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
+        if self.NUM_ITERATIONS < 1:
+            yield f"NUM_ITERATIONS: expected 1 or more, got {self.NUM_ITERATIONS}."
+
+    @property
+    def asked_for(self) -> bool:
+        return self.RUNTIME_PROFILING.USE_PROFILER or self.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY

@@ -62,6 +62,10 @@ class StopOnSignals(Hook):
         if self._stop:
             self._leave(task)
 
+    def ask(self, who: str) -> None:
+        """Leave after this step. Every rank must be asked in the same step."""
+        self._stop, self._signal = True, who
+
     def on_end(self, task: TaskView) -> None:
         self._restore()
 

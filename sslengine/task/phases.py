@@ -2,6 +2,10 @@
 
 A train phase covers a window of an epoch's batches: the whole epoch, or its share
 with TRAIN_PHASES_PER_EPOCH, or what is left of `OPTIMIZER.num_iterations`.
+
+With TEST_EVERY_NUM_ITERATIONS test phases come in between. The train phase is then laid out as
+several `Phase`s, one up to each test, that share its number and its count of steps: the first
+ends at step 4, say, and the next goes on from there, as it would after a restart.
 """
 
 from __future__ import annotations
@@ -20,10 +24,22 @@ class Phase:
     epoch: int
     first_step: int  # of the epoch's batches
     last_step: int  # exclusive
+    begin: int = 0  # steps of its train phase that are made when it starts, before a test
+    whole: int = 0  # steps of its train phase, if a test comes in between
 
     @property
     def steps(self) -> int:
+        """`progress.step` when it is over."""
         return self.last_step - self.first_step
+
+    @property
+    def complete(self) -> bool:
+        """False: a test comes in between, then the train phase goes on."""
+        return self.steps == (self.whole or self.steps)
+
+    @property
+    def own_steps(self) -> int:
+        return self.steps - self.begin
 
 
 @dataclass(frozen=True)
@@ -40,12 +56,29 @@ class Length:
         return self.num_iterations / steps_per_epoch
 
 
+@dataclass(frozen=True)
+class ByIteration:
+    """Test phases by iterations: after every so many, at the end of a group of batches."""
+
+    every: int = 0  # 0: not by iterations
+    accumulate: int = 1
+
+    def cuts(self, made: int, steps: int) -> list[int]:
+        """The steps of a train phase after which to test; before it, `made` were made."""
+        if not self.every:
+            return []
+        due = range(self.every - made % self.every, steps + 1, self.every)
+        ends = (min(steps, math.ceil(step / self.accumulate) * self.accumulate) for step in due)
+        return sorted(set(ends))
+
+
 def plan_phases(
     length: Length,
     train_steps: int,
     test_steps: int = 0,
     test_every: int = 1,
     test_only: bool = False,
+    by_iteration: ByIteration = ByIteration(),
 ) -> list[Phase]:
     """train_steps, test_steps: batches of one pass over each set; 0 test steps: no test phases."""
     if test_only:
@@ -57,11 +90,19 @@ def plan_phases(
         return [Phase(0, False, -1, 0, 0, test_steps)]
     windows = _train_windows(length, train_steps)
     phases: list[Phase] = []
+    made = 0
     for train_index, (epoch, first, last) in enumerate(windows):
-        phases.append(Phase(len(phases), True, train_index, epoch, first, last))
-        is_last = train_index == len(windows) - 1
-        if test_steps and (train_index % test_every == 0 or is_last):
-            phases.append(Phase(len(phases), False, train_index, epoch, 0, test_steps))
+        steps, is_last = last - first, train_index == len(windows) - 1
+        due = by_iteration.cuts(made, steps) if test_steps else []
+        at_end = steps in due if by_iteration.every else train_index % test_every == 0
+        begin = 0
+        for end in [*(cut for cut in due if cut < steps), steps]:
+            stretch = (epoch, first, first + end, begin, steps)
+            phases.append(Phase(len(phases), True, train_index, *stretch))
+            if test_steps and (end < steps or at_end or is_last):
+                phases.append(Phase(len(phases), False, train_index, epoch, 0, test_steps))
+            begin = end
+        made += steps
     return phases
 
 
@@ -94,4 +135,4 @@ def next_phase(phases: list[Phase], phase: int, step: int) -> int:
 
 def count_updates(phases: list[Phase], accumulate: int) -> int:
     """Optimizer steps of the whole run: the last group of a phase may be incomplete."""
-    return sum(math.ceil(phase.steps / accumulate) for phase in phases if phase.train)
+    return sum(math.ceil(phase.own_steps / accumulate) for phase in phases if phase.train)

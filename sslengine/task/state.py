@@ -104,7 +104,11 @@ def _same_names(what: str, expected: Any, found: Any) -> None:
 def _same_data(task: Any, state: dict[str, Any]) -> None:
     """Steps are counted in batches: with other batches the count would mean another place."""
     then, now = state["data"], task.data_facts()
-    changed = [f"{key}: {then.get(key)} -> {now[key]}" for key in now if then.get(key) != now[key]]
+    changed = [
+        f"{key}: {then.get(key)} -> {now.get(key)}"
+        for key in dict.fromkeys((*now, *then))
+        if then.get(key) != now.get(key)
+    ]
     if changed:
         raise CheckpointError(
             f"this run differs from the one that wrote the checkpoint in {'; '.join(changed)}. "

@@ -40,7 +40,7 @@ from sslengine.registry import register_task
 from sslengine.task import build
 from sslengine.task.classy import ClassyTask
 from sslengine.task.last_batch import LastBatch
-from sslengine.task.phases import Length, Phase, count_updates, next_phase, plan_phases
+from sslengine.task.phases import ByIteration, Length, Phase, count_updates, next_phase, plan_phases
 from sslengine.task.progress import ALONE, Group, Progress, group_of
 from sslengine.task.state import get_state, set_state
 
@@ -123,7 +123,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             self.test_feed.steps_per_epoch if self.test_feed else 0,
             run.TEST_EVERY_NUM_EPOCH,
             run.TEST_ONLY,
+            ByIteration(run.TEST_EVERY_NUM_ITERATIONS, self.accumulate),
         )
+        self._test_every = run.TEST_EVERY_NUM_ITERATIONS
         self.total_updates = max(1, count_updates(self.phases, self.accumulate))
 
     def _prepare_distributed(self) -> None:
@@ -187,17 +189,18 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         progress = self.progress
         index = next_phase(self.phases, progress.phase, progress.step)
         if index != progress.phase:
-            progress.phase, progress.step = index, 0
+            progress.phase, progress.step = index, self.phases[index].begin
         phase = self.phase
         self.train = phase.train
         self.base_model.train(phase.train)
         self.loss.train(phase.train)
         self.active_meters = self._train_meters if phase.train else self.meters
-        if progress.step == 0:
+        begins = progress.step == phase.begin
+        if begins:
             self.ledger.start_phase()
             for meter in self.meters:
                 meter.reset()
-        self.storage.start_phase("train" if phase.train else "test", anew=progress.step == 0)
+        self.storage.start_phase("train" if phase.train else "test", anew=begins)
         if phase.train:
             self.optimizer.on_epoch(self._where_phase_began())
         elif self._broadcast_before_eval:
@@ -210,9 +213,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self._batches = feed.batches(phase.epoch, phase.first_step + progress.step, phase.last_step)
 
     def _where_phase_began(self) -> float:
-        return (
-            count_updates(self.phases[: self.progress.phase], self.accumulate) / self.total_updates
-        )
+        before = [each for each in self.phases if each.train_index < self.phase.train_index]
+        return count_updates(before, self.accumulate) / self.total_updates
 
     @property
     def _feed(self) -> DataFeed:
@@ -248,6 +250,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         progress = self.progress
         if self.train and self.accumulate > 1:
             self.group = group_of(progress.step, self.phase.steps, self.accumulate, self._sizes)
+        self.run_hooks("on_step_start")
         self.train_step_function(self)
         if self.train:
             progress.iteration += 1
@@ -283,7 +286,11 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def on_exception(self, error: BaseException) -> None:
         self.exception = error
-        self.run_hooks("on_exception")
+        for call in self._calls["on_exception"]:
+            try:
+                call(self)
+            except Exception:  # all are told, whatever one of them makes of it
+                log.exception("a hook failed while it was told of %s", type(error).__name__)
         self.close()
 
     def close(self) -> None:
@@ -299,12 +306,14 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def data_facts(self) -> dict[str, int]:
         """What must be the same for a step count to mean the same place in the data."""
         feed = self._feed_for_training
-        return {
+        facts = {
             "training samples": feed.num_samples,
             "steps per epoch": feed.steps_per_epoch,
             "OPTIMIZER.accumulate": self.accumulate,
             "SEED_VALUE": self.seed,
         }
+        # Phases are counted, and these are phases. Checkpoints of runs without know no such key.
+        return facts | ({"TEST_EVERY_NUM_ITERATIONS": self._test_every} if self._test_every else {})
 
     def get_classy_state(self, deep_copy: bool = False) -> dict[str, Any]:
         return get_state(self, deep_copy)

@@ -51,7 +51,6 @@ def test_what_is_told_before_anything_runs(changes: dict[str, Any], message: str
         {"HOOKS__EMA_MODEL__SAVE_EMA_MODEL": True},
         {"HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION": True},
         {"MONITORING__MONITOR_ACTIVATION_STATISTICS": 1},
-        {"PROFILING__RUNTIME_PROFILING__USE_PROFILER": True},
         {"METERS__model_output_mask": True},
         {"EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME": True},
         {"DATA__TRAIN__ENABLE_QUEUE_DATASET": True},

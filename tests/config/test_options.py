@@ -40,3 +40,13 @@ def test_steps_are_gathered_at_least_one_by_one() -> None:
 def test_a_number_of_ranks_is_not_negative() -> None:
     (problem,) = RunOptions(REFERENCE_WORLD_SIZE=-1).check()
     assert problem == "REFERENCE_WORLD_SIZE: expected 0 or more, got -1."
+
+
+def test_tests_come_by_iterations_or_by_epochs() -> None:
+    assert list(RunOptions(TEST_EVERY_NUM_ITERATIONS=100).check()) == []
+    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=100, TEST_EVERY_NUM_EPOCH=2).check()
+    assert problem.startswith("TEST_EVERY_NUM_ITERATIONS: tests come by iterations or by epochs")
+    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=100, TEST_MODEL=False).check()
+    assert "TEST_MODEL=true" in problem
+    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=-1).check()
+    assert "got -1" in problem

@@ -16,7 +16,7 @@ from sslengine.hooks.events import Hook
 from sslengine.monitor.store import current
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
-from tests.task.test_task import SYNC_BN
+from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
@@ -151,6 +151,54 @@ def test_a_resumed_run_logs_the_same_smoothed_figures(tmp_path: Path, cut_after:
     for folder in ("cut", "whole"):
         names = {path.name for path in (tmp_path / folder / "images" / "view").iterdir()}
         assert names == {f"{step}.png" for step in (1, 2, 4, 5, 6, 8)}
+
+
+TESTED_WITHIN: dict[str, Any] = {
+    **SUPERVISED,
+    **WITH_TEST,
+    "LOG_FREQUENCY": 1,
+    "TEST_EVERY_NUM_ITERATIONS": 3,
+    "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 3,
+    "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8, 3], "use_dropout": True}]],
+}
+
+
+@pytest.mark.parametrize("cut_after", [4, 7])
+def test_a_run_with_tests_within_epochs_goes_on_bit_by_bit(tmp_path: Path, cut_after: int) -> None:
+    never = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 99}]}
+    train(make_run(tmp_path / "whole", **TESTED_WITHIN, **never))
+    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": cut_after}]}
+    with pytest.raises(PowerCut):
+        train(make_run(tmp_path / "cut", **TESTED_WITHIN, **cut))
+    again = make_run(tmp_path / "cut", **TESTED_WITHIN, **never)
+    train(again)
+    assert "resumed from" in screen(again)
+    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
+    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
+
+
+def test_a_test_within_an_epoch_belongs_to_the_checkpoint_of_its_iteration(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **TESTED_WITHIN))
+    manifests = {path.stem: json.loads(path.read_text()) for path in
+                 (tmp_path / "checkpoints").glob("*.json")}  # fmt: skip
+    assert sorted(manifests) == [
+        "model_final_checkpoint_phase1", "model_iteration3", "model_iteration6", "model_phase0",
+    ]  # fmt: skip
+    tests = {line["iteration"]: line["accuracy_list_meter"] for line in _lines(tmp_path)
+             if line["split"] == "test"}  # fmt: skip
+    assert sorted(tests) == [3, 6, 8]
+    for name, iteration in (("model_iteration3", 3), ("model_iteration6", 6),
+                            ("model_final_checkpoint_phase1", 8)):  # fmt: skip
+        assert manifests[name]["results"]["test"]["accuracy_list_meter"] == tests[iteration]
+    assert "test" not in manifests["model_phase0"]["results"]  # no test was made of it
+
+
+def test_tests_by_iteration_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
+    soon = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 5}]}
+    with pytest.raises(PowerCut):
+        train(make_run(tmp_path, **TESTED_WITHIN, **soon))
+    with pytest.raises(CheckpointError, match="TEST_EVERY_NUM_ITERATIONS: 3 -> None"):
+        train(make_run(tmp_path, **{**TESTED_WITHIN, "TEST_EVERY_NUM_ITERATIONS": 0}))
 
 
 def test_a_complete_run_is_not_trained_again(tmp_path: Path) -> None:

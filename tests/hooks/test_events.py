@@ -28,10 +28,26 @@ class _Recorder(Hook):
 
 
 def test_events_come_in_vissls_order() -> None:
-    assert EVENTS == (
+    assert tuple(event for event in EVENTS if event != "on_step_start") == (
         "on_start", "on_phase_start", "on_forward", "on_loss_and_meter", "on_backward", "on_update",
         "on_step", "on_phase_end", "on_end", "on_exception",
     )  # fmt: skip
+
+
+def test_a_step_starts_before_anything_of_it_is_done() -> None:
+    assert EVENTS.index("on_step_start") == EVENTS.index("on_forward") - 1
+
+
+def test_a_hook_may_stand_around_the_events_of_all() -> None:
+    log: list[str] = []
+
+    class Around(Hook):
+        def around_events(self, calls: Any) -> Any:
+            return {**calls, "on_update": (lambda task: log.append("around"), *calls["on_update"])}
+
+    for call in compile_events([_Recorder(log, "a"), Around()])["on_update"]:
+        call(SimpleNamespace())
+    assert log == ["around", "a.on_update"]
 
 
 def test_only_what_is_overridden_is_called_in_the_order_of_the_hooks() -> None:

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus
+from sslengine.distributed.ranks import rank
+from sslengine.engines.train import train as train_engine
+from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
+from sslengine.monitor.store import MetricStore
+from tests.engines.runs import make_run
+from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
 
@@ -44,3 +51,54 @@ def test_gpu_hooks_name_the_gpu_and_its_memory(caplog: pytest.LogCaptureFixture)
     LogGpuMemory(0).on_step(task)
     assert "GiB free" in caplog.text
     assert "memory summary" in caplog.text
+
+
+def test_the_peak_of_the_process_is_what_the_system_tells() -> None:
+    figures = LogMemoryPeaks(1).figures(CPU)
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("the system tells it in another way")
+    kilobytes = int(status.read_text().split("VmHWM:")[1].split()[0])
+    assert figures == {"rss_gb": pytest.approx(kilobytes * 1024 / 1e9, rel=0.05, abs=0.002)}
+
+
+class Peaks(LogMemoryPeaks):
+    """Of known size: rank 1 takes more in the host's memory, rank 0 on its GPU."""
+
+    def figures(self, device: torch.device) -> dict[str, float]:
+        return {"rss_gb": 1.0 + rank(), "gpu_allocated_gb": 2.0 - rank()}
+
+
+def test_peaks_are_in_each_line_if_asked_for(tmp_path: Path) -> None:
+    train_engine(make_run(tmp_path, HOOKS__MEMORY_SUMMARY__LOG_PEAKS=True))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["rss_gb"] for line in lines if line["kind"] == "step"]
+    assert len(steps) == 6
+    assert all(peak > 0.05 for peak in steps)
+    assert steps == sorted(steps)
+
+
+def _largest() -> dict[str, float]:
+    task = SimpleNamespace(
+        train=True, iteration=4, progress=SimpleNamespace(step=4), device=CPU, storage=MetricStore()
+    )
+    Peaks(2).on_step(task)
+    task.iteration = 5
+    Peaks(2).on_step(task)  # no line, no figure
+    task.storage.read()
+    return {name: len(task.storage.history(name)) * value
+            for name, value in task.storage.latest().items()}  # fmt: skip
+
+
+def test_they_are_the_largest_over_ranks(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_largest) == [{"rss_gb": 2.0, "gpu_allocated_gb": 2.0}] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_peaks_of_the_gpu_are_torchs() -> None:
+    device = torch.device("cuda", 0)
+    block = torch.empty(2**28, dtype=torch.uint8, device=device)
+    figures = LogMemoryPeaks(1).figures(device)
+    del block
+    assert 0.268 <= figures["gpu_allocated_gb"] <= figures["gpu_reserved_gb"]

@@ -51,7 +51,7 @@ def _note(event: str) -> Any:
 
 
 for _event in (
-    "on_start", "on_phase_start", "on_forward", "on_loss_and_meter", "on_backward", "on_update",
+    "on_start", "on_phase_start", "on_step_start", "on_forward", "on_loss_and_meter", "on_backward", "on_update",
     "on_step", "on_phase_end", "on_end", "on_exception",
 ):  # fmt: skip
     setattr(Record, _event, _note(_event))

@@ -52,13 +52,14 @@ WITH_TEST: dict[str, Any] = {
 def test_events_of_a_run_in_their_order(tmp_path: Path) -> None:
     record = Record()
     train(tmp_path, [record], **SUPERVISED, **WITH_TEST, OPTIMIZER__num_epochs=1)
-    step = ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
+    step = ["on_step_start", "on_forward", "on_loss_and_meter", "on_backward", "on_update"]
     expected = ["train on_start 0", "train on_phase_start 0"]
     for iteration in range(4):
         expected += [f"train {event} {iteration}" for event in step]
         expected += [f"train on_step {iteration + 1}"]
     expected += ["train on_phase_end 4", "test on_phase_start 4"]
-    expected += ["test on_forward 4", "test on_loss_and_meter 4", "test on_step 4"] * 2
+    test_step = ["on_step_start", "on_forward", "on_loss_and_meter", "on_step"]
+    expected += [f"test {event} 4" for event in test_step] * 2
     expected += ["test on_phase_end 4", "test on_end 4"]
     assert record.events == expected
 
@@ -362,3 +363,64 @@ def test_modes_of_broadcasting_buffers(two_ranks: RankPool, tmp_path: Path, mode
     assert same({n: first[1][n] for n in statistics}, {n: second[1][n] for n in statistics}) is (
         mode != "disabled"
     )
+
+
+class FailsTwice(Hook):
+    """Raises in a step, and again when it is told of that."""
+
+    def on_step(self, task: Any) -> None:
+        raise ValueError("the first error")
+
+    def on_exception(self, task: Any) -> None:
+        raise RuntimeError("the second error")
+
+
+def test_every_hook_hears_of_an_error_and_the_first_one_is_raised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = Record()
+    task = make_task(tmp_path, [FailsTwice(), record], DATA__NUM_DATALOADER_WORKERS=1)
+    with pytest.raises(ValueError, match="the first error"):
+        loop.run(task)
+    assert record.events[-1] == "train on_exception 1"
+    assert "on_end" not in str(record.events)
+    assert task.train_feed._loader._loader is None  # its workers have ended
+    assert "the second error" in caplog.text
+
+
+# ---- tests by iteration
+
+
+class Begun(Hook):
+    """Train phase and step at which each phase of training begins."""
+
+    def __init__(self) -> None:
+        self.at: list[tuple[int, int]] = []
+
+    def on_phase_start(self, task: Any) -> None:
+        if task.train:
+            self.at.append((task.train_phase_idx, task.progress.step))
+
+
+def test_a_test_within_an_epoch_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+    """Dropout's draws, accumulated groups, schedules by epoch: as in a run that is not tested."""
+    changes: dict[str, Any] = {
+        **SUPERVISED,
+        **WITH_TEST,
+        "DATA__TRAIN__DATA_LIMIT": 28,
+        "OPTIMIZER__accumulate": 2,
+        "OPTIMIZER__param_schedulers__lr__update_interval": "epoch",
+        "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8, 3], "use_dropout": True}]],
+    }
+    plain, tested, record, begun = Watch(), Watch(), Record(), Begun()
+    one = train(tmp_path, [plain], **changes)
+    two = train(tmp_path, [tested, record, begun], **changes, TEST_EVERY_NUM_ITERATIONS=3)
+    assert tested.losses == plain.losses
+    assert tested.samples == plain.samples
+    assert same(weights(one), weights(two))
+    tests = [event for event in record.events if event.startswith("test on_phase_end")]
+    # After 3, 6, 9 and 12 steps, or at the end of the group of two that the step begins.
+    assert tests == [f"test on_phase_end {made}" for made in (4, 6, 9, 13, 14)]
+    assert [phase.train_index for phase in two.phases] == [0] * 5 + [1] * 6
+    # What a hook does at the start of an epoch it does once: after a test the phase goes on.
+    assert begun.at == [(0, 0), (0, 4), (0, 6), (1, 0), (1, 2), (1, 6)]

@@ -1,0 +1,165 @@
+"""`self.trainer.storage` of a hook written for detectron2, on top of `task.storage`.
+
+What such hooks call: put_scalar(s), put_image, put_histogram, history, histories, latest,
+latest_with_smoothing_hint, iter, name_scope. Figures go to the run's store, which writes them at
+LOG_FREQUENCY. The hook reads back at once what it put, as it is used to; figures of others as
+far as the store has read them.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from sslengine.errors import TrainingError
+
+WINDOW = 20  # of what is put to be smoothed
+KEPT = 100_000  # values of a name
+
+
+class Series(Protocol):
+    """A history of the store."""
+
+    def latest(self) -> float: ...
+    def values(self, window: int | None = None) -> list[float]: ...
+    def global_average(self) -> float: ...
+
+
+class MetricStore(Protocol):
+    """What the view needs of `task.storage`."""
+
+    def put_scalar(self, name: str, value: Any, window: int = 20) -> None: ...
+    def put_image(self, name: str, array: Any) -> None: ...
+    def put_histogram(self, name: str, tensor: Tensor, bins: int = 64) -> None: ...
+    def history(self, name: str) -> Series: ...
+
+
+class History:
+    """Their names for what one asks of a history."""
+
+    def __init__(self, values: Callable[[], list[float]], mean: Callable[[], float]) -> None:
+        self._values, self._mean = values, mean
+
+    def values(self) -> list[float]:
+        return self._values()
+
+    def latest(self) -> float:
+        return self._values()[-1]
+
+    def median(self, window_size: int) -> float:
+        return statistics.median(self._values()[-window_size:])
+
+    def avg(self, window_size: int) -> float:
+        return statistics.fmean(self._values()[-window_size:])
+
+    def global_avg(self) -> float:
+        return self._mean()
+
+
+class Put:
+    """What a hook put under a name. Tensors are read when somebody asks: no step waits."""
+
+    def __init__(self) -> None:
+        self.smoothed = True
+        self.at = 0  # the iteration of the last
+        self._raw: deque[Any] = deque(maxlen=KEPT)
+        self._sum, self._summed, self._unread = 0.0, 0, 0
+
+    def add(self, value: Any) -> None:
+        self._raw.append(value)
+        self._unread = min(self._unread + 1, KEPT)
+
+    def values(self) -> list[float]:
+        for place in range(len(self._raw) - self._unread, len(self._raw)):
+            self._raw[place] = float(self._raw[place])
+            self._sum += self._raw[place]
+        self._summed, self._unread = self._summed + self._unread, 0
+        return list(self._raw)
+
+    def mean(self) -> float:
+        self.values()
+        return self._sum / self._summed
+
+
+class StorageView:
+    def __init__(self, store: MetricStore, iteration: Callable[[], int]) -> None:
+        self._store, self._iteration = store, iteration
+        self._scope = ""
+        self._put: dict[str, Put] = {}
+        self._written_as: dict[str, str] = {}
+
+    @property
+    def iter(self) -> int:
+        return self._iteration()
+
+    def put_scalar(
+        self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None
+    ) -> None:
+        """A number, or a tensor of one. cur_iter is not looked at: it is the step under way."""
+        value = value.detach().clone() if isinstance(value, Tensor) else float(value)
+        put = self._put.setdefault(self._scope + name, Put())
+        put.smoothed, put.at = smoothing_hint, self.iter
+        put.add(value)
+        self._write(self._scope + name, value, WINDOW if smoothing_hint else 1)
+
+    def put_scalars(
+        self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **values: Any
+    ) -> None:
+        for name, value in values.items():
+            self.put_scalar(name, value, smoothing_hint)
+
+    def _write(self, name: str, value: Any, window: int) -> None:
+        """The engine has an `lr` and a `loss` of its own: a hook's is written as `hook/lr`."""
+        known = self._written_as.get(name)
+        if known is not None:
+            self._store.put_scalar(known, value, window=window)
+            return
+        clean = re.sub(r"[^\w.\- /]", "_", name).strip("/") or "unnamed"
+        try:
+            self._store.put_scalar(clean, value, window=window)
+        except TrainingError:
+            clean = f"hook/{clean}"
+            self._store.put_scalar(clean, value, window=window)
+        self._written_as[name] = clean
+
+    def put_image(self, img_name: str, img_tensor: Any) -> None:
+        self._store.put_image(self._scope + img_name, img_tensor)
+
+    def put_histogram(self, hist_name: str, hist_tensor: Any, bins: int = 1000) -> None:
+        self._store.put_histogram(self._scope + hist_name, hist_tensor, bins)
+
+    def history(self, name: str) -> History:
+        put = self._put.get(name)
+        if put is not None:
+            return History(put.values, put.mean)
+        series = self._store.history(name)
+        return History(series.values, series.global_average)
+
+    def histories(self) -> dict[str, History]:
+        return {name: self.history(name) for name in self._put}
+
+    def latest(self) -> dict[str, tuple[float, int]]:
+        """name -> (the last value, its iteration), of what the hook put."""
+        return {name: (put.values()[-1], put.at) for name, put in self._put.items()}
+
+    def latest_with_smoothing_hint(self, window_size: int = WINDOW) -> dict[str, tuple[float, int]]:
+        """The same, with the median of the last values for what was put to be smoothed."""
+        return {
+            name: (self.history(name).median(window_size if put.smoothed else 1), put.at)
+            for name, put in self._put.items()
+        }
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[None]:
+        """Names that are put meanwhile begin with `name/`."""
+        before, self._scope = self._scope, name.rstrip("/") + "/"
+        try:
+            yield
+        finally:
+            self._scope = before

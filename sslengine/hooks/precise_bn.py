@@ -1,0 +1,151 @@
+"""`HOOKS.PRECISE_BN`: batch norm statistics of the weights as they are, from training batches.
+
+The running averages that training leaves are of many weights ago, and of the last batches more
+than of others. Before each test phase and each checkpoint at the end of a train phase they are
+computed anew, as the mean and variance over NUM_ITERS batches of all ranks together. (Wu and
+Johnson, "Rethinking 'Batch' in BatchNorm", 2021.)
+
+As in detectron2 they overwrite the running averages, and training goes on from them. That moves
+no weight: in training a batch norm normalises by its batch. fvcore's function of this name
+refuses a layer that is used twice in a forward, as multi-crop does; hence one of our own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sslengine.checkpoint.rng import rng_state, set_rng_state
+from sslengine.distributed.collectives import sum_in_place
+from sslengine.errors import ConfigError
+from sslengine.hooks.checkpointing import SaveCheckpoints
+from sslengine.hooks.events import Hook, TaskView
+from sslengine.registry import TRAIN_STEPS
+
+log = logging.getLogger("sslengine")
+
+
+class PreciseBatchNorm(Hook):
+    """Cost: NUM_ITERS forwards each time. Comes before `checkpoints`, which it asks what is due."""
+
+    def __init__(self, batches: int, checkpoints: SaveCheckpoints) -> None:
+        self.batches, self.checkpoints = batches, checkpoints
+
+    def on_start(self, task: TaskView) -> None:
+        step = task.config.TRAINER.TRAIN_STEP_NAME
+        if getattr(TRAIN_STEPS.get(step), "model_gives_losses", False):
+            raise ConfigError(
+                f"config.HOOKS.PRECISE_BN.ENABLED: with {step} a forward of the model is its "
+                f"losses too, which may move more than statistics. Set it to false."
+            )
+        if task.train_feed is not None and not _norms(task.base_model):
+            log.warning(
+                "config.HOOKS.PRECISE_BN.ENABLED: the model has no batch norm with running "
+                "statistics that is trained; there is nothing to compute."
+            )
+
+    def on_phase_end(self, task: TaskView) -> None:
+        if task.train and self._due(task):
+            refresh(task, self.batches)
+
+    def _due(self, task: TaskView) -> bool:
+        following = task.phases[task.progress.phase + 1 : task.progress.phase + 2]
+        tested = any(not phase.train for phase in following)
+        return tested or self.checkpoints.name_at_phase_end(task) is not None
+
+
+def refresh(task: TaskView, batches: int) -> None:
+    """Overwrite the running statistics. Random streams and all else stay as they are."""
+    norms = _norms(task.base_model)
+    if not norms:
+        return
+    sums = [Moments(norm) for norm in norms]
+    with _nothing_else_moves(task.base_model), torch.no_grad():
+        handles = [norm.register_forward_pre_hook(each.add) for norm, each in zip(norms, sums)]
+        try:
+            for inputs in _inputs(task, batches):
+                with task.precision.autocast():
+                    task.base_model(inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+    for norm, each in zip(norms, sums):
+        each.write_to(norm)
+
+
+def _norms(model: nn.Module) -> list[_BatchNorm]:
+    """Those whose statistics training moves; not those of a frozen part."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
+    ]
+
+
+class Moments:
+    """Of all that comes into a layer, channel by channel, in double precision."""
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        assert norm.running_mean is not None
+        like = norm.running_mean.double()
+        self.total, self.squares = torch.zeros_like(like), torch.zeros_like(like)
+        self.count = like.new_zeros(1)
+
+    def add(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        values = inputs[0].float()
+        others = [dim for dim in range(values.ndim) if dim != 1]
+        variance, mean = torch.var_mean(values, others, correction=0)
+        count = values.numel() // values.shape[1]
+        self.total += count * mean.double()
+        self.squares += count * (variance.double() + mean.double().square())
+        self.count += count
+
+    def write_to(self, norm: _BatchNorm) -> None:
+        """Over all ranks. Collective."""
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        total, squares, count = sum_in_place(
+            torch.cat([self.total, self.squares, self.count])
+        ).split([len(self.total), len(self.squares), 1])
+        if count.item() == 0:  # a layer that no batch reaches keeps what it has
+            return
+        mean = total / count
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_((squares / count - mean.square()).clamp(min=0))
+
+
+@contextmanager
+def _nothing_else_moves(model: nn.Module) -> Iterator[None]:
+    """Forwards in training mode draw random numbers, and move buffers."""
+    streams = rng_state()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        set_rng_state(streams)
+
+
+def _inputs(task: TaskView, batches: int) -> Iterator[Any]:
+    """What the model gets of so many training batches, in an order and augmentation of their own.
+
+    Between two train phases the loader has no place to lose. Epochs of training count from 0;
+    these are others, the same ones whenever the run comes by here.
+    """
+    feed = task.train_feed
+    keys = list(task.config.DATA.TRAIN.INPUT_KEY_NAMES)
+    nested = isinstance(task.last_batch.sample["input"], Mapping)
+    rounds = -(-batches // feed.steps_per_epoch)
+    for number in range(rounds):
+        steps = min(feed.steps_per_epoch, batches - number * feed.steps_per_epoch)
+        epoch = -1 - (task.phase.index * rounds + number)
+        for batch in feed.batches(epoch, 0, steps):
+            chosen = {key: batch[key][0] for key in keys}
+            yield chosen if nested else chosen[keys[0]]

@@ -1,0 +1,9 @@
+"""A trained run at work on single images: features, classes, the nearest training images.
+
+predictor = Predictor("runs/mine")
+found = predictor("some.png")
+"""
+
+from sslengine.predictor.predictor import Neighbour, Prediction, Predictor
+
+__all__ = ["Neighbour", "Prediction", "Predictor"]

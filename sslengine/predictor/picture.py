@@ -1,0 +1,55 @@
+"""A picture of each query beside the training images that are nearest to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from sslengine.errors import DataError
+from sslengine.predictor.predictor import Prediction, Predictor, open_image
+
+SIDE, GAP, LINE = 128, 8, 14  # of an image, between two, of a line of text; in pixels
+LETTERS = 20  # that fit below an image
+
+
+def draw(predictor: Predictor, found: Mapping[str, Prediction]) -> Image.Image:
+    """One row for each query: it comes first, then its neighbours, the most similar first."""
+    columns = 1 + max(len(each.nearest) for each in found.values())
+    cell = (SIDE + GAP, SIDE + 2 * LINE + GAP)
+    sheet = Image.new("RGB", (GAP + columns * cell[0], GAP + len(found) * cell[1]), "white")
+    for row, (name, each) in enumerate(found.items()):
+        top = GAP + row * cell[1]
+        _put(sheet, (GAP, top), open_image(Path(name)), [Path(name).name, "the query"], "black")
+        for column, neighbour in enumerate(each.nearest, start=1):
+            below = [f"{neighbour.similarity:.3f}  no. {neighbour.index}"]
+            below += [] if neighbour.label is None else [f"class {neighbour.label}"]
+            try:
+                image = predictor.training_image(neighbour.index)
+            except Exception:  # whatever a decoder may raise
+                image = Image.new("RGB", (SIDE, SIDE), "grey")
+                below = [below[0], "cannot be read"]
+            _put(sheet, (GAP + column * cell[0], top), image, below, None)
+    return sheet
+
+
+def save(path: Path, predictor: Predictor, found: Mapping[str, Prediction]) -> None:
+    try:
+        draw(predictor, found).save(path)
+    except (OSError, ValueError) as error:  # PIL knows formats by their suffix
+        raise DataError(f"{path}: the picture cannot be written: {error}") from error
+
+
+def _put(
+    sheet: Image.Image, at: tuple[int, int], image: Image.Image, text: list[str], frame: str | None
+) -> None:
+    left, top = at
+    small = ImageOps.pad(image.convert("RGB"), (SIDE, SIDE), color="white")
+    sheet.paste(small, at)
+    drawing, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    if frame:
+        drawing.rectangle((left - 2, top - 2, left + SIDE + 1, top + SIDE + 1), None, frame, 2)
+    for number, line in enumerate(text):
+        short = line if len(line) <= LETTERS else f"{line[: LETTERS - 3]}..."
+        drawing.text((left, top + SIDE + 2 + number * LINE), short, "black", font)

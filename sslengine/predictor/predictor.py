@@ -1,0 +1,242 @@
+"""`Predictor(run_folder)(image)`: what a run's newest checkpoint makes of an image."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from PIL import Image
+from torch import Tensor, nn
+
+from sslengine import catalog  # noqa: F401 - declares the names that a config has
+from sslengine.checkpoint import files
+from sslengine.checkpoint.manifest import sha256_of
+from sslengine.config.code import code_named_in
+from sslengine.config.options import RunOptions
+from sslengine.config.resolve import resolve
+from sslengine.config.sections import read
+from sslengine.data.dataset import SSLDataset
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions
+from sslengine.distributed.device import pick_device
+from sslengine.engines.features import extract
+from sslengine.errors import CheckpointError, ConfigError, DataError
+from sslengine.losses.options import LossOptions
+from sslengine.methods import supervised
+from sslengine.models.model import Model
+from sslengine.models.weights import load_model_state
+from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
+from sslengine.predictor.view import View
+from sslengine.registry import LOSSES, TRANSFORMS
+from sslengine.task.build import build_base_model, build_run_precision
+
+log = logging.getLogger("sslengine")
+
+# Losses whose outputs are one number per class.
+ONE_CLASS = (nn.CrossEntropyLoss, supervised.CrossEntropyLoss)
+MANY_CLASSES = (nn.BCEWithLogitsLoss, supervised.BinaryCrossEntropyLoss)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    index: int  # in the training set
+    path: str  # its file, or what its source calls it
+    similarity: float  # cosine of the features
+    label: Any = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    features: Tensor  # of the trunk, as a vector
+    classes: Tensor | None  # probability of each, if the run trained a classifier
+    nearest: list[Neighbour]
+
+
+class Predictor:
+    """The model is loaded at once, the index of the training set with the first image.
+
+    A config that names Python code is refused unless `trust_config`: it would be imported.
+    """
+
+    def __init__(
+        self,
+        run_folder: str | Path,
+        *,
+        nearest: int = 5,
+        device: str = "auto",
+        trust_config: bool = False,
+    ) -> None:
+        self.run_folder, self.count = Path(run_folder), nearest
+        self.config = _config_of(self.run_folder, trust_config)
+        self.device = pick_device(device)
+        self.checkpoint, state = _newest_checkpoint(self.run_folder)
+        self.model = _with_trunk(build_base_model(self.config, self.device))
+        load_model_state(self.model, state["classy_state_dict"]["base_model"])
+        self.model.eval()
+        self.seed = read(self.config, RunOptions).SEED_VALUE
+        self.view = View(read(self.config, DataOptions), self.seed)
+        self._precision = build_run_precision(self.config, self.device)
+        self._scores = _scores_of(self.config)
+
+    @torch.no_grad()
+    def __call__(self, image: str | Path | Image.Image) -> Prediction:
+        opened = image if isinstance(image, Image.Image) else open_image(Path(image))
+        batch = self.view(opened.convert("RGB"))[None].to(self.device)
+        features = self._features(batch)["trunk"][0].cpu()
+        classes = None
+        if self._scores is not None:
+            with self._precision.autocast():
+                outputs = self._precision.as_full(self.model(batch))
+            classes = self._scores(outputs[0][0]).cpu()
+        return Prediction(features, classes, self._nearest(features))
+
+    def _nearest(self, features: Tensor) -> list[Neighbour]:
+        if self.count < 1:
+            return []
+        similar, numbers = self.index.nearest(features, self.count)
+        labels = self.index.labels
+        return [
+            Neighbour(
+                number, self.training_path(number), similarity,
+                None if labels is None else labels[number].tolist(),
+            )
+            for similarity, number in zip(similar, numbers, strict=True)
+        ]  # fmt: skip
+
+    @torch.no_grad()
+    def _features(self, batch: Tensor) -> dict[str, Tensor]:
+        if self.model.flip_channels:
+            batch = batch.flip(1)
+        with self._precision.autocast():
+            (final,) = self.model.trunk(batch)
+        return {"trunk": self._precision.as_full(final).flatten(1)}
+
+    # ---- the training set
+
+    @cached_property
+    def data(self) -> DataOptions:
+        """The training images one by one, made ready as queries are."""
+        data = read(self.config, DataOptions)
+        train = data.TRAIN
+        labelled = bool(train.LABEL_SOURCES) and train.LABEL_TYPE == "standard"
+        data.TRAIN = dataclasses.replace(
+            train,
+            DATA_SOURCES=train.DATA_SOURCES[:1],
+            DATA_PATHS=train.DATA_PATHS[:1],
+            DATASET_NAMES=train.DATASET_NAMES[:1],
+            LABEL_SOURCES=train.LABEL_SOURCES[:1],
+            LABEL_PATHS=train.LABEL_PATHS[:1],
+            LABEL_TYPE="standard" if labelled else "sample_index",
+            TRANSFORMS=self.view.entries,
+            COLLATE_FUNCTION="default_collate",
+            COLLATE_FUNCTION_PARAMS={},
+        )
+        return data
+
+    @cached_property
+    def dataset(self) -> SSLDataset:
+        return SSLDataset(self.data.TRAIN, "TRAIN", self.seed)
+
+    def training_path(self, index: int) -> str:
+        return self.dataset.sources[0].path(int(self.dataset.rows[index]))
+
+    def training_image(self, index: int) -> Image.Image:
+        return self.dataset.sources[0].image(int(self.dataset.rows[index]))
+
+    @cached_property
+    def index(self) -> Index:
+        transforms = [dict(entry) for entry in self.view.entries]
+        key = key_of(sha256_of(self.checkpoint), transforms, self.dataset)
+        return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
+
+    def _make_index(self) -> Index:
+        log.info("the features of %d training images are computed", len(self.dataset))
+        run = read(self.config, RunOptions)
+        feed = DataFeed(
+            self.data, "TRAIN", training=False, seed=self.seed, device=self.device,
+            mp_method=run.MULTI_PROCESSING_METHOD,
+        )  # fmt: skip
+        try:
+            train = dataclasses.replace(
+                self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
+            )
+            parts = list(extract(self._features, feed, train, self._precision))
+        finally:
+            feed.close()
+        labelled = self.data.TRAIN.LABEL_TYPE == "standard"
+        return Index(
+            torch.cat([unit_length(part.layers["trunk"]) for part in parts]),
+            torch.cat([part.targets for part in parts]) if labelled else None,
+        )
+
+
+def _config_of(folder: Path, trusted: bool) -> Any:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
+    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}  # type: ignore[no-untyped-call]
+    named = list(code_named_in(tree.get("config")))
+    if named and not trusted:
+        raise ConfigError(
+            f"{path} names code, which would be imported and run:\n  "
+            + "\n  ".join(named)
+            + "\nIf the run is yours: --trust-config (Predictor(..., trust_config=True))."
+        )
+    return resolve(["config=config"], [str(folder)]).config
+
+
+def _with_trunk(model: nn.Module) -> Model:
+    if not isinstance(model, Model):
+        raise ConfigError(
+            f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} is a model of its own, without "
+            f"the trunk whose features could be compared."
+        )
+    return model
+
+
+def _newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:
+    found = files.newest(folder / "checkpoints")
+    if found is None:
+        raise CheckpointError(
+            f"{folder / 'checkpoints'} holds no checkpoint: train first, with the same "
+            f"config.CHECKPOINT.DIR."
+        )
+    path, state = found
+    if "classy_state_dict" not in state:
+        raise CheckpointError(f"{path} has no `classy_state_dict`: not of a training run.")
+    return path, state
+
+
+def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """From the model's output to the probabilities of classes; None: it is no classifier.
+
+    Labels must be the images' own: rotations, say, are classes of something else.
+    """
+    train = read(config, DataOptions).TRAIN
+    makes_label = any(
+        getattr(TRANSFORMS.get(entry["name"]), "makes_label", False) for entry in train.TRANSFORMS
+    )
+    loss = LOSSES.get(read(config, LossOptions).name, "config.LOSS.name")
+    if not train.LABEL_SOURCES or train.LABEL_TYPE != "standard" or makes_label:
+        return None
+    if not isinstance(loss, type):
+        return None
+    if issubclass(loss, ONE_CLASS):
+        return lambda logits: logits.float().softmax(dim=0)
+    return (lambda logits: logits.float().sigmoid()) if issubclass(loss, MANY_CLASSES) else None
+
+
+def open_image(path: Path) -> Image.Image:
+    try:
+        with path.open("rb") as file:
+            return Image.open(file).convert("RGB")
+    except Exception as error:  # whatever a decoder may raise
+        text = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"{path} cannot be read as an image: {text}") from error

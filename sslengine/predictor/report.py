@@ -1,0 +1,52 @@
+"""Predictions as JSON, and as text for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sslengine.predictor.predictor import Prediction, Predictor
+
+TOP = 5  # classes told to a person
+
+
+def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, Any]:
+    return {
+        "run": str(predictor.run_folder),
+        "checkpoint": predictor.checkpoint.name,
+        "transforms": predictor.view.said,
+        "images": [
+            {
+                "image": name,
+                "features": each.features.tolist(),
+                "classes": None if each.classes is None else each.classes.tolist(),
+                "nearest": [asdict(neighbour) for neighbour in each.nearest],
+            }
+            for name, each in found.items()
+        ],
+    }
+
+
+def as_text(predictor: Predictor, found: Mapping[str, Prediction]) -> str:
+    lines = [
+        f"checkpoint  {predictor.checkpoint}",
+        f"transforms  {predictor.view.said}",
+    ]
+    for name, each in found.items():
+        lines += ["", name, *_lines(each)]
+    return "\n".join(lines)
+
+
+def _lines(prediction: Prediction) -> Iterator[str]:
+    features = prediction.features
+    yield f"  features  {len(features)} numbers of norm {features.norm():.4g}"
+    if prediction.classes is not None:
+        top = prediction.classes.topk(min(TOP, len(prediction.classes)))
+        classes = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        yield "  classes   " + "  ".join(f"{each}: {100 * p:.1f} %" for each, p in classes)
+    for number, neighbour in enumerate(prediction.nearest):
+        label = "" if neighbour.label is None else f", class {neighbour.label}"
+        head = "  nearest " if number == 0 else "          "
+        which = f"{neighbour.path} (number {neighbour.index}{label})"
+        yield f"{head}  {neighbour.similarity:.3f}  {which}"

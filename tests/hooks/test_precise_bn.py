@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.engines.train import train as train_engine
+from sslengine.errors import ConfigError
+from sslengine.hooks import precise_bn
+from sslengine.hooks.checkpointing import SaveCheckpoints
+from sslengine.hooks.events import Hook
+from sslengine.hooks.options import PreciseBnOptions
+from sslengine.hooks.precise_bn import PreciseBatchNorm, refresh
+from tests.engines.runs import PowerCut, make_run
+from tests.engines.test_train import _assert_same_state, _final, _losses
+from tests.ranks import RankPool
+from tests.task.runs import Watch, make_task, same, train, weights
+from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
+
+# Heads with batch norm and dropout: something to compute, and something that draws.
+DROPOUT = {
+    "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8, 8], "use_dropout": True, "use_bn": True}]]
+}
+ON = {"HOOKS__PRECISE_BN": {"ENABLED": True, "NUM_ITERS": 6}}
+
+
+def _hook(folder: Path, batches: int, **options: Any) -> PreciseBatchNorm:
+    return PreciseBatchNorm(batches, SaveCheckpoints(folder, CheckpointOptions(**options)))
+
+
+class Keep(Hook):
+    """A copy of the model at the end of the first train phase."""
+
+    model: Any = None
+
+    def on_phase_end(self, task: Any) -> None:
+        if self.model is None:
+            self.model = copy.deepcopy(task.base_model)
+
+
+def _norms(model: nn.Module) -> list[nn.BatchNorm2d]:
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def test_it_is_the_mean_and_variance_of_the_batches(tmp_path: Path) -> None:
+    """By fvcore for every layer, and for the first one by all that it was given at once."""
+    from fvcore.nn.precise_bn import update_bn_stats  # its import warns, which ranks do not bear
+
+    before, after = Keep(), Keep()
+    train(tmp_path, [before, _hook(tmp_path, 6), after], OPTIMIZER__num_epochs=1)
+    feed = make_task(tmp_path, []).train_feed
+    assert feed is not None
+    # Six batches of epochs of four.
+    batches = [batch["data"][0] for batch in [*feed.batches(-1), *feed.batches(-2, 0, 2)]]
+    feed.close()
+    model = before.model.train()
+    update_bn_stats(model, batches, num_iters=6)
+    ours, theirs = _norms(after.model), _norms(model)
+    assert len(ours) == len(theirs) > 5
+    for one, two in zip(ours, theirs):
+        torch.testing.assert_close(one.running_mean, two.running_mean, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one.running_var, two.running_var, rtol=1e-4, atol=1e-6)
+    first = next(module for module in model.trunk.modules() if isinstance(module, nn.Conv2d))
+    values = torch.cat([first(batch) for batch in batches]).detach().transpose(0, 1).flatten(1)
+    torch.testing.assert_close(ours[0].running_mean, values.mean(1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        ours[0].running_var, values.var(1, correction=0), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_layer_that_is_used_twice_counts_all_that_it_was_given() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.once = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+            self.unused = nn.BatchNorm1d(2)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.once(torch.cat([self.norm(x[:3]), self.norm(10 * x[3:])]))
+
+    batches = [torch.randn(5, 2), torch.randn(7, 2)]
+    model = Twice().train()
+    task = _fake(model, batches)
+    refresh(task, 2)
+    given = torch.cat([*(x[:3] for x in batches), *(10 * x[3:] for x in batches)])
+    assert model.norm.running_mean is not None
+    assert model.norm.running_var is not None
+    torch.testing.assert_close(model.norm.running_mean, given.mean(0))
+    torch.testing.assert_close(model.norm.running_var, given.var(0, correction=0))
+    assert model.unused.running_var is not None
+    assert model.unused.running_var.tolist() == [1, 1]
+    assert model.calls.item() == 0  # other buffers are as they were
+    assert model.norm.num_batches_tracked is not None
+    assert model.norm.num_batches_tracked.item() == 0
+    assert model.norm.momentum == 0.1
+
+
+class Feed:
+    def __init__(self, inputs: list[Tensor]) -> None:
+        self.inputs, self.steps_per_epoch = inputs, len(inputs)
+
+    def batches(self, epoch: int, first: int, last: int) -> list[Any]:
+        assert epoch < 0
+        return [{"data": [each]} for each in self.inputs[first:last]]
+
+
+def _fake(model: nn.Module, inputs: list[Tensor]) -> Any:
+    data = SimpleNamespace(TRAIN=SimpleNamespace(INPUT_KEY_NAMES=["data"]))
+    return SimpleNamespace(
+        base_model=model,
+        precision=SimpleNamespace(autocast=nullcontext),
+        train_feed=Feed(inputs),
+        last_batch=SimpleNamespace(sample={"input": inputs[0]}),
+        phase=SimpleNamespace(index=3),
+        config=SimpleNamespace(DATA=data),
+    )
+
+
+def test_what_is_frozen_stays() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False)).train()
+    model[0].eval()
+    refresh(_fake(model, [torch.ones(2, 2)]), 1)
+    assert model[0].running_mean.tolist() == [0, 0]
+
+
+def test_it_moves_no_weight_and_no_random_stream(tmp_path: Path) -> None:
+    plain, precise = Watch(), Watch()
+    one = train(tmp_path, [plain], **DROPOUT)
+    two = train(tmp_path, [precise, _hook(tmp_path, 3)], **DROPOUT)
+    assert precise.losses == plain.losses
+    assert precise.samples == plain.samples
+    after = weights(two)
+    moved = {name for name, value in weights(one).items() if not torch.equal(value, after[name])}
+    assert moved == {name for name in weights(one) if "running_" in name}
+
+
+@pytest.mark.parametrize("cut_after", [3, 6])
+def test_a_run_goes_on_bit_by_bit(tmp_path: Path, cut_after: int) -> None:
+    changes: dict[str, Any] = {
+        **DROPOUT, **ON, "LOG_FREQUENCY": 1, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1,
+        "DATA__NUM_DATALOADER_WORKERS": 1,
+    }  # fmt: skip
+    never = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 99}]}
+    train_engine(make_run(tmp_path / "whole", **changes, **never))
+    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": cut_after}]}
+    with pytest.raises(PowerCut):
+        train_engine(make_run(tmp_path / "cut", **changes, **cut))
+    train_engine(make_run(tmp_path / "cut", **changes, **never))
+    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
+    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "expected"),
+    [
+        # The last checkpoint, and every second.
+        ({}, {"CHECKPOINT_FREQUENCY": 2}, [8, 12]),
+        # Before tests, also within an epoch; step 4 ends the first epoch and no more.
+        (
+            {**SUPERVISED, **WITH_TEST, "TEST_EVERY_NUM_ITERATIONS": 3},
+            {"CHECKPOINT_FREQUENCY": -1},
+            [3, 6, 9, 12],
+        ),
+    ],
+)
+def test_before_tests_and_checkpoints(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    options: dict[str, Any],
+    expected: list[int],
+) -> None:
+    at = []
+    monkeypatch.setattr(precise_bn, "refresh", lambda task, batches: at.append(task.iteration))
+    train(tmp_path, [_hook(tmp_path, 2, **options)], **changes, OPTIMIZER__num_epochs=3)
+    assert at == expected
+
+
+def test_a_model_without_batch_norm_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = train(tmp_path, [_hook(tmp_path, 2)], **SUPERVISED)
+    assert task.iteration == 8
+    assert "no batch norm" in caplog.text
+
+
+@pytest.mark.parametrize("step", ["loss_dict_train_step", "model_train_step"])
+def test_a_model_that_gives_its_losses_is_refused(tmp_path: Path, step: str) -> None:
+    task: Any = SimpleNamespace(
+        config=SimpleNamespace(TRAINER=SimpleNamespace(TRAIN_STEP_NAME=step))
+    )
+    with pytest.raises(ConfigError, match=f"PRECISE_BN.ENABLED: with {step}"):
+        _hook(tmp_path, 2).on_start(task)
+
+
+def test_its_options() -> None:
+    assert list(PreciseBnOptions().check()) == []
+    (problem,) = PreciseBnOptions(NUM_ITERS=0).check()
+    assert problem == "NUM_ITERS: expected 1 or more, got 0."
+
+
+# ---- several ranks
+
+
+def _run_on_ranks(folder: Path, sync: bool) -> dict[str, Tensor]:
+    changes = {
+        "DISTRIBUTED__NUM_PROC_PER_NODE": world_size(),
+        "OPTIMIZER__num_epochs": 1,
+        "OPTIMIZER__param_schedulers__lr__start_value": 0.0,  # statistics alone are compared
+        "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 8 // world_size(),
+        **(SYNC_BN if sync else {}),
+    }
+    task = train(folder / str(rank()), [_hook(folder, 3)], **changes)
+    return {name: value for name, value in weights(task).items() if "running_" in name}
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_two_ranks_have_what_one_has(two_ranks: RankPool, tmp_path: Path, sync: bool) -> None:
+    alone = _run_on_ranks(tmp_path / "one", sync)
+    first, second = two_ranks.run(_run_on_ranks, tmp_path, sync)
+    assert same(first, second)
+    # Without synchronisation ranks normalise apart, so what comes into later layers differs.
+    names = list(alone) if sync else list(alone)[:2]
+    for name in names:
+        torch.testing.assert_close(first[name], alone[name], rtol=1e-4, atol=1e-6)

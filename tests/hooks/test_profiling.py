@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.checkpoint import files
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.engines.train import train as train_engine
+from sslengine.errors import ConfigError, Preempted
+from sslengine.hooks.checkpointing import SaveCheckpoints
+from sslengine.hooks.options import (
+    MemoryProfilingOptions,
+    ProfilingOptions,
+    RuntimeProfilingOptions,
+)
+from sslengine.hooks.preemption import StopOnSignals
+from sslengine.hooks.profiling import ProfileSteps
+from sslengine.task.build import build_base_model
+from tests.config.recipes import resolved
+from tests.engines.runs import make_run
+from tests.ranks import RankPool
+from tests.task.runs import CPU, Watch, same, train, weights
+from tests.task.test_task import SYNC_BN
+
+BOTH: dict[str, Any] = {
+    "PROFILING__RUNTIME_PROFILING__USE_PROFILER": True,
+    "PROFILING__MEMORY_PROFILING__TRACK_BY_LAYER_MEMORY": True,
+    "PROFILING__START_ITERATION": 2,
+    "PROFILING__WARMUP_ITERATIONS": 1,
+    "PROFILING__NUM_ITERATIONS": 2,
+}
+
+
+def _forwards(trace: Path) -> int:
+    """How often the model was gone through: the convolutions of the trace, by those of a model."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    found = sum(event.get("name") == "aten::conv2d" for event in events)
+    model = build_base_model(resolved().config, CPU)
+    of_one = sum(type(module).__name__ == "Conv2d" for module in model.modules())
+    assert found % of_one == 0
+    return found // of_one
+
+
+def test_the_window_is_in_the_trace_and_nothing_else(tmp_path: Path) -> None:
+    train_engine(make_run(tmp_path, **BOTH, PROFILING__RUNTIME_PROFILING__TENSORBOARD_TRACE=True))
+    folder = tmp_path / "profile"
+    assert _forwards(folder / "rank0_trace.json") == 2
+    operators = (folder / "rank0_ops.txt").read_text()
+    assert "aten::convolution_backward" in operators
+    assert "Self CPU" in operators
+    layers = (folder / "rank0_memory_by_layer.txt").read_text()
+    assert "heads.0.clf.0" in layers
+    (board,) = (folder / "tensorboard").iterdir()
+    assert board.name == "rank0.5.pt.trace.json"
+    assert board.read_bytes() == (folder / "rank0_trace.json").read_bytes()
+
+
+def test_a_profile_changes_nothing_of_the_run(tmp_path: Path) -> None:
+    plain, profiled = Watch(), Watch()
+    one = train(tmp_path, [plain])
+    two = train(tmp_path, [profiled, _hook(tmp_path, 1, 0, 2)])
+    assert profiled.losses == plain.losses
+    assert same(weights(one), weights(two))
+
+
+def _hook(folder: Path, start: int, warmup: int, steps: int, **options: Any) -> ProfileSteps:
+    chosen = ProfilingOptions(
+        START_ITERATION=start,
+        WARMUP_ITERATIONS=warmup,
+        NUM_ITERATIONS=steps,
+        RUNTIME_PROFILING=RuntimeProfilingOptions(USE_PROFILER=True),
+        MEMORY_PROFILING=MemoryProfilingOptions(TRACK_BY_LAYER_MEMORY=True),
+        **options,
+    )
+    options_of_saves = resolved().config.CHECKPOINT
+    return ProfileSteps(chosen, folder, StopOnSignals(SaveCheckpoints(folder, options_of_saves)))
+
+
+def test_a_run_that_ends_within_the_window_leaves_what_there_is(tmp_path: Path) -> None:
+    chosen = str(tmp_path / "elsewhere")
+    train(tmp_path, [_hook(tmp_path, 6, 0, 10, OUTPUT_FOLDER=chosen)])
+    assert _forwards(tmp_path / "elsewhere" / "rank0_trace.json") == 2
+
+
+def test_leaving_after_the_window(tmp_path: Path) -> None:
+    stop = {**BOTH, "PROFILING__STOP_TRAINING_AFTER_PROFILING": True}
+    with pytest.raises(Preempted, match="STOP_TRAINING_AFTER_PROFILING after step 5; saved in"):
+        train_engine(make_run(tmp_path, **stop))
+    path, state = files.newest(tmp_path / "checkpoints")  # type: ignore[misc]
+    assert path.name == "model_iteration5.torch"
+    assert state["iteration"] == 5
+    train_engine(make_run(tmp_path, **stop))  # the same command goes on, behind the window
+    assert files.newest(tmp_path / "checkpoints")[1]["iteration"] == 8  # type: ignore[index]
+
+
+def test_gpu_alone_on_a_cpu(tmp_path: Path) -> None:
+    changes = {**BOTH, "PROFILING__RUNTIME_PROFILING__PROFILE_CPU": False}
+    with pytest.raises(ConfigError, match="there is nothing to profile"):
+        train_engine(make_run(tmp_path, **changes))
+
+
+def _profile_on_ranks(folder: Path) -> None:
+    train_engine(
+        make_run(
+            folder, **BOTH, **SYNC_BN, PROFILING__PROFILED_RANKS=[1],
+            DISTRIBUTED__NUM_PROC_PER_NODE=world_size(),
+        )
+    )  # fmt: skip
+    assert rank() in (0, 1)
+
+
+def test_on_the_ranks_that_are_named(two_ranks: RankPool, tmp_path: Path) -> None:
+    two_ranks.run(_profile_on_ranks, tmp_path)
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
+        "rank1_memory_by_layer.txt", "rank1_ops.txt", "rank1_trace.json",
+    ]  # fmt: skip

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+from torchvision.transforms import functional as T
+
+from sslengine.engines.train import train
+from sslengine.errors import CheckpointError, ConfigError, DataError
+from sslengine.predictor import Predictor
+from sslengine.predictor.predictor import _with_trunk
+from sslengine.task.build import build_base_model
+from tests.engines.runs import make_run
+from tests.predictor.runs import CLASSES, EACH, changes, make_classifier
+
+
+def _by_hand(path: Path) -> torch.Tensor:
+    """The margin of 256 to 224 around 8 pixels is 9."""
+    image = T.center_crop(T.resize(Image.open(path).convert("RGB"), 9), 8)
+    return T.normalize(T.to_tensor(image), [0.5, 0.4, 0.3], [0.2, 0.3, 0.4])
+
+
+def _model(folder: Path, paths: Path) -> Any:
+    from tests.config.recipes import resolved
+
+    model = build_base_model(resolved(**changes(paths)).config, torch.device("cpu"))
+    state = torch.load(folder / "checkpoints" / "checkpoint.torch", weights_only=True)
+    parts = state["classy_state_dict"]["base_model"]["model"]
+    model.trunk.load_state_dict(parts["trunk"])
+    model.heads.load_state_dict(parts["heads"])
+    return model.eval()
+
+
+@torch.no_grad()
+def test_features_classes_and_neighbours_are_those_computed_by_hand(tmp_path: Path) -> None:
+    paths = make_classifier(tmp_path)
+    predictor = Predictor(tmp_path / "run", nearest=5)
+    assert "resized to 9, cropped to 8 in the centre, normalised" in predictor.view.said
+    found = predictor(paths[5])
+    model = _model(tmp_path / "run", tmp_path / "images")
+    every = model.trunk(torch.stack([_by_hand(path) for path in paths]))[0].flatten(1)
+    torch.testing.assert_close(found.features, every[5])
+    assert found.classes is not None
+    logits = model(_by_hand(paths[5])[None])[0][0]
+    torch.testing.assert_close(found.classes, logits.softmax(0))
+    similar = F.cosine_similarity(every, every[5][None])
+    expected = similar.sort(descending=True).values[:5].tolist()
+    assert [each.similarity for each in found.nearest] == pytest.approx(expected, abs=1e-5)
+    first = found.nearest[0]
+    assert (first.index, first.path, first.label) == (5, str(paths[5]), 5 // EACH)
+    assert len({each.index for each in found.nearest}) == 5
+
+
+def test_a_path_and_an_image_are_the_same_and_again_the_same(tmp_path: Path) -> None:
+    paths = make_classifier(tmp_path, DATA__TEST__TRANSFORMS=[
+        {"name": "RandomCrop", "size": 8}, {"name": "ToTensor"},
+    ])  # fmt: skip
+    predictor = Predictor(str(tmp_path / "run"), nearest=0)
+    assert predictor.view.said == "those of config.DATA.TEST"
+    one, two = predictor(str(paths[0])), predictor(Image.open(paths[0]))
+    assert torch.equal(one.features, two.features)
+    assert one.nearest == []
+    assert not (tmp_path / "run" / "predictor").exists()
+
+
+def test_the_index_is_made_once_for_each_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_classifier(tmp_path, OPTIMIZER__num_epochs=1)
+    made: list[Path] = []
+    make = Predictor._make_index
+
+    def counted(self: Predictor) -> Any:
+        made.append(self.checkpoint)
+        return make(self)
+
+    monkeypatch.setattr(Predictor, "_make_index", counted)
+    query = tmp_path / "images" / "class1" / "06.png"
+    one, two = (Predictor(tmp_path / "run")(query) for _ in range(2))
+    assert len(made) == 1
+    assert one.nearest == two.nearest
+    # Trained further: another checkpoint, and another index.
+    train(make_run(tmp_path / "run", **changes(tmp_path / "images"), OPTIMIZER__num_epochs=2))
+    three = Predictor(tmp_path / "run")(query)
+    assert [path.name for path in made] == [
+        "model_final_checkpoint_phase0.torch", "model_final_checkpoint_phase1.torch",
+    ]  # fmt: skip
+    assert three.nearest[0].path == str(query)
+    # Another image among those of training.
+    Image.open(query).save(tmp_path / "images" / "class0" / "copy.png")
+    four = Predictor(tmp_path / "run")(query)
+    assert len(made) == 3
+    assert {Path(each.path).name for each in four.nearest[:2]} == {"06.png", "copy.png"}
+
+
+def test_a_run_that_saw_no_labels_gives_no_classes(tmp_path: Path) -> None:
+    train(make_run(tmp_path / "run"))  # contrastive, on noise
+    image = Image.new("RGB", (12, 12), "red")
+    found = Predictor(tmp_path / "run", nearest=3)(image)
+    assert found.classes is None
+    assert [each.label for each in found.nearest] == [None] * 3
+    assert found.nearest[0].similarity >= found.nearest[-1].similarity
+
+
+def test_classes_that_a_transform_makes_are_none_of_the_images(tmp_path: Path) -> None:
+    transforms = [
+        {"name": "RandomResizedCrop", "size": 8},
+        {"name": "ImgRotatePil", "num_angles": 4, "num_rotations_per_img": 1},
+        {"name": "ToTensor"},
+    ]
+    make_classifier(
+        tmp_path,
+        DATA__TRAIN__TRANSFORMS=transforms,
+        MODEL__HEAD__PARAMS=[["mlp", {"dims": [32, 4]}]],
+    )
+    assert Predictor(tmp_path / "run", nearest=0)(Image.new("RGB", (12, 12))).classes is None
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing has no config.yaml"):
+        Predictor(tmp_path / "nothing")
+    make_classifier(tmp_path, OPTIMIZER__num_epochs=1)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    predictor = Predictor(tmp_path / "run")
+    with pytest.raises(DataError, match=r"broken.png cannot be read as an image"):
+        predictor(broken)
+    with pytest.raises(DataError, match=r"gone.png cannot be read as an image: No such file"):
+        predictor(tmp_path / "gone.png")
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(CheckpointError, match="checkpoints holds no checkpoint: train first"):
+        Predictor(tmp_path / "run")
+
+
+def test_a_model_without_a_trunk_is_told() -> None:
+    with pytest.raises(ConfigError, match="Linear is a model of its own, without the trunk"):
+        _with_trunk(nn.Linear(2, 2))
+
+
+def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -> None:
+    make_classifier(
+        tmp_path, OPTIMIZER__num_epochs=1, HOOKS__EXTRA=["tests.hooks.test_default:Plain"]
+    )
+    with pytest.raises(ConfigError, match=r"HOOKS.EXTRA.0: tests.hooks.test_default:Plain"):
+        Predictor(tmp_path / "run")
+    assert len(Predictor(tmp_path / "run", trust_config=True).dataset) == CLASSES * EACH

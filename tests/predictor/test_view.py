@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from sslengine import catalog  # noqa: F401 - declares the transforms
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.errors import ConfigError
+from sslengine.predictor.view import View, choose
+
+TO_TENSOR = {"name": "ToTensor"}
+
+
+def _data(train: list[Any], test: list[Any] | None = None) -> DataOptions:
+    return DataOptions(
+        TRAIN=SplitOptions(TRANSFORMS=train), TEST=SplitOptions(TRANSFORMS=test or [])
+    )
+
+
+def test_those_of_the_test_set_come_first() -> None:
+    entries = [{"name": "CenterCrop", "size": 4}, TO_TENSOR]
+    assert choose(_data([TO_TENSOR], entries)) == (entries, "those of config.DATA.TEST")
+
+
+@pytest.mark.parametrize(
+    ("train", "size"),
+    [
+        ([{"name": "RandomResizedCrop", "size": 112}], 112),
+        ([{"name": "Resize", "size": [96, 128]}], 128),
+        ([{"name": "ImgPilToMultiCrop", "total_num_crops": 8, "size_crops": [160, 96]}], 160),
+        ([{"name": "RandomApply", "p": 0.5,
+           "transforms": [{"name": "RandomCrop", "size": 64}]}], 64),
+    ],
+)  # fmt: skip
+def test_the_size_of_training_with_its_margin(train: list[Any], size: int) -> None:
+    entries, said = choose(_data([{"name": "ColorJitter", "brightness": 1}, *train, TO_TENSOR]))
+    assert entries == [
+        {"name": "Resize", "size": round(size * 256 / 224)}, {"name": "CenterCrop", "size": size},
+        TO_TENSOR,
+    ]  # fmt: skip
+    assert said.startswith("config.DATA.TEST has none: resized to ")
+    assert said.endswith("not normalised")
+
+
+def test_without_a_size_it_is_said() -> None:
+    entries, said = choose(_data([TO_TENSOR]))
+    assert [entry.get("size") for entry in entries] == [256, 224, None]
+    assert "config.DATA.TRAIN names no size" in said
+
+
+def test_several_views_are_not_one_image() -> None:
+    views = [{"name": "ImgReplicatePil", "num_times": 2}, TO_TENSOR]
+    entries, said = choose(_data([{"name": "RandomCrop", "size": 7}], views))
+    assert entries[1] == {"name": "CenterCrop", "size": 7}
+    assert said.startswith("config.DATA.TEST makes several views")
+
+
+def test_what_draws_draws_the_same_and_leaves_the_streams_alone() -> None:
+    view = View(_data([], [{"name": "RandomCrop", "size": 3}, TO_TENSOR]), seed=5)
+    image = Image.effect_noise((20, 20), 50).convert("RGB")
+    torch.manual_seed(1)
+    first = view(image)
+    draw = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(1), draw)
+    assert torch.equal(view(image), first)
+    assert first.shape == (3, 3, 3)
+
+
+def test_a_view_must_be_a_tensor() -> None:
+    view = View(_data([], [{"name": "CenterCrop", "size": 3}]), seed=0)
+    with pytest.raises(ConfigError, match="End them with ToTensor"):
+        view(Image.new("RGB", (5, 5)))
