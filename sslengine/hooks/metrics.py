@@ -46,6 +46,8 @@ class LogMetrics(Hook):
     def on_phase_end(self, task: TaskView) -> None:
         if task.train:
             self._write_steps(task)
+        else:
+            task.ledger.drain()  # of no step record: not of the next train phase's either
         task.storage.read()
         task.phase_results = {**task.storage.take_scalars(), **task.phase_results}
         self._write(task, "phase", task.phase_results, {"epochs": self._epochs})

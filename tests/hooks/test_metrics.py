@@ -158,6 +158,21 @@ def test_a_test_phases_figures_are_in_its_results(clock: list[float]) -> None:
     assert writer.records[0].values == {"tau": 3.0, "loss": 1.0}
 
 
+def test_a_test_phases_losses_are_in_no_mean_of_train_steps(clock: list[float]) -> None:
+    writer = _Keep()
+    task, hook = _task([writer]), LogMetrics(frequency=4)
+    hook.on_start(task)
+    task.train, task.phase = False, task.phases[1]
+    hook.on_phase_start(task)
+    task.ledger.record(torch.tensor(100.0), 0, batch_size=4)
+    hook.on_phase_end(task)
+    task.train, task.phase = True, task.phases[0]
+    hook.on_phase_start(task)
+    _run(task, hook, 4, clock)
+    means = [r.values.get("loss_mean") for r in writer.records if r.kind == "step"]
+    assert means == [None, 2.0]  # of step 0 alone; of steps 1, 2, 3
+
+
 def _waiting() -> list[float]:
     """Rank 1 waits for its data; the last phase's waiting is not of this one."""
     writer = _Keep()
