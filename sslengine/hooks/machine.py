@@ -56,7 +56,7 @@ class LogMemoryPeaks(Hook):
         first_or_due = task.progress.step == 1 or task.iteration % self.frequency == 0
         if task.train and first_or_due:
             for name, value in self.figures(task.device).items():
-                task.storage.put_scalar(name, value, window=1, reduce="max", keep=False)
+                task.storage.put_scalar(name, round(value, 3), window=1, reduce="max", keep=False)
 
     def figures(self, device: torch.device) -> dict[str, float]:
         figures = {"rss_gb": _peak_of_process() / 1e9}
