@@ -30,7 +30,7 @@ from sslengine.engines.features import extract
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
-from sslengine.models.model import Model
+from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights import load_model_state
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View
@@ -77,7 +77,8 @@ class Predictor:
         self.config = _config_of(self.run_folder, trust_config)
         self.device = pick_device(device)
         self.checkpoint, state = _newest_checkpoint(self.run_folder)
-        self.model = _with_trunk(build_base_model(self.config, self.device))
+        self.model = build_base_model(self.config, self.device)
+        self.trunk = _trunk_of(self.model)
         load_model_state(self.model, state["classy_state_dict"]["base_model"])
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
@@ -112,10 +113,10 @@ class Predictor:
 
     @torch.no_grad()
     def _features(self, batch: Tensor) -> dict[str, Tensor]:
-        if self.model.flip_channels:
+        if getattr(self.model, "flip_channels", False):
             batch = batch.flip(1)
         with self._precision.autocast():
-            (final,) = self.model.trunk(batch)
+            (final,) = self.trunk(batch)
         return {"trunk": self._precision.as_full(final).flatten(1)}
 
     # ---- the training set
@@ -192,13 +193,14 @@ def _config_of(folder: Path, trusted: bool) -> Any:
     return resolve(["config=config"], [str(folder)]).config
 
 
-def _with_trunk(model: nn.Module) -> Model:
-    if not isinstance(model, Model):
+def _trunk_of(model: nn.Module) -> Trunk:
+    trunk = getattr(model, "trunk", None)
+    if not isinstance(trunk, Trunk):
         raise ConfigError(
             f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} is a model of its own, without "
-            f"the trunk whose features could be compared."
+            f"a `trunk` (sslengine.models.trunks.base.Trunk) whose features could be compared."
         )
-    return model
+    return trunk
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -223,9 +225,10 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
     makes_label = any(
         getattr(TRANSFORMS.get(entry["name"]), "makes_label", False) for entry in train.TRANSFORMS
     )
-    loss = LOSSES.get(read(config, LossOptions).name, "config.LOSS.name")
-    if not train.LABEL_SOURCES or train.LABEL_TYPE != "standard" or makes_label:
+    name = read(config, LossOptions).name
+    if not name or not train.LABEL_SOURCES or train.LABEL_TYPE != "standard" or makes_label:
         return None
+    loss = LOSSES.get(name, "config.LOSS.name")
     if not isinstance(loss, type):
         return None
     if issubclass(loss, ONE_CLASS):

@@ -13,7 +13,7 @@ from torchvision.transforms import functional as T
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.predictor import Predictor
-from sslengine.predictor.predictor import _with_trunk
+from sslengine.predictor.predictor import _trunk_of
 from sslengine.task.build import build_base_model
 from tests.engines.runs import make_run
 from tests.predictor.runs import CLASSES, EACH, changes, make_classifier
@@ -139,8 +139,8 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_trunk_is_told() -> None:
-    with pytest.raises(ConfigError, match="Linear is a model of its own, without the trunk"):
-        _with_trunk(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="Linear is a model of its own, without a `trunk`"):
+        _trunk_of(nn.Linear(2, 2))
 
 
 def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -> None:
@@ -150,3 +150,18 @@ def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"HOOKS.EXTRA.0: tests.hooks.test_default:Plain"):
         Predictor(tmp_path / "run")
     assert len(Predictor(tmp_path / "run", trust_config=True).dataset) == CLASSES * EACH
+
+
+def test_a_model_of_ones_own_that_has_a_trunk(tmp_path: Path) -> None:
+    vit = {"IMAGE_SIZE": 8, "PATCH_SIZE": 2, "NUM_LAYERS": 1, "NUM_HEADS": 1, "HIDDEN_DIM": 8}
+    paths = make_classifier(
+        tmp_path, LOSS={"name": ""}, TRAINER__TRAIN_STEP_NAME="model_train_step",
+        MODEL__BASE_MODEL_NAME="mae", MODEL__HEAD__PARAMS=[],
+        MODEL__mae={"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 1},
+        MODEL__TRUNK={"NAME": "vision_transformer", "VISION_TRANSFORMERS": vit},
+    )  # fmt: skip
+    found = Predictor(tmp_path / "run", nearest=1)(paths[3])
+    assert found.classes is None
+    assert found.features.shape == (8,)
+    assert found.nearest[0].path == str(paths[3])
+    assert found.nearest[0].similarity == pytest.approx(1.0)
