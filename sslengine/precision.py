@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import torch
@@ -36,6 +38,7 @@ class Precision:
     """Single precision: every verb in its plain form."""
 
     name = "fp32"
+    one_optimizer_only = False
 
     def prepare(self, model: nn.Module, optimizer: optim.Optimizer) -> optim.Optimizer:
         """Once, before training. Only apex does anything here: it patches both in place."""
@@ -48,14 +51,34 @@ class Precision:
         """The model's output for the loss: half-precision tensors in float32."""
         return output
 
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+    def backward(
+        self,
+        loss: Tensor,
+        inputs: Sequence[Tensor] | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Into all that the graph reaches, or into `inputs` alone."""
+        self.scaled(loss).backward(  # type: ignore[no-untyped-call]
+            inputs=inputs, retain_graph=retain_graph
+        )
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss as it is run back."""
+        return loss
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         """Make gradients readable: divide out the loss scale."""
 
     def step(self, optimizer: optim.Optimizer) -> None:
+        self.step_one(optimizer)
+        self.update()
+
+    def step_one(self, optimizer: optim.Optimizer) -> None:
+        """One of several optimizers; `update` follows the last of them."""
         optimizer.step()
+
+    def update(self) -> None:
+        """All optimizers have stepped: adapt the loss scale."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -71,10 +94,17 @@ class TorchAmp(Precision):
     synchronisation a step, unless the optimizer is a fused one.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        scaler: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """scaler: arguments of torch's GradScaler, such as init_scale."""
         self.name = "fp16" if dtype == torch.float16 else "bf16"
         self.device, self.dtype = device, dtype
-        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+        enabled = dtype == torch.float16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=enabled, **scaler)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -82,14 +112,16 @@ class TorchAmp(Precision):
     def as_full(self, output: Any) -> Any:
         return _as_full(output)
 
-    def backward(self, loss: Tensor) -> None:
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    def scaled(self, loss: Tensor) -> Tensor:
+        return self.scaler.scale(loss)
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: optim.Optimizer) -> None:
+    def step_one(self, optimizer: optim.Optimizer) -> None:
         self.scaler.step(optimizer)
+
+    def update(self) -> None:
         self.scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,6 +136,7 @@ class ApexAmp(Precision):
     """`apex.amp`, for those whose apex still has it."""
 
     name = "apex"
+    one_optimizer_only = True
 
     def __init__(self, amp: Any, amp_args: dict[str, Any]) -> None:
         self._amp, self._args = amp, amp_args
@@ -116,7 +149,12 @@ class ApexAmp(Precision):
     def as_full(self, output: Any) -> Any:
         return _as_full(output)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(
+        self,
+        loss: Tensor,
+        inputs: Sequence[Tensor] | None = None,
+        retain_graph: bool = False,
+    ) -> None:
         with self._amp.scale_loss(loss, self._optimizer) as scaled:
             scaled.backward()
 
@@ -144,12 +182,13 @@ def build_precision(
     amp_type: Literal["apex", "pytorch"] | str,
     amp_dtype: str,
     amp_args: dict[str, Any],
+    scaler: Mapping[str, Any] = MappingProxyType({}),
 ) -> Precision:
-    """From the values of MODEL.AMP_PARAMS."""
+    """From the values of MODEL.AMP_PARAMS; `scaler` are those of GRAD_SCALER."""
     if not use_amp:
         return Precision()
     if amp_type == "apex":
-        return _apex_or_torch(device, amp_args)
+        return _apex_or_torch(device, amp_args, scaler)
     if amp_type != "pytorch":
         raise ConfigError(
             f"{_WHERE}.AMP_TYPE: expected pytorch or apex, got {amp_type!r}. "
@@ -160,10 +199,10 @@ def build_precision(
             f"{_WHERE}.AMP_DTYPE: expected float16 or bfloat16, got {amp_dtype!r}. "
             f"{nearest(amp_dtype, _DTYPES)}".rstrip()
         )
-    return _torch_amp(device, _DTYPES[amp_dtype])
+    return _torch_amp(device, _DTYPES[amp_dtype], scaler)
 
 
-def _torch_amp(device: torch.device, dtype: torch.dtype) -> TorchAmp:
+def _torch_amp(device: torch.device, dtype: torch.dtype, scaler: Mapping[str, Any]) -> TorchAmp:
     if dtype == torch.float16 and device.type != "cuda":
         raise ConfigError(
             f"{_WHERE}: mixed precision with float16 needs a GPU, and this run is on the "
@@ -174,10 +213,12 @@ def _torch_amp(device: torch.device, dtype: torch.dtype) -> TorchAmp:
         raise ConfigError(
             f"{_WHERE}.AMP_DTYPE: this GPU does not compute in bfloat16. Use float16."
         )
-    return TorchAmp(device, dtype)
+    return TorchAmp(device, dtype, scaler)
 
 
-def _apex_or_torch(device: torch.device, amp_args: dict[str, Any]) -> Precision:
+def _apex_or_torch(
+    device: torch.device, amp_args: dict[str, Any], scaler: Mapping[str, Any]
+) -> Precision:
     level = str(amp_args.get("opt_level", "O1"))
     if level not in ("O0", "O1", "O2"):
         raise ConfigError(
@@ -189,7 +230,7 @@ def _apex_or_torch(device: torch.device, amp_args: dict[str, Any]) -> Precision:
     amp = _find_apex_amp()
     if amp is not None and device.type == "cuda":
         return ApexAmp(amp, amp_args)
-    precision = _torch_amp(device, torch.float16)
+    precision = _torch_amp(device, torch.float16, scaler)
     log.warning("apex.amp is not installed: opt_level %s runs as torch fp16 AMP.", level)
     return precision
 

@@ -16,6 +16,7 @@ from sslengine.config.facts import run_facts, world_size
 from sslengine.config.lr_scaling import scale_schedule
 from sslengine.config.merge import Merged
 from sslengine.config.reference_world_size import scale_to_ranks
+from sslengine.config.sections import fields_of, typed_nodes
 from sslengine.errors import ConfigError
 from sslengine.registry import TRAIN_STEPS, component_key
 
@@ -90,17 +91,19 @@ def _learning_rate(config: DictConfig) -> Iterator[Derived]:
     node_batch = config.DATA.TRAIN.BATCHSIZE_PER_REPLICA * config.DISTRIBUTED.NUM_PROC_PER_NODE
     node_batch *= config.OPTIMIZER.accumulate
     global_batch = node_batch * config.DISTRIBUTED.NUM_NODES
-    schedulers = config.OPTIMIZER.param_schedulers
-    for key in ("lr", "lr_head"):
-        if schedulers[key].auto_lr_scaling.auto_scale:
-            old = _plain(schedulers[key])
-            base = old["auto_lr_scaling"]["base_lr_batch_size"]
-            reason = f"auto_lr_scaling, batch {global_batch} over {base}"
-            new = scale_schedule(old, global_batch, node_batch)
-            yield from _changes(f"OPTIMIZER.param_schedulers.{key}", old, new, reason)
-    if not config.OPTIMIZER.head_optimizer_params.use_different_lr:
-        old, new = _plain(schedulers.lr_head), _plain(schedulers.lr)
-        yield from _changes("OPTIMIZER.param_schedulers.lr_head", old, new, "same as lr")
+    for path, optimizer in _optimizers(config):
+        schedulers = optimizer.param_schedulers
+        for key in ("lr", "lr_head"):
+            if schedulers[key].auto_lr_scaling.auto_scale:
+                old = _plain(schedulers[key])
+                base = old["auto_lr_scaling"]["base_lr_batch_size"]
+                reason = f"auto_lr_scaling, batch {global_batch} over {base}"
+                new = scale_schedule(old, global_batch, node_batch)
+                yield from _changes(f"{path}.param_schedulers.{key}", old, new, reason)
+        if not optimizer.head_optimizer_params.use_different_lr:
+            # Read again: the scaled values of lr have been set meanwhile.
+            old, new = _plain(schedulers.lr_head), _plain(schedulers.lr)
+            yield from _changes(f"{path}.param_schedulers.lr_head", old, new, "same as lr")
 
 
 def _reference_world_size(config: DictConfig) -> Iterator[Derived]:
@@ -110,13 +113,19 @@ def _reference_world_size(config: DictConfig) -> Iterator[Derived]:
 
 
 def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
-    head = config.OPTIMIZER.head_optimizer_params
-    if not head.use_different_wd:
-        yield Derived(
-            "OPTIMIZER.head_optimizer_params.weight_decay",
-            config.OPTIMIZER.weight_decay,
-            "same as OPTIMIZER.weight_decay",
-        )
+    for path, optimizer in _optimizers(config):
+        if not optimizer.head_optimizer_params.use_different_wd:
+            decay = optimizer.weight_decay
+            yield Derived(
+                f"{path}.head_optimizer_params.weight_decay", decay, "same as weight_decay"
+            )
+
+
+def _optimizers(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """config.OPTIMIZER, and the sections of its form that components have."""
+    for path, node in typed_nodes(config, path=""):
+        if {"param_schedulers", "head_optimizer_params"} <= fields_of(node).keys():
+            yield path.removeprefix("."), node
 
 
 def _loss_options(config: DictConfig) -> Iterator[Derived]:

@@ -16,6 +16,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, Unsupported
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
 from sslengine.config.sections import (
     components_of,
+    element_type,
     extend,
     fields_of,
     named,
@@ -107,6 +108,7 @@ class _Writer:
             return
         if isinstance(value, Mapping):
             _open_optional(node, key)
+            _open_element(node, key)
         current = node._get_node(key) if key in node else None
         is_section = isinstance(current, DictConfig) and not current._is_none()
         if is_section and isinstance(value, Mapping):
@@ -255,6 +257,13 @@ def _open_optional(node: DictConfig, key: str) -> None:
     current = node._get_node(key) if _null_by_default(node, key) else None
     if isinstance(current, DictConfig) and current._is_none():
         node[key] = OmegaConf.structured(current._metadata.ref_type)
+
+
+def _open_element(node: DictConfig, key: str) -> None:
+    """A section under a name of the user's own, in a dict of such sections."""
+    cls = element_type(node)
+    if cls is not None and key not in node:
+        extend(node, key, cls)
 
 
 def _index(text: str) -> int | str:

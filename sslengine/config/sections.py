@@ -111,10 +111,18 @@ def fields_of(node: DictConfig) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(cls)}
 
 
+def element_type(node: DictConfig) -> type[Any] | None:
+    """The dataclass of the values of a `dict[str, Cls]`, each under a name of the user's."""
+    cls = node._metadata.element_type
+    return cls if dataclasses.is_dataclass(cls) and isinstance(cls, type) else None
+
+
 def typed_nodes(node: DictConfig, path: str = "config") -> Iterator[tuple[str, DictConfig]]:
     """Every node of the tree that has a dataclass behind it, with its key path."""
-    if fields_of(node):
+    typed = bool(fields_of(node))
+    if typed:
         yield path, node
+    if typed or element_type(node) is not None:
         for key, value in node.items():
             if isinstance(value, DictConfig):
                 yield from typed_nodes(value, f"{path}.{key!s}")

@@ -83,7 +83,14 @@ def manual_gradient_all_reduce(model: nn.Module) -> None:
     for parameter in trained:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    for grads in _by_dtype(p.grad for p in trained if p.grad is not None):
+    average_over_ranks(p.grad for p in trained if p.grad is not None)
+
+
+def average_over_ranks(gradients: Iterable[Tensor]) -> None:
+    """In place, in one message per dtype."""
+    if world_size() == 1:
+        return
+    for grads in _by_dtype(gradients):
         flat = sum_in_place(_flatten_dense_tensors(grads)).div_(world_size())
         torch._foreach_copy_(grads, list(_unflatten_dense_tensors(flat, grads)))
 

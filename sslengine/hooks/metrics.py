@@ -70,7 +70,7 @@ class LogMetrics(Hook):
         if not task.writers:
             return
         speed, step_seconds = self._speed()
-        values = {**_losses(entries), "lr": task.optimizer.options_view.lr}
+        values = {**_losses(entries), **task.optimizer.learning_rates()}
         values["images_per_s"] = round(speed, 1)
         if len(entries) > 1:
             values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)

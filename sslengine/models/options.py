@@ -234,6 +234,29 @@ class SyncBatchNormOptions:
 
 
 @dataclass
+class GradScalerOptions:
+    """torch's GradScaler; apex's own scaler takes `loss_scale` in AMP_ARGS."""
+
+    # The loss is multiplied by this before it is run back ...
+    init_scale: float = 65536.0
+    # ... and the scale by this after growth_interval steps without overflow,
+    growth_factor: float = 2.0
+    # ... or by this after a step that overflowed, which is skipped.
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+    def check(self) -> Iterator[str]:
+        if self.init_scale <= 0:
+            yield f"init_scale: expected a number above 0, got {self.init_scale:g}."
+        if self.growth_factor <= 1:
+            yield f"growth_factor: expected a number above 1, got {self.growth_factor:g}."
+        if not 0 < self.backoff_factor < 1:
+            yield f"backoff_factor: expected a number from 0 to 1, got {self.backoff_factor:g}."
+        if self.growth_interval < 1:
+            yield f"growth_interval: expected 1 or more, got {self.growth_interval}."
+
+
+@dataclass
 class AmpOptions:
     USE_AMP: bool = False
     # apex or pytorch; without an apex that still has amp, pytorch serves.
@@ -242,6 +265,8 @@ class AmpOptions:
     AMP_ARGS: dict[str, Any] = field(default_factory=lambda: {"opt_level": "O1"})
     # pytorch: float16 (with loss scaling) or bfloat16.
     AMP_DTYPE: str = "float16"
+    # The loss scaling of float16.
+    GRAD_SCALER: GradScalerOptions = field(default_factory=GradScalerOptions)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "AMP_TYPE", "apex", "pytorch")

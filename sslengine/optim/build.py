@@ -14,7 +14,7 @@ from sslengine.distributed.ranks import world_size
 from sslengine.distributed.zero import shard_optimizer
 from sslengine.errors import ConfigError
 from sslengine.optim.larc import with_larc
-from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.options import OptimizerSettings
 from sslengine.optim.param_groups import Group, build_param_groups
 from sslengine.optim.scheduled import Scaled, ScheduledOptimizer
 from sslengine.optim.schedules import Schedule, build_schedule
@@ -30,7 +30,7 @@ Plan = dict[str, Scaled]
 
 def build_optimizer(
     model: nn.Module,
-    options: OptimizerOptions,
+    options: OptimizerSettings,
     device: torch.device,
     num_epochs: float,
     excluded: Collection[str] = (),
@@ -63,7 +63,7 @@ def build_optimizer(
     return ScheduledOptimizer(inner, plan)
 
 
-def _schedules(options: OptimizerOptions, num_epochs: float) -> dict[str, Schedule]:
+def _schedules(options: OptimizerSettings, num_epochs: float) -> dict[str, Schedule]:
     """One object for all that follow the same options, so that it is computed once."""
     built: dict[int, Schedule] = {}
     chosen = options.schedulers()
@@ -91,7 +91,7 @@ def _plan(group: Group, schedules: Mapping[str, Schedule]) -> Plan:
     return plan
 
 
-def _for_torch(group: Group, options: OptimizerOptions, known: Mapping[str, Any]) -> Group:
+def _for_torch(group: Group, options: OptimizerSettings, known: Mapping[str, Any]) -> Group:
     kept = {key: value for key, value in group.items() if key not in _PLAN_KEYS}
     if "weight_decay" in known:
         head = options.head_optimizer_params
@@ -119,7 +119,7 @@ def _values(group: Group) -> Group:
 
 
 def _fastest_form(
-    known: Mapping[str, Any], options: OptimizerOptions, device: torch.device
+    known: Mapping[str, Any], options: OptimizerSettings, device: torch.device
 ) -> dict[str, bool]:
     """Fused where torch has it, else torch's own choice: foreach on a GPU, a loop on a CPU.
 

@@ -96,16 +96,11 @@ class ParamSchedulers:
     momentum: SchedulerOptions | None = None
 
 
-@section("OPTIMIZER")
 @dataclass
-class OptimizerOptions:
-    name: str = named(OPTIMIZERS, "sgd")
-    # The length of the run: epochs, or iterations where num_iterations is set.
-    num_epochs: int = 90
-    num_iterations: int | None = iterations(None)
-    # Batches whose gradients are summed up to one step.
-    accumulate: int = 1
+class OptimizerSettings:
+    """An optimizer, its parameter groups and its schedules."""
 
+    name: str = named(OPTIMIZERS, "sgd")
     weight_decay: float = 1e-4
     momentum: float = 0.9
     nesterov: bool = False
@@ -174,10 +169,6 @@ class OptimizerOptions:
         yield from self._optimizer_problems()
 
     def _number_problems(self) -> Iterator[str]:
-        for key in ("num_epochs", "num_iterations", "accumulate"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                yield f"{key}: expected 1 or more, got {value}."
         for key, value in (
             ("weight_decay", self.weight_decay),
             ("head_optimizer_params.weight_decay", self.head_optimizer_params.weight_decay),
@@ -191,8 +182,12 @@ class OptimizerOptions:
         if self.nesterov and (self.momentum == 0 or self.dampening):
             yield "nesterov: needs a momentum above 0 and no dampening."
 
+    def _length(self) -> float:
+        """Of the run, in epochs, as far as a schedule can be checked against it."""
+        return _LENGTH_UNKNOWN
+
     def _schedule_problems(self) -> Iterator[str]:
-        length = self.num_epochs if self.num_iterations is None else _LENGTH_UNKNOWN
+        length = self._length()
         in_force = self.schedulers()
         for key, options in vars(self.param_schedulers).items():
             path = f"param_schedulers.{key}"
@@ -239,3 +234,49 @@ class OptimizerOptions:
         engine_arguments = (*list(known)[:1], "lr")
         arguments = self.arguments(optimizer_class)
         yield from argument_problems(optimizer_class, arguments, "args", engine_arguments)
+
+
+@section("OPTIMIZER")
+@dataclass
+class OptimizerOptions(OptimizerSettings):
+    # The length of the run: epochs, or iterations where num_iterations is set.
+    num_epochs: int | None = 90
+    num_iterations: int | None = iterations(None)
+    # Batches whose gradients are summed up to one step.
+    accumulate: int = 1
+
+    def _length(self) -> float:
+        known = self.num_iterations is None and self.num_epochs is not None
+        return float(self.num_epochs or 0) if known else _LENGTH_UNKNOWN
+
+    def _number_problems(self) -> Iterator[str]:
+        for key in ("num_epochs", "num_iterations", "accumulate"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                yield f"{key}: expected 1 or more, got {value}."
+        if self.num_epochs is None and self.num_iterations is None:
+            yield "num_epochs: how long is the run? Give num_epochs or num_iterations."
+        yield from super()._number_problems()
+
+
+@dataclass
+class OwnedOptimizerOptions(OptimizerSettings):
+    """One of several optimizers. The run's length and `accumulate` stay config.OPTIMIZER's."""
+
+    # The parameters that it moves, by name: trunk.*, heads.0.*, loss.* for those of the loss.
+    parameters: list[str] = field(default_factory=list)
+    # The losses whose sum it lowers, by the names in the dict that the loss returns.
+    losses: list[str] = field(default_factory=list)
+    # Bound the norm of its gradients together; null: they stay as they are.
+    clip_norm: float | None = None
+
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not self.parameters:
+            yield "parameters: expected patterns of parameter names, such as [trunk.*, heads.0.*]."
+        if not self.losses:
+            yield "losses: expected names of losses, of those that the loss returns."
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            yield f"clip_norm: expected a number above 0, got {self.clip_norm:g}."
+        if self.use_zero:
+            yield "use_zero: one of several optimizers keeps its state whole; set it to false."

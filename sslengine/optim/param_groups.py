@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sslengine.errors import ConfigError, listing, nearest
 from sslengine.optim.layer_depth import layer_depth
-from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.options import OptimizerSettings
 from sslengine.registry import PARAM_GROUPS, register_param_groups
 
 Group = dict[str, Any]
@@ -53,7 +53,7 @@ class Trainable(NamedTuple):
 
 
 def build_param_groups(
-    model: nn.Module, options: OptimizerOptions, excluded: Collection[str] = ()
+    model: nn.Module, options: OptimizerSettings, excluded: Collection[str] = ()
 ) -> list[Group]:
     """The groups of a model with `trunk` and `heads`; `excluded` parameters are frozen first."""
     _freeze(model, excluded)
@@ -78,7 +78,7 @@ def trainable(model: nn.Module) -> Iterator[Trainable]:
 Rule = Callable[[Trainable], bool]
 
 
-def decay_by_layer(options: OptimizerOptions, regularize_bn: bool) -> Rule:
+def decay_by_layer(options: OptimizerSettings, regularize_bn: bool) -> Rule:
     """Weight decay or not, by the kind of layer: `regularize_bn` and `regularize_bias`."""
 
     def has_decay(each: Trainable) -> bool:
@@ -91,7 +91,7 @@ def decay_by_layer(options: OptimizerOptions, regularize_bn: bool) -> Rule:
     return has_decay
 
 
-def decay_by_name(options: OptimizerOptions) -> Rule:
+def decay_by_name(options: OptimizerSettings) -> Rule:
     """DINO's rule: none on biases and on anything called norm."""
 
     def has_decay(each: Trainable) -> bool:
@@ -101,7 +101,7 @@ def decay_by_name(options: OptimizerOptions) -> Rule:
     return has_decay
 
 
-def _is_exempt(each: Trainable, options: OptimizerOptions) -> bool:
+def _is_exempt(each: Trainable, options: OptimizerSettings) -> bool:
     return any(part in each.name for part in options.non_regularized_parameters)
 
 
@@ -129,7 +129,7 @@ def _trunk_and_heads(model: nn.Module, has_decay: Rule) -> list[Group]:
 
 
 @register_param_groups("default")
-def default(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+def default(model: nn.Module, options: OptimizerSettings) -> list[Group]:
     """Trunk and heads, each with and without weight decay."""
     if options.construct_single_param_group_only:
         return [{"params": [each.parameter for each in trainable(model)], "name": "model"}]
@@ -137,13 +137,13 @@ def default(model: nn.Module, options: OptimizerOptions) -> list[Group]:
 
 
 @register_param_groups("dino")
-def no_decay_by_name(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+def no_decay_by_name(model: nn.Module, options: OptimizerSettings) -> list[Group]:
     """The same with DINO's rule for weight decay: none on what is called a norm."""
     return _trunk_and_heads(model, decay_by_name(options))
 
 
 @register_param_groups("lr_decay")
-def lr_decay(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+def lr_decay(model: nn.Module, options: OptimizerSettings) -> list[Group]:
     """Learning rates that fall with the distance from the heads: decay ** distance."""
     depth = layer_depth([name for name, _ in model.named_parameters()])
     by_layer = decay_by_layer(options, options.regularize_bn)
@@ -158,7 +158,7 @@ def lr_decay(model: nn.Module, options: OptimizerOptions) -> list[Group]:
 
 
 @register_param_groups("linear_eval_heads")
-def linear_eval_heads(model: nn.Module, options: OptimizerOptions) -> list[Group]:
+def linear_eval_heads(model: nn.Module, options: OptimizerSettings) -> list[Group]:
     """Heads side by side, each with a learning rate and a weight decay of its own."""
     entries = options.linear_heads()
     collector = _Collector()

@@ -2,7 +2,7 @@
 
     optimizer.on_epoch(where)      at the start of an epoch
     optimizer.schedule(where)      before each step
-    optimizer.inner.step()         torch's, by way of precision
+    optimizer.step(precision)      torch's, by way of precision
 
 Hyper-parameters come from the config, also after a checkpoint has been loaded; only the
 optimizer's state, and the values that schedules have set last, come from the checkpoint.
@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import nn
 from torch.optim import Optimizer
 
 from sslengine.distributed.zero import whole_state
 from sslengine.errors import CheckpointError, ConfigError, TrainingError
 from sslengine.optim.schedules import Schedule
+from sslengine.precision import Precision
 
 
 class Scaled(NamedTuple):
@@ -80,6 +82,17 @@ class ScheduledOptimizer:
                 else:
                     group[key] = value * scale
 
+    def prepare(self, precision: Precision, model: nn.Module) -> None:
+        """Once, before training."""
+        self.inner = precision.prepare(model, self.inner)
+
+    def step(self, precision: Precision) -> None:
+        precision.step(self.inner)
+
+    def learning_rates(self) -> dict[str, float]:
+        """For the log."""
+        return {"lr": self.options_view.lr}
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
 
@@ -128,7 +141,7 @@ class ScheduledOptimizer:
 class OptionsView:
     """`options_view.lr`: one number; where groups differ, the largest over them."""
 
-    def __init__(self, optimizer: ScheduledOptimizer) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def __getattr__(self, name: str) -> Any:

@@ -97,7 +97,9 @@ def attach(loss: nn.Module, model: nn.Module) -> None:
 
 def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
     amp = read(config, ModelOptions).AMP_PARAMS
-    return build_precision(device, amp.USE_AMP, amp.AMP_TYPE, amp.AMP_DTYPE, amp.AMP_ARGS)
+    return build_precision(
+        device, amp.USE_AMP, amp.AMP_TYPE, amp.AMP_DTYPE, amp.AMP_ARGS, vars(amp.GRAD_SCALER)
+    )
 
 
 def build_run_optimizer(
@@ -109,11 +111,16 @@ def build_run_optimizer(
     )  # fmt: skip
 
 
-def reduces_by_hand(config: DictConfig) -> bool:
-    """Asked for, or needed: activation checkpointing runs a second forward inside backward."""
+def reduces_by_hand(config: DictConfig, train_step: Any) -> bool:
+    """Asked for, or needed: DDP's hooks follow one forward and one backward.
+
+    Activation checkpointing runs a second forward inside backward; a train step may run
+    several backward passes (`reduces_by_hand`).
+    """
     checkpointing = read(config, ModelOptions).ACTIVATION_CHECKPOINTING
     asked = read(config, DistributedOptions).MANUAL_GRADIENT_REDUCTION
-    return world_size() > 1 and (asked or checkpointing.USE_ACTIVATION_CHECKPOINTING)
+    needed = getattr(train_step, "reduces_by_hand", False)
+    return world_size() > 1 and (asked or needed or checkpointing.USE_ACTIVATION_CHECKPOINTING)
 
 
 def broadcast_mode(config: DictConfig) -> str:

@@ -46,13 +46,13 @@ class Phase:
 class Length:
     """How long to train: epochs or iterations, not both."""
 
-    num_epochs: int
+    num_epochs: int | None
     num_iterations: int | None = None
     phases_per_epoch: int = 1
 
     def epochs(self, steps_per_epoch: int) -> float:
         if self.num_iterations is None:
-            return float(self.num_epochs)
+            return float(self.num_epochs or 0)
         return self.num_iterations / steps_per_epoch
 
 
@@ -113,7 +113,9 @@ def _train_windows(length: Length, steps: int) -> list[tuple[int, int, int]]:
             f"config.DATA.TRAIN.TRAIN_PHASES_PER_EPOCH: {parts} phases cannot share an epoch of "
             f"{steps} steps."
         )
-    left = length.num_iterations if length.num_iterations is not None else length.num_epochs * steps
+    left = length.num_iterations
+    if left is None:
+        left = (length.num_epochs or 0) * steps
     windows = []
     epoch = 0
     while left > 0:

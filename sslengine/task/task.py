@@ -89,15 +89,23 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.loss = build.build_loss(config, self._feed_for_training.num_samples, device)
         build.attach(self.loss, self.base_model)
         self.precision = build.build_run_precision(config, device)
-        epochs = self.length.epochs(self._feed_for_training.steps_per_epoch)
-        self.optimizer = build.build_run_optimizer(config, self.base_model, device, epochs)
+        self.train_step_function = build.build_train_step(config)
+        self.optimizer = self._make_optimizer(
+            self.length.epochs(self._feed_for_training.steps_per_epoch)
+        )
         self._prepare_distributed()
         self._prepare_monitoring()
         self.hooks = self._make_hooks()
         self._calls = compile_events(self.hooks)
-        self.train_step_function = build.build_train_step(config)
         # From here on ranks draw differently (dropout), but always the same for one seed.
         seed_all(self.seed * 1_000_003 + rank() + 1)
+
+    def _make_optimizer(self, epochs: float) -> Any:
+        """The train step's own, if it makes any (several of them)."""
+        make = getattr(self.train_step_function, "build_optimizer", None)
+        if make is not None:
+            return make(self.config, self.base_model, self.loss, self.device, epochs)
+        return build.build_run_optimizer(self.config, self.base_model, self.device, epochs)
 
     def load_initial_weights(self) -> None:
         """For a run that does not go on from a checkpoint of its own."""
@@ -130,13 +138,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def _prepare_distributed(self) -> None:
         config, device = self.config, self.device
-        self.reduce_by_hand = build.reduces_by_hand(config)
+        self.reduce_by_hand = build.reduces_by_hand(config, self.train_step_function)
         mode = build.broadcast_mode(config)
         self.broadcast_buffers_by_hand = self.reduce_by_hand and mode == "forward_pass"
         self._broadcast_before_eval = mode == "before_eval"
         # DDP takes rank 0's weights; the loss has no wrapper that would.
-        broadcast_all(self.loss.buffers())
-        self.optimizer.inner = self.precision.prepare(self.base_model, self.optimizer.inner)
+        broadcast_all((*self.loss.parameters(), *self.loss.buffers()))
+        self.optimizer.prepare(self.precision, self.base_model)
         # As steps call it: wrapped for data parallel training, if there is any.
         self.model: nn.Module = build.wrap_model(config, self.base_model, device)
 

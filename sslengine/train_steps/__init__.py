@@ -9,3 +9,4 @@ TRAIN_STEPS.declare(
 TRAIN_STEPS.declare("sslengine.train_steps.gradcache", "gradcache_train_step")
 TRAIN_STEPS.declare("sslengine.train_steps.loss_dict", "loss_dict_train_step")
 TRAIN_STEPS.declare("sslengine.train_steps.model", "model_train_step")
+TRAIN_STEPS.declare("sslengine.train_steps.multi_optimizer", "multi_optimizer_train_step")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import reduce
+from operator import add
 from typing import Any, Protocol
 
 import torch
@@ -118,6 +120,17 @@ def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
     return loss
 
 
+def compute_losses(task: StepTask, output: Any, sample: Sample) -> dict[str, Tensor]:
+    """Several by their names, and under "loss" what the log shows: the sum of those followed."""
+    with task.perf.loss_compute:
+        given = task.loss(task.precision.as_full(output), sample["target"])
+    losses = {"loss": given} if isinstance(given, Tensor) else dict(given)
+    task.optimizer.check_losses(losses)
+    if "loss" in losses:
+        return losses
+    return {"loss": reduce(add, (losses[name] for name in task.optimizer.losses)), **losses}
+
+
 def reduce_loss(task: StepTask, loss: Loss) -> None:
     """Note the loss and begin to average it over ranks, beside the backward pass."""
     with task.perf.loss_all_reduce:
@@ -144,6 +157,16 @@ def backward(task: StepTask, loss: Loss) -> None:
     task.run_hooks("on_backward")
 
 
+def backward_of_each(task: StepTask, losses: Mapping[str, Tensor]) -> None:
+    """Each optimizer's gradients, by the losses that it follows. Fires on_backward."""
+    with task.perf.backward:
+        if task.group.first:
+            task.optimizer.zero_grad()
+        task.optimizer.backward(task.precision, losses, task.group.weight)
+        task.optimizer.finish_backward(over_ranks=task.reduce_by_hand and task.group.last)
+    task.run_hooks("on_backward")
+
+
 def backward_of_loss(task: StepTask, loss: Loss) -> None:
     """As far as the loss's graph reaches, after the gradients of the group before."""
     if task.group.first:
@@ -158,7 +181,7 @@ def optimizer_step(task: StepTask) -> None:
         return
     with task.perf.optimizer_step:
         task.optimizer.schedule(task.where)
-        task.precision.step(task.optimizer.inner)
+        task.optimizer.step(task.precision)
     task.run_hooks("on_update")
     task.progress.num_updates += 1
 

@@ -24,7 +24,10 @@ class FakeTask:
         inner = optim.SGD(model.parameters(), lr=0.1)
         self.wheres: list[float] = []
         self.optimizer = SimpleNamespace(
-            inner=inner, zero_grad=inner.zero_grad, schedule=self.wheres.append
+            inner=inner,
+            zero_grad=inner.zero_grad,
+            schedule=self.wheres.append,
+            step=lambda precision: precision.step(inner),
         )
         self.precision = Precision()
         self.ledger = LossLedger()

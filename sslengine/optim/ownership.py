@@ -1,0 +1,83 @@
+"""Which of several optimizers moves which parameters: by patterns on their names.
+
+Names are those of the model, `trunk.*` and `heads.0.*`, and those of the loss below `loss.`.
+A parameter may have several owners, and every one that is trained has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from sslengine.errors import ConfigError, listing, nearest
+from sslengine.optim.param_groups import Trainable, trainable
+
+LOSS = "loss"
+
+
+def whole(model: nn.Module, loss: nn.Module) -> nn.Module:
+    """The model, and beside its parts the loss. Never called: it gives names."""
+    both = nn.Module()
+    for name, parameter in model.named_parameters(recurse=False):
+        both.register_parameter(name, parameter)
+    for name, part in (*model.named_children(), (LOSS, loss)):
+        if hasattr(both, name):
+            raise ConfigError(
+                f"the model has a part called {name!r}, the name by which parameters of the loss "
+                f"are known where there are several optimizers. Give it another name."
+            )
+        both.add_module(name, part)
+    return both
+
+
+def owned_parameters(
+    model: nn.Module, patterns: Mapping[str, Collection[str]], where: str
+) -> dict[str, list[Trainable]]:
+    """For each optimizer what it moves, in the order of the model."""
+    trained = list(trainable(model))
+    for owner, its in patterns.items():
+        for pattern in its:
+            if not any(fnmatchcase(each.name, pattern) for each in trained):
+                raise ConfigError(_matches_nothing(f"{where}.{owner}", pattern, model, trained))
+    owned = {
+        owner: [each for each in trained if any(fnmatchcase(each.name, one) for one in its)]
+        for owner, its in patterns.items()
+    }
+    names = {each.name for its in owned.values() for each in its}
+    nobodys = [each.name for each in trained if each.name not in names]
+    if nobodys:
+        raise ConfigError(
+            f"{where}: no optimizer owns {listing(nobodys, 10)}. Add a pattern to the `parameters` "
+            f"of one, or freeze them (config.MODEL.NON_TRAINABLE_PARAMS)."
+        )
+    return owned
+
+
+@contextmanager
+def only(model: nn.Module, kept: Collection[Trainable]) -> Iterator[None]:
+    """Within it, only these parameters count as trainable."""
+    mine = {id(each.parameter) for each in kept}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
+    try:
+        for parameter in others:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def _matches_nothing(
+    where: str, pattern: str, model: nn.Module, trained: Collection[Trainable]
+) -> str:
+    if any(fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
+        return f"{where}.parameters: all that {pattern!r} matches is frozen."
+    names = [each.name for each in trained]
+    parts = {name.rpartition(".")[0] for name in names} | {name.split(".")[0] for name in names}
+    hint = nearest(pattern, [f"{part}.*" for part in parts if part])
+    return (
+        f"{where}.parameters: {pattern!r} matches no parameter. {hint}\n  Known: {listing(names)}"
+    )

@@ -1,0 +1,179 @@
+"""Several optimizers, each with its parameters, its losses, its schedules.
+
+The gradient of a set of losses goes to the optimizers that follow it and to no other: where
+a parameter has two owners, each moves it by the gradient of its own losses, one after the other,
+all taken at the same weights.
+
+Cost: one backward pass for each distinct set of losses, and the graph is kept until the last;
+for a parameter with several owners, one gradient for each set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.distributed.data_parallel import average_over_ranks
+from sslengine.errors import CheckpointError, ConfigError, TrainingError, nearest
+from sslengine.optim.scheduled import OptionsView, ScheduledOptimizer
+from sslengine.precision import Precision
+
+
+@dataclass(frozen=True)
+class Owner:
+    name: str
+    optimizer: ScheduledOptimizer
+    parameters: Sequence[nn.Parameter]
+    losses: tuple[str, ...]
+    clip_norm: float | None = None
+
+
+class _LossSet(NamedTuple):
+    """Losses that are run back together, and where to."""
+
+    losses: tuple[str, ...]
+    parameters: list[nn.Parameter]
+    shared: list[nn.Parameter]  # of them, those that have several owners
+    gradients: dict[nn.Parameter, Tensor | None]  # of these, by these losses
+
+
+class SeveralOptimizers:
+    """To the task what a single ScheduledOptimizer is, except for `inner`."""
+
+    def __init__(self, owners: Sequence[Owner], where: str = "the optimizers") -> None:
+        """where: their key path, for messages."""
+        self.owners, self.where = tuple(owners), where
+        self.options_view = OptionsView(self)
+        self.losses = tuple(dict.fromkeys(name for owner in owners for name in owner.losses))
+        counts = Counter(p for owner in owners for p in owner.parameters)
+        self._shared = {p for p, count in counts.items() if count > 1}
+        self._sets = {owner.losses: self._loss_set(owner.losses) for owner in owners}
+
+    def _loss_set(self, losses: tuple[str, ...]) -> _LossSet:
+        followers = (owner for owner in self.owners if owner.losses == losses)
+        parameters = list(dict.fromkeys(p for owner in followers for p in owner.parameters))
+        return _LossSet(losses, parameters, [p for p in parameters if p in self._shared], {})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for owner in self.owners for group in owner.optimizer.param_groups]
+
+    def learning_rates(self) -> dict[str, float]:
+        own = {f"lr.{each.name}": each.optimizer.options_view.lr for each in self.owners}
+        return {"lr": self.options_view.lr, **own}
+
+    def prepare(self, precision: Precision, model: nn.Module) -> None:
+        if precision.one_optimizer_only:
+            raise ConfigError(
+                f"config.MODEL.AMP_PARAMS.AMP_TYPE: {precision.name} AMP takes one optimizer, and "
+                f"{self.where} has {len(self.owners)}. Set AMP_TYPE=pytorch."
+            )
+
+    def schedule(self, where: float) -> None:
+        for owner in self.owners:
+            owner.optimizer.schedule(where)
+
+    def on_epoch(self, where: float) -> None:
+        for owner in self.owners:
+            owner.optimizer.on_epoch(where)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for owner in self.owners:
+            owner.optimizer.zero_grad(set_to_none)
+        for each in self._sets.values():
+            each.gradients.clear()
+
+    def check_losses(self, given: Mapping[str, Tensor]) -> None:
+        """Is there all that is followed, and is all that has a gradient followed?"""
+        for owner in self.owners:
+            for name in owner.losses:
+                if name not in given:
+                    raise TrainingError(
+                        f"{self.where}.{owner.name}.losses: the loss returns no {name!r}, it "
+                        f"returns {', '.join(map(repr, given))}. {nearest(name, given)}".rstrip()
+                    )
+        for name, value in given.items():
+            if name not in self.losses and name != "loss" and value.requires_grad:
+                raise TrainingError(
+                    f"{self.where}: no optimizer follows the loss {name!r}. Add it to the `losses` "
+                    f"of one; if it is only to be logged, return it detached."
+                )
+
+    def backward(self, precision: Precision, losses: Mapping[str, Tensor], weight: float) -> None:
+        """Add the gradients of a batch whose share of its group is `weight`."""
+        for number, each in enumerate(self._sets.values(), start=1):
+            total = reduce(add, (losses[name] for name in each.losses))
+            for parameter in each.shared:
+                parameter.grad = each.gradients.get(parameter)
+            precision.backward(
+                total * weight if weight != 1.0 else total,
+                inputs=each.parameters,
+                retain_graph=number < len(self._sets),
+            )
+            each.gradients.update({p: p.grad for p in each.shared})
+
+    def finish_backward(self, over_ranks: bool) -> None:
+        """Gradients where hooks look for them; of shared parameters, the sum over the sets.
+
+        over_ranks: take the mean of all ranks' first; what a rank has no gradient of is zero.
+        """
+        if over_ranks:
+            self._reduce()
+        for parameter in self._shared:
+            every = [each.gradients.get(parameter) for each in self._sets.values()]
+            some = [gradient for gradient in every if gradient is not None]
+            parameter.grad = torch.stack(some).sum(0) if some else None
+
+    def _reduce(self) -> None:
+        gradients = []
+        for each in self._sets.values():
+            for parameter in each.parameters:
+                shared = parameter in self._shared
+                mine = each.gradients.get(parameter) if shared else parameter.grad
+                mine = torch.zeros_like(parameter) if mine is None else mine
+                if shared:
+                    each.gradients[parameter] = mine
+                else:
+                    parameter.grad = mine
+                gradients.append(mine)
+        average_over_ranks(gradients)
+
+    def step(self, precision: Precision) -> None:
+        """One after the other, by gradients that were taken before the first of them."""
+        for owner in self.owners:
+            self._hand_out(owner)
+            inner = owner.optimizer.inner
+            if owner.clip_norm is not None:
+                precision.unscale(inner)
+                present = [p for p in owner.parameters if p.grad is not None]
+                torch.nn.utils.clip_grad_norm_(present, owner.clip_norm)
+            precision.step_one(inner)
+        precision.update()
+
+    def _hand_out(self, owner: Owner) -> None:
+        """A shared parameter's gradient by this owner's losses, unless a hook has frozen it."""
+        gradients = self._sets[owner.losses].gradients
+        for parameter in owner.parameters:
+            if parameter in self._shared and parameter.grad is not None:
+                mine = gradients[parameter]  # a copy: scalers and clipping write into it
+                parameter.grad = None if mine is None else mine.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {owner.name: owner.optimizer.state_dict() for owner in self.owners}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        names = [owner.name for owner in self.owners]
+        if sorted(state) != sorted(names):
+            raise CheckpointError(
+                f"the checkpoint is of the optimizers {', '.join(sorted(state))}, this run has "
+                f"{', '.join(sorted(names))} ({self.where})."
+            )
+        for owner in self.owners:
+            owner.optimizer.load_state_dict(state[owner.name])

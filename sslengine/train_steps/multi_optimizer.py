@@ -1,0 +1,90 @@
+"""`multi_optimizer_train_step`: several losses, several optimizers, in one step.
+
+The loss returns a dict of named losses. Each optimizer has parameters that it owns, by patterns on
+their names, and losses that it follows:
+
+    config.TRAINER.multi_optimizer_train_step.OPTIMIZERS:
+      trunk:      {parameters: [trunk.*], losses: [contrastive, variance], name: lars, ...}
+      projector:  {parameters: [heads.*, loss.*], losses: [contrastive], name: adamw, ...}
+
+The rest of each is what config.OPTIMIZER takes. Gradients are all taken at the same weights,
+then the optimizers step in this order. Cost: one backward pass for each distinct set of losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from sslengine.config.sections import read
+from sslengine.errors import ConfigError
+from sslengine.models.options import ModelOptions
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.options import OwnedOptimizerOptions
+from sslengine.optim.ownership import only, owned_parameters, whole
+from sslengine.optim.several import Owner, SeveralOptimizers
+from sslengine.registry import register_train_step
+from sslengine.train_steps import stages
+from sslengine.train_steps.samples import single_input_sample
+
+NAME = "multi_optimizer_train_step"
+WHERE = f"config.TRAINER.{NAME}.OPTIMIZERS"
+
+
+@dataclass
+class MultiOptimizerOptions:
+    # Each under a name of your own: `parameters`, `losses`, and keys as of config.OPTIMIZER.
+    OPTIMIZERS: dict[str, OwnedOptimizerOptions] = field(default_factory=dict)
+
+    def check(self) -> Iterator[str]:
+        if not self.OPTIMIZERS:
+            yield "OPTIMIZERS: expected one or more, each with its `parameters` and `losses`."
+
+
+@register_train_step(NAME, options=MultiOptimizerOptions)
+class MultiOptimizerTrainStep:
+    reduces_by_hand = True  # DDP's hooks would follow the first of several backward passes
+
+    def __init__(self, options: MultiOptimizerOptions) -> None:
+        self.optimizers = options.OPTIMIZERS
+
+    def build_optimizer(
+        self, config: DictConfig, model: nn.Module, loss: nn.Module, device: torch.device,
+        epochs: float,
+    ) -> SeveralOptimizers:  # fmt: skip
+        if read(config, ModelOptions).GRAD_CLIP.USE_GRAD_CLIP:
+            raise ConfigError(
+                f"config.MODEL.GRAD_CLIP: of several optimizers each clips its own gradients; "
+                f"set {WHERE}.<name>.clip_norm."
+            )
+        everything = whole(model, loss)
+        patterns = {name: each.parameters for name, each in self.optimizers.items()}
+        owners = []
+        for name, owned in owned_parameters(everything, patterns, WHERE).items():
+            options = self.optimizers[name]
+            try:
+                with only(everything, owned):
+                    optimizer = build_optimizer(everything, options, device, epochs)
+            except ConfigError as error:
+                raise ConfigError(f"{WHERE}.{name}: {error}") from error
+            parameters = [each.parameter for each in owned]
+            losses = tuple(sorted(set(options.losses)))
+            owners.append(Owner(name, optimizer, parameters, losses, options.clip_norm))
+        return SeveralOptimizers(owners, WHERE)
+
+    def __call__(self, task: stages.StepTask) -> stages.StepTask:
+        with stages.step_timer(task):
+            with stages.compute_context(task):
+                sample = stages.read_sample(task, single_input_sample)
+                output = stages.forward(task, sample)  # fires on_forward
+                losses = stages.compute_losses(task, output, sample)
+            stages.reduce_loss(task, losses)
+            stages.update_meters(task, output, sample)  # fires on_loss_and_meter
+            if task.train:
+                stages.backward_of_each(task, losses)  # fires on_backward
+                stages.optimizer_step(task)  # by `where`; fires on_update
+        return task
