@@ -98,7 +98,7 @@ def test_without_apex_amp_o1_is_torch_fp16_and_says_so(
 ) -> None:
     # What PyPI calls apex: a package without `amp`.
     monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex"))
-    monkeypatch.setattr(precision, "_torch_amp", lambda device, dtype: (device, dtype))
+    monkeypatch.setattr(precision, "_torch_amp", lambda device, dtype, scaler: (device, dtype))
     assert _build(device=CUDA, amp_type="apex") == (CUDA, torch.float16)
     assert caplog.messages == ["apex.amp is not installed: opt_level O1 runs as torch fp16 AMP."]
 
@@ -163,3 +163,31 @@ def test_the_scalers_state_goes_round() -> None:
     assert two.state_dict() == one.state_dict()
     two.load_state_dict({})  # of a checkpoint in another precision
     Precision().load_state_dict(Precision().state_dict())
+
+
+def test_the_scalers_arguments_reach_torch() -> None:
+    """A step of it: the scale grows after growth_interval steps and backs off after an overflow."""
+    precision = TorchAmp(
+        CPU, torch.float16,
+        {"init_scale": 32.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 2},
+    )  # fmt: skip
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = optim.SGD([weight], lr=0.5)
+    scales = []
+    for factor in (1.0, 1.0, torch.inf):
+        optimizer.zero_grad()
+        precision.backward((weight * factor).sum())
+        precision.step(optimizer)
+        scales.append(precision.scaler.get_scale())
+    assert scales == [32.0, 128.0, 32.0]
+    assert weight.item() == 0.0
+
+
+def test_a_graph_is_run_back_into_some_inputs_alone() -> None:
+    one, two = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    loss = (one * two).sum()
+    Precision().backward(loss, inputs=[one], retain_graph=True)
+    assert one.grad is not None
+    assert two.grad is None
+    Precision().backward(loss)
+    assert (one.grad.item(), two.grad.item()) == (2.0, 1.0)  # type: ignore[attr-defined]

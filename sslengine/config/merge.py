@@ -275,4 +275,6 @@ def _index(text: str) -> int | str:
 
 def _expected(node: DictConfig | ListConfig, key: Any) -> str:
     field_ = fields_of(node).get(key) if isinstance(node, DictConfig) else None
-    return str(getattr(field_.type, "__name__", field_.type)) if field_ else ""
+    if field_ is None:
+        return ""
+    return str(getattr(field_.type, "__name__", field_.type)).removesuffix(" | None")

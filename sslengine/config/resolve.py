@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from sslengine.config.check import check
 from sslengine.config.compose import Composition, Layer, compose
 from sslengine.config.inference import infer
+from sslengine.config.length import settle_length
 from sslengine.config.merge import merge
 from sslengine.errors import ConfigError
 from sslengine.registry import load_plugins
@@ -42,6 +43,7 @@ def freeze(composition: Composition) -> Resolved:
     """Load plugins, merge onto the schema, check, derive, make read-only."""
     load_plugins(_plugins(composition))
     merged = merge(composition)
+    settle_length(merged, composition)
     check(merged)
     infer(merged, composition.name)
     OmegaConf.set_readonly(merged.root.config, True)

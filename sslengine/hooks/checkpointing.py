@@ -58,9 +58,12 @@ class SaveCheckpoints(Hook):
             self._save(task, f"model_iteration{task.iteration}.torch")
 
     def on_phase_end(self, task: TaskView) -> None:
+        if not task.train and is_primary() and self._saved_at == task.iteration:
+            self.saver.add_results(_results(task))
+        if task.progress.stopped:
+            self._save(task, _final_name(task), _results(task))
+            return
         if not task.train:
-            if is_primary() and self._saved_at == task.iteration:
-                self.saver.add_results(_results(task))
             return
         name = self.name_at_phase_end(task)
         if name is not None:
@@ -80,7 +83,8 @@ class SaveCheckpoints(Hook):
 
     def on_end(self, task: TaskView) -> None:
         # A test phase came after the last save: note that it is done.
-        if not task.phases[-1].train and any(phase.train for phase in task.phases):
+        after_the_last = not task.phases[-1].train and not task.progress.stopped
+        if after_the_last and any(phase.train for phase in task.phases):
             self._save(task, _final_name(task))
         self.saver.finish()
 
@@ -120,6 +124,8 @@ def _digest(config: Any) -> str:
 
 def _final_name(task: TaskView) -> str:
     last = max(phase.train_index for phase in task.phases)
+    if task.progress.stopped:
+        last = task.phase.train_index
     return f"model_final_checkpoint_phase{last}.torch"
 
 

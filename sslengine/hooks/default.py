@@ -17,6 +17,7 @@ from sslengine.config.sections import read
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.detectron2 import Detectron2Hook, is_detectron2_hook
+from sslengine.hooks.early_stopping import StopEarly
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.hooks.iteration_timer import IterationTimer
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
@@ -69,6 +70,8 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     # They may put figures, which LogMetrics then writes.
     chosen.extend(hook for hook in extra if isinstance(hook, Detectron2Hook))
     chosen.append(LogMetrics(frequency, rolling))
+    if hooks.EARLY_STOPPING.MONITOR:
+        chosen.append(StopEarly(hooks.EARLY_STOPPING))
     chosen.extend(hook for hook in extra if not isinstance(hook, Detectron2Hook))
     stop, profiling = StopOnSignals(checkpoints), read(config, ProfilingOptions)
     if profiling.asked_for:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sslengine.config.sections import named, section
+from sslengine.config.sections import named, one_of, section
 from sslengine.registry import HOOKS, WRITERS
 
 DEFAULT_WRITERS = ["console", "log", "json", "images"]
@@ -78,6 +78,30 @@ class TensorBoardOptions:
     )
 
 
+@dataclass
+class EarlyStoppingOptions:
+    # End the run when this has not become better: train.loss, or one of a test phase, such as
+    # test.loss or test.accuracy_list_meter.top_1.0. Empty: never.
+    MONITOR: str = ""
+    # Better is less (min) or more (max).
+    MODE: str = "min"
+    # So many phases without getting better, one after the other.
+    PATIENCE: int = 10
+    # By more than this.
+    MIN_DELTA: float = 0.0
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "MODE", "min", "max")
+        split, _, figure = self.MONITOR.partition(".")
+        if self.MONITOR and (split not in ("train", "test") or not figure):
+            expected = "train.loss, test.loss or test.<meter>.<key>"
+            yield f"MONITOR: expected {expected}; got {self.MONITOR!r}."
+        if self.PATIENCE < 1:
+            yield f"PATIENCE: expected 1 or more, got {self.PATIENCE}."
+        if self.MIN_DELTA < 0:
+            yield f"MIN_DELTA: expected 0 or more, got {self.MIN_DELTA:g}."
+
+
 @section("HOOKS")
 @dataclass
 class HooksOptions:
@@ -97,6 +121,7 @@ class HooksOptions:
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
     EMA_MODEL: EmaModelOptions = field(default_factory=EmaModelOptions)
+    EARLY_STOPPING: EarlyStoppingOptions = field(default_factory=EarlyStoppingOptions)
     # Spread and rank of projections and features, at the end of each train phase.
     COLLAPSE_SIGNS: bool = True
 

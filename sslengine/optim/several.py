@@ -99,6 +99,8 @@ class SeveralOptimizers:
                         f"{self.where}.{owner.name}.losses: the loss returns no {name!r}, it "
                         f"returns {', '.join(map(repr, given))}. {nearest(name, given)}".rstrip()
                     )
+        if "loss" in self.losses:
+            return  # the one to minimise; what comes with it are its parts, for the log
         for name, value in given.items():
             if name not in self.losses and name != "loss" and value.requires_grad:
                 raise TrainingError(

@@ -13,13 +13,14 @@ class Progress:
     iteration: int = 0  # train steps made
     samples: int = 0  # training samples seen, over all ranks
     num_updates: int = 0  # optimizer steps made
+    stopped: int = 0  # 1: a hook has ended the run before its last phase
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for each in fields(self):
-            setattr(self, each.name, int(state[each.name]))
+            setattr(self, each.name, int(state.get(each.name, 0)))
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return self.is_complete(self.progress)
 
     def is_complete(self, progress: Progress) -> bool:
-        return next_phase(self.phases, progress.phase, progress.step) >= len(self.phases)
+        ended = next_phase(self.phases, progress.phase, progress.step) >= len(self.phases)
+        return bool(progress.stopped) or ended
 
     def start_phase(self) -> None:
         """Make the next phase ready, or the one that a restart interrupted."""
@@ -288,7 +289,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.results["train" if self.train else "test"] = self.phase_results
 
     def on_end(self) -> None:
-        self.progress.phase, self.progress.step = len(self.phases), 0
+        if not self.progress.stopped:
+            self.progress.phase, self.progress.step = len(self.phases), 0
         self.run_hooks("on_end")
         self.close()
 

@@ -255,7 +255,7 @@ def test_weights_to_start_from_are_read_once_and_not_on_resume(tmp_path: Path) -
     train(make_run(tmp_path / "first"))
     source = tmp_path / "weights.torch"
     source.write_bytes((tmp_path / "first" / "checkpoints" / files.POINTER).read_bytes())
-    start = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": str(source), "OPTIMIZER__num_iterations": 1,
+    start = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": str(source), "OPTIMIZER__num_iterations": 1, "OPTIMIZER__num_epochs": None,
              "OPTIMIZER__param_schedulers__lr__start_value": 0.0}  # fmt: skip
     train(make_run(tmp_path / "second", **start))
     one = _final(tmp_path / "first")["base_model"]["model"]["heads"]

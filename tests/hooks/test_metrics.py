@@ -48,7 +48,7 @@ def _task(writers: list[Writer]) -> Any:
         phase=train,
         phases=[train, test],
         phase_results={},
-        optimizer=SimpleNamespace(options_view=SimpleNamespace(lr=0.5)),
+        optimizer=SimpleNamespace(learning_rates=lambda: {"lr": 0.5}),
     )
 
 

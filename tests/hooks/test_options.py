@@ -1,6 +1,7 @@
 import pytest
 
 from sslengine.hooks.options import (
+    EarlyStoppingOptions,
     EmaModelOptions,
     HooksOptions,
     MemorySummaryOptions,
@@ -49,3 +50,18 @@ def test_what_is_not_there_is_refused(options: object, key: str) -> None:
 )
 def test_windows_that_cannot_be(options: ProfilingOptions, problem: str) -> None:
     assert list(options.check()) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (EarlyStoppingOptions(MONITOR="loss"), "MONITOR"),
+        (EarlyStoppingOptions(MONITOR="valid.loss"), "MONITOR"),
+        (EarlyStoppingOptions(MODE="less"), "MODE"),
+        (EarlyStoppingOptions(PATIENCE=0), "PATIENCE"),
+        (EarlyStoppingOptions(MIN_DELTA=-0.1), "MIN_DELTA"),
+    ],
+)
+def test_early_stopping_that_cannot_be(options: EarlyStoppingOptions, key: str) -> None:
+    (problem,) = options.check()
+    assert problem.startswith(f"{key}: expected")

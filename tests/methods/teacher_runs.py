@@ -124,7 +124,11 @@ TEST_SPLIT: dict[str, Any] = {
 
 def assert_state_is_the_same_on_ranks(pool: RankPool, folder: Path, **changes: Any) -> None:
     """After 20 steps, without SyncBN, without a host that waits: every buffer of the method."""
-    length = {"OPTIMIZER__num_iterations": 20, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2}
+    length = {
+        "OPTIMIZER__num_epochs": None,
+        "OPTIMIZER__num_iterations": 20,
+        "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2,
+    }
     ranks = {"DISTRIBUTED__NUM_PROC_PER_NODE": pool.world_size, "LOG_FREQUENCY": 1000}
     first, *others = pool.run(_state_after, folder, {**changes, **length, **ranks})
     for other in others:

@@ -163,6 +163,19 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
         ({"SYNC_BN_CONFIG": {"SYNC_BN_TYPE": "nccl"}}, "SYNC_BN_CONFIG.SYNC_BN_TYPE: expected"),
         ({"SYNC_BN_CONFIG": {"GROUP_SIZE": -2}}, "SYNC_BN_CONFIG.GROUP_SIZE: expected -1, 0 or"),
         ({"AMP_PARAMS": {"AMP_TYPE": "torch"}}, "AMP_PARAMS.AMP_TYPE: expected one of apex, pyt"),
+        ({"AMP_PARAMS": {"GRAD_SCALER": {"init_scale": 0.0}}}, "AMP_PARAMS.GRAD_SCALER.init_sca"),
+        (
+            {"AMP_PARAMS": {"GRAD_SCALER": {"growth_factor": 1.0}}},
+            "AMP_PARAMS.GRAD_SCALER.growth_f",
+        ),
+        (
+            {"AMP_PARAMS": {"GRAD_SCALER": {"backoff_factor": 1.0}}},
+            "AMP_PARAMS.GRAD_SCALER.backoff",
+        ),
+        (
+            {"AMP_PARAMS": {"GRAD_SCALER": {"growth_interval": 0}}},
+            "AMP_PARAMS.GRAD_SCALER.growth_i",
+        ),
         ({"AMP_PARAMS": {"AMP_DTYPE": "fp8"}}, "AMP_PARAMS.AMP_DTYPE: expected one of float16"),
         ({"AMP_PARAMS": {"AMP_ARGS": {"opt_level": "01"}}}, "AMP_PARAMS.AMP_ARGS.opt_level: exp"),
         (

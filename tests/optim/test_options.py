@@ -7,7 +7,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.options import OptimizerOptions, OwnedOptimizerOptions
 from sslengine.optim.schedules import SchedulerOptions
 from sslengine.registry import OPTIMIZERS
 
@@ -103,6 +103,25 @@ def test_mistakes(settings: dict[str, Any], beginning: str) -> None:
 
 def test_a_run_has_epochs() -> None:
     assert problems(num_epochs=0)[0] == "num_epochs: expected 1 or more, got 0."
+    assert problems(num_epochs=None)[0].startswith("num_epochs: how long is the run?")
+    assert problems(num_epochs=None, num_iterations=3) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "beginning"),
+    [
+        ({"parameters": []}, "parameters: expected patterns"),
+        ({"losses": []}, "losses: expected names"),
+        ({"clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0"),
+        ({"use_zero": True}, "use_zero: one of several"),
+        ({"weight_decay": -1.0}, "weight_decay: expected 0 or more"),
+    ],
+)
+def test_mistakes_in_one_of_several(settings: dict[str, Any], beginning: str) -> None:
+    good: dict[str, Any] = {"parameters": ["*"], "losses": ["a"], "clip_norm": 1.0}
+    assert list(OwnedOptimizerOptions(**good).check()) == []
+    (problem,) = OwnedOptimizerOptions(**{**good, **settings}).check()
+    assert problem.startswith(beginning)
 
 
 def test_unknown_optimizer_is_left_to_the_check_of_names() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_modes_of_broadcasting(given: object, mode: str) -> None:
 
 def test_one_process_reduces_nothing_by_hand() -> None:
     config = resolved(DISTRIBUTED__MANUAL_GRADIENT_REDUCTION=True).config
-    assert not build.reduces_by_hand(config)
+    assert not build.reduces_by_hand(config, None)
 
 
 def test_filters_with_their_channels_last() -> None:
@@ -75,3 +76,25 @@ def test_the_other_parts() -> None:
     feed = build.build_feed(config, "TRAIN", CPU)
     assert (feed.num_samples, feed.steps_per_epoch) == (16, 4)
     feed.close()
+
+
+def test_the_scalers_arguments_come_from_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **more: given.append(more))
+    amp = {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "bfloat16",
+           "GRAD_SCALER": {"init_scale": 8.0, "growth_interval": 3}}  # fmt: skip
+    build.build_run_precision(resolved(MODEL__AMP_PARAMS=amp).config, CPU)
+    assert given == [
+        {"enabled": False, "init_scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5,
+         "growth_interval": 3}
+    ]  # fmt: skip
+
+
+def test_a_train_step_of_several_backward_passes_is_reduced_by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, step = resolved().config, SimpleNamespace(reduces_by_hand=True)
+    assert not build.reduces_by_hand(config, step)  # nobody to reduce with
+    monkeypatch.setattr(build, "world_size", lambda: 2)
+    assert build.reduces_by_hand(config, step)
+    assert not build.reduces_by_hand(config, SimpleNamespace())

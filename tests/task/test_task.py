@@ -92,7 +92,7 @@ def test_where_runs_from_0_and_stays_below_1(tmp_path: Path) -> None:
 
 def test_a_length_in_iterations(tmp_path: Path) -> None:
     watch = Watch()
-    task = train(tmp_path, [watch], OPTIMIZER__num_iterations=6)
+    task = train(tmp_path, [watch], OPTIMIZER__num_iterations=6, OPTIMIZER__num_epochs=None)
     assert (len(watch.losses), task.iteration, task.progress.samples) == (6, 6, 24)
     assert task.optimizer.options_view.lr == pytest.approx(0.05 * (1 + math.cos(math.pi * 5 / 6)))
 

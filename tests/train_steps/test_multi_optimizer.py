@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.gradients import FreezeParameters
+from sslengine.task.build import build_train_step
 from sslengine.task.progress import Group
 from sslengine.train_steps.multi_optimizer import MultiOptimizerTrainStep
 from sslengine.trainer import loop
@@ -45,8 +46,6 @@ def make(
     section = {"OPTIMIZERS": optimizers}
     changes = {"TRAINER__TRAIN_STEP_NAME": NAME, f"TRAINER__{NAME}": section, **changes}
     config = resolved(**changes).config
-    from sslengine.task.build import build_train_step
-
     step = build_train_step(config)
     model, loss = Gan(), GanLoss()
     task = FakeTask(batches(count), model, loss)
@@ -268,10 +267,20 @@ def test_one_loss_without_a_name_is_called_loss() -> None:
     assert task.ledger.drain()[0].parts.keys() == {"loss"}
 
 
+def test_beside_the_loss_to_minimise_its_parts_are_for_the_log() -> None:
+    task, step = make({"a": sgd(["*"], ["loss"])})
+    inner = GanLoss()
+    task.loss = lambda output, target: {"loss": output[0].mean(), **inner(output, target)}
+    step(task)
+    assert task.ledger.drain()[0].parts.keys() == {"loss", "fool", "critic", "size"}
+
+
 def test_learning_rates_scale_with_the_batch_for_each() -> None:
     run = of_run(DATA__TRAIN__BATCHSIZE_PER_REPLICA=8)
     scaled = {"auto_scale": True, "base_value": 0.1, "base_lr_batch_size": 16}
-    run[f"TRAINER__{NAME}__OPTIMIZERS"]["fast"]["param_schedulers"]["lr"]["auto_lr_scaling"] = scaled
+    run[f"TRAINER__{NAME}__OPTIMIZERS"]["fast"]["param_schedulers"]["lr"]["auto_lr_scaling"] = (
+        scaled
+    )
     entries = getattr(resolved(**run).config.TRAINER, NAME).OPTIMIZERS
     assert entries.fast.param_schedulers.lr.value == pytest.approx(0.05)
     assert entries.fast.param_schedulers.lr_head.value == pytest.approx(0.05)

@@ -1,0 +1,73 @@
+"""Ending a run when a figure has not become better for a while.
+
+The figure is one of those that a phase ends with, the same on all ranks; ranks agree all the
+same before any of them ends. What is left of the run is not made: the checkpoint that is
+written then says that the run is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sslengine.distributed.collectives import any_rank
+from sslengine.errors import ConfigError, nearest
+from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.options import EarlyStoppingOptions
+
+log = logging.getLogger("sslengine")
+
+WHERE = "config.HOOKS.EARLY_STOPPING.MONITOR"
+
+
+class StopEarly(Hook):
+    """`HOOKS.EARLY_STOPPING`. Comes before the checkpoints, which note that the run is complete."""
+
+    def __init__(self, options: EarlyStoppingOptions) -> None:
+        self.split, *self.keys = options.MONITOR.split(".")
+        self.sign = -1.0 if options.MODE == "max" else 1.0
+        self.patience, self.min_delta = options.PATIENCE, options.MIN_DELTA
+        self.monitor = options.MONITOR
+        self.best = math.inf  # times the sign: less is better
+        self.waited = 0  # phases since
+
+    def on_start(self, task: TaskView) -> None:
+        if not any(phase.train == (self.split == "train") for phase in task.phases):
+            raise ConfigError(f"{WHERE}: {self.monitor}: this run has no {self.split} phases.")
+
+    def on_phase_end(self, task: TaskView) -> None:
+        if task.train != (self.split == "train"):
+            return
+        value = self.sign * self._read(task.phase_results)
+        if value < self.best - self.min_delta:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        if any_rank(self.waited >= self.patience):
+            best = f"best {self.sign * self.best:.6g}"
+            log.info("%s: no better for %d phases (%s)", self.monitor, self.waited, best)
+            task.progress.stopped = 1
+
+    def _read(self, results: Mapping[str, Any]) -> float:
+        found: Any = results
+        for depth, key in enumerate(self.keys):
+            known = {str(name): value for name, value in found.items()}
+            if key not in known or isinstance(known[key], Mapping) == (depth + 1 == len(self.keys)):
+                raise ConfigError(self._no_such_figure(known, key))
+            found = known[key]
+        return float(found)
+
+    def _no_such_figure(self, known: Mapping[str, Any], key: str) -> str:
+        hint = nearest(key, known) if key not in known else ""
+        return (
+            f"{WHERE}: {self.monitor}: the {self.split} phase has no such figure. At {key!r} there "
+            f"is {', '.join(known)}. {hint}".rstrip()
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = float(state["best"]), int(state["waited"])
