@@ -10,7 +10,7 @@ help:
 	@echo "make test           install what the tests need, run them all"
 	@echo "make test-slow      the long tail as well (two hours)"
 	@echo "make test-floor     the tests with the oldest versions that are supported"
-	@echo "make bench          what the engine costs a step, beside a bare loop and other engines"
+	@echo "make bench          what the engine costs a step, and the same losses as other engines"
 	@echo "make methods-table  train and judge every method (hours; can be resumed)"
 	@echo "make chaos          kill small runs of six methods a hundred times (minutes)"
 	@echo "make clean          remove the environments and build files"
@@ -36,6 +36,7 @@ test-floor:
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[bench]'
 	$(VENV)/bin/python tools/perf_measurement/bench_engine.py
+	$(VENV)/bin/python -m pytest tests/peers
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2]' 2> /dev/null || \

@@ -37,7 +37,7 @@ FLOORS = (
     ("train_steps",),
     ("trainer",),
     ("engines",),
-    ("catalog", "launch", "predictor", "__main__"),
+    ("catalog", "launch", "predictor", "python", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 

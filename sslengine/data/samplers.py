@@ -139,3 +139,30 @@ class OrderedBatchSampler(BatchSampler):
 
     def _rows_of(self, epoch: int) -> Rows:
         return lambda step: list(self._stretches[step])
+
+
+class ShuffledBatchSampler(OrderedBatchSampler):
+    """For training, where each sample counts: every epoch each exactly once, in another order.
+
+    Batches are as even as they come, on one rank and over ranks; they differ by one at most.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        seed: int,
+        where: str = "config.DATA.TRAIN",
+    ) -> None:
+        super().__init__(num_samples, batch_size, rank, world_size, where=where)
+        self._num_samples, self._seed = num_samples, seed
+
+    def _key_epoch(self, epoch: int) -> int:
+        return epoch
+
+    def _rows_of(self, epoch: int) -> Rows:
+        order = torch.randperm(self._num_samples, generator=epoch_generator(self._seed, epoch))
+        return lambda step: order[self._stretches[step]].tolist()

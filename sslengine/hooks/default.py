@@ -27,6 +27,7 @@ from sslengine.hooks.perf import LogPerfStats
 from sslengine.hooks.precise_bn import PreciseBatchNorm
 from sslengine.hooks.preemption import StopOnSignals
 from sslengine.hooks.profiling import ProfileSteps
+from sslengine.hooks.set_loss import EvaluateLoss
 from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.hooks.unreached import ReportUnreachedParameters
 from sslengine.models.options import ModelOptions
@@ -61,6 +62,8 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     checkpoints = SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions))
     if hooks.PRECISE_BN.ENABLED:
         chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS, checkpoints))
+    if hooks.EVALUATE_LOSS.SETS:
+        chosen.append(EvaluateLoss(hooks.EVALUATE_LOSS))
     if hooks.COLLAPSE_SIGNS:
         chosen.append(LogCollapse())
     extra = [_extra(entry) for entry in hooks.EXTRA]

@@ -79,6 +79,23 @@ class TensorBoardOptions:
 
 
 @dataclass
+class EvaluateLossOptions:
+    # The loss over all of TRAIN, of TEST, in eval mode: `set_loss` among a phase's figures.
+    SETS: list[str] = field(default_factory=list)
+    # After every so many train phases; 0: not in between.
+    EVERY: int = 1
+    # After the last train phase.
+    AT_END: bool = True
+
+    def check(self) -> Iterator[str]:
+        for index, name in enumerate(self.SETS):
+            if name.upper() not in ("TRAIN", "TEST"):
+                yield f"SETS.{index}: expected TRAIN or TEST, got {name!r}."
+        if self.EVERY < 0:
+            yield f"EVERY: expected 1 or more, or 0 for never; got {self.EVERY}."
+
+
+@dataclass
 class EarlyStoppingOptions:
     # End the run when this has not become better: train.loss, or one of a test phase, such as
     # test.loss or test.accuracy_list_meter.top_1.0. Empty: never.
@@ -121,6 +138,7 @@ class HooksOptions:
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
     EMA_MODEL: EmaModelOptions = field(default_factory=EmaModelOptions)
+    EVALUATE_LOSS: EvaluateLossOptions = field(default_factory=EvaluateLossOptions)
     EARLY_STOPPING: EarlyStoppingOptions = field(default_factory=EarlyStoppingOptions)
     # Spread and rank of projections and features, at the end of each train phase.
     COLLAPSE_SIGNS: bool = True

@@ -62,6 +62,8 @@ class LossLedger:
         # Losses times batch size of the phase so far; VISSL's `task.losses`.
         self.phase_losses: list[float] = []
         self.phase_samples = 0
+        # Every entry that is read is added to it, if there is one.
+        self.history: list[LossEntry] | None = None
 
     def start_phase(self) -> None:
         self.flush()
@@ -133,6 +135,8 @@ class LossLedger:
 
     def _note(self, entry: LossEntry) -> None:
         self._unread.append(entry)
+        if self.history is not None:
+            self.history.append(entry)
         self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
         self.phase_samples += entry.batch_size
         if self._store is not None:

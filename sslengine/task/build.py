@@ -28,12 +28,15 @@ from sslengine.precision import Precision, build_precision
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
 
 
-def build_feed(config: DictConfig, split: str, device: torch.device) -> DataFeed:
+def build_feed(
+    config: DictConfig, split: str, device: torch.device, training: bool | None = None
+) -> DataFeed:
+    """training: random order; by default that of the training set alone."""
     run = read(config, RunOptions)
     return DataFeed(
         read(config, DataOptions),
         split,
-        training=split == "TRAIN",
+        training=split == "TRAIN" if training is None else training,
         seed=run.SEED_VALUE,
         rank=rank(),
         world_size=world_size(),

@@ -35,13 +35,20 @@ class Group:
 ALONE = Group(first=True, last=True, weight=1.0)
 
 
-def group_of(step: int, steps: int, accumulate: int, batch_sizes: list[int]) -> Group:
+def group_of(
+    step: int,
+    steps: int,
+    accumulate: int,
+    batch_sizes: list[int],
+    of_all_ranks: list[int] | None = None,
+    ranks: int = 1,
+) -> Group:
     """step: in its phase of `steps`; batch_sizes: of each of them, on one rank.
 
     A phase's last group may be shorter. Weights are by samples, so that the sum of the
-    group's gradients is the gradient of the mean over all its samples.
+    group's gradients, averaged over ranks, is the gradient of the mean over all its samples.
     """
     begin = step - step % accumulate
     end = min(begin + accumulate, steps)
-    total = sum(batch_sizes[begin:end])
-    return Group(step == begin, step == end - 1, batch_sizes[step] / total)
+    total = sum((of_all_ranks or batch_sizes)[begin:end])
+    return Group(step == begin, step == end - 1, ranks * batch_sizes[step] / total)

@@ -20,11 +20,10 @@ from torch import nn
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import DistributedOptions, RunOptions
 from sslengine.config.sections import read
-from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.device import pick_device
-from sslengine.distributed.ranks import rank
+from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import DataError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import compile_events
@@ -42,6 +41,7 @@ from sslengine.task.classy import ClassyTask
 from sslengine.task.last_batch import LastBatch
 from sslengine.task.phases import ByIteration, Length, Phase, count_updates, next_phase, plan_phases
 from sslengine.task.progress import ALONE, Group, Progress, group_of
+from sslengine.task.set_loss import set_loss
 from sslengine.task.state import get_state, set_state
 
 log = logging.getLogger("sslengine")
@@ -85,8 +85,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         config, device = self.config, self.device
         self._prepare_data()
         seed_all(self.seed)
-        self.base_model = build.build_base_model(config, device)
-        self.loss = build.build_loss(config, self._feed_for_training.num_samples, device)
+        self.base_model = self._make_model()
+        self.loss = self._make_loss()
         build.attach(self.loss, self.base_model)
         self.precision = build.build_run_precision(config, device)
         self.train_step_function = build.build_train_step(config)
@@ -99,6 +99,15 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self._calls = compile_events(self.hooks)
         # From here on ranks draw differently (dropout), but always the same for one seed.
         seed_all(self.seed * 1_000_003 + rank() + 1)
+
+    def _make_feed(self, split: str, training: bool) -> Any:
+        return build.build_feed(self.config, split, self.device, training)
+
+    def _make_model(self) -> nn.Module:
+        return build.build_base_model(self.config, self.device)
+
+    def _make_loss(self) -> nn.Module:
+        return build.build_loss(self.config, self._feed_for_training.num_samples, self.device)
 
     def _make_optimizer(self, epochs: float) -> Any:
         """The train step's own, if it makes any (several of them)."""
@@ -123,8 +132,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             optim.num_epochs, optim.num_iterations, data.TRAIN.TRAIN_PHASES_PER_EPOCH
         )
         self._splits: dict[bool, SplitOptions] = {True: data.TRAIN, False: data.TEST}
-        self.train_feed = None if run.TEST_ONLY else build.build_feed(config, "TRAIN", self.device)
-        self.test_feed = build.build_feed(config, "TEST", self.device) if run.TEST_MODEL else None
+        self.train_feed = None if run.TEST_ONLY else self._make_feed("TRAIN", training=True)
+        self.test_feed = self._make_feed("TEST", training=False) if run.TEST_MODEL else None
+        self._other_feeds: dict[str, Any] = {}
         self.phases = plan_phases(
             self.length,
             self.train_feed.steps_per_epoch if self.train_feed else 0,
@@ -141,7 +151,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.reduce_by_hand = build.reduces_by_hand(config, self.train_step_function)
         mode = build.broadcast_mode(config)
         self.broadcast_buffers_by_hand = self.reduce_by_hand and mode == "forward_pass"
-        self._broadcast_before_eval = mode == "before_eval"
+        self.broadcasts_before_eval = mode == "before_eval"
         # DDP takes rank 0's weights; the loss has no wrapper that would.
         broadcast_all((*self.loss.parameters(), *self.loss.buffers()))
         self.optimizer.prepare(self.precision, self.base_model)
@@ -167,6 +177,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         own: list[Any] = [
             hook for part in (self.loss, self.base_model) for hook in getattr(part, "hooks", list)()
         ]
+        self.own_hooks = own
         given = self._given_hooks
         return [*own, *(default_hooks(self.config, self.run_dir) if given is None else given)]
 
@@ -212,13 +223,16 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.storage.start_phase("train" if phase.train else "test", anew=begins)
         if phase.train:
             self.optimizer.on_epoch(self._where_phase_began())
-        elif self._broadcast_before_eval:
+        elif self.broadcasts_before_eval:
             broadcast_all(self.base_model.buffers())
         split = self._splits[phase.train]
         self.input_keys, self.target_keys = split.INPUT_KEY_NAMES, split.TARGET_KEY_NAMES
         feed = self._feed
         self._sizes = feed.batch_sizes[phase.first_step : phase.last_step]
         self._global_sizes = feed.global_batch_sizes[phase.first_step : phase.last_step]
+        # Ranks may hold unequal shares of a batch; what they average is weighted by them then.
+        shares = zip(self._sizes, self._global_sizes, strict=True)
+        self._uneven = any(world_size() * size != of_all for size, of_all in shares)
         self._batches = feed.batches(phase.epoch, phase.first_step + progress.step, phase.last_step)
 
     def _where_phase_began(self) -> float:
@@ -226,13 +240,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return count_updates(before, self.accumulate) / self.total_updates
 
     @property
-    def _feed(self) -> DataFeed:
+    def _feed(self) -> Any:
         feed = self.train_feed if self.train else self.test_feed
         assert feed is not None
         return feed
 
     @property
-    def _feed_for_training(self) -> DataFeed:
+    def _feed_for_training(self) -> Any:
         """The training set; in a run that only tests, the test set stands for it."""
         feed = self.train_feed or self.test_feed
         assert feed is not None
@@ -257,8 +271,11 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def step(self) -> None:
         """One step of the phase, whatever it does, and its place in the count."""
         progress = self.progress
-        if self.train and self.accumulate > 1:
-            self.group = group_of(progress.step, self.phase.steps, self.accumulate, self._sizes)
+        if self.train and (self.accumulate > 1 or self._uneven):
+            self.group = group_of(
+                progress.step, self.phase.steps, self.accumulate,
+                self._sizes, self._global_sizes, world_size(),
+            )  # fmt: skip
         self.run_hooks("on_step_start")
         self.train_step_function(self)
         if self.train:
@@ -272,6 +289,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def run_hooks(self, event: str) -> None:  # type: ignore[override]
         for call in self._calls[event]:
             call(self)
+
+    def set_loss(self, split: str) -> dict[str, float]:
+        """The mean loss over all of a set, with its parts. Collective; nothing of the run moves."""
+        feed = self.test_feed if split == "TEST" else None
+        if feed is None and split not in self._other_feeds:
+            self._other_feeds[split] = self._make_feed(split, training=False)
+        return set_loss(self, feed or self._other_feeds[split], self._splits[split == "TRAIN"])
 
     def on_start(self) -> None:
         make_current(self.storage)
@@ -307,7 +331,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """End the loader workers."""
         if current() is self.storage:
             make_current(None)
-        for feed in (self.train_feed, self.test_feed):
+        for feed in (self.train_feed, self.test_feed, *self._other_feeds.values()):
             if feed is not None:
                 feed.close()
 

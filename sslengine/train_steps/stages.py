@@ -112,6 +112,7 @@ def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
     """In float32 whatever the precision of the model: losses divide by small temperatures."""
     with task.perf.loss_compute:
         loss = task.loss(task.precision.as_full(output), sample["target"])
+    _check_numbers(task, {"loss": loss} if isinstance(loss, Tensor) else loss)
     if not isinstance(loss, Tensor) and "loss" not in loss:
         raise TrainingError(
             f"a loss must return a tensor, or a dict in which 'loss' is the one to minimise; "
@@ -120,11 +121,21 @@ def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
     return loss
 
 
+def _check_numbers(task: StepTask, losses: Mapping[str, Tensor]) -> None:
+    for name, value in losses.items():
+        if value.numel() != 1:
+            raise TrainingError(
+                f"a loss must be one number; {type(task.loss).__name__} gives as {name!r} a tensor "
+                f"of shape {tuple(value.shape)}: take its mean, or its sum."
+            )
+
+
 def compute_losses(task: StepTask, output: Any, sample: Sample) -> dict[str, Tensor]:
     """Several by their names, and under "loss" what the log shows: the sum of those followed."""
     with task.perf.loss_compute:
         given = task.loss(task.precision.as_full(output), sample["target"])
     losses = {"loss": given} if isinstance(given, Tensor) else dict(given)
+    _check_numbers(task, losses)
     task.optimizer.check_losses(losses)
     if "loss" in losses:
         return losses

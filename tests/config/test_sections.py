@@ -11,7 +11,15 @@ from omegaconf.errors import ReadonlyConfigError
 from sslengine import catalog  # noqa: F401
 from sslengine.config import sections
 from sslengine.config.options import RunOptions
-from sslengine.config.sections import named, one_of, read, schema, section, typed_nodes
+from sslengine.config.sections import (
+    element_type,
+    named,
+    one_of,
+    read,
+    schema,
+    section,
+    typed_nodes,
+)
 from sslengine.errors import ConfigError
 from sslengine.registry import Registry
 from tests.config.recipes import resolved
@@ -84,6 +92,23 @@ def test_one_of(value: Any, expected: list[str]) -> None:
         yield from one_of(Options(), "mode", "fast", "slow", True)
 
     assert list(problems()) == expected
+
+
+@dataclass
+class _Named:
+    a: int = 1
+
+
+@dataclass
+class _Holder:
+    things: dict[str, _Named] = field(default_factory=dict)
+
+
+def test_sections_under_names_of_the_users_own() -> None:
+    node: Any = OmegaConf.structured(_Holder(things={"one": _Named(), "two": _Named(a=2)}))
+    assert element_type(node.things) is _Named
+    assert element_type(node.things.one) is None
+    assert [path for path, _ in typed_nodes(node, "x")] == ["x", "x.things.one", "x.things.two"]
 
 
 def test_typed_nodes_have_their_key_paths() -> None:

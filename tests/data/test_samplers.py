@@ -7,7 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslengine.data.samplers import BatchSampler, DistributedBatchSampler, OrderedBatchSampler
+from sslengine.data.samplers import (
+    BatchSampler,
+    DistributedBatchSampler,
+    OrderedBatchSampler,
+    ShuffledBatchSampler,
+)
 from sslengine.data.seeding import epoch_generator
 from sslengine.errors import DataError
 
@@ -169,3 +174,28 @@ def test_test_samples_are_the_same_in_every_epoch() -> None:
 def test_fewer_test_samples_than_processes() -> None:
     with pytest.raises(DataError, match=r"config.DATA.TEST: 3 samples cannot be shared by 4"):
         OrderedBatchSampler(3, 2, 0, 4)
+
+
+@given(**SIZES, epoch=st.integers(0, 5))
+def test_shuffled_each_sample_counts_once_on_any_number_of_ranks(
+    num_samples: int, batch_size: int, world_size: int, epoch: int
+) -> None:
+    if num_samples < world_size:
+        return
+    ranks = range(world_size)
+    samplers = [
+        ShuffledBatchSampler(num_samples, batch_size, rank, world_size, seed=3) for rank in ranks
+    ]
+    batches = global_batches(samplers, epoch)
+    order = torch.randperm(num_samples, generator=epoch_generator(3, epoch)).tolist()
+    assert [each for batch in batches for each in batch] == order
+    assert [len(batch) for batch in batches] == samplers[0].global_batch_sizes
+    sizes = [size for sampler in samplers for size in sampler.batch_sizes]
+    assert 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
+
+
+def test_shuffled_batches_are_those_of_one_rank_with_the_same_global_batch() -> None:
+    two = [ShuffledBatchSampler(23, 4, rank, 2, seed=1) for rank in range(2)]
+    assert global_batches(two, 2) == global_batches([ShuffledBatchSampler(23, 8, seed=1)], 2)
+    (key, *_), *_ = two[0]
+    assert key[0] == 2  # the epoch, from which a sample's augmentation is drawn

@@ -3,6 +3,7 @@ import pytest
 from sslengine.hooks.options import (
     EarlyStoppingOptions,
     EmaModelOptions,
+    EvaluateLossOptions,
     HooksOptions,
     MemorySummaryOptions,
     MonitoringOptions,
@@ -63,5 +64,17 @@ def test_windows_that_cannot_be(options: ProfilingOptions, problem: str) -> None
     ],
 )
 def test_early_stopping_that_cannot_be(options: EarlyStoppingOptions, key: str) -> None:
+    (problem,) = options.check()
+    assert problem.startswith(f"{key}: expected")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (EvaluateLossOptions(SETS=["TRAIN", "VALID"]), "SETS.1"),
+        (EvaluateLossOptions(EVERY=-1), "EVERY"),
+    ],
+)
+def test_evaluations_that_cannot_be(options: EvaluateLossOptions, key: str) -> None:
     (problem,) = options.check()
     assert problem.startswith(f"{key}: expected")

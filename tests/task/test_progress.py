@@ -30,3 +30,13 @@ def test_groups_and_the_last_that_is_incomplete() -> None:
 def test_batches_weigh_by_their_samples() -> None:
     weights = [group_of(step, 3, 3, [4, 4, 2]).weight for step in range(3)]
     assert weights == pytest.approx([0.4, 0.4, 0.2])
+
+
+def test_unequal_shares_of_ranks_weigh_by_their_samples() -> None:
+    """Averaged over ranks, each sample of the group counts the same."""
+    own, of_all = ([2, 1], [2, 2]), [4, 3]
+    weights = [[group_of(step, 2, 2, mine, of_all, 2).weight for step in range(2)] for mine in own]
+    for mine, its in zip(own, weights):
+        for size, weight in zip(mine, its):
+            assert weight / 2 / size == pytest.approx(1 / 7)
+    assert group_of(0, 1, 1, [4], [8], 2) == ALONE

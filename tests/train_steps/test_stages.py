@@ -60,6 +60,18 @@ def test_parts_without_a_loss_are_refused() -> None:
         standard_train_step(task)
 
 
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (lambda output, target: output, "'loss'"),
+        (lambda output, target: {"loss": output.sum(), "each": output}, "'each'"),
+    ],
+)
+def test_what_is_no_number_is_refused(loss: Any, name: str) -> None:
+    with pytest.raises(TrainingError, match=rf"{name} a tensor of shape \(4, 2\): take its mean"):
+        standard_train_step(_task(loss=loss))
+
+
 def test_meters_are_fed_and_events_come_after() -> None:
     meter = AccuracyListMeter()
     task = _task(active_meters=[meter])

@@ -1,0 +1,251 @@
+"""Data that is given as Python objects: what a DataFeed is to the task, without a config.
+
+    a data set      of samples (input, target); shuffled and shared out by the engine's samplers:
+                    each sample once an epoch, whatever the number of ranks
+    a loader        of batches, which can be read again and again and has a length: a DataLoader,
+                    a list. Each rank reads its own.
+
+A sample draws the same numbers whatever the workers, and a run goes on in mid-epoch: a data set
+is asked for the samples that are left; a loader is read, and what was used is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import RandomSampler as TorchRandomSampler
+from torch.utils.data import SequentialSampler as TorchSequentialSampler
+
+from sslengine.data.collators import Batch
+from sslengine.data.dataset import Samples
+from sslengine.data.device_prefetch import on_device
+from sslengine.data.loader import Loader
+from sslengine.data.options import DataOptions
+from sslengine.data.samplers import (
+    BatchSampler,
+    DistributedBatchSampler,
+    OrderedBatchSampler,
+    ShuffledBatchSampler,
+)
+from sslengine.data.seeding import SampleKey, seed_batch, seed_sample, streams_kept
+from sslengine.distributed.collectives import gather_objects
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import DataError
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Items(Dataset[Any]):
+    """The user's samples by the samplers' keys, each with random numbers of its own."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
+        with streams_kept():
+            return Samples(map(self._item, keys), self.seed, keys[0])
+
+    def _item(self, key: SampleKey) -> dict[str, Any]:
+        seed_sample(self.seed, key)
+        return {"data_idx": key[1], "item": self.dataset[key[1]]}
+
+
+def _collate(collate: Collate, where: str, samples: Sequence[Any]) -> Batch:
+    batch = as_batch(collate([each["item"] for each in samples]), where)
+    return {**batch, "data_idx": [torch.tensor([each["data_idx"] for each in samples])]}
+
+
+def as_batch(given: Any, where: str) -> Batch:
+    """(input, target), an input alone, or a dict with `data` and perhaps `label`."""
+    if isinstance(given, Tensor):
+        return {"data": [given], "label": [None]}
+    if isinstance(given, Mapping) and "data" in given:
+        return {"label": [None], **{key: [value] for key, value in given.items()}}
+    if isinstance(given, (list, tuple)) and len(given) in (1, 2):
+        return {"data": [given[0]], "label": [given[1] if len(given) == 2 else None]}
+    held = f"a {type(given).__name__}"
+    if isinstance(given, (list, tuple, Mapping)):
+        held += f" of {len(given)}"
+    raise DataError(
+        f"{where}: expected batches (input, target), an input alone, or a dict with the keys "
+        f"`data` and `label`; got {held}. Give a collate_fn that makes one of these."
+    )
+
+
+class DatasetFeed:
+    """A data set, by the engine's own samplers and workers."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        device: torch.device,
+        drop_last: bool = False,
+        collate_fn: Collate | None = None,
+        workers: int = 0,
+        where: str = "data",
+    ) -> None:
+        """batch_size: on each rank, at most. drop_last: all alike; what is over is left out."""
+        share = (len(dataset), batch_size, rank(), world_size())
+        self._sampler: BatchSampler
+        if not shuffle:
+            self._sampler = OrderedBatchSampler(*share, where=where)
+        elif drop_last:
+            self._sampler = DistributedBatchSampler(*share, seed=seed, drop_last=True, where=where)
+        else:
+            self._sampler = ShuffledBatchSampler(*share, seed=seed, where=where)
+        self.device, self.num_samples = device, len(dataset)
+        self._loader = Loader(
+            Items(dataset, seed),  # type: ignore[arg-type]
+            self._sampler,
+            partial(_collate, collate_fn or default_collate, where),
+            DataOptions(NUM_DATALOADER_WORKERS=workers),
+            pin_memory=device.type == "cuda",
+            mp_method="forkserver",
+        )
+        self.batch_sizes = self._sampler.batch_sizes
+        self.global_batch_sizes = self._sampler.global_batch_sizes
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.batch_sizes)
+
+    def batches(
+        self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
+    ) -> Iterator[Batch]:
+        self._sampler.set_window(epoch, first_step, last_step)
+        return on_device(self._loader.batches(), self.device, overlap=True)
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+class LoaderFeed:
+    """A loader of the user's own. Collective: ranks tell each other their sizes."""
+
+    def __init__(self, loader: Any, *, seed: int, device: torch.device, where: str) -> None:
+        self._loader, self._seed, self._where, self.device = loader, seed, where, device
+        _check_repeatable(loader, where)
+        self.batch_sizes = _sizes(loader, seed, where)
+        if not self.batch_sizes:
+            raise DataError(f"{where}: the loader has no batches.")
+        of_all = gather_objects(self.batch_sizes)
+        if len({len(each) for each in of_all}) > 1:
+            counts = ", ".join(str(len(each)) for each in of_all)
+            raise DataError(
+                f"{where}: ranks have different numbers of batches, {counts}, and would wait for "
+                f"each other. Give the data set itself: the engine shares it out."
+            )
+        self.global_batch_sizes = [sum(step) for step in zip(*of_all)]
+        self.num_samples = sum(self.global_batch_sizes)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.batch_sizes)
+
+    def batches(
+        self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
+    ) -> Iterator[Batch]:
+        last_step = self.steps_per_epoch if last_step is None else last_step
+        return on_device(self._read(epoch, first_step, last_step), self.device, overlap=False)
+
+    def close(self) -> None:
+        pass
+
+    def _read(self, epoch: int, first: int, last: int) -> Iterator[Batch]:
+        """What it draws depends on seed, epoch and step alone."""
+        set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        with streams_kept():
+            seed_batch(self._seed, (epoch, -1))
+            batches = iter(self._loader)
+        for step in range(last):
+            with streams_kept():
+                seed_batch(self._seed, (epoch, step))
+                batch = next(batches, None)
+            if batch is None:
+                raise DataError(f"{self._where}: the loader ended after {step} of {last} batches.")
+            if step >= first:
+                yield as_batch(batch, self._where)
+
+
+def _check_repeatable(loader: Any, where: str) -> None:
+    if not hasattr(loader, "__iter__"):
+        raise DataError(
+            f"{where}: expected a data set or a loader of batches, got {type(loader).__name__}."
+        )
+    if hasattr(loader, "__next__"):
+        raise DataError(
+            f"{where}: {type(loader).__name__} can be read only once, and every epoch reads it "
+            f"anew. Give a DataLoader, a list of batches, or a data set."
+        )
+    try:
+        len(loader)
+    except TypeError:
+        raise DataError(
+            f"{where}: {type(loader).__name__} has no length, by which schedules and the end of an "
+            f"epoch are known. Give it a __len__ that counts its batches."
+        ) from None
+
+
+def _sizes(loader: Any, seed: int, where: str) -> list[int]:
+    """How many samples each batch holds. A loader that does not tell is read through once."""
+    size = getattr(loader, "batch_size", None)
+    if isinstance(loader, DataLoader) and size is not None:
+        count = len(loader.sampler)  # type: ignore[arg-type]
+        full, rest = divmod(count, size)
+        return [size] * full + ([rest] if rest and not loader.drop_last else [])
+    with streams_kept():
+        seed_batch(seed, (0, -1))
+        return [rows_of(as_batch(batch, where)["data"]) for batch in loader]
+
+
+def rows_of(batch: Any) -> int:
+    return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), 1)
+
+
+def make_feed(
+    given: Any,
+    batch_size: int,
+    *,
+    shuffle: bool,
+    seed: int,
+    device: torch.device,
+    drop_last: bool = False,
+    collate_fn: Collate | None = None,
+    workers: int = 0,
+    where: str = "data",
+) -> DatasetFeed | LoaderFeed:
+    """A DataLoader with torch's own samplers is taken apart where several ranks share its data."""
+    if isinstance(given, DataLoader) and world_size() > 1 and _has_torchs_sampler(given):
+        shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
+        batch_size, drop_last = given.batch_size or batch_size, given.drop_last and shuffle
+        collate_fn, workers = given.collate_fn, given.num_workers
+        given = given.dataset
+    is_dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__")
+    if is_dataset and not isinstance(given, (list, tuple)):
+        return DatasetFeed(
+            given, batch_size, shuffle=shuffle, seed=seed, device=device, drop_last=drop_last,
+            collate_fn=collate_fn, workers=workers, where=where,
+        )  # fmt: skip
+    return LoaderFeed(given, seed=seed, device=device, where=where)
+
+
+def _has_torchs_sampler(loader: DataLoader[Any]) -> bool:
+    return loader.batch_size is not None and type(loader.sampler) in (
+        TorchRandomSampler,
+        TorchSequentialSampler,
+    )

@@ -1,0 +1,32 @@
+"""The loss over a whole set, in eval mode: beside the training loss, which is of moving weights."""
+
+from __future__ import annotations
+
+from sslengine.errors import ConfigError
+from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.options import EvaluateLossOptions
+
+
+class EvaluateLoss(Hook):
+    """`HOOKS.EVALUATE_LOSS`. Adds to `task.phase_results`, so it comes before LogMetrics.
+
+    Cost: a forward pass over the set each time. The run itself goes on as without it.
+    """
+
+    def __init__(self, options: EvaluateLossOptions) -> None:
+        self.sets = [name.upper() for name in options.SETS]
+        self.every, self.at_end = options.EVERY, options.AT_END
+
+    def on_start(self, task: TaskView) -> None:
+        if "TRAIN" in self.sets and task.train_feed is None:
+            raise ConfigError("config.HOOKS.EVALUATE_LOSS.SETS: this run only tests; name TEST.")
+
+    def on_phase_end(self, task: TaskView) -> None:
+        if not task.train:
+            return
+        made = task.phase.train_index + 1
+        last = made == sum(phase.train for phase in task.phases)
+        if (self.every > 0 and made % self.every == 0) or (last and self.at_end):
+            task.phase_results["set_loss"] = {
+                name.lower(): task.set_loss(name)["loss"] for name in self.sets
+            }

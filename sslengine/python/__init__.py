@@ -1,0 +1,1 @@
+"""Training from Python, without YAML: `sslengine.fit`, `predict`, `evaluate_loss`."""

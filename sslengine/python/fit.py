@@ -1,0 +1,167 @@
+"""`sslengine.fit`: objects in, the engine's loop, train steps and hooks underneath.
+
+session = sslengine.fit(model, loss, data, optimizer, epochs=10)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.utils.data import DataLoader
+
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.checkpoint.lock import owned
+from sslengine.checkpoint.rng import rng_state, set_rng_state
+from sslengine.config.resolve import Resolved, resolve_dict
+from sslengine.data.given import Collate
+from sslengine.distributed.ranks import is_primary, world_size
+from sslengine.engines.run import Run
+from sslengine.engines.train import resume
+from sslengine.errors import ConfigError, DataError
+from sslengine.monitor.console import ConsoleWriter
+from sslengine.monitor.writers import JsonLinesWriter
+from sslengine.python.history import History, KeepHistory
+from sslengine.python.place import amp_params, choose_device, join_others
+from sslengine.python.session import Session
+from sslengine.python.task import FunctionLoss, Parts, PythonTask
+from sslengine.trainer import loop
+
+Loss = Callable[[Any, Any], Any]
+
+
+def fit(
+    model: nn.Module,
+    loss: Loss | None,
+    data: Any,
+    optimizer: torch.optim.Optimizer | Mapping[str, Any] | None = None,
+    *,
+    epochs: int | None = None,
+    iterations: int | None = None,
+    validation: Any = None,
+    test: Any = None,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    collate_fn: Collate | None = None,
+    workers: int = 0,
+    accumulate: int = 1,
+    hooks: Sequence[Any] = (),
+    device: str | torch.device | None = None,
+    precision: str = "fp32",
+    folder: str | Path | None = None,
+    seed: int = 0,
+    verbose: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Session:
+    """Train the model, in place, and return it with its history.
+
+    loss: (output, target) -> a number, or a dict with `loss` and its parts. None: the model
+        gives its losses itself (loss_dict_train_step).
+    data, validation, test: a data set of (input, target), or a loader of batches. The model is
+        tested on `validation` after each epoch; `test` waits for session.predict.
+    optimizer: torch's, made of model.parameters(), whose rate stays as it is; or a dict as
+        config.OPTIMIZER has it, with schedules.
+    epochs or iterations: the length of the whole run, one of them.
+    batch_size, shuffle, drop_last, collate_fn, workers: how a data set is read, on each rank.
+    folder: for checkpoints and metrics.jsonl; the same call goes on from there. None: no files.
+    settings: anything else, as it stands under `config` in YAML.
+    """
+    place = choose_device(device)
+    join_others(place)
+    run_dir = None if folder is None else Path(folder).expanduser()
+    resolved = _resolve(optimizer, epochs, iterations, loss, validation, run_dir, place,
+                        precision, accumulate, seed, settings)  # fmt: skip
+    if run_dir is not None:
+        _check_resumable(data)
+    history = History()
+    feeding = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn,
+               "workers": workers, "shuffle": shuffle}  # fmt: skip
+    parts = Parts(
+        model,
+        loss if isinstance(loss, nn.Module) else FunctionLoss(loss) if loss else nn.Module(),
+        optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
+        {"TRAIN": data, "TEST": validation},
+        feeding,
+        (KeepHistory(history), *hooks),
+    )
+    streams = rng_state()
+    try:
+        task = PythonTask(resolved.config, run_dir, place, parts)
+        task.prepare()
+        with owned(run_dir) if run_dir is not None else nullcontext():
+            _train(task, resolved, verbose)
+    finally:
+        set_rng_state(streams)
+    return Session(task, {"train": data, "validation": validation, "test": test}, history)
+
+
+def _train(task: PythonTask, resolved: Resolved, verbose: bool) -> None:
+    console = Console(quiet=not (verbose and is_primary()), soft_wrap=True, highlight=False)
+    if task.folder is not None:
+        resume(task, Run(resolved, task.folder, task.device, console))
+    if is_primary() and verbose:
+        task.writers.append(ConsoleWriter(console))
+    if is_primary() and task.folder is not None:
+        task.writers.append(JsonLinesWriter(task.folder / "metrics.jsonl", task.iteration))
+    if task.done_training():
+        task.close()
+    else:
+        loop.run(task)
+
+
+def _resolve(
+    optimizer: Any, epochs: int | None, iterations: int | None, loss: Loss | None, validation: Any,
+    folder: Path | None, device: torch.device, precision: str, accumulate: int, seed: int,
+    settings: Mapping[str, Any] | None,
+) -> Resolved:  # fmt: skip
+    if (epochs is None) == (iterations is None):
+        given = "neither" if epochs is None else f"epochs={epochs} and iterations={iterations}"
+        raise ConfigError(
+            f"fit: the length of the run is epochs=... or iterations=..., one of them; got {given}."
+        )
+    own: dict[str, Any] = {
+        "SEED_VALUE": seed,
+        "TEST_MODEL": validation is not None,
+        "MODEL": {"AMP_PARAMS": amp_params(precision)},
+        "OPTIMIZER": {
+            **(optimizer if isinstance(optimizer, Mapping) else {}),
+            "num_epochs": epochs,
+            "num_iterations": iterations,
+            "accumulate": accumulate,
+        },
+        "MACHINE": {"DEVICE": "gpu" if device.type == "cuda" else "cpu"},
+        "DISTRIBUTED": {"NUM_PROC_PER_NODE": world_size()},
+        "HOOKS": {
+            "LOG_GPU_STATS": False,
+            "COLLAPSE_SIGNS": False,
+            "MEMORY_SUMMARY": {"PRINT_MEMORY_SUMMARY": False},
+        },
+        "CHECKPOINT": {"DIR": str(folder or ".")},
+    }
+    if loss is None:
+        own["LOSS"] = {"name": ""}
+        own["TRAINER"] = {"TRAIN_STEP_NAME": "loss_dict_train_step"}
+    return resolve_dict(_merged(own, settings or {}))
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(dict(base))
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else copy.deepcopy(value)
+    return merged
+
+
+def _check_resumable(data: Any) -> None:
+    if isinstance(data, DataLoader) and data.generator is not None:
+        raise DataError(
+            "data: the DataLoader's own `generator` decides its order, which a run that goes on "
+            "from its folder could not find again. Leave it out: fit's seed decides."
+        )

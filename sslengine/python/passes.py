@@ -1,0 +1,160 @@
+"""Passes over a set without training: `predict` and `evaluate_loss`. Each sample counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.data.collators import Batch
+from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, rows_of
+from sslengine.distributed.collectives import gather_objects, sum_in_place
+from sslengine.errors import DataError, TrainingError
+from sslengine.precision import Precision
+from sslengine.python.place import choose_device, join_others, make_precision
+
+Feed = DatasetFeed | LoaderFeed
+
+
+def predict(
+    model: nn.Module,
+    data: Any,
+    *,
+    collate: Callable[[list[Any]], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    batch_size: int = 64,
+    collate_fn: Collate | None = None,
+    workers: int = 0,
+    device: str | torch.device | None = None,
+    precision: str = "fp32",
+    seed: int = 0,
+) -> Any:
+    """What the model gives for each sample of `data`, in its order, on the CPU, on every rank.
+
+    data: a data set, or a loader of batches; of (input, target) the model gets the input.
+    collate: makes one thing of the outputs of all batches, a list; else tensors are put together.
+    transform: of all that, what is returned.
+    """
+    place = choose_device(device)
+    join_others(place)
+    feed = make_feed(data, batch_size, shuffle=False, seed=seed, device=place,
+                     collate_fn=collate_fn, workers=workers)  # fmt: skip
+    try:
+        outputs = predict_feed(model.to(place), feed, make_precision(precision, place))
+    finally:
+        feed.close()
+    return finish(outputs, collate, transform)
+
+
+def predict_feed(model: nn.Module, feed: Feed, precision: Precision) -> list[Any]:
+    """The outputs of all batches in the order of the set, on the host. Collective."""
+    mine = [
+        tree_map(lambda value: value.cpu() if isinstance(value, Tensor) else value, output)
+        for output, _ in _outputs(model, feed, precision)
+    ]
+    of_ranks = gather_objects(mine)
+    # Ranks take turns: the stretches of a data set are dealt out step by step.
+    return [output for step in zip(*of_ranks) for output in step]
+
+
+def finish(
+    outputs: list[Any],
+    collate: Callable[[list[Any]], Any] | None,
+    transform: Callable[[Any], Any] | None,
+) -> Any:
+    joined = (collate or put_together)(outputs)
+    return joined if transform is None else transform(joined)
+
+
+def put_together(outputs: Sequence[Any]) -> Any:
+    """Batches of rows as one, in whatever form the model gives them."""
+    form = tree_flatten(outputs[0])[1]
+    columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
+    parts = list(columns)
+    if not all(isinstance(value, Tensor) and value.ndim for part in parts for value in part):
+        raise DataError(
+            "predict: the model's outputs are not all tensors with a row for each sample: say how "
+            "those of all batches are put together, collate=..."
+        )
+    return tree_unflatten([torch.cat(part) for part in parts], form)
+
+
+def evaluate_loss(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Any],
+    data: Any,
+    *,
+    batch_size: int = 64,
+    collate_fn: Collate | None = None,
+    workers: int = 0,
+    device: str | torch.device | None = None,
+    precision: str = "fp32",
+    seed: int = 0,
+) -> float | dict[str, float]:
+    """The mean loss per sample, over all ranks, in eval mode; a dict where the loss gives one."""
+    place = choose_device(device)
+    join_others(place)
+    feed = make_feed(data, batch_size, shuffle=False, seed=seed, device=place,
+                     collate_fn=collate_fn, workers=workers)  # fmt: skip
+    if isinstance(loss, nn.Module):
+        loss.to(place)
+    try:
+        with evaluating(loss):
+            return _mean_loss(model.to(place), loss, feed, make_precision(precision, place))
+    finally:
+        feed.close()
+
+
+def _mean_loss(
+    model: nn.Module, loss: Callable[[Any, Any], Any], feed: Feed, precision: Precision
+) -> float | dict[str, float]:
+    names: Sequence[str] | None = None
+    total = torch.zeros((), dtype=torch.float64, device=feed.device)
+    for output, batch in _outputs(model, feed, precision):
+        given = loss(precision.as_full(output), batch["label"][0])
+        names = tuple(given) if isinstance(given, Mapping) else None
+        parts = list(given.values()) if isinstance(given, Mapping) else [given]
+        for part in parts:
+            if part.numel() != 1:
+                raise TrainingError(not_a_scalar(loss, part))
+        values = torch.stack([part.detach().double().reshape(()) for part in parts])
+        total = total + values * rows_of(batch["data"])
+    means = (sum_in_place(total) / feed.num_samples).tolist()
+    return means[0] if names is None else dict(zip(names, means, strict=True))
+
+
+def not_a_scalar(loss: Any, value: Tensor) -> str:
+    name = getattr(loss, "__name__", type(loss).__name__)
+    return (
+        f"the loss must be one number, {name} gives a tensor of shape {tuple(value.shape)}: "
+        f"take its mean, or its sum."
+    )
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, feed: Feed, precision: Precision) -> Iterator[tuple[Any, Batch]]:
+    """A list of one output is unwrapped, as the train steps do."""
+    with evaluating(model):
+        for batch in feed.batches():
+            with precision.autocast():
+                output = model(batch["data"][0])
+            output = precision.as_full(output)
+            yield (output[0] if isinstance(output, list) and len(output) == 1 else output), batch
+
+
+@contextmanager
+def evaluating(module: Any) -> Iterator[None]:
+    """In eval mode for a while."""
+    mode = module.training if isinstance(module, nn.Module) else None
+    try:
+        if mode is not None:
+            module.eval()
+        yield
+    finally:
+        if mode is not None:
+            module.train(mode)

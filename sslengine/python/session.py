@@ -1,0 +1,101 @@
+"""What `fit` returns: the trained model, its history, and questions to ask of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sslengine.data.given import make_feed
+from sslengine.errors import ConfigError, nearest
+from sslengine.python.history import History
+from sslengine.python.passes import Feed, finish, predict_feed
+from sslengine.python.task import PythonTask
+
+
+class Session:
+    def __init__(self, task: PythonTask, sets: dict[str, Any], history: History) -> None:
+        self._task, self._sets = task, sets
+        self.model: nn.Module = task.base_model
+        self.loss: nn.Module = task.loss
+        self.history = history
+        self._feeds: dict[str, Feed] = {}
+        self._kept: dict[Any, Any] = {}
+
+    @property
+    def iteration(self) -> int:
+        """Train steps made, those before a restart included."""
+        return int(self._task.iteration)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._task.done_training())
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """The figures of the last train phase and of the last test phase."""
+        return {record["split"]: record for record in self.history.epochs}
+
+    def predict(
+        self,
+        name: str = "test",
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        fresh: bool = False,
+    ) -> Any:
+        """As `sslengine.predict`, of "train", "validation" or "test". Outputs are kept for as long
+        as the model stays as it is; fresh: compute them all the same."""
+        outputs = self._once(
+            "predict", name, fresh,
+            lambda feed: predict_feed(self.model, feed, self._task.precision),
+        )  # fmt: skip
+        return finish(outputs, collate, transform)
+
+    def evaluate_loss(self, name: str = "test", *, fresh: bool = False) -> dict[str, float]:
+        """The mean loss per sample over a set, with its parts, as a test phase would find it."""
+        kept: dict[str, float] = self._once("loss", name, fresh, self._task.mean_loss)
+        return dict(kept)
+
+    def close(self) -> None:
+        """End the loader workers. The session can be asked again; they start anew."""
+        for feed in self._feeds.values():
+            feed.close()
+        self._feeds = {}
+
+    def _once(self, kind: str, name: str, fresh: bool, compute: Callable[[Feed], Any]) -> Any:
+        key = (kind, name)
+        version, result = self._kept.get(key, (None, None))
+        now = self._version()
+        if fresh or version != now:
+            result = compute(self._feed(name))
+            self._kept[key] = (now, result)
+        return result
+
+    def _version(self) -> bytes:
+        """Of model and loss: a hash of their values. torch's own counts of writes miss those of
+        fused optimizers. Cost: reads all weights, 0.1 s for 100 MB."""
+        digest = hashlib.blake2b()
+        for part in (self.model, self.loss):
+            for tensor in (*part.parameters(), *part.buffers()):
+                flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+                digest.update(flat.cpu().numpy().data)
+        return digest.digest()
+
+    def _feed(self, name: str) -> Feed:
+        if self._sets.get(name) is None:
+            given = [each for each, data in self._sets.items() if data is not None]
+            raise ConfigError(
+                f"there is no set {name!r}; fit was given {', '.join(given)}. "
+                f"{nearest(name, given)}".rstrip()
+            )
+        if name not in self._feeds:
+            feeding = {**self._task.parts.feeding, "shuffle": False, "drop_last": False}
+            task = self._task
+            self._feeds[name] = make_feed(
+                self._sets[name], seed=task.seed, device=task.device, where=name, **feeding
+            )
+        return self._feeds[name]

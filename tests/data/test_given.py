@@ -1,0 +1,115 @@
+"""Beside tests/python, which trains with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from sslengine.data.given import DatasetFeed, LoaderFeed, as_batch, make_feed, rows_of
+from sslengine.errors import DataError
+from tests.python.toys import Noisy, Points, batches
+
+CPU = torch.device("cpu")
+
+
+def feed(given: Any, shuffle: bool = True, **more: Any) -> Any:
+    return make_feed(given, 4, shuffle=shuffle, seed=0, device=CPU, **more)
+
+
+def read(one: Any, *window: Any) -> list[Tensor]:
+    return [batch["data"][0] for batch in one.batches(*window)]
+
+
+def same(one: list[Tensor], two: list[Tensor]) -> bool:
+    return len(one) == len(two) and all(torch.equal(*pair) for pair in zip(one, two))
+
+
+def test_what_a_batch_may_be() -> None:
+    x, y = torch.ones(2), torch.zeros(2)
+    assert as_batch(x, "d") == {"data": [x], "label": [None]}
+    assert as_batch((x,), "d") == {"data": [x], "label": [None]}
+    assert as_batch([x, y], "d") == {"data": [x], "label": [y]}
+    assert as_batch({"data": x, "extra": y}, "d") == {"data": [x], "label": [None], "extra": [y]}
+    for wrong in ({"image": x}, (x, y, y), 3, "text"):
+        with pytest.raises(DataError, match=r"d: expected batches \(input, target\)"):
+            as_batch(wrong, "d")
+
+
+def test_rows_of_any_form() -> None:
+    assert rows_of({"a": [torch.ones(3, 2)], "b": 1}) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_is_the_same_for_any_number_of_workers_and_from_any_step(workers: int) -> None:
+    one = feed(Noisy(), workers=workers)
+    whole = read(feed(Noisy()), 1)
+    assert same(read(one, 1), whole)
+    assert same(read(one, 1, 2), whole[2:])
+    assert not same(read(one, 0), whole)
+    one.close()
+    assert (one.num_samples, one.steps_per_epoch, one.batch_sizes) == (10, 3, [3, 3, 4])
+
+
+def test_dropping_the_last_and_keeping_the_order() -> None:
+    assert feed(Points(), drop_last=True).batch_sizes == [4, 4]
+    ordered = feed(Points(), shuffle=False)
+    assert torch.equal(torch.cat(read(ordered)), Points().x)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_a_loader_of_random_order_is_found_again(options: dict[str, Any]) -> None:
+    def loader() -> Any:
+        return DataLoader(Noisy(), batch_size=4, shuffle=True, **options)
+
+    one, two = feed(loader()), feed(loader())
+    assert isinstance(one, LoaderFeed)
+    whole = read(one, 1)
+    assert same(read(two, 1, 2), whole[2:])
+    assert not same(read(two, 2), whole)
+
+
+def test_sizes_of_all_kinds_of_loaders() -> None:
+    points = Points()
+    assert feed(batches(points)).batch_sizes == [4, 4, 2]
+    assert feed(DataLoader(points, batch_size=3)).batch_sizes == [3, 3, 3, 1]
+    assert feed(DataLoader(points, batch_size=3, drop_last=True)).batch_sizes == [3, 3, 3]
+    own = DataLoader(points, batch_sampler=[[0, 1], [2], [3, 4, 5]])
+    one = feed(own)
+    assert one.batch_sizes == [2, 1, 3]
+    assert (one.num_samples, one.global_batch_sizes) == (6, [2, 1, 3])
+
+
+def test_a_sampler_is_told_the_epoch() -> None:
+    points = Points()
+    sampler: Any = DistributedSampler(points, num_replicas=1, rank=0, seed=3)
+    one = feed(DataLoader(points, batch_size=4, sampler=sampler))
+    first, second = read(one, 0), read(one, 1)
+    assert not same(first, second)
+    assert same(read(one, 0), first)
+
+
+def test_a_loader_that_ends_early() -> None:
+    class Short:
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Any:
+            self.reads = getattr(self, "reads", 0) + 1
+            return iter(batches(Points())[: 4 - self.reads])
+
+    one = feed(Short())
+    with pytest.raises(DataError, match="the loader ended after 2 of 3 batches"):
+        read(one)
+
+
+def test_a_data_set_of_inputs_alone() -> None:
+    one = feed(TensorDataset(Points().x), shuffle=False)
+    assert isinstance(one, DatasetFeed)
+    (batch, *_) = one.batches()
+    assert batch["label"] == [None]
+    assert batch["data_idx"][0].tolist() == [0, 1, 2]

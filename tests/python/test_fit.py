@@ -1,0 +1,338 @@
+"""`sslengine.fit`. References are the plain loop of toys.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import sslengine
+from sslengine.distributed.ranks import rank
+from sslengine.errors import ConfigError, DataError, TrainingError
+from sslengine.hooks.events import Hook
+from sslengine.python.fit import fit
+from sslengine.python.session import Session
+from tests.python.toys import (
+    COUNT,
+    Noisy,
+    Points,
+    batches,
+    net,
+    plain_loop,
+    same,
+    sgd,
+    square,
+)
+from tests.ranks import RankPool
+
+
+@pytest.fixture(scope="module")
+def two_ranks():  # type: ignore[no-untyped-def]
+    with RankPool(2) as pool:
+        yield pool
+
+
+class Cut(Hook):
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_step(self, task: Any) -> None:
+        if task.train and task.iteration == self.after:
+            raise KeyboardInterrupt
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    code = "import sys, sslengine; sslengine.__version__; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {"fit", "predict", "evaluate_loss"} <= set(dir(sslengine))
+    assert sslengine.fit is fit
+    with pytest.raises(AttributeError, match="no attribute 'fti'"):
+        sslengine.fti  # noqa: B018
+
+
+@pytest.mark.parametrize("form", ["list", "loader"])
+def test_it_is_the_plain_loop(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    points = Points()
+    data: Any = batches(points) if form == "list" else DataLoader(points, batch_size=4)
+    ours, theirs = net(), net()
+    expected = plain_loop(theirs, data, sgd(theirs), epochs=4)
+    session = fit(ours, square, data, sgd(ours), epochs=4, device="cpu")
+    assert session.history.losses() == expected
+    assert same(ours, theirs)
+    assert session.model is ours
+    assert session.complete
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_history_and_results() -> None:
+    model = net()
+    points = Points()
+    session = fit(model, square, batches(points), sgd(model), iterations=4, validation=points,
+                  device="cpu")  # fmt: skip
+    assert [each["iteration"] for each in session.history.steps] == [1, 2, 3, 4]
+    assert [each["epoch"] for each in session.history.steps] == [0, 0, 0, 1]
+    assert session.history.steps[0].keys() == {"iteration", "epoch", "loss", "lr"}
+    epochs = [(each["epoch"], each["split"], each["iteration"]) for each in session.history.epochs]
+    assert epochs == [(0, "train", 3), (0, "test", 3), (1, "train", 4), (1, "test", 4)]
+    with torch.no_grad():
+        expected = square(model(points.x), points.y).item()
+    assert session.results["test"]["loss"] == pytest.approx(expected, rel=1e-6)
+    assert session.iteration == 4
+
+
+def test_each_sample_counts_once_an_epoch() -> None:
+    seen: list[list[int]] = []
+
+    class See(Hook):
+        def on_step(self, task: Any) -> None:
+            seen.append(task.last_batch.indices.tolist())
+
+    model = net()
+    fit(model, square, Points(), sgd(model), epochs=2, batch_size=4, hooks=[See()], device="cpu")
+    assert [len(each) for each in seen] == [3, 3, 4] * 2
+    epochs = [list(chain(*seen[:3])), list(chain(*seen[3:]))]
+    assert epochs[0] != epochs[1]
+    assert [sorted(each) for each in epochs] == [list(range(COUNT))] * 2
+
+
+def test_the_callers_random_streams_stay() -> None:
+    model, before = net(), torch.get_rng_state()
+    fit(model, square, Noisy(), sgd(model), epochs=1, device="cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def _noisy(form: str) -> Any:
+    return Noisy() if form == "set" else DataLoader(Noisy(), batch_size=4, shuffle=True)
+
+
+@pytest.mark.parametrize("form", ["set", "loader"])
+def test_a_killed_run_goes_on_bit_by_bit(form: str, tmp_path: Path) -> None:
+    common: dict[str, Any] = {
+        "epochs": 4, "device": "cpu", "batch_size": 4,
+        "settings": {"CHECKPOINT": {"CHECKPOINT_ITER_FREQUENCY": 1}},
+    }  # fmt: skip
+    whole = net(dropout=0.5)
+    expected = fit(whole, square, _noisy(form), sgd(whole), **common).history.losses()
+    model = net(dropout=0.5)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, square, _noisy(form), sgd(model), folder=tmp_path, hooks=[Cut(5)], **common)
+    model = net(seed=1, dropout=0.5)
+    rest = fit(model, square, _noisy(form), sgd(model), folder=tmp_path, **common)
+    made = len(rest.history.steps)
+    assert 7 <= made < 12
+    assert rest.history.losses() == expected[-made:]
+    assert same(model, whole)
+    again = fit(model, square, _noisy(form), sgd(model), folder=tmp_path, **common)
+    assert again.complete
+    assert again.iteration == 12
+    assert again.history.steps == []
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["iteration"] for line in lines) == 12
+
+
+def test_an_optimizer_by_settings_follows_its_schedule() -> None:
+    lr = {"name": "cosine", "start_value": 0.5, "end_value": 0.0, "update_interval": "step"}
+    settings = {"name": "sgd", "weight_decay": 0.0, "param_schedulers": {"lr": lr}}
+    session = fit(net(), square, batches(Points()), settings, iterations=4, device="cpu")
+    rates = [each["lr"] for each in session.history.steps]
+    assert rates == pytest.approx([0.25 * (1 + math.cos(math.pi * k / 4)) for k in range(4)])
+
+
+def test_other_train_steps_by_their_settings() -> None:
+    """Two optimizers, one for each layer; the reference moves each by its own loss."""
+
+    def losses(output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"fit": square(output, target), "small": output.square().mean()}
+
+    def entry(parameters: str, loss: str) -> dict[str, Any]:
+        lr = {"lr": {"name": "constant", "value": 0.1}}
+        return {"parameters": [parameters], "losses": [loss], "name": "sgd", "momentum": 0.0,
+                "weight_decay": 0.0, "param_schedulers": lr}  # fmt: skip
+
+    name = "multi_optimizer_train_step"
+    optimizers = {"first": entry("0.*", "small"), "second": entry("3.*", "fit")}
+    trainer = {"TRAIN_STEP_NAME": name, name: {"OPTIMIZERS": optimizers}}
+    ours, theirs = net(), net()
+    session = fit(ours, losses, batches(Points()), epochs=2, device="cpu",
+                  settings={"TRAINER": trainer})  # fmt: skip
+    for x, y in batches(Points()) * 2:
+        parts = losses(theirs(x), y)
+        first, second = list(theirs[0].parameters()), list(theirs[3].parameters())
+        one = torch.autograd.grad(parts["small"], first, retain_graph=True)
+        two = torch.autograd.grad(parts["fit"], second)
+        with torch.no_grad():
+            for parameter, gradient in zip([*first, *second], [*one, *two]):
+                parameter -= 0.1 * gradient
+    for mine, other in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-14)
+    assert {"loss.fit", "loss.small", "lr.first"} <= session.history.steps[0].keys()
+
+
+def test_a_model_that_gives_its_losses_itself() -> None:
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, batch: Any) -> dict[str, Tensor]:
+            return {"square": square(self.net(batch["data"]), batch["label"])}
+
+    ours, theirs = Own(), net()
+    expected = plain_loop(theirs, batches(Points()), sgd(theirs), epochs=1)
+    session = fit(ours, None, batches(Points()), sgd(ours), epochs=1, device="cpu")
+    assert session.history.losses() == pytest.approx(expected, rel=1e-6)
+
+
+def test_early_stopping_ends_it() -> None:
+    model = net()
+    stop = {"MONITOR": "train.loss", "PATIENCE": 2, "MIN_DELTA": 100.0}
+    session = fit(model, square, batches(Points()), sgd(model), epochs=50, device="cpu",
+                  settings={"HOOKS": {"EARLY_STOPPING": stop}})  # fmt: skip
+    assert session.complete
+    assert session.iteration == 9
+
+
+def _fit(count: int, how: dict[str, Any]) -> tuple[list[float], list[Tensor], list[int]]:
+    seen: list[int] = []
+
+    class See(Hook):
+        def on_step(self, task: Any) -> None:
+            seen.extend(task.last_batch.indices.tolist())
+
+    model = net()
+    session = fit(model, square, Points(count), sgd(model), device="cpu", hooks=[See()], **how)
+    return session.history.losses(), list(model.parameters()), seen
+
+
+@pytest.mark.parametrize("how", [{"epochs": 2}, {"epochs": 3, "accumulate": 2}])
+def test_two_ranks_are_one_also_where_the_set_does_not_divide(
+    two_ranks: RankPool, how: dict[str, Any]
+) -> None:
+    count = 11
+    losses, weights, seen = _fit(count, {**how, "batch_size": 4})
+    (one, ours, mine), (two, others, theirs) = two_ranks.run(_fit, count, {**how, "batch_size": 2})
+    assert one == two
+    assert one == pytest.approx(losses, rel=1e-6)
+    for first, second, expected in zip(ours, others, weights):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-14)
+    assert sorted(mine + theirs) == sorted(seen)
+    assert sorted(seen) == sorted(list(range(count)) * how["epochs"])
+
+
+def _of_a_loader(number: int) -> list[int]:
+    seen: list[int] = []
+
+    class See(Hook):
+        def on_step(self, task: Any) -> None:
+            seen.extend(task.last_batch.indices.tolist())
+
+    model = net()
+    fit(model, square, DataLoader(Points(), batch_size=2), sgd(model), epochs=1, device="cpu",
+        hooks=[See()])  # fmt: skip
+    return seen
+
+
+def test_a_dataloader_of_torchs_samplers_is_shared_out(two_ranks: RankPool) -> None:
+    one, two = two_ranks.run(_of_a_loader, 0)
+    assert sorted(one + two) == list(range(COUNT))
+    assert (one, two) == (sorted(one), sorted(two))  # it does not shuffle
+
+
+def _unequal_loaders(number: int) -> str:
+    model = net()
+    try:
+        fit(model, square, batches(Points(8 if rank() else 4)), sgd(model), epochs=1, device="cpu")
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_of_unequal_length(two_ranks: RankPool) -> None:
+    for text in two_ranks.run(_unequal_loaders, 0):
+        assert "ranks have different numbers of batches, 1, 2" in text
+
+
+def _calls(**changes: Any) -> Session:
+    model = net()
+    given: dict[str, Any] = {
+        "loss": square, "data": batches(Points()), "optimizer": sgd(model), "epochs": 1,
+        "device": "cpu", **changes,
+    }  # fmt: skip
+    return fit(model, given.pop("loss"), given.pop("data"), given.pop("optimizer"), **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"epochs": None}, ConfigError, r"epochs=... or iterations=..., one of them; got neither"),
+        ({"iterations": 5}, ConfigError, r"got epochs=1 and iterations=5"),
+        (
+            {"data": iter(batches(Points()))},
+            DataError,
+            r"data: list_iterator can be read only once",
+        ),
+        ({"data": (b for b in batches(Points()))}, DataError, r"generator can be read only once"),
+        ({"data": 3}, DataError, r"data: expected a data set or a loader of batches, got int"),
+        ({"data": []}, DataError, r"data: the loader has no batches"),
+        ({"data": {1, 2}}, DataError, r"expected batches \(input, target\).* got a int"),
+        ({"data": [(torch.ones(1), 1, 2)]}, DataError, r"got a tuple of 3. Give a collate_fn"),
+        (
+            {"loss": lambda o, t: (o - t) ** 2},
+            TrainingError,
+            r"must be one number.*shape \(4, 1\): take its mean",
+        ),
+        ({"precision": "fp61"}, ConfigError, r"precision: expected fp32.* Did you mean 'fp16'"),
+        (
+            {"settings": {"HOKS": {}}},
+            ConfigError,
+            r"config.HOKS: unknown key. Did you mean 'HOOKS'",
+        ),
+        ({"optimizer": sgd(net())}, ConfigError, r"optimizer: it has parameters that are not"),
+    ],
+)
+def test_what_cannot_be_is_told(changes: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        _calls(**changes)
+
+
+def test_a_loader_without_length() -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(batches(Points()))
+
+    with pytest.raises(DataError, match=r"data: Stream has no length"):
+        _calls(data=Stream())
+
+
+def test_a_loader_with_an_order_of_its_own_has_no_folder(tmp_path: Path) -> None:
+    loader = DataLoader(Points(), shuffle=True, generator=torch.Generator())
+    with pytest.raises(DataError, match="the DataLoader's own `generator` decides its order"):
+        _calls(data=loader, folder=tmp_path)
+
+
+def test_the_document_runs() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(compile(code, "docs/python.md", "exec"), names)
+            if "accuracy" in names and "stop" not in names:
+                first = names["session"]
+    assert len(first.history.steps) == 20 * 4
+    assert names["accuracy"] > 0.8
+    assert names["losses"][-1] < names["losses"][0] / 2
+    assert names["loss"] == pytest.approx(names["last"]["loss"], rel=1e-5)
+    assert torch.equal(names["rows"].argmax(1), names["classes"])
+    assert names["session"].iteration == 12

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import sslengine
+from sslengine.errors import DataError, TrainingError
+from sslengine.python.passes import evaluate_loss, predict
+from tests.python.toys import COUNT, Points, batches, net, square
+from tests.ranks import RankPool
+
+
+@pytest.fixture(scope="module")
+def two_ranks():  # type: ignore[no-untyped-def]
+    with RankPool(2) as pool:
+        yield pool
+
+
+def expected(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(Points().x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("form", ["set", "list", "loader"])
+def test_predictions_in_the_order_of_the_set(form: str) -> None:
+    points = Points()
+    data = {"set": points, "list": batches(points), "loader": DataLoader(points, batch_size=3)}
+    model = net(dropout=0.5).train()
+    ours = predict(model, data[form], batch_size=4, device="cpu")
+    assert model.training
+    torch.testing.assert_close(ours, expected(model), rtol=1e-12, atol=1e-14)
+
+
+def test_inputs_without_targets_and_a_collate_function_of_ones_own() -> None:
+    def stack(samples: list[Any]) -> Tensor:
+        return torch.stack([x for x, _ in samples])
+
+    model = net()
+    torch.testing.assert_close(
+        predict(model, Points(), collate_fn=stack, device="cpu"), expected(model)
+    )
+
+
+def test_collate_and_transform_of_the_users() -> None:
+    model = net()
+    sizes = predict(model, batches(Points()), collate=lambda parts: [len(p) for p in parts],
+                    transform=sorted, device="cpu")  # fmt: skip
+    assert sizes == [2, 4, 4]
+    signs = predict(model, Points(), transform=lambda rows: rows > 0, device="cpu")
+    assert torch.equal(signs, expected(model) > 0)
+
+
+def test_outputs_in_a_form_of_their_own() -> None:
+    class Forms(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"twice": 2 * x, "pair": (x, [x.sum(1)])}
+
+    found = predict(Forms(), Points(), batch_size=3, device="cpu")
+    assert torch.equal(found["twice"], 2 * Points().x)
+    assert torch.equal(found["pair"][1][0], Points().x.sum(1))
+
+
+def test_outputs_that_cannot_be_put_together() -> None:
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean()
+
+    with pytest.raises(DataError, match="say how those of all batches are put together, collate="):
+        predict(Mean(), Points(), device="cpu")
+
+
+def test_the_mean_loss_counts_samples_not_batches() -> None:
+    model, points = net(dropout=0.5), Points()
+    whole = square(expected(model), points.y).item()
+    for data in (points, batches(points)):
+        found = evaluate_loss(model.train(), square, data, batch_size=4, device="cpu")
+        assert found == pytest.approx(whole, rel=1e-12)
+
+
+def test_losses_by_their_names() -> None:
+    model = net()
+
+    def losses(output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"loss": square(output, target), "size": output.abs().mean()}
+
+    found = sslengine.evaluate_loss(model, losses, Points(), batch_size=3, device="cpu")
+    assert found["loss"] == pytest.approx(square(expected(model), Points().y).item(), rel=1e-12)
+    assert found["size"] == pytest.approx(expected(model).abs().mean().item(), rel=1e-12)
+
+
+def test_a_loss_that_is_not_one_number() -> None:
+    with pytest.raises(TrainingError, match=r"MSELoss gives a tensor of shape \(4, 1\)"):
+        evaluate_loss(net(), nn.MSELoss(reduction="none"), batches(Points()), device="cpu")
+
+
+def _both(batch_size: int) -> tuple[Tensor, Any]:
+    model = net()
+    ours = predict(model, Points(), batch_size=batch_size, device="cpu")
+    return ours, evaluate_loss(model, square, Points(), batch_size=batch_size, device="cpu")
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 64])
+def test_ranks_see_the_whole_set_once(two_ranks: RankPool, batch_size: int) -> None:
+    model = net()
+    for ours, loss in two_ranks.run(_both, batch_size):
+        assert ours.shape == (COUNT, 1)
+        torch.testing.assert_close(ours, expected(model), rtol=1e-12, atol=1e-14)
+        assert loss == pytest.approx(square(expected(model), Points().y).item(), rel=1e-12)

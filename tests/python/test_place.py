@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sslengine.errors import ConfigError, LaunchError
+from sslengine.python.place import amp_params, choose_device, join_others, make_precision
+from tests.ranks import free_port
+
+CPU = torch.device("cpu")
+
+SCRIPT = """
+import sslengine, torch
+from tests.python.toys import Points, net, sgd, square
+model = net()
+session = sslengine.fit(model, square, Points(), sgd(model), epochs=1, batch_size=2, device="cpu")
+rows = sslengine.predict(model, Points(), device="cpu")
+print(len(rows), torch.distributed.get_world_size(), session.history.losses())
+"""
+
+
+def test_devices() -> None:
+    assert choose_device("cpu") == CPU
+    assert choose_device(CPU) == CPU
+    assert choose_device(None).type == ("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(LaunchError, match="no GPU"):
+            choose_device("cuda")
+
+
+def test_precisions() -> None:
+    assert [make_precision(name, CPU).name for name in ("fp32", "bf16")] == ["fp32", "bf16"]
+    with pytest.raises(ConfigError, match=r"fp16 needs a GPU|float16 needs a GPU"):
+        make_precision("fp16", CPU)
+    with pytest.raises(ConfigError, match="precision: expected fp32, fp16, bf16; got 'half'"):
+        amp_params("half")
+
+
+def test_alone_there_is_nobody_to_join() -> None:
+    join_others(CPU)
+    assert not torch.distributed.is_initialized()
+
+
+def test_below_torchrun_ranks_find_each_other() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+               f"--master-port={free_port()}", "--no-python", sys.executable, "-c", SCRIPT]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    one, two = done.stdout.strip().splitlines()
+    assert one == two
+    assert one.startswith("10 2 [")

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sslengine.errors import ConfigError
+from sslengine.python.fit import fit
+from sslengine.python.session import Session
+from tests.python.toys import Points, batches, net, sgd, square
+
+
+def trained(**changes: Any) -> tuple[Session, list[int]]:
+    """And the number of rows of each forward pass in eval mode."""
+    model, passes = net(), []
+
+    def note(module: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        if not module.training:
+            passes.append(len(inputs[0]))
+
+    model.register_forward_hook(note)
+    session = fit(model, square, batches(Points()), sgd(model), epochs=1, device="cpu",
+                  test=Points(6, seed=1), batch_size=4, **changes)  # fmt: skip
+    return session, passes
+
+
+def rows(session: Session, points: Points) -> Tensor:
+    with torch.no_grad():
+        return session.model(points.x)  # type: ignore[no-any-return]
+
+
+def test_predictions_are_made_once_for_one_state_of_the_model() -> None:
+    session, passes = trained()
+    test = Points(6, seed=1)
+    torch.testing.assert_close(session.predict("test"), rows(session, test))
+    assert passes == [3, 3]
+    assert session.predict("test", transform=len) == 6
+    assert session.predict("test", collate=len) == 2
+    assert passes == [3, 3]
+    session.predict("test", fresh=True)
+    assert passes == [3, 3] * 2
+    with torch.no_grad():
+        next(session.model.parameters()).add_(1.0)
+    torch.testing.assert_close(
+        session.predict("test"), rows(session.model.train() and session, test)
+    )
+    assert passes == [3, 3] * 3
+    session.close()
+    assert session.predict("train").shape == (10, 1)
+
+
+def test_the_loss_over_a_set() -> None:
+    session, passes = trained(validation=Points(5, seed=2))
+    passes.clear()
+    for name, points in (
+        ("train", Points()),
+        ("validation", Points(5, seed=2)),
+        ("test", Points(6, seed=1)),
+    ):
+        expected = square(rows(session, points), points.y).item()
+        assert session.evaluate_loss(name)["loss"] == pytest.approx(expected, rel=1e-6)
+    count = len(passes)
+    session.evaluate_loss("train")
+    assert len(passes) == count
+    session.evaluate_loss("train", fresh=True)
+    assert len(passes) == count + 3
+
+
+def test_a_set_that_was_not_given() -> None:
+    session, _ = trained()
+    with pytest.raises(ConfigError, match=r"no set 'validation'; fit was given train, test"):
+        session.predict("validation")
+    with pytest.raises(ConfigError, match=r"no set 'tset'.* Did you mean 'test'"):
+        session.evaluate_loss("tset")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_step_of_a_fused_optimizer_is_seen(kind: Any) -> None:
+    """torch does not count what they write."""
+    session, _ = trained()
+    before, model = session.evaluate_loss("test"), session.model
+    square(model(Points().x), Points().y).backward()
+    kind(model.parameters(), lr=0.1, fused=True).step()
+    expected = square(rows(session, Points(6, seed=1)), Points(6, seed=1).y).item()
+    assert session.evaluate_loss("test")["loss"] == pytest.approx(expected, rel=1e-6)
+    assert session.evaluate_loss("test") != before

@@ -1,0 +1,46 @@
+"""Beside test_fit.py, which runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sslengine.config.facts import RunFacts
+from sslengine.errors import DataError
+from sslengine.methods.base import Method
+from sslengine.python.fit import fit
+from sslengine.python.task import FunctionLoss
+from tests.python.toys import Points, net, sgd, square
+from tests.ranks import RankPool
+
+
+class Compares(Method):
+    def forward(self, output: Any, target: Any) -> Any:
+        return square(output, target)
+
+
+def test_a_function_is_a_loss() -> None:
+    loss = FunctionLoss(square)
+    assert list(loss.state_dict()) == []
+    assert loss(torch.ones(2), torch.zeros(2)).item() == 1.0
+    assert RunFacts().world_size == 1
+
+
+def _method(drop_last: bool) -> str:
+    model = net()
+    try:
+        fit(model, Compares(), Points(), sgd(model), epochs=1, batch_size=2, device="cpu",
+            drop_last=drop_last)  # fmt: skip
+    except DataError as error:
+        return str(error)
+    return "trained"
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_method_needs_equal_shares(drop_last: bool) -> None:
+    with RankPool(2) as pool:
+        for text in pool.run(_method, drop_last):
+            assert (text == "trained") == drop_last
+            assert drop_last or "Compares compares the images of all ranks" in text
