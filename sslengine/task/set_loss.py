@@ -1,7 +1,7 @@
 """The mean loss over a whole set, at any moment of a run, as a test phase would find it.
 
 Model and loss are in eval mode, the method's own hooks run, no others do; random streams,
-progress, meters, and the losses of the phase under way stay as they are.
+progress, meters, figures, and the losses of the phase under way stay as they are.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 
 from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.distributed.data_parallel import broadcast_all
+from sslengine.errors import TrainingError
 from sslengine.hooks.events import compile_events
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
+from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.task.last_batch import LastBatch
 from sslengine.task.progress import ALONE
 
@@ -27,10 +29,15 @@ def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
             task.train_step_function(task)
             task.progress.step += 1
         entries = task.ledger.drain()
+    if not entries:
+        raise TrainingError(
+            f"{type(task.base_model).__name__} gives predictions and no losses in eval mode, so there "
+            f"is no loss over a set (config.HOOKS.EVALUATE_LOSS, session.evaluate_loss)."
+        )
     samples = sum(entry.batch_size for entry in entries)
     return {
         name: sum(entry.parts[name] * entry.batch_size for entry in entries) / samples
-        for name in (entries[0].parts if entries else ())
+        for name in entries[0].parts
     }
 
 
@@ -40,6 +47,7 @@ def _for_a_while(task: Any, feed: Any, options: Any) -> Iterator[None]:
         "train": False,
         "ledger": LossLedger(check_finite=False),
         "perf": PerfStats(),
+        "storage": MetricStore(active=False),
         "last_batch": LastBatch(),
         "active_meters": [],
         "group": ALONE,
@@ -53,9 +61,10 @@ def _for_a_while(task: Any, feed: Any, options: Any) -> Iterator[None]:
     }
     kept = {name: getattr(task, name) for name in temporary if hasattr(task, name)}
     modes = task.base_model.training, task.loss.training
-    streams = rng_state()
+    streams, store = rng_state(), current()
     try:
         vars(task).update(temporary)
+        make_current(task.storage)
         task.progress.step = 0
         task.base_model.eval()
         task.loss.eval()
@@ -66,4 +75,5 @@ def _for_a_while(task: Any, feed: Any, options: Any) -> Iterator[None]:
         vars(task).update(kept)
         task.base_model.train(modes[0])
         task.loss.train(modes[1])
+        make_current(store)
         set_rng_state(streams)

@@ -194,6 +194,22 @@ def test_a_model_that_gives_its_losses_itself() -> None:
     assert session.history.losses() == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_model_that_gives_no_loss_in_eval_mode() -> None:
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, batch: Any) -> Any:
+            rows = self.net(batch["data"])
+            return {"square": square(rows, batch["label"])} if self.training else rows
+
+    model = Own()
+    session = fit(model, None, batches(Points()), sgd(model), epochs=1, device="cpu")
+    with pytest.raises(TrainingError, match="Own gives predictions and no losses in eval mode"):
+        session.evaluate_loss("train")
+
+
 def test_early_stopping_ends_it() -> None:
     model = net()
     stop = {"MONITOR": "train.loss", "PATIENCE": 2, "MIN_DELTA": 100.0}
