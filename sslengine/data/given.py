@@ -165,7 +165,10 @@ class LoaderFeed:
         pass
 
     def _read(self, epoch: int, first: int, last: int) -> Iterator[Batch]:
-        """What it draws depends on seed, epoch and step alone."""
+        """What it draws depends on seed, epoch and step alone; a list draws nothing."""
+        if isinstance(self._loader, (list, tuple)):
+            yield from (as_batch(batch, self._where) for batch in self._loader[first:last])
+            return
         set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)

@@ -31,8 +31,8 @@ def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
         entries = task.ledger.drain()
     if not entries:
         raise TrainingError(
-            f"{type(task.base_model).__name__} gives predictions and no losses in eval mode, so there "
-            f"is no loss over a set (config.HOOKS.EVALUATE_LOSS, session.evaluate_loss)."
+            f"{type(task.base_model).__name__} gives predictions in eval mode, and no "
+            f"losses: there is none over a set (config.HOOKS.EVALUATE_LOSS, session.evaluate_loss)."
         )
     samples = sum(entry.batch_size for entry in entries)
     return {

@@ -84,6 +84,13 @@ def test_sizes_of_all_kinds_of_loaders() -> None:
     assert (one.num_samples, one.global_batch_sizes) == (6, [2, 1, 3])
 
 
+def test_a_list_goes_on_where_it_was() -> None:
+    one = feed(batches(Points()))
+    whole = read(one, 0)
+    assert same(read(one, 1, 1, 3), whole[1:])
+    assert same(read(one, 1, 0, 1), whole[:1])
+
+
 def test_a_sampler_is_told_the_epoch() -> None:
     points = Points()
     sampler: Any = DistributedSampler(points, num_replicas=1, rank=0, seed=3)

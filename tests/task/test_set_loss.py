@@ -63,14 +63,21 @@ def test_it_is_the_mean_over_the_whole_set(tmp_path: Path) -> None:
     assert task.phase_results["loss"] == pytest.approx(ask.found[-1]["TEST"], rel=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, SUPERVISED])
+MOMENTUM: dict[str, Any] = {
+    "LOSS": {"name": "moco_loss", "moco_loss": {"embedding_dim": 8, "queue_size": 32}},
+    "DATA__TRAIN__COLLATE_FUNCTION": "moco_collator",
+}
+
+
+@pytest.mark.parametrize("changes", [{}, SUPERVISED, MOMENTUM])
 def test_the_run_goes_on_as_without_it(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """SimCLR's loss, and cross entropy."""
+    """SimCLR's loss, cross entropy, and one with a queue and a teacher, which stay as they are."""
     watch, other, ask = Watch(), Watch(), Ask("TRAIN")
     one = train(tmp_path, [watch], **changes)
     two = train(tmp_path, [other, ask], **changes)
     assert watch.losses == other.losses
     assert same(weights(one), weights(two))
+    assert same(one.loss.state_dict(), two.loss.state_dict())
     assert one.get_classy_state()["ranks"][0]["rng"]["torch"].equal(
         two.get_classy_state()["ranks"][0]["rng"]["torch"]
     )
