@@ -13,10 +13,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.facts import run_facts, world_size
-from sslengine.config.lr_scaling import scale_schedule
+from sslengine.config.lr_scaling import optimizers, scale_schedule
 from sslengine.config.merge import Merged
 from sslengine.config.reference_world_size import scale_to_ranks
-from sslengine.config.sections import fields_of, typed_nodes
 from sslengine.errors import ConfigError
 from sslengine.registry import TRAIN_STEPS, component_key
 
@@ -91,7 +90,7 @@ def _learning_rate(config: DictConfig) -> Iterator[Derived]:
     node_batch = config.DATA.TRAIN.BATCHSIZE_PER_REPLICA * config.DISTRIBUTED.NUM_PROC_PER_NODE
     node_batch *= config.OPTIMIZER.accumulate
     global_batch = node_batch * config.DISTRIBUTED.NUM_NODES
-    for path, optimizer in _optimizers(config):
+    for path, optimizer in optimizers(config):
         schedulers = optimizer.param_schedulers
         for key in ("lr", "lr_head"):
             if schedulers[key].auto_lr_scaling.auto_scale:
@@ -113,19 +112,12 @@ def _reference_world_size(config: DictConfig) -> Iterator[Derived]:
 
 
 def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
-    for path, optimizer in _optimizers(config):
+    for path, optimizer in optimizers(config):
         if not optimizer.head_optimizer_params.use_different_wd:
             decay = optimizer.weight_decay
             yield Derived(
                 f"{path}.head_optimizer_params.weight_decay", decay, "same as weight_decay"
             )
-
-
-def _optimizers(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
-    """config.OPTIMIZER, and the sections of its form that components have."""
-    for path, node in typed_nodes(config, path=""):
-        if {"param_schedulers", "head_optimizer_params"} <= fields_of(node).keys():
-            yield path.removeprefix("."), node
 
 
 def _loss_options(config: DictConfig) -> Iterator[Derived]:

@@ -9,13 +9,23 @@ its peak keeps its proportions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from omegaconf import DictConfig
+
+from sslengine.config.sections import fields_of, typed_nodes
 from sslengine.errors import ConfigError, nearest
 
 Schedule = dict[str, Any]
 _SCALINGS = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
+
+
+def optimizers(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """config.OPTIMIZER, and the sections of its form that components have, by their key paths."""
+    for path, node in typed_nodes(config, path=""):
+        if {"param_schedulers", "head_optimizer_params"} <= fields_of(node).keys():
+            yield path.removeprefix("."), node
 
 
 def scale_schedule(schedule: Schedule, global_batch: int, node_batch: int) -> Schedule:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.facts import world_size
+from sslengine.config.lr_scaling import optimizers
 from sslengine.config.sections import fields_of, typed_nodes
 from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.registry import SCHEDULERS
@@ -38,15 +39,16 @@ def scale_to_ranks(config: DictConfig) -> Iterator[Scaled]:
     reference, ranks = int(config.REFERENCE_WORLD_SIZE), world_size(config)
     if not reference:
         return
-    keys = ["lr"]
-    if config.OPTIMIZER.head_optimizer_params.use_different_lr:
-        keys.append("lr_head")  # otherwise it is made the same as lr
-    for key in keys:
-        _refuse_two_scalings(config, key)
+    paths = []
+    for path, optimizer in optimizers(config):
+        paths.append(f"{path}.param_schedulers.lr")
+        if optimizer.head_optimizer_params.use_different_lr:
+            paths.append(f"{path}.param_schedulers.lr_head")  # otherwise the same as lr
+    for path in paths:
+        _refuse_two_scalings(config, path)
     if ranks == reference:
         return
-    for key in keys:
-        path = f"OPTIMIZER.param_schedulers.{key}"
+    for path in paths:
         schedule: Any = OmegaConf.to_container(OmegaConf.select(config, path))
         for name, value in scale_rates(schedule, ranks / reference, f"config.{path}").items():
             if value != schedule[name]:
@@ -55,10 +57,10 @@ def scale_to_ranks(config: DictConfig) -> Iterator[Scaled]:
     yield Scaled("REFERENCE_WORLD_SIZE", ranks)  # the values above are now for so many
 
 
-def _refuse_two_scalings(config: DictConfig, key: str) -> None:
-    if config.OPTIMIZER.param_schedulers[key].auto_lr_scaling.auto_scale:
+def _refuse_two_scalings(config: DictConfig, path: str) -> None:
+    if OmegaConf.select(config, path).auto_lr_scaling.auto_scale:
         raise ConfigError(
-            f"config.REFERENCE_WORLD_SIZE and config.OPTIMIZER.param_schedulers.{key}."
+            f"config.REFERENCE_WORLD_SIZE and config.{path}."
             f"auto_lr_scaling.auto_scale both scale the learning rate by the number of ranks: set "
             f"REFERENCE_WORLD_SIZE to 0 or auto_scale to false."
         )

@@ -38,7 +38,7 @@ class StopEarly(Hook):
             raise ConfigError(f"{WHERE}: {self.monitor}: this run has no {self.split} phases.")
 
     def on_phase_end(self, task: TaskView) -> None:
-        if task.train != (self.split == "train"):
+        if task.train != (self.split == "train") or not task.phase.complete:
             return
         value = self.sign * self._read(task.phase_results)
         if value < self.best - self.min_delta:

@@ -22,10 +22,10 @@ class EvaluateLoss(Hook):
             raise ConfigError("config.HOOKS.EVALUATE_LOSS.SETS: this run only tests; name TEST.")
 
     def on_phase_end(self, task: TaskView) -> None:
-        if not task.train:
+        if not task.train or not task.phase.complete:
             return
         made = task.phase.train_index + 1
-        last = made == sum(phase.train for phase in task.phases)
+        last = made == 1 + max(phase.train_index for phase in task.phases)
         if (self.every > 0 and made % self.every == 0) or (last and self.at_end):
             task.phase_results["set_loss"] = {
                 name.lower(): task.set_loss(name)["loss"] for name in self.sets

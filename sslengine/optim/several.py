@@ -62,6 +62,13 @@ class SeveralOptimizers:
         return _LossSet(losses, parameters, [p for p in parameters if p in self._shared], {})
 
     @property
+    def inner(self) -> Any:
+        raise TrainingError(
+            f"{self.where}: a hook asks for the one optimizer (`task.optimizer.inner`), and there are "
+            f"{len(self.owners)}: `task.optimizer.owners`, each with its `optimizer.inner`."
+        )
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         return [group for owner in self.owners for group in owner.optimizer.param_groups]
 

@@ -35,6 +35,8 @@ class KeepHistory(Hook):
 
     def on_phase_end(self, task: TaskView) -> None:
         self._take_steps(task)
+        if not task.phase.complete:
+            return
         split = "train" if task.train else "test"
         record = {"iteration": task.iteration, "epoch": task.phase.epoch, "split": split}
         self.history.epochs.append({**record, **task.phase_results})

@@ -62,7 +62,7 @@ COUNTED: dict[str, Any] = {
     "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 50,
     "MODEL__TEMP_FROZEN_PARAMS_ITER_MAP": [["module.heads.0.clf.0.weight", 30]],
     "LOG_FREQUENCY": 10,
-    "OPTIMIZER__num_epochs": 4,
+    "OPTIMIZER__num_epochs": None,
 }
 
 
@@ -71,7 +71,7 @@ def test_step_counts_go_the_other_way_and_epochs_stay() -> None:
     assert config.OPTIMIZER.num_iterations == 500
     assert config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY == 25
     assert config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP == [["module.heads.0.clf.0.weight", 15]]
-    assert (config.LOG_FREQUENCY, config.OPTIMIZER.num_epochs) == (10, 4)
+    assert config.LOG_FREQUENCY == 10
     assert config.OPTIMIZER.param_schedulers.lr.start_value == 0.2
     assert config.OPTIMIZER.param_schedulers.lr_head.start_value == 0.2
     assert config.REFERENCE_WORLD_SIZE == 4
@@ -98,7 +98,7 @@ def test_without_it_or_on_as_many_ranks_nothing_changes(reference: int) -> None:
 
 def test_what_never_counts_stays() -> None:
     config = resolved(REFERENCE_WORLD_SIZE=2, **{RANKS: 4}).config
-    assert config.OPTIMIZER.num_iterations is None
+    assert (config.OPTIMIZER.num_epochs, config.OPTIMIZER.num_iterations) == (2, None)
     assert config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY == -1
     assert scale_steps(1, 1, 16) == 1  # not 0, which means another thing
 

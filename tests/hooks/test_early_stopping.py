@@ -20,7 +20,10 @@ from tests.ranks import RankPool
 
 def _task(train: bool = True) -> Any:
     phases = [Phase(0, True, 0, 0, 0, 1), Phase(1, False, 0, 0, 0, 1)]
-    return SimpleNamespace(train=train, phases=phases, progress=SimpleNamespace(stopped=0))
+    phase = phases[0 if train else 1]
+    return SimpleNamespace(
+        train=train, phases=phases, phase=phase, progress=SimpleNamespace(stopped=0)
+    )
 
 
 def _until_stopped(values: list[float], **options: Any) -> int:
@@ -85,6 +88,13 @@ def test_a_figure_that_is_not_there(monitor: str, text: str) -> None:
     task.phase_results = {"loss": 1.0, "acc": {"top_1": {"0": 50.0}}}
     with pytest.raises(ConfigError, match=text):
         StopEarly(EarlyStoppingOptions(MONITOR=monitor)).on_phase_end(task)
+
+
+def test_a_train_phase_that_goes_on_after_a_test_has_no_figure_yet() -> None:
+    hook, task = StopEarly(EarlyStoppingOptions(MONITOR="train.loss", PATIENCE=1)), _task()
+    task.phase, task.phase_results = Phase(0, True, 0, 0, 0, 1, whole=2), {"loss": math.nan}
+    hook.on_phase_end(task)
+    assert not task.progress.stopped
 
 
 def test_a_split_without_phases() -> None:

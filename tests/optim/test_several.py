@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.distributed.ranks import rank
-from sslengine.errors import CheckpointError, ConfigError
+from sslengine.errors import CheckpointError, ConfigError, TrainingError
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.optim.several import Owner, SeveralOptimizers
 from sslengine.precision import ApexAmp, Precision, TorchAmp
@@ -106,6 +106,11 @@ def test_one_scaler_serves_all_and_skips_what_overflowed() -> None:
 def test_apex_takes_one_optimizer() -> None:
     with pytest.raises(ConfigError, match="apex AMP takes one optimizer.*AMP_TYPE=pytorch"):
         Case(("one", "xyz", ("a",))).optimizers.prepare(ApexAmp(None, {}), nn.Linear(1, 1))
+
+
+def test_who_asks_for_the_one_is_told() -> None:
+    with pytest.raises(TrainingError, match=r"asks for the one optimizer .*, and there are 2"):
+        _ = Case(("one", "xy", ("a",)), ("two", "z", ("b",))).optimizers.inner
 
 
 def test_learning_rates_by_name() -> None:

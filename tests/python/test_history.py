@@ -13,7 +13,7 @@ def test_steps_are_kept_as_the_ledger_reads_them() -> None:
     history = History()
     hook = KeepHistory(history)
     task: Any = SimpleNamespace(
-        train=True, iteration=0, ledger=LossLedger(), phase=SimpleNamespace(epoch=3),
+        train=True, iteration=0, ledger=LossLedger(), phase=SimpleNamespace(epoch=3, complete=True),
         phase_results={"loss": 1.5}, optimizer=SimpleNamespace(learning_rates=lambda: {"lr": 0.5}),
     )  # fmt: skip
     hook.on_phase_start(task)

@@ -287,6 +287,12 @@ def test_learning_rates_scale_with_the_batch_for_each() -> None:
     assert entries.slow.param_schedulers.lr.start_value == 0.05
 
 
+def test_learning_rates_follow_the_number_of_ranks_for_each() -> None:
+    entries = getattr(resolved(**of_run(REFERENCE_WORLD_SIZE=4)).config.TRAINER, NAME).OPTIMIZERS
+    assert entries.fast.param_schedulers.lr.value == pytest.approx(0.01 / 4)
+    assert entries.slow.param_schedulers.lr.start_value == pytest.approx(0.05 / 4)
+
+
 def test_a_killed_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", [Watch()], **of_run(OPTIMIZER__accumulate=3))
     watch: Any = whole.hooks[-1]
