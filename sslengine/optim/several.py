@@ -64,8 +64,8 @@ class SeveralOptimizers:
     @property
     def inner(self) -> Any:
         raise TrainingError(
-            f"{self.where}: a hook asks for the one optimizer (`task.optimizer.inner`), and there are "
-            f"{len(self.owners)}: `task.optimizer.owners`, each with its `optimizer.inner`."
+            f"{self.where}: a hook asks for the one optimizer (`task.optimizer.inner`), and there "
+            f"are {len(self.owners)}: `task.optimizer.owners`, each with its `optimizer.inner`."
         )
 
     @property
