@@ -118,6 +118,13 @@ class MachineOptions:
 class ReproducibilityOptions:
     # Deterministic kernels on the GPU (VISSL's spelling).
     CUDDN_DETERMINISTIC: bool = False
+    # Let cuDNN try its kernels on each new size of input and keep the fastest. Runs are then not
+    # the same bit by bit.
+    CUDNN_BENCHMARK: bool = False
+
+    def check(self) -> Iterator[str]:
+        if self.CUDDN_DETERMINISTIC and self.CUDNN_BENCHMARK:
+            yield "CUDNN_BENCHMARK: not together with CUDDN_DETERMINISTIC."
 
 
 @section("TRAINER", components=TRAIN_STEPS)

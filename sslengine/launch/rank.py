@@ -41,8 +41,9 @@ def run_rank(resolved: Resolved, join: bool) -> None:
     load_plugins(options.PLUGINS)
     folder = run_folder(config)
     device = pick_device(read(config, MachineOptions).DEVICE)
-    if read(config, ReproducibilityOptions).CUDDN_DETERMINISTIC:
-        torch.backends.cudnn.deterministic = True
+    kernels = read(config, ReproducibilityOptions)
+    torch.backends.cudnn.deterministic = kernels.CUDDN_DETERMINISTIC
+    torch.backends.cudnn.benchmark = kernels.CUDNN_BENCHMARK
     _set_threads(config, device)
     if join:
         _join(config, device)

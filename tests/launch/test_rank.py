@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.rank import run_folder, run_rank
@@ -35,3 +36,24 @@ def test_warnings_about_the_config_reach_the_screen(
 ) -> None:
     run_rank(resolved(CHECKPOINT__DIR=str(tmp_path), MONITOR_PERF_STATS=True), join=False)
     assert "WARNING: config.MONITOR_PERF_STATS has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["CUDDN_DETERMINISTIC", "CUDNN_BENCHMARK"])
+def test_kernels_are_chosen_as_the_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    seen: list[bool] = []
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "deterministic", False)
+    monkeypatch.setattr(cudnn, "benchmark", False)
+    monkeypatch.setattr(
+        "sslengine.launch.rank.open_log",
+        lambda *_: seen.extend((cudnn.deterministic, cudnn.benchmark)),
+    )
+    changes = {"CHECKPOINT__DIR": str(tmp_path), "DATA__TRAIN__DATA_LIMIT": 3}
+    with pytest.raises(SSLEngineError):
+        run_rank(resolved(**changes, REPRODUCIBILITY={key: True}), join=False)
+    assert seen == [key == "CUDDN_DETERMINISTIC", key == "CUDNN_BENCHMARK"]
+    with pytest.raises(ConfigError, match="CUDNN_BENCHMARK: not together with CUDDN_DET"):
+        both = {"CUDDN_DETERMINISTIC": True, "CUDNN_BENCHMARK": True}
+        resolved(**changes, REPRODUCIBILITY=both)
