@@ -14,10 +14,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed.collectives import broadcast, sum_in_place
 from sslengine.distributed.ranks import world_size
+from sslengine.distributed.sharding import gradients_kept
 
 
 def wrap(
@@ -52,6 +54,8 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     """Within it, forward and backward leave each rank its own gradients."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
+    if isinstance(model, FSDPModule):
+        return gradients_kept(model)
     return nullcontext()
 
 

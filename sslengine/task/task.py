@@ -87,7 +87,11 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         seed_all(self.seed)
         self.base_model = build.build_base_model(config, device)
         self.loss = build.build_loss(config, self._feed_for_training.num_samples, device)
+        build.compile_model(config, self.base_model)
         build.attach(self.loss, self.base_model)
+        self.sharded = build.in_shards(config)
+        if self.sharded:
+            build.shard_model(config, self.base_model, self.loss, device)
         self.precision = build.build_run_precision(config, device)
         epochs = self.length.epochs(self._feed_for_training.steps_per_epoch)
         self.optimizer = build.build_run_optimizer(config, self.base_model, device, epochs)
@@ -102,7 +106,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def load_initial_weights(self) -> None:
         """For a run that does not go on from a checkpoint of its own."""
         build.load_initial_weights(self.config, self.base_model)
-        build.attach(self.loss, self.base_model)
+        build.attach_again(self.loss, self.base_model)
 
     def _prepare_data(self) -> None:
         config = self.config
@@ -132,8 +136,11 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         config, device = self.config, self.device
         self.reduce_by_hand = build.reduces_by_hand(config)
         mode = build.broadcast_mode(config)
-        self.broadcast_buffers_by_hand = self.reduce_by_hand and mode == "forward_pass"
-        self._broadcast_before_eval = mode == "before_eval"
+        alone = self.reduce_by_hand or self.sharded  # nothing else sends buffers
+        self.broadcast_buffers_by_hand = alone and mode == "forward_pass"
+        self._broadcast_before_eval = mode == "before_eval" or (
+            self.sharded and mode == "forward_pass"
+        )
         # DDP takes rank 0's weights; the loss has no wrapper that would.
         broadcast_all(self.loss.buffers())
         self.optimizer.inner = self.precision.prepare(self.base_model, self.optimizer.inner)

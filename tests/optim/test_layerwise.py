@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslengine.optim.larc import with_larc
 from sslengine.optim.lars import LARS
-from sslengine.optim.layerwise import LayerwiseRates, norms
+from sslengine.optim.layerwise import LayerwiseRates
 from sslengine.optim.optimizers import SGD, Adam
 from sslengine.optim.options import LarcOptions
 
