@@ -33,7 +33,8 @@ def replay(run: Run) -> None:
             run.config, Path(scratch), run.device
         )
         task.prepare()
-        found = find(run.run_dir / "checkpoints", read(run.config, CheckpointOptions))
+        options = read(run.config, CheckpointOptions)
+        found = find(run.run_dir / "checkpoints", options, task.peers)
         if found is None:
             task.load_initial_weights()
         else:

@@ -25,6 +25,7 @@ from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import rank
+from sslengine.distributed.shard_files import Peers
 from sslengine.errors import DataError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import compile_events
@@ -90,6 +91,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         build.compile_model(config, self.base_model)
         build.attach(self.loss, self.base_model)
         self.sharded = build.in_shards(config)
+        self.peers = Peers() if self.sharded else None
         if self.sharded:
             build.shard_model(config, self.base_model, self.loss, device)
         self.precision = build.build_run_precision(config, device)

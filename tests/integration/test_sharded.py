@@ -104,7 +104,7 @@ TRUNKS: dict[str, dict[str, Any]] = {
     "resnet": {},
     "regnet": {"NAME": "regnet", "REGNET": {"name": "anynet", "depths": [1, 2], "widths": [8, 16],
                "group_widths": [4, 4], "bottleneck_multipliers": [1.0, 1.0], "strides": [2, 2]}},
-    "convnext": {"NAME": "convnext", "CONVNEXT": {"DEPTH": [1, 1], "DIMS": [8, 16],
+    "convnext": {"NAME": "convnext", "CONVNEXT": {"DEPTH": [1, 1, 1, 1], "DIMS": [8, 8, 8, 16],
                                                   "DROP_PATH_RATE": 0.3}},
     "xcit": {"NAME": "xcit", "XCIT": {"IMAGE_SIZE": 32, "PATCH_SIZE": 8, "HIDDEN_DIM": 16,
              "NUM_LAYERS": 2, "NUM_HEADS": 2, "DROP_PATH_RATE": 0.3, "ETA": 1.0}},
