@@ -146,6 +146,9 @@ class DistributedOptions:
     GATHER_METRIC_PERIOD: int = 1
     # What ranks send each other of gradients: none (all of them), fp16, bf16, powersgd.
     GRADIENT_COMPRESSION: str = "none"
+    # Of powersgd: the rank of its matrices, and the plain steps before it begins.
+    POWERSGD_RANK: int = 1
+    POWERSGD_START: int = 1000
     # For models in which a step does not reach every parameter.
     FIND_UNUSED_PARAMETERS: bool = False
     # Name the parameters that no loss reaches, and say whether the forward pass used them.
@@ -163,9 +166,13 @@ class DistributedOptions:
     IGNORED: ClassVar[dict[str, str]] = {"DISTR_ON": "VISSL never reads it."}
 
     def check(self) -> Iterator[str]:
-        for key in ("NUM_NODES", "NUM_PROC_PER_NODE", "GATHER_METRIC_PERIOD"):
+        for key in (
+            "NUM_NODES", "NUM_PROC_PER_NODE", "GATHER_METRIC_PERIOD", "POWERSGD_RANK"
+        ):  # fmt: skip
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if self.POWERSGD_START < 2:  # torch's condition
+            yield f"POWERSGD_START: expected 2 or more, got {self.POWERSGD_START}."
         for key in ("HEARTBEAT_SECONDS", "MAX_RESTARTS"):
             if getattr(self, key) < 0:
                 yield f"{key}: expected 0 or more, got {getattr(self, key)}."

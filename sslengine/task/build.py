@@ -16,6 +16,7 @@ from sslengine.config.sharding import is_sharded
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
 from sslengine.distributed import data_parallel, sharding
+from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
@@ -179,7 +180,20 @@ def broadcast_mode(config: DictConfig) -> str:
     return given
 
 
-def wrap_model(config: DictConfig, model: nn.Module, device: torch.device) -> nn.Module:
+def build_compression(config: DictConfig) -> Compression | None:
+    options = read(config, DistributedOptions)
+    kind = options.GRADIENT_COMPRESSION
+    if kind == "none" or world_size() == 1:
+        return None
+    return Compression(kind, options.POWERSGD_RANK, options.POWERSGD_START)
+
+
+def wrap_model(
+    config: DictConfig,
+    model: nn.Module,
+    device: torch.device,
+    compression: Compression | None = None,
+) -> nn.Module:
     """As train steps call it. A sharded model needs nothing around it."""
     if in_shards(config):
         return model
@@ -190,4 +204,5 @@ def wrap_model(config: DictConfig, model: nn.Module, device: torch.device) -> nn
         bucket_cap_mb=read(config, DataOptions).DDP_BUCKET_CAP_MB,
         find_unused_parameters=options.FIND_UNUSED_PARAMETERS,
         broadcast_buffers=broadcast_mode(config) == "forward_pass",
+        compression=compression,
     )

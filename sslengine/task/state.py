@@ -65,6 +65,7 @@ def _rank_state(task: Any) -> dict[str, Any]:
         "rng": rng_state(),
         "loss": task.loss.rank_state() if hasattr(task.loss, "rank_state") else {},
         "meters": {meter.name: meter.state_dict() for meter in task.meters},
+        "compression": task.compression.state_dict() if task.compression is not None else {},
     }
 
 
@@ -135,6 +136,8 @@ def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
         for meter in task.meters:
             meter.load_state_dict(mine["meters"][meter.name])
         set_rng_state(mine["rng"])
+        if task.compression is not None:
+            task.compression.load_state_dict(mine.get("compression", {}), task.device)
     else:
         log.warning(
             "the checkpoint is of %d ranks and this run has %d: random streams start anew.",

@@ -178,7 +178,7 @@ def test_a_broken_shard_costs_only_its_steps(
         shard.write_bytes(content)
     found = find(cut / "checkpoints", SAVES)
     assert found is not None and found.path.name == "model_iteration1.shards"
-    (told,) = caplog.messages
+    (told,) = (each for each in caplog.messages if "skipped" in each)
     assert told.startswith("skipped: ") and shard.name in told and "\n" not in told
     for each in two_ranks.run(start, cut, {**DINO, **SHARDED}):
         assert len(each.losses) == 5
