@@ -54,7 +54,6 @@ class Manifest:
             return "its content is not what its manifest says (sha256)"
         return None
 
-
     def _problem_of_shards(self, folder: Path) -> str | None:
         for name, facts in self.files.items():
             path = folder / name

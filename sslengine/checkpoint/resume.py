@@ -24,9 +24,7 @@ class Found:
     state: dict[str, Any]
 
 
-def find(
-    folder: Path, options: CheckpointOptions, peers: Peers | None = None
-) -> Found | None:
+def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -> Found | None:
     """The checkpoint that the options choose; None: the run starts anew.
 
     peers: the ranks of a sharded run, each of which reads its shares alone.
@@ -49,9 +47,7 @@ def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | 
             )
         return None, None
     try:
-        found = files.newest(
-            folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM, contents=False
-        )
+        found = files.newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM, contents=False)
     except CheckpointError as error:
         return None, str(error)
     return (None if found is None else found[0]), None

@@ -129,7 +129,9 @@ class Saver:
         try:
             path = sharded.write_whole_file(self.folder, name)
         except (OSError, RuntimeError, CheckpointError) as error:
-            self.error = CheckpointError(f"the weights of {name} could not be put together: {error}")
+            self.error = CheckpointError(
+                f"the weights of {name} could not be put together: {error}"
+            )
             log.error("%s", self.error)
         else:
             log.info("all weights in one file: %s", path)

@@ -35,6 +35,7 @@ def write(
     try:
         needed = sum(peers.agree(lambda: size_of(list(shares.values()))))
         peers.agree(lambda: _make(unfinished, needed + size_of(rest)), everyone=False)
+        peers.agree(lambda: _expect_there(unfinished))  # before ranks wait for each other in it
         written = peers.agree(lambda: _write(unfinished, rest, shares, peers))
         contents = dict(sorted(chain.from_iterable(each.items() for each in written)))
         finished = peers.agree(lambda: _finish(unfinished, stem, contents, facts), everyone=False)
@@ -54,9 +55,12 @@ def _make(unfinished: Path, needed: int) -> None:
     unfinished.mkdir()
 
 
-def _write(unfinished: Path, rest: Any, shares: Any, peers: Peers) -> dict[str, FileFacts]:
+def _expect_there(unfinished: Path) -> None:
     if not unfinished.is_dir():
         raise OSError(f"{unfinished.parent} is not the same folder on all ranks, and has to be")
+
+
+def _write(unfinished: Path, rest: Any, shares: Any, peers: Peers) -> dict[str, FileFacts]:
     facts: dict[str, FileFacts] = {}
     for name in write_folder(unfinished, rest, shares, peers):
         path = unfinished / name

@@ -1,8 +1,8 @@
 """Less to send of gradients, by torch's own hooks in DDP's reduction.
 
-    fp16, bf16    each gradient rounded, then summed in that format
-    powersgd      low-rank factors of each matrix; what they miss is added to the next gradient
-                  (Vogels, Karimireddy, Jaggi, 2019)
+fp16, bf16    each gradient rounded, then summed in that format
+powersgd      low-rank factors of each matrix; what they miss is added to the next gradient
+              (Vogels, Karimireddy, Jaggi, 2019)
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,7 +21,7 @@ _ROUNDED = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16
 _TENSORS = ("error_dict", "p_memory_dict", "q_memory_dict")
 
 
-def _one_at_a_time(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _one_at_a_time(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """torch's hook talks to other ranks again when it has their first answer, from a thread of
     its own: beside the next bucket's messages, ranks would take one for the other.
     """
@@ -32,8 +32,9 @@ def _one_at_a_time(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[
 
 # DDP compares the annotations with the types, and not with their names.
 _one_at_a_time.__annotations__ = {
-    "bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]
+    "bucket": GradBucket, "return": torch.futures.Future[Tensor]
 }  # fmt: skip
+
 
 class Compression:
     """`kind`: fp16, bf16 or powersgd; the latter of rank `rank`, after `start` plain steps."""
@@ -66,11 +67,11 @@ class Compression:
         """Of this rank: each has errors of its own."""
         if self._power is None:
             return {}
-        _, key, position, *_ = self._power.rng.get_state()
+        stream: Any = self._power.rng.get_state()
         return {
             **{name: dict(getattr(self._power, name)) for name in _TENSORS},
             "iter": self._power.iter,
-            "rng": {"key": torch.from_numpy(key.astype(np.int64)), "position": int(position)},
+            "rng": {"key": torch.from_numpy(stream[1].astype(np.int64)), "position": stream[2]},
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:

@@ -20,12 +20,14 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint import save as save_shards
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import DeviceMesh
 
+from sslengine.distributed.process_group import Group
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import on_mesh
 from sslengine.errors import CheckpointError
@@ -41,7 +43,9 @@ _RECORDS = {
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
     "torch.serialization": ("_get_layout",),
-    "torch": ("Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"),
+    "torch": (
+        "Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool",
+    ),
     "pathlib": ("PosixPath", "PurePosixPath", "Path"),
     "pathlib._local": ("PosixPath",),
 }  # fmt: skip
@@ -52,7 +56,7 @@ class Peers:
 
     def __init__(self) -> None:
         """Collective."""
-        self.group = dist.new_group(backend="gloo")
+        self.group = cast(Group, dist.new_group(backend="gloo"))
         self.mesh = DeviceMesh.from_group(self.group, "cpu")
 
     def agree(self, action: Callable[[], Thing], everyone: bool = True) -> list[Thing]:

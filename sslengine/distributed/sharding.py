@@ -75,12 +75,12 @@ def is_sharded(thing: Tensor | nn.Module) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's share, in the same memory; any other tensor as it is."""
-    return cast(Tensor, tensor.to_local()) if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of it, on every rank. Collective if it is in shards."""
-    return cast(Tensor, tensor.full_tensor()) if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(tensor: Tensor, other: Tensor) -> Tensor:

@@ -148,9 +148,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.optimizer.inner = self.precision.prepare(self.base_model, self.optimizer.inner)
         # As steps call it: wrapped for data parallel training, if there is any.
         self.compression = build.build_compression(config)
-        self.model: nn.Module = build.wrap_model(
-            config, self.base_model, device, self.compression
-        )
+        self.model: nn.Module = build.wrap_model(config, self.base_model, device, self.compression)
 
     def _prepare_monitoring(self) -> None:
         hooks, meters = read(self.config, HooksOptions), read(self.config, MetersOptions)

@@ -11,8 +11,25 @@ from typing import Any
 import pytest
 import torch
 
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.hooks.collapse import LogCollapse
+from sslengine.hooks.tensorboard import TensorBoardHistograms
+from sslengine.models.weights import vissl_state
+from sslengine.monitor.writers import TensorBoardWriter
+from sslengine.trainer import loop
 from tests.ranks import RankPool
-from tests.task.sharded import CROPS, SHARDED, SMALL_VIT, SYNC_BN, Outcome, assert_close, run
+from tests.task.runs import Watch, make_task
+from tests.task.sharded import (
+    CROPS,
+    SHARDED,
+    SMALL_VIT,
+    SYNC_BN,
+    Outcome,
+    assert_close,
+    on_ranks,
+    outcome,
+    run,
+)  # fmt: skip
 
 ADAM = {"OPTIMIZER__name": "adamw", "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
 ONE_EPOCH = {"OPTIMIZER__num_epochs": 1}
@@ -194,3 +211,70 @@ def test_one_process_trains_the_plain_model(tmp_path: Path) -> None:
     plain, asked = run(tmp_path, ONE_EPOCH), run(tmp_path, {**ONE_EPOCH, **SHARDED})
     assert plain.losses == asked.losses
     assert all(torch.equal(plain.weights[name], asked.weights[name]) for name in plain.weights)
+
+
+INITIAL = {**SMALL_VIT, **LOSSES["dino"], **ONE_EPOCH}
+
+
+def _from_weights(folder: Path, file: str, changes: dict[str, Any]) -> Outcome:
+    """A run that starts from the weights of a file, the teacher as well."""
+    watch = Watch()
+    settings = on_ranks({**changes, "MODEL__WEIGHTS_INIT__PARAMS_FILE": file}, world_size())
+    task = make_task(folder, [watch], **settings)
+    task.load_initial_weights()
+    loop.run(task)
+    return outcome(task, watch)
+
+
+def test_initial_weights_and_teachers_that_start_from_them(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    donor = make_task(tmp_path, [], **INITIAL, SEED_VALUE=7)
+    torch.save(vissl_state(donor.base_model), tmp_path / "w.torch")
+    alone = _from_weights(tmp_path, str(tmp_path / "w.torch"), INITIAL)
+    plain = run(tmp_path, INITIAL)
+    assert alone.losses != plain.losses
+    cut = {**INITIAL, **SHARDED}
+    for each in two_ranks.run(_from_weights, tmp_path, str(tmp_path / "w.torch"), cut):
+        assert_close(each, alone, rtol=1e-4, atol=1e-6)
+
+
+SUPERVISED: dict[str, Any] = {
+    "TEST_MODEL": True,
+    "METERS__names": ["accuracy_list_meter"],
+    "LOSS": {"name": "cross_entropy_multiple_output_single_target"},
+    "MODEL__HEAD__PARAMS": [["mlp", {"dims": [18, 10]}]],
+    **{
+        f"DATA__{split}": {
+            "DATA_SOURCES": ["synthetic"],
+            "LABEL_SOURCES": ["synthetic"],
+            "RANDOM_SYNTHETIC_IMAGES": True,
+            "DEFAULT_GRAY_IMG_SIZE": 8,
+            "DATA_LIMIT": count,
+            "TRANSFORMS": [{"name": "ToTensor"}],
+            "COLLATE_FUNCTION": "default_collate",
+        }
+        for split, count in (("TRAIN", 16), ("TEST", 7))
+    },
+}
+
+
+def _with_tests(folder: Path, changes: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
+    """With test phases, signs of collapse and histograms of weights and gradients."""
+    watch = Watch()
+    hooks = [LogCollapse(), watch, TensorBoardHistograms(1, parameters=True, gradients=True)]
+    task = make_task(folder, hooks, **on_ranks(changes, world_size()))
+    board = TensorBoardWriter(folder / f"board{world_size()}", 1) if rank() == 0 else None
+    task.writers.extend([board] if board is not None else [])
+    loop.run(task)
+    return outcome(task, watch), task.phase_results
+
+
+def test_test_phases_and_hooks(two_ranks: RankPool, tmp_path: Path) -> None:
+    changes = {**SMALL_VIT, **SUPERVISED}
+    alone, figures = _with_tests(tmp_path, changes)
+    for got, signs in two_ranks.run(_with_tests, tmp_path, {**changes, **SHARDED}):
+        assert_close(got, alone, rtol=1e-4, atol=1e-6)
+        assert signs["accuracy_list_meter"] == figures["accuracy_list_meter"]
+        assert signs["loss"] == pytest.approx(figures["loss"], rel=1e-4)
+    assert list((tmp_path / "board2").glob("events*"))

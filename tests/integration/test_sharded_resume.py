@@ -19,7 +19,13 @@ from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.task.runs import Stop, Watch, make_task
 from tests.task.sharded import (
-    CROPS, SHARDED, SMALL_VIT, Outcome, assert_close, on_ranks, outcome,
+    CROPS,
+    SHARDED,
+    SMALL_VIT,
+    Outcome,
+    assert_close,
+    on_ranks,
+    outcome,
 )  # fmt: skip
 
 ADAM = {"OPTIMIZER__name": "adamw", "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
@@ -177,9 +183,12 @@ def test_a_broken_shard_costs_only_its_steps(
         content[len(content) // 2] ^= 1
         shard.write_bytes(content)
     found = find(cut / "checkpoints", SAVES)
-    assert found is not None and found.path.name == "model_iteration1.shards"
+    assert found is not None
+    assert found.path.name == "model_iteration1.shards"
     (told,) = (each for each in caplog.messages if "skipped" in each)
-    assert told.startswith("skipped: ") and shard.name in told and "\n" not in told
+    assert told.startswith("skipped: ")
+    assert shard.name in told
+    assert "\n" not in told
     for each in two_ranks.run(start, cut, {**DINO, **SHARDED}):
         assert len(each.losses) == 5
         assert_close(each, alone._replace(losses=alone.losses[1:]), rtol=1e-4, atol=1e-6)

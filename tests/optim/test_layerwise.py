@@ -48,10 +48,6 @@ def test_a_step_never_reads_a_value_on_the_host(make: Any) -> None:
         optimizer.step()
 
 
-def test_norms() -> None:
-    assert torch.equal(norms([torch.tensor([3.0, 4.0]), torch.zeros(2, 2)]), torch.tensor([5.0, 0]))
-
-
 def test_weight_decay_counts_once_and_stays_in_the_group() -> None:
     p = parameter()
     optimizer = Halved([p], lr=1.0, weight_decay=0.5)
