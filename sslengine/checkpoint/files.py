@@ -13,15 +13,18 @@ from typing import Any, BinaryIO
 import torch
 
 from sslengine.checkpoint.atomic import sync_folder, whole_file
-from sslengine.checkpoint.manifest import Manifest, read_manifest, sha256_of, verify
+from sslengine.checkpoint.manifest import Manifest, path_for, read_manifest, sha256_of, verify
 from sslengine.checkpoint.snapshot import size_of
+from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
 from sslengine.models.weight_file import read_weights
 
 log = logging.getLogger("sslengine")
 
 POINTER, BEST = "checkpoint.torch", "best.torch"
-_NAME = re.compile(r"model_(?:final_checkpoint_phase|phase|iteration)(\d+)\.torch")
+_NAME = re.compile(
+    r"model_(?:final_checkpoint_phase|phase|iteration)\d+(?:\.torch|(?:\.\d+)?\.shards)"
+)
 
 
 def write(
@@ -35,7 +38,7 @@ def write(
     final = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _expect_space(folder, size_of(state))
+        expect_space(folder, size_of(state))
         with whole_file(final) as file:
             torch.save(dict(state), file)
             manifest = _describe(file, final, facts or {})
@@ -49,7 +52,7 @@ def write(
     return manifest
 
 
-def _expect_space(folder: Path, needed: int) -> None:
+def expect_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(
@@ -77,30 +80,58 @@ def point_to(folder: Path, pointer: str, name: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What a run that was killed had begun to write. It never had a final name."""
+    """What a run that was killed had begun to write, or to remove. It has no final name."""
     for path in folder.glob(".*.tmp"):
+        _remove_now(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """With its manifest. A folder loses its name first, so that no part of one is ever found."""
+    if checkpoint.is_dir():
+        hidden = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.tmp")
+        _remove_now(hidden)
+        checkpoint.rename(hidden)
+        _remove_now(hidden)
+    else:
+        checkpoint.unlink(missing_ok=True)
+    path_for(checkpoint).unlink(missing_ok=True)
+
+
+def _remove_now(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
         path.unlink(missing_ok=True)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Load a checkpoint on the CPU. Tensors and plain values only: no code is ever run."""
-    state = read_weights(path)
+def is_checkpoint(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None
+
+
+def read(path: Path, peers: Peers | None = None) -> dict[str, Any]:
+    """Load a checkpoint on the CPU. Tensors and plain values only: no code is ever run.
+
+    With peers, in shards of theirs if it is in shards; else without taking up memory for all.
+    """
+    state = read_weights(path, peers=peers)
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds {type(state).__name__}, not a checkpoint.")
     return state
 
 
-def newest(folder: Path, position: int = 1) -> tuple[Path, dict[str, Any]] | None:
+def newest(
+    folder: Path, position: int = 1, contents: bool = True
+) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that verifies, and what it holds; None if there is none at all.
 
     A broken one is skipped with a warning, and stays where it is. `position` 2 is the last
-    but one, and so on.
+    but one, and so on. Without `contents` it is not read: in shards it may be too large.
     """
     candidates = in_order(folder)
     for path in candidates[position - 1 :]:
         try:
             verify(path)
-            return path, read(path)
+            return path, read(path) if contents else {}
         except CheckpointError as error:
             log.warning("skipped: %s", error)
     if candidates:
@@ -115,7 +146,7 @@ def in_order(folder: Path) -> list[Path]:
     """All checkpoints of a folder, newest first: what the pointer says, then by their numbers."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    found = [path for path in folder.iterdir() if is_checkpoint(path)]
     found.sort(key=lambda path: (_number(path), path.stat().st_mtime_ns), reverse=True)
     pointed = folder / POINTER
     if pointed.is_symlink():

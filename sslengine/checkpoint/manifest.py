@@ -12,12 +12,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from sslengine.checkpoint.atomic import write_whole
 from sslengine.errors import CheckpointError
 
 _CHUNK = 1 << 22
+
+
+class FileFacts(TypedDict):
+    bytes: int
+    sha256: str
 
 
 @dataclass
@@ -33,12 +38,15 @@ class Manifest:
     config: str = ""  # sha256 of the resolved config
     versions: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)  # by split, as in metrics.jsonl
+    files: dict[str, FileFacts] = field(default_factory=dict)  # of a checkpoint in shards
 
     def write(self, folder: Path) -> None:
         write_whole(path_for(folder / self.file), json.dumps(asdict(self), indent=1).encode())
 
     def problem(self, path: Path) -> str | None:
         """Why the checkpoint is not what it should be. Reads all of it."""
+        if self.files:
+            return self._problem_of_shards(path)
         size = path.stat().st_size
         if size != self.bytes and not self.replaces:
             return f"it has {size} bytes, and its manifest says {self.bytes}"
@@ -46,9 +54,23 @@ class Manifest:
             return "its content is not what its manifest says (sha256)"
         return None
 
+    def _problem_of_shards(self, folder: Path) -> str | None:
+        for name, facts in self.files.items():
+            path = folder / name
+            if not path.is_file():
+                return f"its file {name} is missing"
+            size = path.stat().st_size
+            if size != facts["bytes"]:
+                return f"its file {name} has {size} bytes, and the manifest says {facts['bytes']}"
+            if sha256_of(path) != facts["sha256"]:
+                return f"the content of its file {name} is not what the manifest says (sha256)"
+        return None
+
 
 def path_for(checkpoint: Path) -> Path:
-    return checkpoint.with_suffix(".json")
+    """`model_phase3.json`; of a folder `model_phase3.shards.json`, for there may be both."""
+    name = checkpoint.name.removesuffix(".torch")
+    return checkpoint.with_name(f"{name}.json")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:

@@ -46,6 +46,9 @@ class CheckpointOptions:
     BEST: BestOptions = field(default_factory=BestOptions)
     # Train again over a run that is complete.
     OVERWRITE_EXISTING: bool = False
+    # Of a run in shards: at the end also one file with all weights, as VISSL reads it. Rank 0
+    # has to hold them in host memory.
+    WHOLE_AT_END: bool = True
     # Go on although the model or the method has changed since.
     ALLOW_CHANGED_CONFIG: bool = False
     # 2: go on from the last but one, and so on.

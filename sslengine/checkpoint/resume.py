@@ -10,6 +10,7 @@ from sslengine.checkpoint import files
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
+from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
 
 _RESULTS = ("checkpoints", "metrics.jsonl", "metrics.csv", "images", "log.txt", "tb_logs")
@@ -23,15 +24,16 @@ class Found:
     state: dict[str, Any]
 
 
-def find(folder: Path, options: CheckpointOptions) -> Found | None:
+def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -> Found | None:
     """The checkpoint that the options choose; None: the run starts anew.
 
+    peers: the ranks of a sharded run, each of which reads its shares alone.
     Collective. A run never starts from zero over existing work unless it is told to.
     """
     path, problem = broadcast_object(_look(folder, options) if is_primary() else (None, None))
     if problem is not None:
         raise CheckpointError(problem)
-    return None if path is None else Found(path, files.read(path))
+    return None if path is None else Found(path, files.read(path, peers))
 
 
 def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | None]:
@@ -45,7 +47,7 @@ def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | 
             )
         return None, None
     try:
-        found = files.newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM)
+        found = files.newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM, contents=False)
     except CheckpointError as error:
         return None, str(error)
     return (None if found is None else found[0]), None

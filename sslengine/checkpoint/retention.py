@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.checkpoint import files
-from sslengine.checkpoint.manifest import Manifest, path_for, read_manifest
+from sslengine.checkpoint.manifest import Manifest, read_manifest
 from sslengine.checkpoint.options import BestOptions, CheckpointOptions
 from sslengine.errors import CheckpointError, nearest
 
@@ -43,8 +43,7 @@ def remove_surplus(folder: Path, options: CheckpointOptions) -> None:
     shown = {os.readlink(link) for link in _pointers(folder)}
     for manifest in surplus(saved(folder), options):
         if manifest.file not in shown:
-            (folder / manifest.file).unlink(missing_ok=True)
-            path_for(folder / manifest.file).unlink(missing_ok=True)
+            files.remove(folder / manifest.file)
 
 
 def keep_best(folder: Path, options: BestOptions) -> None:

@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sslengine.checkpoint import files
+from sslengine.checkpoint import files, sharded
 from sslengine.checkpoint.manifest import Manifest
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.retention import keep_best, remove_surplus, saved, unknown_metric
 from sslengine.checkpoint.snapshot import to_host
+from sslengine.distributed.ranks import is_primary
+from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
 
 log = logging.getLogger("sslengine")
@@ -29,17 +31,20 @@ WAITS = (1.0, 5.0)  # seconds before a save is tried again
 
 
 class Saver:
-    """Of one folder; used by rank 0 alone."""
+    """Of one folder; used by rank 0 alone, or by all ranks of a sharded run in step."""
 
     def __init__(self, folder: Path, options: CheckpointOptions) -> None:
         self.folder, self.options = folder, options
+        self.peers: Peers | None = None  # of a sharded run; the hook puts them here
         self.error: CheckpointError | None = None  # of the last save
         self._thread: threading.Thread | None = None
         self._newest: Manifest | None = None
         self._next_number = 0
         self._told = False  # that there is no such metric
 
-    def save(self, state: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> None:
+    def save(
+        self, state: Mapping[str, Any], name: str, facts: Mapping[str, Any], last: bool = False
+    ) -> None:
         began = time.perf_counter()
         self.wait()
         if self._next_number == 0:  # read once: from here on only this object adds files
@@ -49,7 +54,7 @@ class Saver:
             facts["results"] = self._newest.results | facts["results"]
         snapshot = to_host(state)
         held_up = time.perf_counter() - began
-        work = (snapshot, name, facts, held_up)
+        work = (snapshot, name, facts, held_up, last)
         self._next_number += 1
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
         self._thread.start()
@@ -78,17 +83,24 @@ class Saver:
             raise self.error
 
     def _write(
-        self, state: Mapping[str, Any], name: str, facts: Mapping[str, Any], held_up: float
+        self,
+        state: Mapping[str, Any],
+        name: str,
+        facts: Mapping[str, Any],
+        held_up: float,
+        last: bool,
     ) -> None:
         began = time.perf_counter()
         written = self._try(state, name, facts)
-        if written is None:
+        if written is None or not is_primary():
             return
         self._newest = written
         log.info(
             "saved %s: %.1f MB, written in %.2f s beside training, which waited %.3f s",
-            name, written.bytes / 1e6, time.perf_counter() - began, held_up,
+            written.file, written.bytes / 1e6, time.perf_counter() - began, held_up,
         )  # fmt: skip
+        if last and self.peers is not None and self.options.WHOLE_AT_END:
+            self._write_whole_file(written.file)
         try:
             self._tidy()
         except OSError as error:
@@ -99,7 +111,11 @@ class Saver:
     ) -> Manifest | None:
         for pause in (*WAITS, None):
             try:
-                written = files.write(state, self.folder, name, facts)
+                written = (
+                    files.write(state, self.folder, name, facts)
+                    if self.peers is None
+                    else sharded.write(state, self.folder, name, facts, self.peers)
+                )
             except CheckpointError as error:
                 self.error = error
                 log.error("%s%s", error, "" if pause is None else " It is tried again.")
@@ -108,6 +124,17 @@ class Saver:
                 self.error = None
                 return written
         return None
+
+    def _write_whole_file(self, name: str) -> None:
+        try:
+            path = sharded.write_whole_file(self.folder, name)
+        except (OSError, RuntimeError, CheckpointError) as error:
+            self.error = CheckpointError(
+                f"the weights of {name} could not be put together: {error}"
+            )
+            log.error("%s", self.error)
+        else:
+            log.info("all weights in one file: %s", path)
 
     def _tidy(self) -> None:
         """Only now that the newest is on the disk may older ones go."""

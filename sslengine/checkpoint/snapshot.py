@@ -8,9 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sslengine.distributed.shard_files import Share
+from sslengine.distributed.sharding import is_sharded, local
+
 
 def to_host(state: Any) -> Any:
     """Tensors are copied, containers rebuilt, all else is taken as it is.
+
+    Of a tensor in shards this rank's share is copied.
 
     Cost: the copy; from a GPU one synchronisation, after all copies were begun.
     """
@@ -20,7 +25,12 @@ def to_host(state: Any) -> Any:
     return copy
 
 
-def _copied(value: Any, seen: dict[Any, Tensor]) -> Any:
+def _copied(value: Any, seen: dict[Any, Any]) -> Any:
+    if is_sharded(value):
+        if id(value) not in seen:
+            rows = _on_host(local(value.detach()))
+            seen[id(value)] = Share(rows, value.shape, value.stride())
+        return seen[id(value)]
     if isinstance(value, Tensor):
         place = value.data_ptr(), value.dtype, value.shape, value.stride()
         if place not in seen:  # shared weights stay shared
@@ -44,6 +54,8 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 def size_of(state: Any) -> int:
     """Bytes of all tensors: what a file of them takes, but for a few KB."""
+    if isinstance(state, Share):
+        return state.rows.nbytes
     if isinstance(state, Tensor):
         return state.nbytes
     if isinstance(state, Mapping):

@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.config.options import SHARDED_TASK
+
 _FIXED = ("MODEL", "LOSS", "TRAINER.TASK_NAME", "TRAINER.TRAIN_STEP_NAME", "OPTIMIZER.name")
 # How the model is computed, not what it is.
 _FREE = (
     "MODEL.ACTIVATION_CHECKPOINTING", "MODEL.AMP_PARAMS", "MODEL.CHANNELS_LAST", "MODEL.CUDA_CACHE",
-    "MODEL.GRAD_CLIP", "MODEL.WEIGHTS_INIT",
+    "MODEL.COMPILE", "MODEL.FSDP_CONFIG", "MODEL.GRAD_CLIP", "MODEL.WEIGHTS_INIT",
 )  # fmt: skip
+_SAME_TASK = {"self_supervision_task", SHARDED_TASK}
 
 
 class Change(NamedTuple):
@@ -30,6 +33,8 @@ class Change(NamedTuple):
 
     @property
     def allowed(self) -> bool:
+        if self.path == "TRAINER.TASK_NAME" and {self.before, self.now} <= _SAME_TASK:
+            return True
         return not _below(self.path, _FIXED) or _below(self.path, _FREE)
 
 

@@ -16,6 +16,7 @@ from sslengine.config.facts import run_facts, world_size
 from sslengine.config.lr_scaling import optimizers, scale_schedule
 from sslengine.config.merge import Merged
 from sslengine.config.reference_world_size import scale_to_ranks
+from sslengine.config.sharding import expect_no_conflict, sharding_values
 from sslengine.errors import ConfigError
 from sslengine.registry import TRAIN_STEPS, component_key
 
@@ -132,6 +133,16 @@ def _loss_options(config: DictConfig) -> Iterator[Derived]:
         yield from _changes(f"LOSS.{name}", before, after, f"by {name} from the run")
 
 
+def _sharding(config: DictConfig) -> Iterator[Derived]:
+    for path, value, reason in sharding_values(config):
+        yield Derived(path, value, reason)
+
+
+def _conflicts(config: DictConfig) -> Iterator[Derived]:
+    expect_no_conflict(config)
+    yield from ()
+
+
 def _plain(node: DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(node)  # type: ignore[return-value]
 
@@ -149,6 +160,8 @@ RULES: tuple[Callable[[DictConfig], Iterator[Derived]], ...] = (
     _label_type,
     _backend,
     _reference_world_size,
+    _sharding,
+    _conflicts,
     _learning_rate,
     _head_weight_decay,
     _loss_options,

@@ -9,10 +9,7 @@ from typing import Any, ClassVar
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.registry import TASKS, TRAIN_STEPS
 
-NOT_SHARDED = (
-    "sharding is not available yet: every rank holds the whole model, as with DDP. What is "
-    "computed is the same, the memory it takes is not."
-)
+SHARDED_TASK = "self_supervision_fsdp_task"
 
 
 @section("")
@@ -132,11 +129,8 @@ class ReproducibilityOptions:
 class TrainerOptions:
     # A step that has options takes them from a section of its name.
     TRAIN_STEP_NAME: str = named(TRAIN_STEPS, "standard_train_step")
+    # self_supervision_fsdp_task: each rank holds its share of the model alone.
     TASK_NAME: str = named(TASKS, "self_supervision_task")
-
-    def remarks(self) -> Iterator[str]:
-        if self.TASK_NAME == "self_supervision_fsdp_task":
-            yield f"TASK_NAME: {NOT_SHARDED}"
 
 
 @section("DISTRIBUTED")
@@ -157,6 +151,11 @@ class DistributedOptions:
     # Steps whose losses are averaged over ranks by one collective. Every step's mean stays exact;
     # with more than 1, reading `task.losses` must be done by all ranks at once.
     GATHER_METRIC_PERIOD: int = 1
+    # What ranks send each other of gradients: none (all of them), fp16, bf16, powersgd.
+    GRADIENT_COMPRESSION: str = "none"
+    # Of powersgd: the rank of its matrices, and the plain steps before it begins.
+    POWERSGD_RANK: int = 1
+    POWERSGD_START: int = 1000
     # For models in which a step does not reach every parameter.
     FIND_UNUSED_PARAMETERS: bool = False
     # Name the parameters that no loss reaches, and say whether the forward pass used them.
@@ -174,13 +173,18 @@ class DistributedOptions:
     IGNORED: ClassVar[dict[str, str]] = {"DISTR_ON": "VISSL never reads it."}
 
     def check(self) -> Iterator[str]:
-        for key in ("NUM_NODES", "NUM_PROC_PER_NODE", "GATHER_METRIC_PERIOD"):
+        for key in (
+            "NUM_NODES", "NUM_PROC_PER_NODE", "GATHER_METRIC_PERIOD", "POWERSGD_RANK"
+        ):  # fmt: skip
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if self.POWERSGD_START < 2:  # torch's condition
+            yield f"POWERSGD_START: expected 2 or more, got {self.POWERSGD_START}."
         for key in ("HEARTBEAT_SECONDS", "MAX_RESTARTS"):
             if getattr(self, key) < 0:
                 yield f"{key}: expected 0 or more, got {getattr(self, key)}."
         yield from one_of(self, "INIT_METHOD", "tcp", "env", "file")
+        yield from one_of(self, "GRADIENT_COMPRESSION", "none", "fp16", "bf16", "powersgd")
         yield from one_of(
             self, "BROADCAST_BUFFERS", True, False, "disabled", "forward_pass", "before_eval"
         )

@@ -14,10 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed.collectives import broadcast, sum_in_place
+from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import world_size
+from sslengine.distributed.sharding import gradients_kept
 
 
 def wrap(
@@ -26,18 +29,23 @@ def wrap(
     bucket_cap_mb: int,
     find_unused_parameters: bool,
     broadcast_buffers: bool,
+    compression: Compression | None = None,
 ) -> nn.Module:
     """DDP around the model; the model itself when there is one process, or nothing to train."""
     if world_size() == 1 or not any(p.requires_grad for p in model.parameters()):
         return model
-    return DistributedDataParallel(
+    fixed = compression is not None and compression.needs_fixed_buckets
+    wrapped = DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_cap_mb,
-        find_unused_parameters=find_unused_parameters,
+        find_unused_parameters=find_unused_parameters or fixed,
         gradient_as_bucket_view=True,
         **{_BUFFERS: broadcast_buffers},  # type: ignore[arg-type]
     )
+    if compression is not None:
+        compression.register(wrapped)
+    return wrapped
 
 
 # torch 2.15 renamed DDP's argument.
@@ -52,6 +60,8 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     """Within it, forward and backward leave each rank its own gradients."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
+    if isinstance(model, FSDPModule):
+        return gradients_kept(model)
     return nullcontext()
 
 

@@ -20,6 +20,7 @@ from sslengine.checkpoint.resume import find
 from sslengine.config.options import TrainerOptions
 from sslengine.config.sections import read
 from sslengine.distributed.ranks import rank
+from sslengine.distributed.sharding import local
 from sslengine.engines.run import Run
 from sslengine.errors import NonFiniteLossError, TrainingError
 from sslengine.registry import TASKS, register_engine
@@ -33,7 +34,8 @@ def replay(run: Run) -> None:
             run.config, Path(scratch), run.device
         )
         task.prepare()
-        found = find(run.run_dir / "checkpoints", read(run.config, CheckpointOptions))
+        options = read(run.config, CheckpointOptions)
+        found = find(run.run_dir / "checkpoints", options, task.peers)
         if found is None:
             task.load_initial_weights()
         else:
@@ -77,7 +79,9 @@ class Watch:
         for tensor in _tensors(output):
             bad = int((~torch.isfinite(tensor)).sum())
             if bad:
-                largest = {n: float(p.detach().abs().max()) for n, p in module.named_parameters()}
+                # Of a model in shards, on this rank: the others do not wait for it here.
+                weights = ((n, local(p.detach())) for n, p in module.named_parameters())
+                largest = {n: float(p.abs().max()) for n, p in weights if p.numel()}
                 finite = all(bool(torch.isfinite(each).all()) for each in _tensors(inputs))
                 raise NonFiniteLossError(
                     f"{self.name} ({type(module).__name__}) is the first whose output is not "

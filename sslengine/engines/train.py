@@ -81,7 +81,7 @@ def make_writers(run: Run, iteration: int) -> list[Writer]:
 def resume(task: Any, run: Run) -> None:
     """Go on from the newest checkpoint of the run's folder, if there is one."""
     options = read(run.config, CheckpointOptions)
-    found = find(run.run_dir / "checkpoints", options)
+    found = find(run.run_dir / "checkpoints", options, task.peers)
     if found is not None and "classy_state_dict" not in found.state:
         raise CheckpointError(f"{found.path} has no `classy_state_dict`: not of a training run.")
     if found is None or (options.OVERWRITE_EXISTING and _is_complete(task, found.state)):

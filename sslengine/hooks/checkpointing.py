@@ -41,6 +41,7 @@ class SaveCheckpoints(Hook):
             "config": _digest(task.config),
             "versions": {"sslengine": sslengine.__version__, "torch": torch.__version__},
         }
+        self.saver.peers = task.peers
         if is_primary():
             files.remove_leftovers(self.folder)
 
@@ -101,14 +102,14 @@ class SaveCheckpoints(Hook):
         task.ledger.flush()
         self._saved_at = task.iteration
         state = checkpoint_state(task)
-        if is_primary():
+        if is_primary() or task.peers is not None:  # shares are each rank's to write
             facts = {
                 **self._facts,
                 "iteration": state["iteration"],
                 "train_phase": state["train_phase_idx"],
                 "results": results or {},
             }
-            self.saver.save(state, name, facts)
+            self.saver.save(state, name, facts, last=name == _final_name(task))
 
 
 def _results(task: TaskView) -> dict[str, Any]:

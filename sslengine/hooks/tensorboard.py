@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from sslengine.distributed.sharding import whole
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.monitor.writers import TensorBoardWriter
 
 
 class TensorBoardHistograms(Hook):
-    """Every so many steps. Copies the parameters to the host, so not every step."""
+    """Every so many steps. Copies the parameters to the host, so not every step.
+
+    In a sharded run they are gathered one by one.
+    """
 
     def __init__(self, every: int, parameters: bool, gradients: bool) -> None:
         self.every, self.parameters, self.gradients = every, parameters, gradients
@@ -15,13 +21,17 @@ class TensorBoardHistograms(Hook):
     def on_update(self, task: TaskView) -> None:
         if task.iteration % self.every:
             return
-        for writer in task.writers:
-            if isinstance(writer, TensorBoardWriter):
-                self._write(writer, task)
-
-    def _write(self, writer: TensorBoardWriter, task: TaskView) -> None:
+        writers = [each for each in task.writers if isinstance(each, TensorBoardWriter)]
+        if not (writers or task.peers):  # all ranks of a sharded run have to gather
+            return
         for name, parameter in task.base_model.named_parameters():
             if self.parameters:
-                writer.summary.add_histogram(f"parameters/{name}", parameter, task.iteration)  # type: ignore[no-untyped-call]
+                self._write(writers, f"parameters/{name}", whole(parameter), task)
             if self.gradients and parameter.grad is not None:
-                writer.summary.add_histogram(f"gradients/{name}", parameter.grad, task.iteration)  # type: ignore[no-untyped-call]
+                self._write(writers, f"gradients/{name}", whole(parameter.grad), task)
+
+    def _write(
+        self, writers: list[TensorBoardWriter], name: str, values: Tensor, task: TaskView
+    ) -> None:
+        for writer in writers:
+            writer.summary.add_histogram(name, values, task.iteration)  # type: ignore[no-untyped-call]

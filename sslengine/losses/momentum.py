@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.distributed.data_parallel import broadcast_all
+from sslengine.distributed.sharding import copy_into, like, local
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -27,10 +28,22 @@ def frozen_copy(model: Module) -> Module:
 
 @torch.no_grad()
 def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """One step towards the student, in one kernel for all parameters."""
-    mine: list[Tensor] = list(teacher.parameters())
-    theirs: list[Tensor] = list(student.parameters())
+    """One step towards the student, in one kernel for all parameters.
+
+    Each rank moves its share of a teacher in shards; one that is not gathers its student.
+    """
+    pairs = list(zip(teacher.parameters(), student.parameters(), strict=True))
+    mine: list[Tensor] = [local(each) for each, _ in pairs]
+    theirs: list[Tensor] = [local(like(each, own)) for own, each in pairs]
     torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
+
+
+@torch.no_grad()
+def start_as(teacher: nn.Module, student: nn.Module) -> None:
+    """Parameters and buffers, into a copy that was made before."""
+    own, theirs = teacher.state_dict(), student.state_dict()
+    for name, tensor in own.items():
+        copy_into(tensor, theirs[name])
 
 
 def rising_momentum(base: float, where: float) -> float:

@@ -32,6 +32,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.distributed.sharding import gathered
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.losses.sinkhorn import power_law, sinkhorn
@@ -287,7 +288,8 @@ class SwAVLoss(Method):
             return [], None
         part = self.queue.tensor_split(world_size(), dim=1)[rank()]
         (head,) = self._heads
-        return head.scores(part), part.ne(0).any(dim=-1)
+        with gathered(head):
+            return head.scores(part), part.ne(0).any(dim=-1)
 
     def _enqueue(self, embeddings: Tensor) -> None:
         """The whole batch in front, as one process with all of it would put it there."""

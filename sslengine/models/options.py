@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sslengine.config.options import NOT_SHARDED
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.errors import ConfigError
 from sslengine.models.routing import Route, plan_routes
@@ -332,21 +331,57 @@ class ShardedDdpOptions:
 
 @dataclass
 class FsdpOptions:
+    # Cut the model into shards, one for each rank: TRAINER.TASK_NAME self_supervision_fsdp_task.
     AUTO_SETUP_FSDP: bool = False
+    # Blocks with fewer parameters are gathered with the rest of the trunk, not on their own.
     AUTO_WRAP_THRESHOLD: int = 0
+    # With AUTO_SETUP_FSDP and USE_AMP. O1: weights in float32; O2: in AMP_DTYPE.
     AMP_TYPE: str = "01"
     FORCE_SYNC_CUDA: bool = False
     flatten_parameters: bool = True
+    # Weights and inputs of a unit in compute_dtype while it runs.
     mixed_precision: bool = True
+    # Add up gradients over ranks in float32, whatever compute_dtype is.
     fp32_reduce_scatter: bool = False
+    # float32, bfloat16 or float16.
     compute_dtype: str = "float32"
     bucket_cap_mb: int = 0
     clear_autocast_cache: bool = True
     verbose: bool = True
 
+    def compute(self) -> str:
+        """What mixed precision computes in; float32 without it."""
+        return self.compute_dtype if self.mixed_precision else "float32"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "compute_dtype", "float32", "bfloat16", "float16")
+        yield from one_of(self, "AMP_TYPE", "01", "O1", "O2")
+        if self.AUTO_WRAP_THRESHOLD < 0:
+            yield f"AUTO_WRAP_THRESHOLD: expected 0 or more, got {self.AUTO_WRAP_THRESHOLD}."
+
     def remarks(self) -> Iterator[str]:
-        if self.AUTO_SETUP_FSDP:
-            yield f"AUTO_SETUP_FSDP: {NOT_SHARDED}"
+        for key, default in (
+            ("FORCE_SYNC_CUDA", False), ("bucket_cap_mb", 0), ("clear_autocast_cache", True)
+        ):  # fmt: skip
+            if getattr(self, key) != default:
+                yield f"{key}: does nothing; it is of fairscale's FSDP, and torch's has no such."
+
+
+@dataclass
+class CompileOptions:
+    # torch.compile the trunk and the heads; those of a sharded model block by block.
+    USE_COMPILE: bool = False
+    # inductor; eager and aot_eager to find out where a problem lies.
+    BACKEND: str = "inductor"
+    # Of inductor: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs.
+    MODE: str = "default"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(
+            self, "MODE", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+        )
+        if self.MODE != "default" and self.BACKEND != "inductor":
+            yield f"MODE: only inductor has modes, and BACKEND is {self.BACKEND!r}."
 
 
 @section("MODEL", components=MODELS)
@@ -380,6 +415,7 @@ class ModelOptions:
     GRAD_CLIP: GradClipOptions = field(default_factory=GradClipOptions)
     SHARDED_DDP_SETUP: ShardedDdpOptions = field(default_factory=ShardedDdpOptions)
     FSDP_CONFIG: FsdpOptions = field(default_factory=FsdpOptions)
+    COMPILE: CompileOptions = field(default_factory=CompileOptions)
 
     IGNORED: ClassVar[dict[str, str]] = {
         "CUDA_CACHE": "PyTorch's allocator needs no clearing; it only slowed VISSL down."

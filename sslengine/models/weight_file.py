@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from sslengine.distributed.shard_files import Peers, is_folder_of_shards, read_folder
 from sslengine.errors import CheckpointError
 
 
@@ -24,22 +25,36 @@ class NeedsCodeError(CheckpointError):
 _TYPE = re.compile(r"GLOBAL ['\"]?([\w.]+)")
 
 
-def read_weights(path: Path, trusted: bool = False) -> Any:
-    """What torch.save wrote, or safetensors by the file's name. On the CPU.
+def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) -> Any:
+    """What torch.save wrote, safetensors by the file's name, or a folder of shards. On the CPU.
 
     trusted: any pickle, and with it any code that it holds.
+    peers: the ranks of a sharded run. Of a folder they get their shares; a file is mapped
+    into memory, where only what is used takes room.
     """
+    if is_folder_of_shards(path):
+        return _read_shards(path, peers)
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=not trusted)
+        mapped = peers is not None
+        return torch.load(path, map_location="cpu", weights_only=not trusted, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise _refusal(path, str(error)) from error
     except Exception as error:  # bytes that are no pickle raise anything
         raise CheckpointError(
             f"{path} is damaged or no weights file: {_first_line(error)}"
+        ) from error
+
+
+def _read_shards(folder: Path, peers: Peers | None) -> Any:
+    try:
+        return read_folder(folder, peers)
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder} is damaged or no checkpoint in shards: {_first_line(error)}"
         ) from error
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from sslengine.distributed.sharding import copy_into
 from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.models.model import Model
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
@@ -299,9 +299,8 @@ def _does_not_fit(
 def _copy(
     expected: Mapping[str, Tensor], given: Mapping[str, Tensor], names: Iterable[str]
 ) -> None:
-    with torch.no_grad():
-        for name in names:
-            expected[name].copy_(given[name])
+    for name in names:
+        copy_into(expected[name], given[name])
 
 
 def _log(loaded: Loaded, unused: list[str], path: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sslengine.distributed.ranks import world_size
+from sslengine.distributed.sharding import is_sharded
 from sslengine.distributed.zero import shard_optimizer
 from sslengine.errors import ConfigError
 from sslengine.optim.larc import with_larc
@@ -47,7 +48,8 @@ def build_optimizer(
     known = inspect.signature(optimizer_class).parameters
     groups = [_for_torch(group, options, known) for group in groups]
     groups, plan = _join_alike(groups, plan)
-    arguments = {**_fastest_form(known, options, device), **options.arguments(optimizer_class)}
+    fastest = {} if _in_shards(groups) else _fastest_form(known, options, device)
+    arguments = {**fastest, **options.arguments(optimizer_class)}
     if "lr" in known:
         arguments["lr"] = schedules["lr"].value(0.0)
     if options.use_larc:
@@ -61,6 +63,11 @@ def build_optimizer(
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"OPTIMIZER: {options.name} refuses its arguments: {error}") from error
     return ScheduledOptimizer(inner, plan)
+
+
+def _in_shards(groups: list[Group]) -> bool:
+    """torch has no fused SGD for shards; it takes the foreach form on a GPU by itself."""
+    return any(is_sharded(parameter) for group in groups for parameter in group["params"])
 
 
 def _schedules(options: OptimizerSettings, num_epochs: float) -> dict[str, Schedule]:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.optim.layerwise import LayerwiseRates, norms
+from sslengine.distributed.sharding import local, norms
+from sslengine.optim.layerwise import LayerwiseRates
 from sslengine.optim.options import LarcOptions
 
 
@@ -27,7 +28,8 @@ class LARC(LayerwiseRates):
     def _rescale(
         self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float
     ) -> None:
-        size, length = norms(params), norms(grads)
+        size, length = norms(params, grads)
+        params, grads = [local(p) for p in params], [local(g) for g in grads]
         rates = self.larc.trust_coefficient * size
         rates = rates / (length + weight_decay * size + self.larc.eps)
         if self.larc.clip:

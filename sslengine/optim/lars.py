@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.optim.layerwise import LayerwiseRates, norms
+from sslengine.distributed.sharding import local, norms
+from sslengine.optim.layerwise import LayerwiseRates
 from sslengine.optim.optimizers import SGD
 from sslengine.registry import register_optimizer
 
@@ -41,12 +42,13 @@ class LARS(LayerwiseRates, SGD):
         self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float
     ) -> None:
         if weight_decay:
-            torch._foreach_add_(grads, params, alpha=weight_decay)
+            shares = [local(g) for g in grads], [local(p) for p in params]
+            torch._foreach_add_(*shares, alpha=weight_decay)
         if self.exclude_bias_and_norm:
             grads = [g for p, g in zip(params, grads, strict=True) if p.ndim != 1]
             params = [p for p in params if p.ndim != 1]
         if not params:
             return
-        size, length = norms(params), norms(grads)
+        size, length = norms(params, grads)
         rates = torch.where((size > 0) & (length > 0), self.eta * size / length, 1.0)
-        torch._foreach_mul_(grads, rates.unbind())
+        torch._foreach_mul_([local(g) for g in grads], rates.unbind())

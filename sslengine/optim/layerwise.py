@@ -18,10 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def norms(tensors: list[Tensor]) -> Tensor:
-    """The length of each tensor, as one vector."""
-    return torch.stack(torch._foreach_norm(tensors))
+from sslengine.distributed.sharding import local
 
 
 class LayerwiseRates(torch.optim.Optimizer):
@@ -31,7 +28,11 @@ class LayerwiseRates(torch.optim.Optimizer):
     def _rescale(
         self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float
     ) -> None:
-        """grads <- rate * (grads + weight_decay * params), in place."""
+        """grads <- rate * (grads + weight_decay * params), in place.
+
+        Of parameters in shards, `local` gives what can be changed in place, `norms` the
+        lengths of the whole.
+        """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -62,7 +63,7 @@ class LayerwiseRates(torch.optim.Optimizer):
             return
         scale = getattr(self, "grad_scale", None)
         if scale is not None:
-            torch._foreach_mul_(grads, scale.reciprocal())
+            torch._foreach_mul_([local(each) for each in grads], scale.reciprocal())
         self._rescale(params, grads, group["lr"], group.get("weight_decay", 0.0))
 
     def _set_weight_decays(self, values: list[float]) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sslengine.distributed.sharding import like
 from sslengine.distributed.zero import whole_state
 from sslengine.errors import CheckpointError, ConfigError, TrainingError
 from sslengine.optim.schedules import Schedule
@@ -110,7 +111,13 @@ class ScheduledOptimizer:
         self._check_fits(saved)
         groups = [{**old, **new} for old, new in zip(saved, self._constants, strict=True)]
         # ZeRO empties the state it is given of other ranks' shares: hence the copy.
-        self.inner.load_state_dict({"state": dict(state["state"]), "param_groups": groups})
+        own = [parameter for group in self.inner.param_groups for parameter in group["params"]]
+        indices = [index for group in saved for index in group["params"]]
+        parameters = dict(zip(indices, own, strict=True))
+        values = {
+            index: _fitting(each, parameters[index]) for index, each in state["state"].items()
+        }
+        self.inner.load_state_dict({"state": values, "param_groups": groups})
 
     def _check_keys(self) -> None:
         for targets in (each for table in self._timetables.values() for each in table.values()):
@@ -136,6 +143,18 @@ class ScheduledOptimizer:
                     f"{type(self.inner).__name__}: only one of them has {key}. Set OPTIMIZER.name "
                     f"as it was, or start from the weights alone (MODEL.WEIGHTS_INIT)."
                 )
+
+
+def _fitting(state: Any, parameter: Tensor) -> Any:
+    """What is as large as the parameter is in shards if the parameter is; else whole."""
+    if not isinstance(state, Mapping):  # ZeRO: of another rank's share
+        return state
+    return {
+        key: like(value, parameter)
+        if isinstance(value, Tensor) and value.shape == parameter.shape and key != "step"
+        else value
+        for key, value in state.items()
+    }
 
 
 class OptionsView:

@@ -10,22 +10,31 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.config.facts import RunFacts, run_facts
-from sslengine.config.options import DistributedOptions, RunOptions, TrainerOptions
+from sslengine.config.options import SHARDED_TASK, DistributedOptions, RunOptions, TrainerOptions
 from sslengine.config.sections import read
+from sslengine.config.sharding import is_sharded
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
-from sslengine.distributed import data_parallel
+from sslengine.distributed import data_parallel, sharding
+from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError
+from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
 from sslengine.methods.base import Method
-from sslengine.models.build import build_model
+from sslengine.models.build import build_model, trunk_with_heads
+from sslengine.models.compiled import compile_forward
+from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
+from sslengine.models.parts import heads_of, parts_of
 from sslengine.models.weights import init_from_file
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.precision import Precision, build_precision
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
+
+_SHARDED = f"config.TRAINER.TASK_NAME: {SHARDED_TASK}"
 
 
 def build_feed(
@@ -52,7 +61,8 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     if options.CHANNELS_LAST:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)
-    return model.to(device)
+    # What is to be cut may be too large for a device.
+    return model if in_shards(config) else model.to(device)
 
 
 def load_initial_weights(config: DictConfig, model: nn.Module) -> None:
@@ -92,6 +102,51 @@ def _facts_argument(chosen: Any, facts: RunFacts) -> dict[str, RunFacts]:
     return {"run": facts} if "run" in inspect.signature(chosen).parameters else {}
 
 
+def in_shards(config: DictConfig) -> bool:
+    """One process has nothing to share: there the same config trains the plain model."""
+    return is_sharded(config) and world_size() > 1
+
+
+def compile_model(config: DictConfig, model: nn.Module) -> None:
+    """As MODEL.COMPILE says. Before copies are made of the model: they are compiled as well."""
+    options = read(config, ModelOptions)
+    if options.COMPILE.USE_COMPILE:
+        model = trunk_with_heads(model, "config.MODEL.COMPILE")
+        # What gathers the weights of a unit runs before its forward, and is not compiled.
+        parts = parts_of(model) if in_shards(config) else [model.trunk, *heads_of(model)]
+        for part in parts:
+            if not (in_shards(config) and part is model.trunk):
+                compile_forward(part, options.COMPILE)
+
+
+def shard_model(
+    config: DictConfig, model: nn.Module, loss: nn.Module, device: torch.device
+) -> None:
+    """Cut the model, and the loss's copies of it, and bring their shares to the device."""
+    options = read(config, ModelOptions).FSDP_CONFIG
+    policy = sharding.Policy(
+        getattr(torch, options.compute()), torch.float32 if options.fp32_reduce_scatter else None
+    )
+    mesh = sharding.mesh_of(device)
+    for each in (trunk_with_heads(model, _SHARDED), *copies_of_model(loss)):
+        sharding.shard(each, parts_of(each, options.AUTO_WRAP_THRESHOLD), mesh, policy)
+        each.to(device)  # buffers; parameters are there
+
+
+def copies_of_model(loss: nn.Module) -> list[Model]:
+    """Teachers, momentum encoders."""
+    return [each for each in loss.modules() if isinstance(each, Model)]
+
+
+def attach_again(loss: nn.Module, model: nn.Module) -> None:
+    """Let copies start as the model does. One in shards cannot be copied: it is written over."""
+    copies = copies_of_model(loss)
+    if not (copies and sharding.is_sharded(model)):
+        attach(loss, model)
+    for each in copies if sharding.is_sharded(model) else ():
+        start_as(each, model)
+
+
 def attach(loss: nn.Module, model: nn.Module) -> None:
     """Let the method copy what it needs of the model; any other loss has no such verb."""
     if isinstance(loss, Method):
@@ -123,6 +178,13 @@ def reduces_by_hand(config: DictConfig, train_step: Any) -> bool:
     checkpointing = read(config, ModelOptions).ACTIVATION_CHECKPOINTING
     asked = read(config, DistributedOptions).MANUAL_GRADIENT_REDUCTION
     needed = getattr(train_step, "reduces_by_hand", False)
+    if in_shards(config):
+        if needed:
+            raise ConfigError(
+                f"config.TRAINER.TRAIN_STEP_NAME: {read(config, TrainerOptions).TRAIN_STEP_NAME} "
+                f"makes several backward passes, which {SHARDED_TASK} does not go with."
+            )
+        return False
     return world_size() > 1 and (asked or needed or checkpointing.USE_ACTIVATION_CHECKPOINTING)
 
 
@@ -134,7 +196,23 @@ def broadcast_mode(config: DictConfig) -> str:
     return given
 
 
-def wrap_model(config: DictConfig, model: nn.Module, device: torch.device) -> nn.Module:
+def build_compression(config: DictConfig) -> Compression | None:
+    options = read(config, DistributedOptions)
+    kind = options.GRADIENT_COMPRESSION
+    if kind == "none" or world_size() == 1:
+        return None
+    return Compression(kind, options.POWERSGD_RANK, options.POWERSGD_START)
+
+
+def wrap_model(
+    config: DictConfig,
+    model: nn.Module,
+    device: torch.device,
+    compression: Compression | None = None,
+) -> nn.Module:
+    """As train steps call it. A sharded model needs nothing around it."""
+    if in_shards(config):
+        return model
     options = read(config, DistributedOptions)
     return data_parallel.wrap(
         model,
@@ -142,4 +220,5 @@ def wrap_model(config: DictConfig, model: nn.Module, device: torch.device) -> nn
         bucket_cap_mb=read(config, DataOptions).DDP_BUCKET_CAP_MB,
         find_unused_parameters=options.FIND_UNUSED_PARAMETERS,
         broadcast_buffers=broadcast_mode(config) == "forward_pass",
+        compression=compression,
     )

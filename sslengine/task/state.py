@@ -12,6 +12,7 @@ from typing import Any
 from sslengine.checkpoint.rng import rng_state, seed_all, set_rng_state
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.distributed.sharding import like
 from sslengine.errors import CheckpointError, nearest
 from sslengine.hooks.events import hook_name, hook_state, load_hook_state
 from sslengine.models.weights import load_model_state, model_state
@@ -64,6 +65,7 @@ def _rank_state(task: Any) -> dict[str, Any]:
         "rng": rng_state(),
         "loss": task.loss.rank_state() if hasattr(task.loss, "rank_state") else {},
         "meters": {meter.name: meter.state_dict() for meter in task.meters},
+        "compression": task.compression.state_dict() if task.compression is not None else {},
     }
 
 
@@ -125,7 +127,7 @@ def _load_loss(loss: Any, state: dict[str, Any]) -> None:
              for k in own if state[k].shape != own[k].shape]  # fmt: skip
     if wrong:
         raise CheckpointError(f"the loss's state has other sizes: {'; '.join(wrong)}.")
-    loss.load_state_dict(state)
+    loss.load_state_dict({k: like(state[k], own[k]) for k in own})
 
 
 def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
@@ -134,6 +136,8 @@ def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
         for meter in task.meters:
             meter.load_state_dict(mine["meters"][meter.name])
         set_rng_state(mine["rng"])
+        if task.compression is not None:
+            task.compression.load_state_dict(mine.get("compression", {}), task.device)
     else:
         log.warning(
             "the checkpoint is of %d ranks and this run has %d: random streams start anew.",

@@ -24,6 +24,8 @@ from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.distributed.shard_files import Peers
+from sslengine.distributed.sharding import is_sharded
 from sslengine.errors import DataError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import compile_events
@@ -87,7 +89,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         seed_all(self.seed)
         self.base_model = self._make_model()
         self.loss = self._make_loss()
+        build.compile_model(config, self.base_model)
         build.attach(self.loss, self.base_model)
+        self.sharded = build.in_shards(config)
+        self.peers = Peers() if self.sharded else None
+        if self.sharded:
+            build.shard_model(config, self.base_model, self.loss, device)
         self.precision = build.build_run_precision(config, device)
         self.train_step_function = build.build_train_step(config)
         self.optimizer = self._make_optimizer(
@@ -119,7 +126,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def load_initial_weights(self) -> None:
         """For a run that does not go on from a checkpoint of its own."""
         build.load_initial_weights(self.config, self.base_model)
-        build.attach(self.loss, self.base_model)
+        build.attach_again(self.loss, self.base_model)
 
     def _prepare_data(self) -> None:
         config = self.config
@@ -150,13 +157,18 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         config, device = self.config, self.device
         self.reduce_by_hand = build.reduces_by_hand(config, self.train_step_function)
         mode = build.broadcast_mode(config)
-        self.broadcast_buffers_by_hand = self.reduce_by_hand and mode == "forward_pass"
-        self.broadcasts_before_eval = mode == "before_eval"
-        # DDP takes rank 0's weights; the loss has no wrapper that would.
-        broadcast_all((*self.loss.parameters(), *self.loss.buffers()))
+        alone = self.reduce_by_hand or self.sharded  # nothing else sends buffers
+        self.broadcast_buffers_by_hand = alone and mode == "forward_pass"
+        self.broadcasts_before_eval = mode == "before_eval" or (
+            self.sharded and mode == "forward_pass"
+        )
+        # DDP takes rank 0's weights; the loss has no wrapper that would. Shards differ by rank.
+        own = (*self.loss.parameters(), *self.loss.buffers())
+        broadcast_all(each for each in own if not is_sharded(each))
         self.optimizer.prepare(self.precision, self.base_model)
         # As steps call it: wrapped for data parallel training, if there is any.
-        self.model: nn.Module = build.wrap_model(config, self.base_model, device)
+        self.compression = build.build_compression(config)
+        self.model: nn.Module = build.wrap_model(config, self.base_model, device, self.compression)
 
     def _prepare_monitoring(self) -> None:
         hooks, meters = read(self.config, HooksOptions), read(self.config, MetersOptions)

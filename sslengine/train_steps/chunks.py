@@ -37,8 +37,7 @@ def first_pass(task: StepTask, chunks: Sequence[Tensor]) -> tuple[list[Any], lis
     """The output of each chunk, and the state of the random streams before it."""
     outputs, streams = [], []
     with task.perf.forward, torch.no_grad(), task.precision.autocast():
-        if task.reduce_by_hand:
-            manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
+        manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
         for images in chunks:
             streams.append(_streams(images))
             outputs.append(task.base_model(images))

@@ -94,7 +94,7 @@ def forward(task: StepTask, sample: Sample) -> Any:
 def call_model(task: StepTask, call: Callable[[torch.nn.Module], Any]) -> Any:
     """`call(model)`, in the precision of the run; ranks have the same buffers before."""
     with task.perf.forward, task.precision.autocast():
-        if task.train and task.reduce_by_hand:
+        if task.train:
             manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
         return call(task.model)
 
@@ -183,7 +183,9 @@ def backward_of_loss(task: StepTask, loss: Loss) -> None:
     if task.group.first:
         task.optimizer.zero_grad()
     value, weight = main_loss(loss), task.group.weight
-    task.precision.backward(value if weight == 1.0 else value * weight)
+    # A sharded model asks here whether ranks meet; DDP has asked in the forward.
+    with _AS_IT_IS if task.group.last else no_sync(task.model):
+        task.precision.backward(value if weight == 1.0 else value * weight)
 
 
 def optimizer_step(task: StepTask) -> None:

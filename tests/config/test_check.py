@@ -64,16 +64,12 @@ def test_what_cannot_be_done_is_refused_and_not_ignored(changes: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"MODEL__FSDP_CONFIG__AUTO_SETUP_FSDP": True},
-        {"TRAINER__TASK_NAME": "self_supervision_fsdp_task"},
-    ],
+    ("key", "value"),
+    [("FORCE_SYNC_CUDA", True), ("bucket_cap_mb", 25), ("clear_autocast_cache", False)],
 )
-def test_what_is_done_in_another_way_is_told(changes: dict[str, Any]) -> None:
-    key = "config." + next(iter(changes)).replace("__", ".")
-    (warning,) = resolved(**changes).warnings
-    assert warning.startswith(f"{key}: sharding is not available yet: every rank holds the whole")
+def test_what_does_nothing_is_told(key: str, value: object) -> None:
+    (warning,) = resolved(**{f"MODEL__FSDP_CONFIG__{key}": value}).warnings
+    assert warning.startswith(f"config.MODEL.FSDP_CONFIG.{key}: does nothing")
 
 
 def test_all_mistakes_come_together() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslengine.optim.larc import with_larc
 from sslengine.optim.lars import LARS
-from sslengine.optim.layerwise import LayerwiseRates, norms
+from sslengine.optim.layerwise import LayerwiseRates
 from sslengine.optim.optimizers import SGD, Adam
 from sslengine.optim.options import LarcOptions
 
@@ -46,10 +46,6 @@ def test_a_step_never_reads_a_value_on_the_host(make: Any) -> None:
     for _ in range(2):
         p.grad = torch.ones_like(p)
         optimizer.step()
-
-
-def test_norms() -> None:
-    assert torch.equal(norms([torch.tensor([3.0, 4.0]), torch.zeros(2, 2)]), torch.tensor([5.0, 0]))
 
 
 def test_weight_decay_counts_once_and_stays_in_the_group() -> None:

@@ -27,6 +27,9 @@ class Trunk(nn.Module, ABC):
     feature_names: tuple[str, ...]
     # Names of further tensors that `features` takes by keyword (a mask, say).
     extra_inputs: tuple[str, ...] = ()
+    # The parts that are computed one after another, each called as a module, by their names (a
+    # regular expression): what a sharded model gathers at a time. None: the trunk as a whole.
+    block_names: str | None = None
     # VISSL saves these too, though nothing in them is learned (a regular expression on names).
     vissl_constants: str | None = None
 

@@ -31,6 +31,7 @@ from sslengine.registry import register_trunk
 @register_trunk("convit", options=TrunkOptions)
 class Convit(StepTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
     feature_names = ("lastMAP", "lastCLS")
+    block_names = r"blocks\.\d+"
 
     def __init__(self, options: TrunkOptions) -> None:
         convit, transformer = options.CONVIT, options.VISION_TRANSFORMERS

@@ -22,6 +22,8 @@ from sslengine.registry import register_trunk
 
 @register_trunk("convnext", options=ConvNextOptions)
 class ConvNext(StepTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
+    block_names = r"stages\.\d+\.blocks\.\d+"
+
     def __init__(self, options: ConvNextOptions) -> None:
         super().__init__(
             num_classes=0,

@@ -26,6 +26,8 @@ from sslengine.registry import register_trunk
 
 @register_trunk("efficientnet", options=EfficientNetOptions)
 class EfficientNet(StepTrunk):
+    block_names = r"blocks\.[^.]+"
+
     def __init__(self, options: EfficientNetOptions) -> None:
         super().__init__()
         arguments = asdict(options)

@@ -26,6 +26,8 @@ from sslengine.registry import register_trunk
 # The second and third split a very wide network over ranks in VISSL; here it is the same network.
 @register_trunk("regnet", "regnet_v2", "regnet_fsdp", options=RegNetOptions)
 class RegNet(StepTrunk):
+    block_names = r"trunk_output\.[^.]+\.[^.]+"
+
     def __init__(self, options: RegNetOptions) -> None:
         super().__init__()
         whole = _build(options)

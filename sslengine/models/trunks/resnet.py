@@ -26,6 +26,7 @@ Norm = Callable[[int], nn.Module]
 @register_trunk("resnet", options=ResNetOptions)
 class ResNet(StepTrunk):
     feature_names = ("conv1", "res1", "res2", "res3", "res4", "res5", "res5avg", "flatten")
+    block_names = r"layer\d+\.\d+"
 
     def __init__(self, options: ResNetOptions) -> None:
         super().__init__()

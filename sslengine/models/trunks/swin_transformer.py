@@ -27,6 +27,7 @@ from sslengine.registry import register_trunk
 @register_trunk("swin_transformer", "swin_transformer_official", options=SwinTransformerOptions)
 class SwinTransformer(StepTrunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk's forward
     vissl_constants = r"\.(relative_position_index|attn_mask)$"
+    block_names = r"layers\.\d+\.blocks\.\d+"
 
     def __init__(self, options: SwinTransformerOptions) -> None:
         super().__init__(**_timm_arguments(options))

@@ -36,6 +36,7 @@ Recipe = tuple[str, tuple[int, ...]]
 @register_trunk("vision_transformer", "vision_transformer_fsdp", options=VisionTransformerOptions)
 class VisionTransformer(StepTrunk, TimmVisionTransformer):  # type: ignore[misc] # Trunk's forward
     extra_inputs = ("shown",)
+    block_names = r"blocks\.\d+"
 
     def __init__(self, options: VisionTransformerOptions) -> None:
         super().__init__(**_timm_arguments(options))

@@ -24,6 +24,7 @@ from sslengine.registry import register_trunk
 @register_trunk("xcit", "xcit_fsdp", options=XcitOptions)
 class Xcit(Trunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
     feature_names = ("lastMAP", "lastCLS")
+    block_names = r"(cls_attn_)?blocks\.\d+"
 
     def __init__(self, options: XcitOptions) -> None:
         super().__init__(**_timm_arguments(options))

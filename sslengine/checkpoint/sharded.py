@@ -1,0 +1,102 @@
+"""A checkpoint in shards: a folder that appears whole or not at all.
+
+Each rank writes its shares into a folder under another name and tells their sha256; rank 0
+writes the manifest of all, gives the folder its name and lets `checkpoint.torch` point to it.
+A save under a name that exists becomes `<name>.2.shards`: folders cannot be replaced at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sslengine.checkpoint import files
+from sslengine.checkpoint.atomic import sync_folder, whole_file
+from sslengine.checkpoint.manifest import FileFacts, Manifest, sha256_of
+from sslengine.checkpoint.snapshot import size_of
+from sslengine.distributed.shard_files import Peers, read_folder, split, write_folder
+from sslengine.errors import CheckpointError
+
+
+def write(
+    state: Mapping[str, Any], folder: Path, name: str, facts: Mapping[str, Any], peers: Peers
+) -> Manifest:
+    """As `files.write`, by all ranks together, in threads. All of them succeed or fail alike."""
+    stem = name.removesuffix(".torch")
+    unfinished = folder / f".{stem}.shards.tmp"
+    rest, shares = split(state)
+    try:
+        needed = sum(peers.agree(lambda: size_of(list(shares.values()))))
+        peers.agree(lambda: _make(unfinished, needed + size_of(rest)), everyone=False)
+        peers.agree(lambda: _expect_there(unfinished))  # before ranks wait for each other in it
+        written = peers.agree(lambda: _write(unfinished, rest, shares, peers))
+        contents = dict(sorted(chain.from_iterable(each.items() for each in written)))
+        finished = peers.agree(lambda: _finish(unfinished, stem, contents, facts), everyone=False)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint {folder / stem}.shards: {error}. Earlier checkpoints in "
+            f"the folder are as they were."
+        ) from error
+    return finished[0]
+
+
+def _make(unfinished: Path, needed: int) -> None:
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    files.expect_space(unfinished.parent, needed)
+    unfinished.mkdir()
+
+
+def _expect_there(unfinished: Path) -> None:
+    if not unfinished.is_dir():
+        raise OSError(f"{unfinished.parent} is not the same folder on all ranks, and has to be")
+
+
+def _write(unfinished: Path, rest: Any, shares: Any, peers: Peers) -> dict[str, FileFacts]:
+    facts: dict[str, FileFacts] = {}
+    for name in write_folder(unfinished, rest, shares, peers):
+        path = unfinished / name
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        facts[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    return facts
+
+
+def _finish(
+    unfinished: Path, stem: str, contents: dict[str, FileFacts], facts: Mapping[str, Any]
+) -> Manifest:
+    folder = unfinished.parent
+    names = (f"{stem}{f'.{number}' if number > 1 else ''}.shards" for number in count(1))
+    name = next(each for each in names if not (folder / each).exists())
+    total = sum(each["bytes"] for each in contents.values())
+    digest = hashlib.sha256("".join(each["sha256"] for each in contents.values()).encode())
+    manifest = Manifest(name, total, digest.hexdigest(), files=contents, **facts)
+    sync_folder(unfinished)
+    manifest.write(folder)
+    unfinished.rename(folder / name)
+    files.point_to(folder, files.POINTER, name)  # and the folder is on the disk
+    for earlier in folder.glob(f"{stem}.*shards"):
+        if earlier.name != name and files.is_checkpoint(earlier):
+            files.remove(earlier)
+    return manifest
+
+
+def write_whole_file(folder: Path, name: str) -> Path:
+    """What a run without shards would have saved, but for the optimizer, out of `<name>.shards`.
+
+    For VISSL and for everything that takes one file. Rank 0 alone: it holds all of it in host
+    memory. The run itself goes on from the shards.
+    """
+    target = folder / f"{name.partition('.')[0]}.torch"
+    state = read_folder(folder / name, without=("optimizer",))
+    with whole_file(target) as file:
+        torch.save(state, file)
+    return target

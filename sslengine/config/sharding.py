@@ -1,0 +1,101 @@
+"""What a sharded run (FSDP) asks of the rest of the config, and what cannot go together.
+
+VISSL's `MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP: true` sets several keys at once; so it does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig
+
+from sslengine.config.options import SHARDED_TASK
+from sslengine.errors import ConfigError
+
+_AUTO = "MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP"
+
+
+def is_sharded(config: DictConfig) -> bool:
+    return bool(config.TRAINER.TASK_NAME == SHARDED_TASK)
+
+
+def sharding_values(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
+    """(key path, value, reason) of what AUTO_SETUP_FSDP sets."""
+    fsdp, amp = config.MODEL.FSDP_CONFIG, config.MODEL.AMP_PARAMS
+    if not fsdp.AUTO_SETUP_FSDP:
+        return
+    yield "TRAINER.TASK_NAME", SHARDED_TASK, _AUTO
+    if not amp.USE_AMP:
+        return
+    yield "MODEL.AMP_PARAMS.AMP_TYPE", "pytorch", _AUTO
+    if fsdp.AMP_TYPE in ("O1", "O2"):
+        half = fsdp.AMP_TYPE == "O2"
+        reason = f"{_AUTO}, AMP_TYPE {fsdp.AMP_TYPE}"
+        dtype = amp.AMP_DTYPE if half else "float32"
+        yield "MODEL.FSDP_CONFIG.mixed_precision", True, reason
+        yield "MODEL.FSDP_CONFIG.compute_dtype", dtype, reason
+        yield "MODEL.FSDP_CONFIG.fp32_reduce_scatter", not half, reason
+
+
+def expect_no_conflict(config: DictConfig) -> None:
+    """Raise one ConfigError that tells all keys which contradict each other."""
+    problems = [*_sharding_problems(config), *_compression_problems(config)]
+    problems += _compile_problems(config)
+    if problems:
+        raise ConfigError("\n".join(f"config.{each}" for each in problems))
+
+
+def _sharding_problems(config: DictConfig) -> Iterator[str]:
+    if not is_sharded(config):
+        return
+    model, why = config.MODEL, "not with a sharded model (FSDP)"
+    amp, fsdp = model.AMP_PARAMS, model.FSDP_CONFIG
+    if config.OPTIMIZER.use_zero:
+        yield f"OPTIMIZER.use_zero: {why}, whose optimizer state is in shards anyway. Set false."
+    if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
+        yield f"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION: {why}. Set false."
+    if model.CHANNELS_LAST:
+        yield f"MODEL.CHANNELS_LAST: {why}: torch cuts only weights of the usual form. Set false."
+    if config.HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY:
+        yield (
+            f"HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY: {why}. Count once without: "
+            f"config.TRAINER.TASK_NAME=self_supervision_task."
+        )
+    if config.DISTRIBUTED.DETECT_ANOMALOUS_PARAMS:
+        yield (
+            f"DISTRIBUTED.DETECT_ANOMALOUS_PARAMS: {why}, where gradients arrive in another way. "
+            f"Look once without: config.TRAINER.TASK_NAME=self_supervision_task."
+        )
+    if config.HOOKS.PRECISE_BN.ENABLED:
+        yield f"HOOKS.PRECISE_BN.ENABLED: {why}; MODEL.SYNC_BN_CONFIG works. Set false."
+    if amp.USE_AMP and amp.AMP_TYPE == "apex":
+        yield f"MODEL.AMP_PARAMS.AMP_TYPE: apex {why}. Set pytorch."
+    half = fsdp.mixed_precision and fsdp.compute_dtype == "float16"
+    if half and not (amp.USE_AMP and amp.AMP_DTYPE == "float16"):
+        yield (
+            "MODEL.FSDP_CONFIG.compute_dtype: float16 needs the loss scaling of "
+            "MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16; or take bfloat16."
+        )
+
+
+def _compression_problems(config: DictConfig) -> Iterator[str]:
+    chosen = config.DISTRIBUTED.GRADIENT_COMPRESSION
+    if chosen == "none":
+        return
+    path = f"DISTRIBUTED.GRADIENT_COMPRESSION: {chosen} is of DDP's own reduction, and not with"
+    if is_sharded(config):
+        yield f"{path} a sharded model (FSDP); see MODEL.FSDP_CONFIG.compute_dtype."
+    if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
+        yield f"{path} DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."
+    if config.MODEL.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
+        yield f"{path} MODEL.ACTIVATION_CHECKPOINTING, with which gradients are reduced by hand."
+
+
+def _compile_problems(config: DictConfig) -> Iterator[str]:
+    checkpointing = config.MODEL.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING
+    if config.MODEL.COMPILE.USE_COMPILE and checkpointing:
+        yield (
+            "MODEL.COMPILE.USE_COMPILE: not with MODEL.ACTIVATION_CHECKPOINTING, whose second "
+            "forward must leave batch norms alone. Set one of them to false."
+        )

@@ -1,0 +1,191 @@
+"""A state in a folder, each rank's shares in a file of its own (torch.distributed.checkpoint).
+
+    rest.torch           all that is whole, with marks where shares belong
+    __<rank>_0.distcp    the shares of a rank
+    .metadata            which part of which tensor lies where
+
+Any number of ranks can read it, in shards of theirs or whole. torch would unpickle `.metadata`,
+and with it run what it holds; here nothing but the names of torch's own records is let in.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.device_mesh import DeviceMesh
+
+from sslengine.distributed.process_group import Group
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.distributed.sharding import on_mesh
+from sslengine.errors import CheckpointError
+
+Thing = TypeVar("Thing")
+
+REST, METADATA = "rest.torch", ".metadata"
+_MARK = "__shares_of__"
+_RECORDS = {
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": (
+        "Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool",
+    ),
+    "pathlib": ("PosixPath", "PurePosixPath", "Path"),
+    "pathlib._local": ("PosixPath",),
+}  # fmt: skip
+
+
+class Peers:
+    """All ranks, for threads that write: what they say does not meet the messages of training."""
+
+    def __init__(self) -> None:
+        """Collective."""
+        self.group = cast(Group, dist.new_group(backend="gloo"))
+        self.mesh = DeviceMesh.from_group(self.group, "cpu")
+
+    def agree(self, action: Callable[[], Thing], everyone: bool = True) -> list[Thing]:
+        """Do it on every rank, or on rank 0 alone; if one cannot, all raise what it says."""
+        result, problem = None, ""
+        try:
+            result = action() if everyone or rank() == 0 else None
+        except Exception as error:
+            problem = f"{getattr(error, 'strerror', None) or error or type(error).__name__}"
+            problem += f" (rank {rank()})" if rank() else ""
+        answers: list[Any] = [None] * world_size()
+        dist.all_gather_object(answers, (result, problem), group=self.group)
+        problems = [each for _, each in answers if each]
+        if problems:
+            raise CheckpointError(problems[0])
+        return [each for each, _ in answers]
+
+
+@dataclass(eq=False)
+class Share:
+    """This rank's rows of a tensor, on the host."""
+
+    rows: Tensor
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+def split(state: Any) -> tuple[Any, dict[str, Share]]:
+    """The state with marks in place of shares, and the shares by their marks."""
+    shares: dict[str, Share] = {}
+    marks: dict[int, str] = {}
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, Share):
+            mark = marks.setdefault(id(value), path)  # what stands twice in a state is stored once
+            shares[mark] = value
+            return {_MARK: mark}
+        if isinstance(value, Mapping):
+            return {key: walk(each, f"{path}/{key}") for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(walk(each, f"{path}/{n}") for n, each in enumerate(value))
+        return value
+
+    return walk(state, ""), shares
+
+
+def write_folder(folder: Path, rest: Any, shares: Mapping[str, Share], peers: Peers) -> list[str]:
+    """This rank's part of an empty folder; the names of its files. Collective among threads."""
+    tensors = {
+        mark: on_mesh(each.rows, each.shape, each.stride, peers.mesh)
+        for mark, each in shares.items()
+    }
+    writer = FileSystemWriter(folder, sync_files=True)
+    save_shards(tensors, storage_writer=writer, process_group=peers.group)
+    mine = [path.name for path in folder.glob(f"__{rank()}_*")]
+    if rank() == 0:
+        torch.save(rest, folder / REST)
+        mine += [REST, METADATA]
+    return mine
+
+
+def is_folder_of_shards(path: Path) -> bool:
+    return (path / REST).is_file()
+
+
+def read_folder(folder: Path, peers: Peers | None = None, without: Collection[str] = ()) -> Any:
+    """The state: in shards of this run's ranks, which `peers` are, or whole. Not collective.
+
+    without: keys of mappings whose tensors are not read, nor anything else below them.
+    """
+    rest = torch.load(folder / REST, map_location="cpu", weights_only=True, mmap=peers is not None)
+    rest = _pruned(rest, without)
+    reader = _Reader(folder)
+    known = reader.read_metadata().state_dict_metadata
+    tensors = {mark: _empty(known.get(mark), mark, peers) for mark in _marks(rest)}
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    if tensors:
+        _load_state_dict(tensors, reader, no_dist=True, planner=planner)
+    return _filled(rest, tensors)
+
+
+def _empty(record: Any, mark: str, peers: Peers | None) -> Tensor:
+    if not isinstance(record, TensorStorageMetadata):
+        raise CheckpointError(f"{METADATA} does not know the tensor {mark}.")
+    shape, dtype = record.size, record.properties.dtype
+    if peers is None:
+        return torch.empty(shape, dtype=dtype)
+    rows = -(-shape[0] // world_size())
+    mine = max(0, min(rows, shape[0] - rank() * rows))
+    stride = torch.empty(shape, device="meta").stride()
+    return on_mesh(torch.empty((mine, *shape[1:]), dtype=dtype), shape, stride, peers.mesh)
+
+
+def _pruned(value: Any, without: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        kept = {key: each for key, each in value.items() if key not in without}
+        return {key: _pruned(each, without) for key, each in kept.items()}
+    return value
+
+
+def _marks(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        if set(value) == {_MARK}:
+            return {value[_MARK]}
+        return set().union(*map(_marks, value.values()))
+    return set().union(*map(_marks, value)) if isinstance(value, (list, tuple)) else set()
+
+
+def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_MARK}:
+            return tensors[value[_MARK]]
+        return {key: _filled(each, tensors) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_filled(each, tensors) for each in value)
+    return value
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        content = (Path(self.path) / METADATA).read_bytes()
+        return cast(Metadata, _Records(io.BytesIO(content)).load())
+
+
+class _Records(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _RECORDS.get(module, ()):
+            return super().find_class(module, name)
+        raise CheckpointError(
+            f"{METADATA} holds {module}.{name}, which is no record of torch's, and a file is not "
+            f"trusted with code: none was run."
+        )

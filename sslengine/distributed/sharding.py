@@ -1,0 +1,151 @@
+"""One model in shards, one for each rank, by torch's `fully_shard` (FSDP2).
+
+A unit of the model is gathered whole just before it is computed and let go right after, so
+a rank holds its share of everything and all of one or two units. Every parameter is cut along
+its first dimension; to the outside it is a DTensor, and an optimizer sees the rank's share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
+
+from sslengine.distributed.collectives import sum_in_place
+from sslengine.distributed.ranks import rank, world_size
+
+
+@dataclass(frozen=True)
+class Policy:
+    """compute: of weights and inputs while a unit runs; reduce: in which gradients are added."""
+
+    compute: torch.dtype | None = None
+    reduce: torch.dtype | None = None
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.compute not in (None, torch.float32)
+
+
+def mesh_of(device: torch.device) -> DeviceMesh:
+    """All ranks in a row."""
+    return init_device_mesh(device.type, (world_size(),))
+
+
+def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy: Policy) -> None:
+    """Cut the model in place. `units`: what is gathered at a time, inner ones first.
+
+    The root is none of them: torch would keep it whole between forward and backward. Under
+    mixed precision batch norms stay in float32, as their statistics are.
+    """
+    common = {"mesh": mesh, "reshard_after_forward": True}
+    if policy.is_mixed:
+        norm = MixedPrecisionPolicy(torch.float32, policy.reduce, output_dtype=policy.compute)
+        for module in root.modules():
+            if isinstance(module, _BatchNorm) and any(True for _ in module.parameters()):
+                fully_shard(module, mp_policy=norm, **common)  # type: ignore[call-overload]
+    inner = MixedPrecisionPolicy(policy.compute, policy.reduce)
+    for unit in units:
+        unit.register_forward_hook(_own_memory)
+        fully_shard(unit, mp_policy=inner, **common)  # type: ignore[call-overload]
+    output = torch.float32 if policy.is_mixed else None
+    outer = MixedPrecisionPolicy(policy.compute, policy.reduce, output_dtype=output)
+    fully_shard(root, mp_policy=outer, **common)  # type: ignore[call-overload]
+
+
+def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
+    """On a view (of a transformer's first token, say) an operation in place would undo the hook
+    by which torch gathers the unit again in the backward pass.
+    """
+    return tree_map_only(Tensor, lambda each: each.clone() if each._is_view() else each, output)
+
+
+def is_sharded(thing: Tensor | nn.Module) -> bool:
+    return isinstance(thing, DTensor | FSDPModule)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's share, in the same memory; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of it, on every rank. Collective if it is in shards."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """In shards if `other` is: the share of a whole tensor. Whole if it is not: collective then."""
+    if not isinstance(other, DTensor):
+        return whole(tensor)
+    share = local(tensor) if isinstance(tensor, DTensor) else _share(tensor)
+    return DTensor.from_local(
+        share.to(other.device),
+        other.device_mesh,
+        other.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=other.stride(),
+    )
+
+
+def _share(tensor: Tensor) -> Tensor:
+    chunks = tensor.chunk(world_size())
+    return chunks[rank()] if rank() < len(chunks) else tensor[:0]
+
+
+@torch.no_grad()
+def copy_into(target: Tensor, source: Tensor) -> None:
+    """`target.copy_(source)`, whichever of them is in shards."""
+    local(target).copy_(local(like(source, target)))
+
+
+def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The length of each tensor, a vector for each group of them; the groups are alike.
+
+    Of tensors in shards the lengths of all: one collective, no host synchronisation.
+    """
+    lengths = torch.stack(
+        [torch.stack(torch._foreach_norm([local(each) for each in group])) for group in groups]
+    )
+    if isinstance(groups[0][0], DTensor):
+        lengths = sum_in_place(lengths.square()).sqrt()
+    return lengths.unbind()
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Within it a unit is whole, for a use of its weights outside of its forward. Collective."""
+    if not isinstance(module, FSDPModule):
+        yield
+        return
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()
+
+
+@contextmanager
+def gradients_kept(model: FSDPModule) -> Iterator[None]:
+    """Within it backward leaves each rank its own gradients, whole: it takes their memory."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def on_mesh(share: Tensor, shape: torch.Size, stride: tuple[int, ...], mesh: DeviceMesh) -> Tensor:
+    """This rank's share of a tensor as one of all ranks."""
+    made = DTensor.from_local(share, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+    return cast(Tensor, made)

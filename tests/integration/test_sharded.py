@@ -1,0 +1,317 @@
+"""Sharded training (FSDP) beside plain training: the same losses, the same final weights.
+
+docs/sharding.md has a row for each combination that is tested here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError
+from sslengine.hooks.collapse import LogCollapse
+from sslengine.hooks.tensorboard import TensorBoardHistograms
+from sslengine.models.weights import vissl_state
+from sslengine.monitor.writers import TensorBoardWriter
+from sslengine.trainer import loop
+from tests.ranks import RankPool
+from tests.task.runs import Watch, make_task
+from tests.task.sharded import (
+    CROPS,
+    SHARDED,
+    SMALL_VIT,
+    SYNC_BN,
+    Outcome,
+    assert_close,
+    on_ranks,
+    outcome,
+    run,
+)  # fmt: skip
+
+ADAM = {"OPTIMIZER__name": "adamw", "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
+ONE_EPOCH = {"OPTIMIZER__num_epochs": 1}
+PREDICTOR = [["predictor_head", {"dims": [18, 8], "predictor_dims": [8, 6, 8], "use_bn": False}]]
+
+# Without batch norm, so that one process and several compute the same up to rounding.
+LOSSES: dict[str, dict[str, Any]] = {
+    "simclr": {},
+    "barlow_twins": {"LOSS__name": "barlow_twins_loss"},
+    "vicreg": {"LOSS__name": "vicreg_loss"},
+    "swav": {
+        **CROPS,
+        "MODEL__HEAD__PARAMS": [["swav_head", {"dims": [18, 8], "use_bn": False,
+                                               "num_clusters": [6, 5]}]],
+        "LOSS__name": "swav_loss",
+        "LOSS__swav_loss__queue__queue_length": 16,
+        "LOSS__swav_loss__queue__start_iter": 1,
+    },
+    "dino": {
+        **CROPS,
+        "MODEL__HEAD__PARAMS": [["dino_head", {"in_dim": 18, "num_clusters": [10],
+                                               "hidden_dim": 12, "bottleneck_dim": 6}]],
+        "LOSS__name": "dino_loss",
+        "LOSS__dino_loss__momentum": 0.8,
+        "LOSS__dino_loss__teacher_temp_warmup_iters": 3,
+    },
+    "moco": {
+        "LOSS__name": "moco_loss",
+        "LOSS__moco_loss__embedding_dim": 7,
+        "LOSS__moco_loss__queue_size": 32,
+        "LOSS__moco_loss__momentum": 0.8,
+        "DATA__TRAIN__COLLATE_FUNCTION": "moco_collator",
+    },
+    "byol": {
+        "LOSS__name": "byol_loss",
+        "LOSS__byol_loss__momentum": 0.8,
+        "MODEL__HEAD__PARAMS": PREDICTOR,
+    },
+}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adamw": ADAM,
+    "larc": {"OPTIMIZER__use_larc": True},
+    "lars": {"OPTIMIZER__name": "lars", "OPTIMIZER__exclude_bias_and_norm": True},
+    "clip": {"MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.05}},
+    "clip to the largest": {
+        "MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.01, "NORM_TYPE": "inf"}
+    },
+    "accumulate": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
+    "activation checkpointing": {
+        "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True,
+                                            "NUM_ACTIVATION_CHECKPOINTING_SPLITS": 2}
+    },
+    "gradcache": {"TRAINER__TRAIN_STEP_NAME": "gradcache_train_step",
+                  "TRAINER__gradcache_train_step": {"CHUNK_SIZE": 3}},
+    "groups by name": {**ADAM, "OPTIMIZER__param_group_constructor": "dino"},
+    "frozen for a while": {"MODEL__TEMP_FROZEN_PARAMS_ITER_MAP": [["heads.0.clf.0.weight", 1]]},
+    "frozen": {"MODEL__NON_TRAINABLE_PARAMS": ["trunk.patch_embed.proj.weight"]},
+    "whole trunk at once": {"MODEL__FSDP_CONFIG__AUTO_WRAP_THRESHOLD": 1_000_000},
+    "compiled": {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}},
+}  # fmt: skip
+
+
+def _compare(pool: RankPool, folder: Path, changes: dict[str, Any], **close: float) -> Outcome:
+    alone = run(folder, changes)
+    ranks = pool.run(run, folder, {**changes, **SHARDED})
+    for each in ranks:
+        assert_close(each, alone, **close)
+    held = [each.held for each in ranks]
+    total = sum(each.numel() for name, each in alone.weights.items())
+    assert sum(held) <= total  # nobody holds another's share
+    assert max(held) < 0.75 * total
+    return ranks[0]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses(two_ranks: RankPool, tmp_path: Path, loss: str) -> None:
+    changes = {**SMALL_VIT, **LOSSES[loss], **ONE_EPOCH}
+    _compare(two_ranks, tmp_path, changes, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
+    _compare(two_ranks, tmp_path, {**SMALL_VIT, **WAYS[way]}, rtol=1e-4, atol=1e-6)
+
+
+# The same ranks without shards draw and round alike: what is compared is the sharding alone.
+TRUNKS: dict[str, dict[str, Any]] = {
+    "resnet": {},
+    "regnet": {"NAME": "regnet", "REGNET": {"name": "anynet", "depths": [1, 2], "widths": [8, 16],
+               "group_widths": [4, 4], "bottleneck_multipliers": [1.0, 1.0], "strides": [2, 2]}},
+    "convnext": {"NAME": "convnext", "CONVNEXT": {"DEPTH": [1, 1, 1, 1], "DIMS": [8, 8, 8, 16],
+                                                  "DROP_PATH_RATE": 0.3}},
+    "xcit": {"NAME": "xcit", "XCIT": {"IMAGE_SIZE": 32, "PATCH_SIZE": 8, "HIDDEN_DIM": 16,
+             "NUM_LAYERS": 2, "NUM_HEADS": 2, "DROP_PATH_RATE": 0.3, "ETA": 1.0}},
+    "swin": {"NAME": "swin_transformer", "SWIN_TRANSFORMER": {"IMAGE_SIZE": 32, "PATCH_SIZE": 4,
+             "EMBED_DIM": 8, "DEPTHS": [1, 1], "NUM_HEADS": [2, 2], "WINDOW_SIZE": 4}},
+    "convit": {"NAME": "convit", "VISION_TRANSFORMERS": {"IMAGE_SIZE": 32, "PATCH_SIZE": 16,
+               "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 16, "MLP_DIM": 32},
+               "CONVIT": {"N_GPSA_LAYERS": 1}},
+    "efficientnet": {"NAME": "efficientnet", "EFFICIENT_NETS": {"model_version": "B0"}},
+}  # fmt: skip
+WIDTHS = {"resnet": 32, "efficientnet": 1280}
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_trunks(two_ranks: RankPool, tmp_path: Path, trunk: str) -> None:
+    """Batch norms of each rank's own images, dropout and stochastic depth included."""
+    size = 8 if trunk == "resnet" else 32
+    changes: dict[str, Any] = {
+        **ONE_EPOCH,
+        "DATA__TRAIN__TRANSFORMS": [
+            {"name": "ImgReplicatePil", "num_times": 2},
+            {"name": "RandomResizedCrop", "size": size},
+            {"name": "ToTensor"},
+        ],
+        "MODEL__HEAD__PARAMS": [["mlp", {"dims": [WIDTHS.get(trunk, 16), 8], "use_dropout": True}]],
+    }
+    if TRUNKS[trunk]:
+        changes["MODEL__TRUNK"] = TRUNKS[trunk]
+    _as_ddp(two_ranks, tmp_path, changes)
+
+
+SAME_RANKS: dict[str, dict[str, Any]] = {
+    "autocast to bf16": {"MODEL__AMP_PARAMS": {"USE_AMP": True, "AMP_TYPE": "pytorch",
+                                               "AMP_DTYPE": "bfloat16"}},
+    "dino on a resnet": {**CROPS, "LOSS__name": "dino_loss", "LOSS__dino_loss__momentum": 0.8,
+                         "MODEL__HEAD__PARAMS": [["dino_head", {"in_dim": 32, "use_bn": True,
+                                                  "num_clusters": [10], "hidden_dim": 12}]]},
+    "deepclusterv2": {**CROPS, "LOSS": {"name": "deepclusterv2_loss", "deepclusterv2_loss": {
+        "num_clusters": [3, 4], "kmeans_iters": 2,
+        "memory_params": {"crops_for_mb": [0, 2], "embedding_dim": 8}}}},
+    "prototypes of length 1": {
+        **CROPS, "LOSS__name": "swav_loss", "OPTIMIZER__use_larc": True,
+        "MODEL__HEAD__PARAMS": [["swav_head", {"dims": [32, 8], "use_bn": True,
+                                                "num_clusters": [7]}]]},
+    "activation checkpointing": {
+        "MODEL__ACTIVATION_CHECKPOINTING__USE_ACTIVATION_CHECKPOINTING": True},
+    "accumulation and batch norms": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", SAME_RANKS)
+def test_as_with_ddp(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
+    # The gradients of several passes are added after the ranks have met, not before: they round
+    # differently, which batch norm magnifies. See tests/task/test_task.py.
+    rounding = {"rtol": 1e-3, "atol": 1e-5} if "COLLATE" in str(SAME_RANKS[way]) else {}
+    _as_ddp(two_ranks, tmp_path, {**ONE_EPOCH, **SAME_RANKS[way]}, **rounding)
+
+
+def _as_ddp(pool: RankPool, folder: Path, changes: dict[str, Any], **close: float) -> None:
+    """By hand, for DDP itself warns of gradients in an unusual order in memory."""
+    by_hand = {"DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True}
+    plain = pool.run(run, folder, {**changes, **by_hand})
+    ranks = pool.run(run, folder, {**changes, **SHARDED})
+    for one, other in zip(ranks, plain, strict=True):
+        assert_close(one, other, **{"rtol": 1e-5, "atol": 1e-7, **close})
+    assert max(each.held for each in ranks) < 0.75 * plain[0].held
+
+
+def test_batch_norms_over_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
+    alone = run(tmp_path, ONE_EPOCH)
+    for each in two_ranks.run(run, tmp_path, {**ONE_EPOCH, **SHARDED, **SYNC_BN}):
+        # As in tests/task/test_task.py: batch norm over eight images magnifies rounding.
+        assert_close(each, alone, rtol=1e-3, atol=1e-5)
+
+
+def test_four_ranks(four_ranks: RankPool, tmp_path: Path) -> None:
+    """Some parameters have fewer rows than there are ranks: shares are empty."""
+    dino = {**SMALL_VIT, **LOSSES["dino"], **ADAM, "MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True}}
+    alone = run(tmp_path, dino)
+    ranks = four_ranks.run(run, tmp_path, {**dino, **SHARDED})
+    for each in ranks:
+        assert_close(each, alone, rtol=1e-4, atol=1e-6)
+    assert max(each.held for each in ranks) < 0.4 * sum(each.held for each in ranks)
+
+
+def test_one_process_trains_the_plain_model(tmp_path: Path) -> None:
+    plain, asked = run(tmp_path, ONE_EPOCH), run(tmp_path, {**ONE_EPOCH, **SHARDED})
+    assert plain.losses == asked.losses
+    assert all(torch.equal(plain.weights[name], asked.weights[name]) for name in plain.weights)
+
+
+INITIAL = {**SMALL_VIT, **LOSSES["dino"], **ONE_EPOCH}
+
+
+def _from_weights(folder: Path, file: str, changes: dict[str, Any]) -> Outcome:
+    """A run that starts from the weights of a file, the teacher as well."""
+    watch = Watch()
+    settings = on_ranks({**changes, "MODEL__WEIGHTS_INIT__PARAMS_FILE": file}, world_size())
+    task = make_task(folder, [watch], **settings)
+    task.load_initial_weights()
+    loop.run(task)
+    return outcome(task, watch)
+
+
+def test_initial_weights_and_teachers_that_start_from_them(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    donor = make_task(tmp_path, [], **INITIAL, SEED_VALUE=7)
+    torch.save(vissl_state(donor.base_model), tmp_path / "w.torch")
+    alone = _from_weights(tmp_path, str(tmp_path / "w.torch"), INITIAL)
+    plain = run(tmp_path, INITIAL)
+    assert alone.losses != plain.losses
+    cut = {**INITIAL, **SHARDED}
+    for each in two_ranks.run(_from_weights, tmp_path, str(tmp_path / "w.torch"), cut):
+        assert_close(each, alone, rtol=1e-4, atol=1e-6)
+
+
+SUPERVISED: dict[str, Any] = {
+    "TEST_MODEL": True,
+    "METERS__names": ["accuracy_list_meter"],
+    "LOSS": {"name": "cross_entropy_multiple_output_single_target"},
+    "MODEL__HEAD__PARAMS": [["mlp", {"dims": [18, 10]}]],
+    **{
+        f"DATA__{split}": {
+            "DATA_SOURCES": ["synthetic"],
+            "LABEL_SOURCES": ["synthetic"],
+            "RANDOM_SYNTHETIC_IMAGES": True,
+            "DEFAULT_GRAY_IMG_SIZE": 8,
+            "DATA_LIMIT": count,
+            "TRANSFORMS": [{"name": "ToTensor"}],
+            "COLLATE_FUNCTION": "default_collate",
+        }
+        for split, count in (("TRAIN", 16), ("TEST", 7))
+    },
+}
+
+
+def _with_tests(folder: Path, changes: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
+    """With test phases, signs of collapse and histograms of weights and gradients."""
+    watch = Watch()
+    hooks = [LogCollapse(), watch, TensorBoardHistograms(1, parameters=True, gradients=True)]
+    task = make_task(folder, hooks, **on_ranks(changes, world_size()))
+    board = TensorBoardWriter(folder / f"board{world_size()}", 1) if rank() == 0 else None
+    task.writers.extend([board] if board is not None else [])
+    loop.run(task)
+    return outcome(task, watch), task.phase_results
+
+
+def test_test_phases_and_hooks(two_ranks: RankPool, tmp_path: Path) -> None:
+    changes = {**SMALL_VIT, **SUPERVISED}
+    alone, figures = _with_tests(tmp_path, changes)
+    for got, signs in two_ranks.run(_with_tests, tmp_path, {**changes, **SHARDED}):
+        assert_close(got, alone, rtol=1e-4, atol=1e-6)
+        assert signs["accuracy_list_meter"] == figures["accuracy_list_meter"]
+        assert signs["loss"] == pytest.approx(figures["loss"], rel=1e-4)
+    assert list((tmp_path / "board2").glob("events*"))
+
+
+def _refused(folder: Path, changes: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_task(folder, [], **changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {
+                "TRAINER__TRAIN_STEP_NAME": "multi_optimizer_train_step",
+                "TRAINER__multi_optimizer_train_step": {
+                    "OPTIMIZERS": {"all": {"parameters": ["*"], "losses": ["loss"], "name": "sgd"}}
+                },
+            },
+            "multi_optimizer_train_step makes several backward passes",
+        ),
+        (
+            {
+                "TRAINER__TRAIN_STEP_NAME": "model_train_step",
+                "LOSS__name": "",
+                "MODEL__BASE_MODEL_NAME": "mae",
+                "MODEL__mae": {"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 2},
+            },
+            "self_supervision_fsdp_task needs a trunk with heads; MaskedAutoencoder",
+        ),
+    ],
+)
+def test_what_cannot_be_sharded(
+    two_ranks: RankPool, tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    for message in two_ranks.run(_refused, tmp_path, {**SMALL_VIT, **changes, **SHARDED}):
+        assert told in message

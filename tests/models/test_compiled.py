@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sslengine.hooks.collapse import LogCollapse
+from sslengine.models.compiled import CompiledForward, compile_forward
+from sslengine.models.options import CompileOptions
+from tests.integration.test_sharded import ADAM, LOSSES
+from tests.ranks import RankPool
+from tests.task.runs import make_task, same, train, weights
+from tests.task.sharded import SMALL_VIT, SYNC_BN, assert_close, run
+
+EAGER = CompileOptions(USE_COMPILE=True, BACKEND="eager")
+COMPILED = {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}}
+DINO = {**SMALL_VIT, **LOSSES["dino"], **ADAM}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).tanh()
+
+
+def test_a_copy_computes_with_its_own_weights() -> None:
+    net = Net()
+    names, images = list(net.state_dict()), torch.randn(4, 3)
+    plain = net(images)
+    compile_forward(net, EAGER)
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        twin.layer.weight.zero_()
+        twin.layer.bias.zero_()
+    assert torch.equal(net(images), plain)
+    assert torch.equal(twin(images), torch.zeros(4, 2))
+    assert list(net.state_dict()) == names
+
+
+def test_hooks_that_come_later_run() -> None:
+    net, seen = Net(), []
+    compile_forward(net, EAGER)
+    net(torch.ones(1, 3))
+    handle = net.register_forward_hook(lambda *_: seen.append(1))
+    net(torch.ones(1, 3))
+    handle.remove()
+    net(torch.ones(1, 3))
+    assert seen == [1]
+
+
+def test_a_run_and_its_checkpoint(tmp_path: Path) -> None:
+    """The same run; names in the state dict as without, so either goes on from the other's."""
+    plain, compiled = run(tmp_path, DINO), run(tmp_path, {**DINO, **COMPILED})
+    assert_close(compiled, plain, rtol=1e-4, atol=1e-6)
+    one = train(tmp_path, [LogCollapse()], **DINO, **COMPILED)
+    assert isinstance(one.base_model.trunk.__dict__["forward"], CompiledForward)
+    assert "trunk_rank" in one.phase_results
+    two = make_task(tmp_path, [LogCollapse()], **DINO)
+    two.set_classy_state(one.get_classy_state(deep_copy=True))
+    assert same(weights(one), weights(two))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [SMALL_VIT, pytest.param(SYNC_BN, marks=pytest.mark.slow)],
+    ids=["vit", "resnet whose batch norms the ranks share"],
+)
+def test_over_two_ranks(two_ranks: RankPool, tmp_path: Path, model: dict[str, Any]) -> None:
+    changes: dict[str, Any] = {**model, "OPTIMIZER__num_epochs": 1}
+    plain = two_ranks.run(run, tmp_path, changes)
+    for one, other in zip(
+        two_ranks.run(run, tmp_path, {**changes, **COMPILED}), plain, strict=True
+    ):
+        assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_inductor(tmp_path: Path) -> None:
+    from torch._inductor.exc import InductorError
+
+    inductor = {"MODEL__COMPILE": {"USE_COMPILE": True}}
+    try:
+        compiled = run(tmp_path, {**DINO, **inductor})
+    except (InductorError, RuntimeError) as error:
+        pytest.skip(f"no compiler: {error}")
+    assert_close(compiled, run(tmp_path, DINO), rtol=1e-3, atol=1e-5)
