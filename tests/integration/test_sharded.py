@@ -304,6 +304,8 @@ def _refused(folder: Path, changes: dict[str, Any]) -> str:
                 "TRAINER__TRAIN_STEP_NAME": "model_train_step",
                 "LOSS__name": "",
                 "MODEL__BASE_MODEL_NAME": "mae",
+                "MODEL__TRUNK__VISION_TRANSFORMERS__HIDDEN_DIM": 16,
+                "MODEL__TRUNK__VISION_TRANSFORMERS__NUM_HEADS": 2,
                 "MODEL__mae": {"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 2},
             },
             "self_supervision_fsdp_task needs a trunk with heads; MaskedAutoencoder",
