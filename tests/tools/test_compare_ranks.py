@@ -5,6 +5,7 @@ import re
 import pytest
 from rich.console import Console
 
+from sslengine import catalog  # noqa: F401 - declares the names of the configs
 from sslengine.config.facts import world_size
 from sslengine.config.resolve import resolve
 from tools.compare_ranks import BATCH, METHODS, SHAPES, main, overrides, table
