@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
 from omegaconf.errors import ReadonlyConfigError
 
 from sslengine import catalog  # noqa: F401
+from sslengine.config import sections
 from sslengine.config.resolve import resolve
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
@@ -50,6 +52,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "configs" / "mine.yaml").write_text(YAML)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Its section is for this test alone: it is imported anew each time.
+    monkeypatch.setattr(sections, "_SECTIONS", dict(sections._SECTIONS))
+    monkeypatch.delitem(sys.modules, "my_twice_plugin", raising=False)
     return tmp_path
 
 

@@ -1,7 +1,12 @@
 from sslengine.losses.options import LossOptions
+from tests.config.recipes import resolved
 
 
-def test_a_run_needs_a_loss() -> None:
-    assert list(LossOptions().check()) == []
-    (problem,) = LossOptions(name="").check()
-    assert problem.startswith("name: ")
+def test_it_is_supervised_unless_told() -> None:
+    assert LossOptions().name == "CrossEntropyLoss"
+
+
+def test_a_key_that_vissl_never_read_is_told() -> None:
+    run = resolved(LOSS={"name": "CrossEntropyLoss", "ignore_index": -1})
+    (warning,) = run.warnings
+    assert warning.startswith("config.LOSS.ignore_index has no effect: options of a loss stand")

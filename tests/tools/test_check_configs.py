@@ -52,7 +52,9 @@ def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(root), "--jobs=2"]) == 1
     told = capsys.readouterr().out
     assert "6 files: 4 right, 2 wrong" in told
-    assert "config.MODEL.TRUNC: unknown key. Did you mean 'TRUNK'?" in told
+    assert (
+        "config.MODEL.TRUNC: neither a key nor the name of a model. Did you mean 'TRUNK'?" in told
+    )
     assert "not valid YAML" in told
     assert "clr/huge" not in told.replace("config=clr/huge", "")  # built without memory
 
