@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,8 @@ def write_folder(folder: Path, rest: Any, shares: Mapping[str, Share], peers: Pe
         for mark, each in shares.items()
     }
     writer = FileSystemWriter(folder, sync_files=True)
+    # What torch 2.6 says to itself while it writes.
+    warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
     save_shards(tensors, storage_writer=writer, process_group=peers.group)
     mine = [path.name for path in folder.glob(f"__{rank()}_*")]
     if rank() == 0:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Policy:
         return self.compute not in (None, torch.float32)
 
 
+# FSDP2 asks a stream for events, which torch 2.6 has for GPUs alone.
+ON_CPU = hasattr(torch.cpu.Stream, "record_event")
+
+
 def mesh_of(device: torch.device) -> DeviceMesh:
     """All ranks in a row."""
     return init_device_mesh(device.type, (world_size(),))
@@ -47,6 +52,11 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
     The root is none of them: torch would keep it whole between forward and backward. Under
     mixed precision batch norms stay in float32, as their statistics are.
     """
+    if mesh.device_type == "cpu" and not ON_CPU:
+        raise ConfigError(
+            f"config.TRAINER.TASK_NAME: a model cannot be in shards on CPUs with torch "
+            f"{torch.__version__}. Use a newer torch, GPUs, or self_supervision_task."
+        )
     common = {"mesh": mesh, "reshard_after_forward": True}
     if policy.is_mixed:
         norm = MixedPrecisionPolicy(torch.float32, policy.reduce, output_dtype=policy.compute)

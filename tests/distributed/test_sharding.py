@@ -23,7 +23,9 @@ from sslengine.distributed.sharding import (
     whole,
 )  # fmt: skip
 from tests.ranks import RankPool
+from tests.task.sharded import needs_shards
 
+pytestmark = needs_shards
 CPU = torch.device("cpu")
 
 

@@ -13,7 +13,9 @@ from sslengine.models.weights import init_from_file
 from tests.integration.test_sharded_resume import ADAM, start
 from tests.ranks import RankPool
 from tests.task.runs import make_task
-from tests.task.sharded import SHARDED, SMALL_VIT, assert_close
+from tests.task.sharded import SHARDED, SMALL_VIT, assert_close, needs_shards
+
+pytestmark = needs_shards
 
 RUN = {**SMALL_VIT, **ADAM, "DATA__TRAIN__DATA_LIMIT": 24}
 

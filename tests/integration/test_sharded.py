@@ -27,11 +27,13 @@ from tests.task.sharded import (
     SYNC_BN,
     Outcome,
     assert_close,
+    needs_shards,
     on_ranks,
     outcome,
     run,
 )  # fmt: skip
 
+pytestmark = needs_shards
 ADAM = {"OPTIMIZER__name": "adamw", "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
 ONE_EPOCH = {"OPTIMIZER__num_epochs": 1}
 PREDICTOR = [["predictor_head", {"dims": [18, 8], "predictor_dims": [8, 6, 8], "use_bn": False}]]

@@ -24,10 +24,12 @@ from tests.task.sharded import (
     SMALL_VIT,
     Outcome,
     assert_close,
+    needs_shards,
     on_ranks,
     outcome,
 )  # fmt: skip
 
+pytestmark = needs_shards
 ADAM = {"OPTIMIZER__name": "adamw", "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
 DINO: dict[str, Any] = {
     **SMALL_VIT,

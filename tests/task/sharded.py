@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.sharding import is_sharded, whole
+from sslengine.distributed.sharding import ON_CPU, is_sharded, whole
 from sslengine.trainer import loop
 from tests.task.runs import Watch, make_task
 
 SHARDED = {"TRAINER__TASK_NAME": "self_supervision_fsdp_task"}
+needs_shards = pytest.mark.skipif(
+    not ON_CPU, reason=f"torch {torch.__version__} has no FSDP2 on a CPU"
+)
 SMALL_VIT: dict[str, Any] = {
     "MODEL__TRUNK": {
         "NAME": "vision_transformer",
