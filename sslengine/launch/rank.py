@@ -94,7 +94,7 @@ def _join(config: DictConfig, device: torch.device) -> None:
     if options.NCCL_SOCKET_NTHREADS:
         os.environ.setdefault("NCCL_SOCKET_NTHREADS", str(options.NCCL_SOCKET_NTHREADS))
     flight_recorder.arm()
-    process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES)
+    process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES, options.RENDEZVOUS_MINUTES)
 
 
 def run_folder(config: DictConfig) -> Path:

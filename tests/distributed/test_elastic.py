@@ -16,6 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import barrier, sum_in_place
 from sslengine.distributed.elastic import start_processes
+from sslengine.distributed.meeting import meet
 from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError, LaunchError, Preempted
 from tests.ranks import free_port
@@ -146,9 +147,10 @@ def test_below_an_agent_that_restarts_ranks_itself_they_find_each_other_again(
 
 
 def _node(node_id: int, port: int, folder: Path) -> None:
+    place = meet("127.0.0.1", [port], "test", node_id, of=2, minutes=2, noun="node")
     start_processes(
         _fail_at_first, (folder, "kill"), processes=1, nodes=2, node_id=node_id,
-        endpoint=f"127.0.0.1:{port}", run_id="test", max_restarts=2,
+        endpoint=place.endpoint, run_id="test", max_restarts=2,
     )  # fmt: skip
 
 
