@@ -76,7 +76,7 @@ class Job:
         return Plan(
             "node",
             f"job {job} of SLURM, {where}"
-            + (f", queued again {life} times" if life != "0" else ""),
+            + (f", life {int(life) + 1}" if life != "0" else ""),
             node=node,
             host=first_host(environment["SLURM_JOB_NODELIST"]),
             port=read(self.run.config, SlurmOptions).PORT_ID,
