@@ -37,7 +37,8 @@ def make_plan(
     nodes, each = options.NUM_NODES, options.NUM_PROC_PER_NODE
     if is_rank(environment):
         count = int(environment["WORLD_SIZE"])
-        _same_size(nodes * each, count)
+        if count != nodes * each:
+            raise _wrong_size(nodes * each, count)
         by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
         return Plan("rank", _joined(count, by), speaks=environment["RANK"] == "0")
     others = started(environment)
@@ -58,26 +59,30 @@ def _with_others(others: Started, nodes: int, each: int) -> Plan:
             "rank", _joined(others.count, others.by), rank=known_place(others), speaks=first
         )
     if others.count == others.nodes == nodes:  # srun, one task per node
-        text = f"{nodes} nodes of {each} ranks, started by {others.by}; they meet at {others.host}"
+        text = (
+            f"{nodes} nodes of {_ranks(each)}, started by {others.by}; they meet at {others.host}"
+        )
         return Plan(
             "node", text, node=others.node, host=others.host, port=others.port,
             token=others.token, speaks=first,
         )  # fmt: skip
-    _same_size(nodes * each, others.count)
-    raise AssertionError("of the same size, it has been joined above")
+    raise _wrong_size(nodes * each, others.count)
 
 
 def _joined(count: int, by: str) -> str:
-    return f"{count} rank{'s' if count > 1 else ''}, started by {by}"
+    return f"{_ranks(count)}, started by {by}"
 
 
-def _same_size(configured: int, started: int) -> None:
-    if configured != started:
-        raise LaunchError(
-            f"{started} processes were started, and the config is for {configured} "
-            f"(DISTRIBUTED.NUM_NODES x NUM_PROC_PER_NODE): learning rates and batch sizes follow "
-            f"from it. Set config.DISTRIBUTED.NUM_PROC_PER_NODE to what was started on each node."
-        )
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def _wrong_size(configured: int, started: int) -> LaunchError:
+    return LaunchError(
+        f"{started} processes were started, and the config is for {configured} "
+        f"(DISTRIBUTED.NUM_NODES x NUM_PROC_PER_NODE): learning rates and batch sizes follow "
+        f"from it. Set config.DISTRIBUTED.NUM_PROC_PER_NODE to what was started on each node."
+    )
 
 
 def _by_hand(options: DistributedOptions, node_id: int) -> Plan:
@@ -92,8 +97,8 @@ def _by_hand(options: DistributedOptions, node_id: int) -> Plan:
     if not 0 <= node_id < nodes:
         raise ConfigError(f"node_id: expected 0 to {nodes - 1}, got {node_id}.")
     text = (
-        f"node {node_id} of {nodes}, {options.NUM_PROC_PER_NODE} ranks here; the nodes meet at "
-        f"{options.RUN_ID}"
+        f"node {node_id} of {nodes}, {_ranks(options.NUM_PROC_PER_NODE)} here; the nodes "
+        f"meet at {options.RUN_ID}"
     )
     return Plan(
         "node", text, node=node_id, host=host, port=int(port), token=options.RUN_ID, one_port=True

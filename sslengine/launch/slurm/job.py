@@ -75,8 +75,7 @@ class Job:
         where = f"node {node} of {self.run.config.DISTRIBUTED.NUM_NODES}"
         return Plan(
             "node",
-            f"job {job} of SLURM, {where}"
-            + (f", life {int(life) + 1}" if life != "0" else ""),
+            f"job {job} of SLURM, {where}" + (f", life {int(life) + 1}" if life != "0" else ""),
             node=node,
             host=first_host(environment["SLURM_JOB_NODELIST"]),
             port=read(self.run.config, SlurmOptions).PORT_ID,

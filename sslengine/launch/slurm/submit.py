@@ -38,7 +38,7 @@ def submit(runs: Sequence[Resolved]) -> int:
         for index, run in enumerate(runs):
             (folder / f"config_{index}.yaml").write_text(show(run))
         jobs = _send(runs, options, folder, code)
-    except BaseException:
+    except Exception:
         shutil.rmtree(folder, ignore_errors=True)  # nothing is in the queue
         raise
     _tell(jobs, runs, folder)
