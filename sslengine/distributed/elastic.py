@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -48,6 +49,7 @@ def start_processes(
     # The agent would print each failed rank's traceback; the first one's is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     single = nodes == 1
+    _start_tracker(signal.SIGUSR1, signal.SIGUSR2)
     for attempt in range(max_restarts + 1):
         config = LaunchConfig(
             min_nodes=nodes,
@@ -103,6 +105,16 @@ def _grace() -> dict[str, Any]:
     """Older agents wait for 30 seconds, and nothing changes that."""
     known = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
     return {"shutdown_timeout": GRACE} if known else {}
+
+
+def _start_tracker(*deaf_to: signal.Signals) -> None:
+    """multiprocessing's helper process, shared by all ranks. A scheduler sends its signals to
+    all processes alike, and this one would not survive them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, deaf_to)  # it inherits that
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, deaf_to)
 
 
 @contextmanager

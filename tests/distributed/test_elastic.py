@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,25 @@ def test_the_nodes_of_a_run_start_again_together(tmp_path: Path) -> None:
     finally:
         for node in nodes:
             node.kill()
+
+
+_ASK_THE_HELPER = """
+import os, signal, time
+from multiprocessing import resource_tracker
+from sslengine.distributed.elastic import _start_tracker
+_start_tracker(signal.SIGUSR1, signal.SIGUSR2)
+helper = resource_tracker._resource_tracker._pid
+os.kill(helper, signal.SIGUSR1)
+os.kill(helper, signal.SIGUSR2)
+time.sleep(0.5)
+assert os.waitpid(helper, os.WNOHANG) == (0, 0), "it has ended"
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "still deaf itself"
+"""
+
+
+def test_multiprocessings_helper_survives_what_all_processes_are_sent() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK_THE_HELPER], capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

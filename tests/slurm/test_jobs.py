@@ -139,7 +139,7 @@ def test_at_the_time_limit_it_is_saved_and_goes_on_under_the_same_id(
     log = user.job_log(over_time)
     assert shown["JobState"] == "COMPLETED", log
     assert int(shown["Restarts"]) >= 1  # more often if a slow machine needs it
-    assert f"job {over_time} is in the queue again" in log
+    assert f"job {over_time} goes into the queue again" in log
     assert "resumed from" in log
     assert user.losses("over_time") == user.losses("undisturbed")
     assert same_weights(user.folder / "over_time", undisturbed)

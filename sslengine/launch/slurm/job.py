@@ -118,8 +118,8 @@ class Job:
                 f"TIME_MINUTES) or save earlier (config.SLURM.SIGNAL_SECONDS, "
                 f"config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY)."
             )
+        _say(f"job {job} goes into the queue again")  # before: it may end this process at once
         ask("scontrol", "requeue", job)
-        _say(f"job {job} is in the queue again")
 
 
 def _say(text: str) -> None:

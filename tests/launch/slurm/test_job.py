@@ -80,7 +80,7 @@ def test_told_to_end_the_first_node_puts_the_job_into_the_queue_again(
     done = _task(tmp_path, ending)
     assert done.returncode == os.EX_TEMPFAIL, done.stderr
     assert "asked ('scontrol', 'requeue', '17')" in done.stdout
-    assert "job 17 is in the queue again" in done.stderr
+    assert "job 17 goes into the queue again" in done.stderr
     assert _task(tmp_path, ending, node=1).stdout.splitlines()[-1] == "asked"
 
 
