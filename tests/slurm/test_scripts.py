@@ -44,12 +44,11 @@ def _finish(user: User, job: str, results: str) -> str:
 @pytest.mark.parametrize(
     ("number", "change", "says"),
     [
-        (0, ("NUM_PROC_PER_NODE=2", "NUM_PROC_PER_NODE=1"), "2 ranks, started by srun"),
-        (0, ("", ""), "2 nodes of 2 ranks, started by srun; they meet at node1"),
-        (1, ("NUM_PROC_PER_NODE=2", "NUM_PROC_PER_NODE=2"), "4 ranks, started by torchrun"),
+        pytest.param(0, ("NUM_PROC_PER_NODE=2", "NUM_PROC_PER_NODE=1"), "2 ranks, started by srun", id="task-per-rank"),
+        pytest.param(0, ("", ""), "2 nodes of 2 ranks, started by srun; they meet at node1", id="task-per-node"),
+        pytest.param(1, ("", ""), "4 ranks, started by torchrun", id="torchrun", marks=pytest.mark.slow),
     ],
-    ids=["task-per-rank", "task-per-node", "torchrun"],
-)
+)  # fmt: skip
 def test_the_scripts_train(
     user: User, number: int, change: tuple[str, str], says: str, request: pytest.FixtureRequest
 ) -> None:
@@ -63,7 +62,7 @@ def test_the_scripts_train(
 
 
 def test_a_script_whose_run_is_told_to_end_goes_on(user: User) -> None:
-    slow = "config.HOOKS.EXTRA=[{name:slow_first_life,seconds:3}]"
+    slow = "'config.HOOKS.EXTRA=[{name:slow_first_life,seconds:3}]'"
     one = SCRIPTS[0].replace("NUM_PROC_PER_NODE=2", "NUM_PROC_PER_NODE=1")
     job = _submit(user, one, "told", slow)
     user.wait_for_steps(job, "told")

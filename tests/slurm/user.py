@@ -62,11 +62,13 @@ class User:
     def wait_for_steps(self, job: str, results: str, count: int = 2) -> None:
         until = time.monotonic() + PATIENCE
         while len(self.losses(results)) < count:
-            assert time.monotonic() < until, f"{self.job_log(job)}\n{self.cluster.logs()}"
-            time.sleep(0.2)
+            state = self.cluster.show(job)["JobState"]
+            waiting = time.monotonic() < until and state in ("PENDING", "CONFIGURING", "RUNNING")
+            assert waiting, f"{state}\n{self.job_log(job)}\n{self.cluster.logs()}"
+            time.sleep(0.5)
 
     def job_log(self, job: str) -> str:
-        files = sorted(self.folder.glob(f"jobs/*/{job}_*log.*"))
+        files = sorted([*self.folder.glob(f"jobs/*/{job}_*log.*"), *self.folder.glob("*.log")])
         return "\n".join(f"--- {file.name}\n{file.read_text()}" for file in files)
 
     def losses(self, results: str) -> list[float]:
