@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sslengine.errors import SSLEngineError
+from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.rank import run_rank
 from tests.config.recipes import resolved
 
