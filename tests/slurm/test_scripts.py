@@ -61,6 +61,7 @@ def test_the_scripts_train(
     assert len(user.losses(results)) == 64 // (2 * ranks)
 
 
+@pytest.mark.slow
 def test_a_script_whose_run_is_told_to_end_goes_on(user: User) -> None:
     slow = "'config.HOOKS.EXTRA=[{name:slow_first_life,seconds:3}]'"
     one = SCRIPTS[0].replace("NUM_PROC_PER_NODE=2", "NUM_PROC_PER_NODE=1")
