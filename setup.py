@@ -8,6 +8,7 @@ HERE = Path(__file__).parent
 VERSION = (HERE / "sslengine" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
 
 TENSORBOARD = ["tensorboard>=2.12"]
+SLURM = ["submitit>=1.5"]
 TEST = [
     "pytest>=7.4",
     "setuptools>=68",  # a test builds the wheel
@@ -18,6 +19,7 @@ TEST = [
     "mypy>=1.11",
     "build>=1.0",
     *TENSORBOARD,
+    *SLURM,
 ]
 
 setup(
@@ -49,7 +51,7 @@ setup(
     ],
     extras_require={
         "tensorboard": TENSORBOARD,
-        "slurm": ["submitit>=1.5"],
+        "slurm": SLURM,
         "bench": ["lightning>=2.2", "accelerate>=0.30"],
         "test": TEST,
     },

@@ -162,6 +162,8 @@ class DistributedOptions:
     DETECT_ANOMALOUS_PARAMS: bool = False
     # Minutes after which a collective that does not complete ends the run.
     TIMEOUT_MINUTES: float = 30.0
+    # Minutes within which all nodes and ranks must have come at the start.
+    RENDEZVOUS_MINUTES: float = 10.0
     # Seconds without a sign of life after which a rank's process counts as lost and the others
     # end; a rank that is only slow gives signs. 0: never.
     HEARTBEAT_SECONDS: float = 20.0
@@ -180,6 +182,8 @@ class DistributedOptions:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
         if self.POWERSGD_START < 2:  # torch's condition
             yield f"POWERSGD_START: expected 2 or more, got {self.POWERSGD_START}."
+        if self.RENDEZVOUS_MINUTES <= 0:
+            yield f"RENDEZVOUS_MINUTES: expected more than 0, got {self.RENDEZVOUS_MINUTES}."
         for key in ("HEARTBEAT_SECONDS", "MAX_RESTARTS"):
             if getattr(self, key) < 0:
                 yield f"{key}: expected 0 or more, got {getattr(self, key)}."

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
@@ -44,12 +44,12 @@ def start_processes(
 
     If one fails all end, and are started again up to `max_restarts` times. Not by the agent:
     it would also start again what was told to end, and what a user has to put right.
+    Several nodes have met at the endpoint (meeting.py), and the first holds the store there.
     """
     # The agent would print each failed rank's traceback; the first one's is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # What nodes meet in stays as long as they may meet: the first node's agent shares it.
     single = nodes == 1
-    meeting = None if single or node_id else _open_store(endpoint)
+    _start_tracker(signal.SIGUSR1, signal.SIGUSR2)
     for attempt in range(max_restarts + 1):
         config = LaunchConfig(
             min_nodes=nodes,
@@ -76,12 +76,6 @@ def start_processes(
             log.warning("%s\nstarting all ranks again: %d of %d", text, attempt + 1, max_restarts)
         except SignalException as told:
             raise Preempted(_TOLD.format(told.sigval.name)) from None
-    del meeting
-
-
-def _open_store(endpoint: str) -> TCPStore:
-    host, _, port = endpoint.rpartition(":")
-    return TCPStore(host, int(port), is_master=True, multi_tenant=True, wait_for_workers=False)
 
 
 _TOLD = "stopped by {}; the ranks have ended. The same command goes on from the newest checkpoint."
@@ -113,17 +107,32 @@ def _grace() -> dict[str, Any]:
     return {"shutdown_timeout": GRACE} if known else {}
 
 
+def _start_tracker(*deaf_to: signal.Signals) -> None:
+    """multiprocessing's helper process, shared by all ranks. A scheduler sends its signals to
+    all processes alike, and this one would not survive them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, deaf_to)  # it inherits that
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, deaf_to)
+
+
 @contextmanager
 def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
-    """The agent passes SIGTERM on to its ranks; let it do so for these as well."""
+    """The agent passes SIGTERM on to its ranks; let it do so for these as well. Who listened
+    to them before is told too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def pass_on(number: int, frame: Any) -> None:
+        listener = before.get(number)
+        if callable(listener):
+            listener(number, frame)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = {number: signal.signal(number, pass_on) for number in numbers}
+    before: dict[int, Any] = {}
+    before.update((number, signal.signal(number, pass_on)) for number in numbers)
     try:
         yield
     finally:

@@ -10,8 +10,8 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.rendezvous import rendezvous
 
+from sslengine.distributed.meeting import open_store, wait_for_all
 from sslengine.distributed.ranks import initialized, rank, world_size
 from sslengine.errors import LaunchError
 
@@ -19,24 +19,48 @@ Group = dist.ProcessGroup
 
 
 def join(
-    backend: str, device: torch.device, timeout_minutes: float, init_method: str = "env://"
+    backend: str,
+    device: torch.device,
+    timeout_minutes: float,
+    rendezvous_minutes: float = 10.0,
 ) -> None:
     """Join the run that the environment (RANK, WORLD_SIZE, MASTER_ADDR ...) describes."""
     if backend == "nccl" and device.type != "cuda":
         backend = "gloo"
     timeout = datetime.timedelta(minutes=timeout_minutes)
-    store, rank, world_size = next(rendezvous(init_method, timeout=timeout))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # An elastic agent's store outlives the attempt that failed: without a prefix of its own
     # the next one would find the addresses of ranks that have ended.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = c10d.PrefixStore(f"attempt/{attempt}", _store(rank, rendezvous_minutes))
+    store.set_timeout(timeout)
+    wait_for_all(c10d.PrefixStore("join", store), rank, world_size, 60 * rendezvous_minutes, "rank")
     dist.init_process_group(
         backend,
-        store=c10d.PrefixStore(f"attempt/{attempt}", store),
+        store=store,
         rank=rank,
         world_size=world_size,
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
+
+
+def _store(rank: int, minutes: float) -> c10d.Store:
+    """Rank 0 opens it where no agent has. Torch's own rendezvous would not name who is missing."""
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise LaunchError(
+            f"RANK and WORLD_SIZE are set, {' and '.join(missing)} not: the ranks cannot find each "
+            f"other. Start them with torchrun or srun, or set rank 0's host and a free port."
+        )
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    opens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        return open_store(host, port, opens, 60 * minutes)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"rank {rank} cannot {'open' if opens else 'reach'} {host}:{port}: {error}"
+        ) from error
 
 
 def own_store(prefix: str) -> c10d.Store:

@@ -68,9 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.show:
         print("\n---\n".join(show(run) for run in runs), end="")  # noqa: T201
         return 0
-    # Imported only now: --help and a config error should not wait for torch.
-    launch = import_dotted("sslengine.launch.local:launch")
     try:
+        if any(run.config.SLURM.USE_SLURM for run in runs):
+            return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
+        # Imported only now: --help and a config error should not wait for torch.
+        launch = import_dotted("sslengine.launch.local:launch")
         for run in runs:
             launch(run)
     except Preempted as told:

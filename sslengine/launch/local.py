@@ -3,63 +3,63 @@
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Mapping
 
 from sslengine.config.facts import world_size
 from sslengine.config.options import DistributedOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.distributed.elastic import start_processes
-from sslengine.errors import ConfigError, LaunchError
+from sslengine.distributed.meeting import Place, meet, ports_from
+from sslengine.errors import ConfigError
+from sslengine.launch.plan import Plan, make_plan
 from sslengine.launch.rank import run_rank
+from sslengine.launch.started import Started
 
 
 def launch(resolved: Resolved) -> None:
     """Run to the end; an error of any rank is raised here."""
     options = read(resolved.config, DistributedOptions)
-    ranks = world_size(resolved.config)
-    if is_started(os.environ):
-        _same_size(ranks, int(os.environ["WORLD_SIZE"]))
-        run_rank(resolved, join=True)
-    elif ranks == 1:
+    plan = make_plan(options, resolved.node_id)
+    if plan.speaks:
+        print(f"launch: {plan.text}", flush=True)  # noqa: T201
+    if plan.how == "here":
         run_rank(resolved, join=False)
+    elif plan.how == "node":
+        run_node(resolved, plan)
+    elif plan.rank is None:
+        run_rank(resolved, join=True)
     else:
-        start_processes(
-            run_rank,
-            (resolved, True),
-            processes=options.NUM_PROC_PER_NODE,
-            nodes=options.NUM_NODES,
-            node_id=resolved.node_id,
-            endpoint=_endpoint(options, resolved.node_id),
-            run_id=options.RUN_ID if options.RUN_ID != "auto" else uuid.uuid4().hex,
-            max_restarts=options.MAX_RESTARTS,
-        )
+        place = _meet_ranks(plan.rank, options.RENDEZVOUS_MINUTES)
+        os.environ.update(plan.rank.as_rank(place.port))
+        run_rank(resolved, join=True)  # `place` holds the store that they meet in
 
 
-def is_started(environment: Mapping[str, str]) -> bool:
-    """Has torchrun, or something that speaks like it, started this process as one rank?"""
-    return "RANK" in environment and "WORLD_SIZE" in environment
+def run_node(resolved: Resolved, plan: Plan) -> None:
+    """The ranks of this node, below an elastic agent."""
+    options = read(resolved.config, DistributedOptions)
+    place = _meet_nodes(options, plan) if options.NUM_NODES > 1 else None
+    start_processes(
+        run_rank,
+        (resolved, world_size(resolved.config) > 1),
+        processes=options.NUM_PROC_PER_NODE,
+        nodes=options.NUM_NODES,
+        node_id=plan.node,
+        endpoint=place.endpoint if place else "localhost:0",  # a free port
+        run_id=plan.token,
+        max_restarts=options.MAX_RESTARTS,
+    )
 
 
-def _same_size(configured: int, started: int) -> None:
-    if configured != started:
-        raise LaunchError(
-            f"{started} processes were started, and the config is for {configured} "
-            f"(DISTRIBUTED.NUM_NODES x NUM_PROC_PER_NODE): learning rates and batch sizes follow "
-            f"from it. Set config.DISTRIBUTED.NUM_PROC_PER_NODE to what was started on each node."
-        )
+def _meet_nodes(options: DistributedOptions, plan: Plan) -> Place:
+    if not plan.host:
+        raise ConfigError("config.DISTRIBUTED.RUN_ID: several nodes need host:port of the first.")
+    ports = [plan.port] if plan.one_port else ports_from(plan.port)
+    return meet(
+        plan.host, ports, plan.token, plan.node, options.NUM_NODES, options.RENDEZVOUS_MINUTES,
+        noun="node",
+    )  # fmt: skip
 
 
-def _endpoint(options: DistributedOptions, node_id: int) -> str:
-    if options.NUM_NODES == 1:
-        return "localhost:0"  # a free port
-    host, _, port = options.RUN_ID.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(
-            f"config.DISTRIBUTED.RUN_ID: {options.NUM_NODES} nodes need host:port of the first "
-            f"one, got {options.RUN_ID!r}. Give each node its node_id (0, 1, ...)."
-        )
-    if not 0 <= node_id < options.NUM_NODES:
-        raise ConfigError(f"node_id: expected 0 to {options.NUM_NODES - 1}, got {node_id}.")
-    return options.RUN_ID
+def _meet_ranks(rank: Started, minutes: float) -> Place:
+    ports = ports_from(rank.port)
+    return meet(rank.host, ports, rank.token, rank.number, rank.count, minutes, noun="rank")

@@ -11,7 +11,6 @@ import torch
 from omegaconf import DictConfig
 
 from sslengine import catalog  # noqa: F401 - in a new process: declare what ships with sslengine
-from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import (
     DistributedOptions,
     MachineOptions,
@@ -27,7 +26,8 @@ from sslengine.distributed.elastic import fail_at_once
 from sslengine.distributed.heartbeat import heartbeat
 from sslengine.distributed.ranks import rank
 from sslengine.engines.run import Run
-from sslengine.errors import ConfigError, LaunchError, Preempted
+from sslengine.errors import LaunchError, Preempted
+from sslengine.launch.folder import run_folder
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.registry import ENGINES, load_plugins
 
@@ -94,19 +94,4 @@ def _join(config: DictConfig, device: torch.device) -> None:
     if options.NCCL_SOCKET_NTHREADS:
         os.environ.setdefault("NCCL_SOCKET_NTHREADS", str(options.NCCL_SOCKET_NTHREADS))
     flight_recorder.arm()
-    process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES)
-
-
-def run_folder(config: DictConfig) -> Path:
-    """Where the run lives."""
-    options = read(config, CheckpointOptions)
-    folder = Path(options.DIR).expanduser()
-    if not options.APPEND_DISTR_RUN_ID:
-        return folder
-    run_id = read(config, DistributedOptions).RUN_ID
-    if run_id == "auto":
-        raise ConfigError(
-            "config.CHECKPOINT.APPEND_DISTR_RUN_ID needs a config.DISTRIBUTED.RUN_ID of your own: "
-            "with `auto` a restarted run would not find its folder again."
-        )
-    return folder / run_id.replace("/", "_").replace(":", "_")
+    process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES, options.RENDEZVOUS_MINUTES)

@@ -8,7 +8,6 @@ import platform
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 import sslengine
+from sslengine.monitor.code_version import code_version
 
 _PACKAGES = (
     "torch",
@@ -64,16 +64,6 @@ def environment() -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "variables": _variables(),
     }
-
-
-def code_version(folder: Path) -> str | None:
-    """The git commit of a checkout, with `+changes` if files differ from it; None outside git."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+changes"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
 
 
 def _version(package: str) -> str | None:

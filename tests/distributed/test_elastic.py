@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import barrier, sum_in_place
 from sslengine.distributed.elastic import start_processes
+from sslengine.distributed.meeting import meet
 from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError, LaunchError, Preempted
 from tests.ranks import free_port
@@ -146,9 +149,10 @@ def test_below_an_agent_that_restarts_ranks_itself_they_find_each_other_again(
 
 
 def _node(node_id: int, port: int, folder: Path) -> None:
+    place = meet("127.0.0.1", [port], "test", node_id, of=2, minutes=2, noun="node")
     start_processes(
         _fail_at_first, (folder, "kill"), processes=1, nodes=2, node_id=node_id,
-        endpoint=f"127.0.0.1:{port}", run_id="test", max_restarts=2,
+        endpoint=place.endpoint, run_id="test", max_restarts=2,
     )  # fmt: skip
 
 
@@ -167,3 +171,25 @@ def test_the_nodes_of_a_run_start_again_together(tmp_path: Path) -> None:
     finally:
         for node in nodes:
             node.kill()
+
+
+_ASK_THE_HELPER = """
+import os, signal, time
+from multiprocessing import resource_tracker
+from sslengine.distributed.elastic import _start_tracker
+_start_tracker(signal.SIGUSR1, signal.SIGUSR2)
+helper = resource_tracker._resource_tracker._pid
+os.kill(helper, signal.SIGUSR1)
+os.kill(helper, signal.SIGUSR2)
+time.sleep(0.5)
+assert os.waitpid(helper, os.WNOHANG) == (0, 0), "it has ended"
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "still deaf itself"
+"""
+
+
+def test_multiprocessings_helper_survives_what_all_processes_are_sent() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK_THE_HELPER], capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

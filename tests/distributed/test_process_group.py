@@ -7,7 +7,7 @@ from sslengine.distributed import process_group
 from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.ranks import initialized, rank
 from sslengine.errors import LaunchError
-from tests.ranks import RankPool
+from tests.ranks import RankPool, free_port
 
 
 def _sum_among_neighbours(size: int) -> float:
@@ -39,3 +39,21 @@ def test_a_group_size_that_does_not_divide_is_refused(four_ranks: RankPool) -> N
 def test_without_a_group_there_is_nothing_to_leave() -> None:
     process_group.leave()
     assert not initialized()
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", **place}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=r"2 of 3 ranks did not come .* ranks 1, 2\."):
+        process_group.join("gloo", torch.device("cpu"), 1, rendezvous_minutes=0.01)
+    assert not initialized()
+
+
+def test_a_rank_without_a_place_to_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(LaunchError, match="MASTER_ADDR not: the ranks cannot find each other"):
+        process_group.join("gloo", torch.device("cpu"), 1)

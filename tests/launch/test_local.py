@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
+from sslengine.distributed.meeting import Place
 from sslengine.errors import ConfigError, LaunchError
 from sslengine.launch import local
 from tests.config.recipes import resolved
@@ -12,8 +14,9 @@ from tests.config.recipes import resolved
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name in ("RANK", "WORLD_SIZE") or name.startswith(("SLURM_", "OMPI_", "PMI_")):
+            monkeypatch.delenv(name)
     monkeypatch.setattr(local, "run_rank", lambda run, join: made.append(("here", join)))
     monkeypatch.setattr(local, "start_processes", lambda *a, **kw: made.append(("start", kw)))
     return made
@@ -43,9 +46,54 @@ def test_several_nodes_need_the_first_ones_address(calls: list[Any]) -> None:
     two = {"DISTRIBUTED__NUM_NODES": 2}
     with pytest.raises(ConfigError, match="2 nodes need host:port of the first one, got 'auto'"):
         local.launch(resolved(**two))
-    local.launch(resolved(**two, DISTRIBUTED__RUN_ID="node7:29500"))
-    ((_, how),) = calls
+
+
+def test_nodes_meet_before_their_ranks_are_started(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meet(
+        host: str, ports: list[int], token: str, who: int, of: int, *_: Any, noun: str
+    ) -> Place:
+        calls.append(("meet", (host, ports, token, who, of, noun)))
+        return Place(host, ports[0], None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local, "meet", meet)
+    local.launch(resolved(DISTRIBUTED__NUM_NODES=2, DISTRIBUTED__RUN_ID="node7:29500"))
+    met, (_, how) = calls
+    assert met == ("meet", ("node7", [29500], "node7:29500", 0, 2, "node"))
     assert (how["endpoint"], how["nodes"], how["node_id"]) == ("node7:29500", 2, 0)
+
+
+def test_started_by_srun_the_ranks_meet_and_join(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    srun = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[3-4]"}  # fmt: skip
+    for name, value in srun.items():
+        monkeypatch.setenv(name, value)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # to be put back at the end
+        monkeypatch.delenv(name)
+
+    def meet(
+        host: str, ports: list[int], token: str, who: int, of: int, *_: Any, noun: str
+    ) -> Place:
+        assert (host, token, who, of, noun) == ("n3", "job 7.0.0", 1, 2, "rank")
+        return Place(host, ports[1], None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local, "meet", meet)
+    local.launch(resolved(DISTRIBUTED__NUM_PROC_PER_NODE=2))
+    assert calls == [("here", True)]
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("1", "2")
+    assert os.environ["MASTER_ADDR"] == "n3"
+
+
+def test_one_line_says_what_was_chosen(
+    calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    local.launch(resolved())
+    local.launch(resolved(DISTRIBUTED__NUM_PROC_PER_NODE=3))
+    assert capsys.readouterr().out == "launch: one process\nlaunch: 3 ranks on this node\n"
 
 
 def test_a_node_id_outside_the_nodes(calls: list[Any]) -> None:

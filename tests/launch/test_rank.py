@@ -6,20 +6,8 @@ import pytest
 import torch
 
 from sslengine.errors import ConfigError, SSLEngineError
-from sslengine.launch.rank import run_folder, run_rank
+from sslengine.launch.rank import run_rank
 from tests.config.recipes import resolved
-
-
-def test_the_runs_folder(tmp_path: Path) -> None:
-    assert run_folder(resolved(CHECKPOINT__DIR="a/b").config) == Path("a/b")
-    assert run_folder(resolved(CHECKPOINT__DIR="~/x").config) == Path.home() / "x"
-
-
-def test_a_folder_per_run_id_needs_an_id_that_stays() -> None:
-    both = {"CHECKPOINT__DIR": "a", "CHECKPOINT__APPEND_DISTR_RUN_ID": True}
-    assert run_folder(resolved(**both, DISTRIBUTED__RUN_ID="h:1").config) == Path("a/h_1")
-    with pytest.raises(ConfigError, match="RUN_ID of your own"):
-        run_folder(resolved(**both).config)
 
 
 def test_an_error_is_in_the_log_with_its_traceback(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
-from sslengine.monitor.environment import code_version, environment
+from sslengine.monitor.environment import environment
 
 
 def test_the_report_is_json_and_says_versions() -> None:
@@ -42,25 +40,3 @@ def test_secrets_of_the_command_line_stay_out(monkeypatch: pytest.MonkeyPatch) -
         "run 'config.TRACKER.API_KEY=***' --auth-token '***' '--secret=***' "
         "'config.DATA.TRAIN.INPUT_KEY_NAMES=[data]'"
     )
-
-
-def _git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
-    subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True
-    )
-
-
-def test_the_code_version_tells_changes(tmp_path: Path) -> None:
-    _git(tmp_path, "init")
-    (tmp_path / "a").write_text("1")
-    _git(tmp_path, "add", "a")
-    _git(tmp_path, "commit", "-m", "one")
-    clean = code_version(tmp_path)
-    assert clean is not None
-    (tmp_path / "a").write_text("2")
-    assert code_version(tmp_path) == f"{clean}+changes"
-
-
-def test_outside_git_there_is_no_code_version(tmp_path: Path) -> None:
-    assert code_version(tmp_path) is None

@@ -1,0 +1,105 @@
+"""How a run is started: decided by its config and by the environment, and told in one line."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sslengine.config.options import DistributedOptions
+from sslengine.errors import ConfigError, LaunchError
+from sslengine.launch.started import Started, is_rank, known_place, started
+
+
+@dataclass(frozen=True)
+class Plan:
+    # here: in this process, alone. rank: this process is one rank. node: this process starts
+    # the ranks of its node.
+    how: Literal["here", "rank", "node"]
+    text: str
+    node: int = 0
+    # Where several nodes meet, and by which token.
+    host: str = ""
+    port: int = 0
+    token: str = ""
+    # Is it this port or none?
+    one_port: bool = False
+    rank: Started | None = None
+    # The first of those that say the same.
+    speaks: bool = True
+
+
+def make_plan(
+    options: DistributedOptions, node_id: int, environment: Mapping[str, str] = os.environ
+) -> Plan:
+    nodes, each = options.NUM_NODES, options.NUM_PROC_PER_NODE
+    if is_rank(environment):
+        count = int(environment["WORLD_SIZE"])
+        if count != nodes * each:
+            raise _wrong_size(nodes * each, count)
+        by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
+        return Plan("rank", _joined(count, by), speaks=environment["RANK"] == "0")
+    others = started(environment)
+    if others is not None:
+        return _with_others(others, nodes, each)
+    if nodes * each == 1:
+        return Plan("here", "one process")
+    if nodes == 1:
+        token = uuid.uuid4().hex if options.RUN_ID == "auto" else options.RUN_ID
+        return Plan("node", f"{each} ranks on this node", token=token)
+    return _by_hand(options, node_id)
+
+
+def _with_others(others: Started, nodes: int, each: int) -> Plan:
+    first = others.number == 0
+    if others.count == nodes * each:
+        return Plan(
+            "rank", _joined(others.count, others.by), rank=known_place(others), speaks=first
+        )
+    if others.count == others.nodes == nodes:  # srun, one task per node
+        text = (
+            f"{nodes} nodes of {_ranks(each)}, started by {others.by}; they meet at {others.host}"
+        )
+        return Plan(
+            "node", text, node=others.node, host=others.host, port=others.port,
+            token=others.token, speaks=first,
+        )  # fmt: skip
+    raise _wrong_size(nodes * each, others.count)
+
+
+def _joined(count: int, by: str) -> str:
+    return f"{_ranks(count)}, started by {by}"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def _wrong_size(configured: int, started: int) -> LaunchError:
+    return LaunchError(
+        f"{started} processes were started, and the config is for {configured} "
+        f"(DISTRIBUTED.NUM_NODES x NUM_PROC_PER_NODE): learning rates and batch sizes follow "
+        f"from it. Set config.DISTRIBUTED.NUM_PROC_PER_NODE to what was started on each node."
+    )
+
+
+def _by_hand(options: DistributedOptions, node_id: int) -> Plan:
+    nodes = options.NUM_NODES
+    host, _, port = options.RUN_ID.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"config.DISTRIBUTED.RUN_ID: {nodes} nodes need host:port of the first one, got "
+            f"{options.RUN_ID!r}. Give each node its node_id (0, 1, ...); or start the command on "
+            f"all of them with srun or torchrun, or set config.SLURM.USE_SLURM=true."
+        )
+    if not 0 <= node_id < nodes:
+        raise ConfigError(f"node_id: expected 0 to {nodes - 1}, got {node_id}.")
+    text = (
+        f"node {node_id} of {nodes}, {_ranks(options.NUM_PROC_PER_NODE)} here; the nodes "
+        f"meet at {options.RUN_ID}"
+    )
+    return Plan(
+        "node", text, node=node_id, host=host, port=int(port), token=options.RUN_ID, one_port=True
+    )

@@ -1,0 +1,1 @@
+"""A run as a job of SLURM: config.SLURM.USE_SLURM=true."""

@@ -1,0 +1,45 @@
+"""A copy of the code for a job: what is edited while it waits does not change it.
+
+code/                   in the job's folder; its processes import from here
+    sslengine/
+    my_plugin.py        what config.PLUGINS name, unless it is installed
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from sslengine.monitor.code_version import NOTE, code_version
+
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.torch", ".git", ".venv")
+
+
+def copy_code(folder: Path, plugins: Iterable[str] = ()) -> Path:
+    """Into `folder/code`, which it returns."""
+    code = folder / "code"
+    package = Path(__file__).resolve().parents[2]
+    shutil.copytree(package, code / package.name, ignore=_LEFT_OUT)
+    (code / package.name / NOTE).write_text(f"{code_version(package) or 'unknown'}\n")
+    for name in sorted({each.partition(".")[0] for each in plugins} - {package.name}):
+        _copy_module(name, code)
+    return code
+
+
+def _copy_module(name: str, code: Path) -> None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or _installed(Path(spec.origin)):
+        return
+    origin = Path(spec.origin).resolve()
+    if origin.name == "__init__.py":
+        shutil.copytree(origin.parent, code / name, ignore=_LEFT_OUT)
+    else:
+        shutil.copy(origin, code)
+
+
+def _installed(file: Path) -> bool:
+    places = {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
+    return any(file.resolve().is_relative_to(Path(place).resolve()) for place in places)

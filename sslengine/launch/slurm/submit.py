@@ -1,0 +1,151 @@
+"""Put runs into SLURM's queue: one job, or for a sweep an array of jobs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import shutil
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sslengine.config.options import DistributedOptions, MachineOptions
+from sslengine.config.resolve import Resolved
+from sslengine.config.sections import read
+from sslengine.config.show import show
+from sslengine.errors import ConfigError, LaunchError
+from sslengine.launch.folder import run_folder
+from sslengine.launch.options import SlurmOptions
+from sslengine.launch.slurm.cluster import check_installed, check_partition, has_gpus
+from sslengine.launch.slurm.follow import follow
+from sslengine.launch.slurm.job import Job
+from sslengine.launch.slurm.snapshot import copy_code
+from sslengine.launch.started import is_rank, started
+
+_ALWAYS = 10**6  # what submitit may count; the job counts itself, by progress
+
+
+def submit(runs: Sequence[Resolved]) -> int:
+    """The command's status: with SLURM.WAIT that of the first job that fails."""
+    options = _same_for_all(runs)
+    _check(runs, options)
+    folder = _make_folder(options)
+    try:
+        code = copy_code(folder, (name for run in runs for name in run.config.PLUGINS))
+        for index, run in enumerate(runs):
+            (folder / f"config_{index}.yaml").write_text(show(run))
+        jobs = _send(runs, options, folder, code)
+    except Exception:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing is in the queue
+        raise
+    _tell(jobs, runs, folder)
+    if not options.WAIT:
+        return 0
+    try:
+        return follow({str(job.job_id): [job.paths.stdout, job.paths.stderr] for job in jobs})
+    except KeyboardInterrupt:
+        print(f"\nit goes on without this; to end it: scancel {_id(jobs)}")  # noqa: T201
+        return 130
+
+
+def _same_for_all(runs: Sequence[Resolved]) -> SlurmOptions:
+    """The jobs of an array have the same resources."""
+    for section in ("SLURM", "DISTRIBUTED", "MACHINE"):
+        if any(run.config[section] != runs[0].config[section] for run in runs):
+            raise ConfigError(
+                f"config.{section}: the runs of a sweep become one array of jobs, which all have "
+                f"the same resources. Submit those that differ by commands of their own."
+            )
+    return read(runs[0].config, SlurmOptions)
+
+
+def _check(runs: Sequence[Resolved], options: SlurmOptions) -> None:
+    """All that can be known before anything is written."""
+    if is_rank(os.environ) or started(os.environ):
+        raise ConfigError(
+            "config.SLURM.USE_SLURM: each of the processes that were started together would "
+            "submit a job. Start the command once; or leave USE_SLURM away to run in this job."
+        )
+    check_installed()
+    check_partition(options.PARTITION)
+    for run in runs:
+        run_folder(run.config)
+
+
+def _make_folder(options: SlurmOptions) -> Path:
+    """Not named by the job's id, which is not known before the code is there."""
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = "".join(each if each.isalnum() or each in "-_." else "_" for each in options.NAME)
+    root = Path(options.LOG_FOLDER).expanduser().resolve()
+    folder = root / f"{name}-{now}-{uuid.uuid4().hex[:6]}"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"config.SLURM.LOG_FOLDER: cannot make {folder}: {error}") from error
+    return folder
+
+
+def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: Path) -> list[Any]:
+    import submitit
+
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=_ALWAYS)
+    executor.update_parameters(**parameters(runs[0], options, code))
+    try:
+        with executor.batch():  # of one: a job; of several: an array
+            jobs = [executor.submit(Job(run, str(Path.cwd()), str(folder))) for run in runs]
+    except submitit.core.utils.FailedJobError as error:
+        raise LaunchError(f"sbatch refuses the job: {error}") from error
+    return jobs
+
+
+def parameters(run: Resolved, options: SlurmOptions, code: Path) -> dict[str, Any]:
+    """submitit's names for what sbatch is told."""
+    distributed = read(run.config, DistributedOptions)
+    processes = distributed.NUM_PROC_PER_NODE
+    device = read(run.config, MachineOptions).DEVICE
+    gpus = device == "gpu" or (device == "auto" and has_gpus(options.PARTITION))
+    return {
+        "job_name": options.NAME,
+        "comment": options.COMMENT,
+        "partition": options.PARTITION or None,
+        "constraint": options.CONSTRAINT or None,
+        "time": options.minutes,
+        "nodes": distributed.NUM_NODES,
+        "ntasks_per_node": 1,  # an elastic agent, which starts the ranks
+        "cpus_per_task": options.NUM_CPU_PER_PROC * processes,
+        "gpus_per_node": processes if gpus else None,
+        "mem": f"{options.MEM_GB}GB",
+        "signal_delay_s": options.SIGNAL_SECONDS,
+        # chdir: Python looks in the current folder first, and there is the code as it will be.
+        "additional_parameters": {
+            "requeue": True, **options.ADDITIONAL_PARAMETERS, "chdir": str(code),
+        },
+        "setup": [
+            f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
+            # srun of SLURM 22.05 and later does not take it from the job.
+            "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
+        ],
+    }  # fmt: skip
+
+
+def _tell(jobs: Sequence[Any], runs: Sequence[Resolved], folder: Path) -> None:
+    log = jobs[0].paths.stdout
+    many = f", an array of {len(jobs)}" if len(jobs) > 1 else ""
+    lines = [
+        f"launch: job {_id(jobs)} of SLURM{many}",
+        f"  results  {run_folder(runs[0].config)}" + (" and the next" if many else ""),
+        f"  logs     {folder}",
+        f"  follow   tail -n +1 -F {shlex.quote(str(log))}",
+        f"  end      scancel {_id(jobs)}",
+    ]
+    print("\n".join(lines), flush=True)  # noqa: T201
+    for run in runs:
+        for warning in run.warnings:
+            print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
+
+
+def _id(jobs: Sequence[Any]) -> str:
+    return str(jobs[0].job_id).partition("_")[0]

@@ -1,0 +1,121 @@
+"""What the environment says of who started this process, and as which of several.
+
+    torchrun       RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; also set by hand
+    srun           SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST, ...
+    mpirun         OMPI_COMM_WORLD_RANK, ..., or PMI_RANK, PMI_SIZE, MPI_LOCALRANKID
+
+A batch script of SLURM is no step of a job: what it calls without srun runs once, alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sslengine.errors import LaunchError
+
+_FIRST_PORT, _PORTS = 20000, 12000  # below those that systems give to outgoing connections
+
+
+@dataclass(frozen=True)
+class Started:
+    by: str
+    number: int
+    count: int
+    local: int  # the number among those of this node
+    host: str  # where number 0 is; "" if nothing tells
+    port: int  # the first to try
+    token: str  # the same for all of them, and for nobody else
+    node: int = 0
+    nodes: int = 1
+
+    def as_rank(self, port: int) -> dict[str, str]:
+        """The same in torchrun's variables."""
+        return {
+            "RANK": str(self.number),
+            "WORLD_SIZE": str(self.count),
+            "LOCAL_RANK": str(self.local),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(port),
+        }
+
+
+def is_rank(environment: Mapping[str, str]) -> bool:
+    """Has torchrun, or something that speaks like it, started this process as one rank?"""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def started(environment: Mapping[str, str]) -> Started | None:
+    """As one of several, by srun or mpirun; None: by hand, or as the only one."""
+    step, mpi = _srun(environment), _mpi(environment)
+    # mpirun starts its daemons by srun, and their variables reach its ranks; srun may set PMI's.
+    chosen = mpi if mpi and (step is None or step.count != mpi.count) else step
+    return chosen if chosen and chosen.count > 1 else None
+
+
+def _srun(environment: Mapping[str, str]) -> Started | None:
+    step = environment.get("SLURM_STEP_ID", "")
+    if not step or "SLURM_PROCID" not in environment:
+        return None
+    job = environment.get("SLURM_JOB_ID", "")
+    token = f"job {job}.{step}.{environment.get('SLURM_RESTART_COUNT', '0')}"
+    return Started(
+        by="srun",
+        number=int(environment["SLURM_PROCID"]),
+        count=int(_first(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or 1),
+        local=int(environment.get("SLURM_LOCALID", 0)),
+        host=first_host(_first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")),
+        port=_port(environment, token),
+        token=token,
+        node=int(environment.get("SLURM_NODEID", 0)),
+        nodes=int(_first(environment, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES") or 1),
+    )
+
+
+def _mpi(environment: Mapping[str, str]) -> Started | None:
+    number = _first(environment, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    count = _first(environment, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    if not number or not count:
+        return None
+    local = _first(environment, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    here = _first(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    alone = here == count
+    # On one node all have the same parent; on several, whoever gives the port gives a token.
+    token = f"mpirun {os.getppid()}" if alone else f"mpirun {environment.get('MASTER_PORT', '')}"
+    return Started(
+        by="mpirun",
+        number=int(number),
+        count=int(count),
+        local=int(local or 0),
+        host=environment.get("MASTER_ADDR", "localhost" if alone else ""),
+        port=_port(environment, token) if alone or "MASTER_PORT" in environment else 0,
+        token=token,
+    )
+
+
+def known_place(started: Started) -> Started:
+    """The same; an error if its ranks could not find each other."""
+    if started.host and started.port:
+        return started
+    raise LaunchError(
+        f"{started.count} processes were started by {started.by} on several nodes, and nothing "
+        f"tells where the first one is: set MASTER_ADDR to its host and MASTER_PORT to a free port."
+    )
+
+
+def first_host(nodes: str) -> str:
+    """`node[003-7,9],other` -> node003."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group() if first else "")
+
+
+def _first(environment: Mapping[str, str], *names: str) -> str:
+    return next((environment[name] for name in names if environment.get(name)), "")
+
+
+def _port(environment: Mapping[str, str], token: str) -> int:
+    given = environment.get("MASTER_PORT", "")
+    return int(given) if given else _FIRST_PORT + zlib.crc32(token.encode()) % _PORTS

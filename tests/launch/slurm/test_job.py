@@ -1,0 +1,108 @@
+"""One task of a job, without SLURM: what it calls and how it ends."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.launch.slurm.job import Job
+from tests.config.recipes import resolved
+
+# In a process of its own: signals, current folder and sys.path are changed.
+TASK = """
+import pickle, signal, sys
+from sslengine import catalog
+from sslengine.errors import LaunchError, Preempted
+from sslengine.launch import local
+from sslengine.launch.slurm import job as module
+
+def run_node(resolved, plan):
+    print(plan.node, plan.host, plan.port, plan.token, flush=True)
+    ending = sys.argv[2]
+    if ending == "told":                    # as below an agent, which hears it first
+        before = signal.signal(signal.SIGUSR2, lambda *a: before(*a))
+        signal.raise_signal(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, before)
+        raise Preempted("saved")
+    if ending == "early":
+        signal.raise_signal(signal.SIGUSR2)
+    if ending == "cancelled":
+        raise Preempted("saved by SIGTERM")
+    if ending == "failed":
+        raise LaunchError("no such thing")
+
+local.run_node = run_node
+module._SIGNAL_COMES = 0.1
+module._END_COMES = 0.1
+asked = []
+module.ask = lambda *command: asked.append(command)
+try:
+    pickle.load(open(sys.argv[1], "rb"))()
+finally:
+    print("asked", *asked)
+"""
+
+
+def _task(
+    folder: Path, ending: str, node: int = 0, lives: int = 0
+) -> subprocess.CompletedProcess[str]:
+    config: dict[str, Any] = {"DISTRIBUTED__NUM_NODES": 2, "SLURM__PORT_ID": 41000}
+    job = Job(resolved(**config, CHECKPOINT__DIR="run"), str(folder), str(folder))
+    (folder / "job.pkl").write_bytes(pickle.dumps(job))
+    (folder / "17_lives.txt").write_text("0\n" * lives)
+    environment = {
+        **os.environ, "SLURM_JOB_ID": "17", "SLURM_NODEID": str(node),
+        "SLURM_JOB_NODELIST": "n[4-5]", "SLURM_RESTART_COUNT": "1",
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", TASK, str(folder / "job.pkl"), ending], env=environment,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_it_starts_the_ranks_of_its_node(tmp_path: Path) -> None:
+    done = _task(tmp_path, "done", node=1)
+    assert done.returncode == 0, done.stderr
+    assert "launch: job 17 of SLURM, node 1 of 2, life 2\n1 n4 41000 job 17.1\n" in done.stdout
+
+
+@pytest.mark.parametrize("ending", ["told", "early"])
+def test_told_to_end_the_first_node_puts_the_job_into_the_queue_again(
+    tmp_path: Path, ending: str
+) -> None:
+    done = _task(tmp_path, ending)
+    assert done.returncode == os.EX_TEMPFAIL, done.stderr
+    assert "asked ('scontrol', 'requeue', '17')" in done.stdout
+    assert "job 17 goes into the queue again" in done.stderr
+    assert _task(tmp_path, ending, node=1).stdout.splitlines()[-1] == "asked"
+
+
+def test_a_job_that_is_cancelled_stays_so(tmp_path: Path) -> None:
+    done = _task(tmp_path, "cancelled")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (os.EX_TEMPFAIL, "asked")
+
+
+def test_an_error_is_told_in_its_own_words(tmp_path: Path) -> None:
+    done = _task(tmp_path, "failed")
+    assert done.returncode == 1
+    assert done.stderr == "error: no such thing\n"
+
+
+def test_not_for_ever_without_progress(tmp_path: Path) -> None:
+    done = _task(tmp_path, "told", lives=2)
+    assert done.stdout.splitlines()[-1] == "asked"
+    assert "started 3 times without coming to a new checkpoint" in done.stderr
+
+
+def test_submitit_may_queue_it_again_before_it_listens_itself(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    job = Job(resolved(), str(tmp_path), str(tmp_path))
+    assert job.checkpoint().function is job
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
