@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 
 from sslengine.checkpoint.snapshot import to_host
 from sslengine.distributed.ranks import rank, world_size
@@ -18,6 +19,7 @@ from sslengine.distributed.shard_files import (
     METADATA,
     REST,
     Peers,
+    _Reader,
     is_folder_of_shards,
     read_folder,
     split,
@@ -106,6 +108,28 @@ def test_read_in_shards(saved: Path, two_ranks: RankPool, four_ranks: RankPool, 
 class Hostile:
     def __reduce__(self) -> Any:
         return os.system, ("touch hostile",)
+
+
+class Attribute:
+    """Written as Python 3.11.0 to 3.11.3 write a member of an Enum."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.of, self.name)
+
+
+def test_members_of_an_enum_are_records_and_other_attributes_are_not(tmp_path: Path) -> None:
+    def read(value: Any) -> Any:
+        (tmp_path / METADATA).write_bytes(pickle.dumps(value))
+        return _Reader(tmp_path).read_metadata()
+
+    member = _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+    assert read(member) is read(Attribute(_MEM_FORMAT_ENCODING, member.name)) is member
+    for of, name in ((_MEM_FORMAT_ENCODING, "__subclasses__"), (TensorProperties, "__init__")):
+        with pytest.raises(CheckpointError, match=f"asks for '{name}' of .*none was run"):
+            read(Attribute(of, name))
 
 
 def test_records_that_are_code_are_not_run(saved: Path, tmp_path: Path) -> None:
