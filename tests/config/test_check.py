@@ -47,7 +47,6 @@ def test_what_is_told_before_anything_runs(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     "changes",
     [
-        {"SLURM__USE_SLURM": True},
         {"HOOKS__EMA_MODEL__SAVE_EMA_MODEL": True},
         {"HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION": True},
         {"MONITORING__MONITOR_ACTIVATION_STATISTICS": 1},
