@@ -9,6 +9,9 @@ VERSION = (HERE / "sslengine" / "__init__.py").read_text().split('__version__ = 
 
 TENSORBOARD = ["tensorboard>=2.12"]
 SLURM = ["submitit>=1.5"]
+FAST = ["numba>=0.60", "simplejpeg>=1.7.4"]
+# Sources of images that are in other formats than files and folders of them.
+TABLES = ["pyarrow>=14", "datasets>=2.16", "tifffile>=2023.1"]
 TEST = [
     "pytest>=7.4",
     "setuptools>=68",  # a test builds the wheel
@@ -20,6 +23,8 @@ TEST = [
     "build>=1.0",
     *TENSORBOARD,
     *SLURM,
+    *FAST,
+    *TABLES,
 ]
 
 setup(
@@ -52,6 +57,8 @@ setup(
     extras_require={
         "tensorboard": TENSORBOARD,
         "slurm": SLURM,
+        "fast": FAST,
+        "tables": TABLES,
         "bench": ["lightning>=2.2", "accelerate>=0.30"],
         "test": TEST,
     },

@@ -15,12 +15,18 @@ A component may bring a dataclass of its YAML options: `register(..., options=Cl
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+import importlib.util
+import types
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.startup import importing
 
 T = TypeVar("T")
+
+# Beside `name` in an entry: what package the name is of, if it is not sslengine's.
+PACKAGE_KEY = "transform_type"
 
 
 class Registry(Generic[T]):
@@ -33,11 +39,13 @@ class Registry(Generic[T]):
         suffix: str = "",
         entry_keys: tuple[str, ...] = ("name",),
         engine_arguments: tuple[str, ...] = (),
+        packages: Mapping[str, str] | None = None,
     ) -> None:
         """
         fallback: a module whose classes (with names ending in `suffix`) are known too.
         entry_keys: keys of a YAML entry that are not arguments of the thing it names.
         engine_arguments: arguments that the engine gives and YAML may not.
+        packages: modules whose names an entry may give if its `transform_type` is the key.
         """
         self.kind = kind
         self.entry_keys = entry_keys
@@ -48,6 +56,7 @@ class Registry(Generic[T]):
         self._declared: dict[str, str] = {}
         self._fallback = fallback
         self._suffix = suffix
+        self._packages = packages or {}
 
     def register(
         self, name: str, *aliases: str, options: type[Any] | None = None
@@ -77,6 +86,11 @@ class Registry(Generic[T]):
         if options is not None:
             self._options[name] = options
 
+    def adopt(self, module: str, things: Mapping[str, T]) -> None:
+        """Another package's things, by the names that were declared to come with `module`."""
+        self._things.update(things)
+        self._owners.update(dict.fromkeys(things, module))
+
     def declare(self, module: str, *names: str) -> None:
         """Say that importing `module` will register `names`; import it when one is needed."""
         for name in names:
@@ -90,19 +104,19 @@ class Registry(Generic[T]):
         if ":" in name:
             return import_dotted(name, where)  # type: ignore[no-any-return]
         if name not in self._things and name in self._declared:
-            importlib.import_module(self._declared[name])
+            _import(self._declared[name])
         if name in self._things:
             return self._things[name]
         borrowed = self._borrowed()
         if name not in borrowed:
-            raise UnknownNameError(self._unknown(name, where))
+            raise self.unknown(name, where)
         return borrowed[name]  # type: ignore[no-any-return]
 
     def _borrowed(self) -> dict[str, Any]:
         """The classes of the fallback module."""
         if not self._fallback:
             return {}
-        members = vars(importlib.import_module(self._fallback))
+        members = vars(_import(self._fallback))
         return {
             name: member
             for name, member in members.items()
@@ -120,6 +134,20 @@ class Registry(Generic[T]):
                 return self._options.get(known)
         return None
 
+    def name_in(self, entry: Mapping[str, Any], where: str = "") -> str:
+        """What an entry's `name` means: `{name: Blur, transform_type: augly}`, augly.image:Blur."""
+        name, package = str(entry["name"]), entry.get(PACKAGE_KEY)
+        if package is None or not self._packages:
+            return name
+        place = f"{where}.{PACKAGE_KEY}" if where else PACKAGE_KEY
+        if package not in self._packages:
+            raise UnknownNameError(
+                f"{place}: expected one of {listing(self._packages)}, got {package!r}."
+            )
+        if importlib.util.find_spec(package) is None:
+            raise UnknownNameError(f"{place}: {package} is not installed: pip install {package}")
+        return f"{self._packages[package]}:{name}"
+
     def names(self) -> list[str]:
         """All names, those not imported yet included."""
         return sorted({*self._things, *self._declared})
@@ -127,12 +155,19 @@ class Registry(Generic[T]):
     def __contains__(self, name: object) -> bool:
         return name in self._things or name in self._declared
 
-    def _unknown(self, name: str, where: str) -> str:
+    def may_know(self, name: str) -> bool:
+        """False: `get` will not find it. Nothing is imported to tell."""
+        return name in self or ":" in name or bool(self._fallback and name.endswith(self._suffix))
+
+    def unknown(self, name: str, where: str = "") -> UnknownNameError:
+        """What is raised for a name that is not known."""
         place = f"{where}: " if where else ""
-        hint = nearest(name, [*self.names(), *self._borrowed()])
+        borrowed = self._borrowed() if self.may_know(name) else {}
+        # A name that cannot be borrowed is looked for there last: that is seconds of imports.
+        hint = nearest(name, [*self.names(), *borrowed]) or nearest(name, self._borrowed())
         also = f", and the classes of {self._fallback}" if self._fallback else ""
         text = f"{place}there is no {self.kind} named {name!r}. {hint}"
-        return (
+        return UnknownNameError(
             f"{text.rstrip()}\n  Known: {listing(self.names())}{also}\n"
             f"  A name of your own: import its module with config.PLUGINS, "
             f"or write 'your_package.module:Name'."
@@ -148,12 +183,17 @@ def component_key(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def _import(module: str) -> types.ModuleType:
+    with importing():
+        return importlib.import_module(module)
+
+
 def import_dotted(path: str, where: str = "") -> Any:
     """What `pkg.module:Name` points to."""
     module_name, _, attribute = path.partition(":")
     place = f"{where}: " if where else ""
     try:
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the user's module exists; something that it imports does not
@@ -174,7 +214,7 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
     """Import the user's modules, so that what they register is known."""
     for index, module in enumerate(modules):
         try:
-            importlib.import_module(module)
+            _import(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise
@@ -200,10 +240,14 @@ OPTIMIZERS: Registry[Any] = Registry("optimizer")
 SCHEDULERS: Registry[Any] = Registry("scheduler")
 PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor")
 TRANSFORMS: Registry[Any] = Registry(
-    "transform", fallback="torchvision.transforms", entry_keys=("name", "indices")
+    "transform",
+    fallback="torchvision.transforms",
+    entry_keys=("name", "indices", PACKAGE_KEY),
+    packages={"augly": "augly.image"},
 )
 COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",))
 DATA_SOURCES: Registry[Any] = Registry("data source")
+AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end")
 
 register_train_step = TRAIN_STEPS.register
 register_task = TASKS.register
@@ -221,3 +265,4 @@ register_param_groups = PARAM_GROUPS.register
 register_transform = TRANSFORMS.register
 register_collator = COLLATORS.register
 register_data_source = DATA_SOURCES.register
+register_augment_backend = AUGMENT_BACKENDS.register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,11 @@ from tests.ranks import RankPool
 # in the commands that tests run as well.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# What sslengine keeps for a next start goes into a folder of this test run.
+os.environ["SSLENGINE_CACHE"] = os.path.join(
+    tempfile.gettempdir(), f"sslengine-tests-{os.getuid()}"
+)
 
 # The same examples at each run: what is green stays green. Others, and many more of them, are
 # tried by: pytest --hypothesis-profile=explore

@@ -2,15 +2,18 @@
 
 Nothing is built here; nothing is written. Fields made with `named(...)` are checked
 against their registry wherever they stand in the schema, plugins' sections included.
+`check_plain` tells what can be told without importing a component, and with it torch.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.arguments import argument_problems
 from sslengine.config.merge import Merged
@@ -19,28 +22,59 @@ from sslengine.errors import UnknownNameError
 from sslengine.registry import Registry, component_key
 
 
-def check(merged: Merged) -> None:
-    """Raise one ConfigError that tells all that is wrong."""
+def check_plain(merged: Merged) -> None:
+    """Raise one ConfigError that tells all unknown names and all that sections find wrong."""
+    for registry, value, path in _named_values(merged.root):
+        merged.problems.extend(_spelling_problems(registry, value, path))
     for path, node in typed_nodes(merged.root.config):
-        for key, field in fields_of(node).items():
-            registry = field.metadata.get("registry")
-            if registry is not None:
-                value = node[key]
-                if OmegaConf.is_config(value):
-                    value = OmegaConf.to_container(value)
-                merged.problems.extend(_name_problems(registry, value, f"{path}.{key}"))
-        merged.problems.extend(_told_by_section(node, path, "check"))
-        merged.warnings.extend(_told_by_section(node, path, "remarks"))
-        merged.problems.extend(_free_component_problems(node, path))
-    merged.problems.extend(
-        _name_problems(_root_registry(merged), merged.root.engine_name, "engine_name")
-    )
+        # What refers to the options of a component is looked at when they are there.
+        with suppress(OmegaConfBaseException):
+            merged.problems.extend(_told_by_section(node, path, "check"))
     merged.raise_problems()
 
 
-def _root_registry(merged: Merged) -> Registry[Any]:
-    registry: Registry[Any] = fields_of(merged.root)["engine_name"].metadata["registry"]
-    return registry
+def check(merged: Merged) -> None:
+    """Raise one ConfigError that tells all that is wrong."""
+    for registry, value, path in _named_values(merged.root):
+        merged.problems.extend(_name_problems(registry, value, path))
+    for path, node in typed_nodes(merged.root.config):
+        for verb in ("check", "check_chosen"):
+            merged.problems.extend(_told_by_section(node, path, verb))
+        merged.warnings.extend(_told_by_section(node, path, "remarks"))
+        merged.problems.extend(_free_component_problems(node, path))
+    merged.raise_problems()
+
+
+def _named_values(root: DictConfig) -> Iterator[tuple[Registry[Any], Any, str]]:
+    """The names of components, or the entries with their names, and their key paths."""
+    for path, node in (*typed_nodes(root.config), ("", root)):
+        for key, field in fields_of(node).items():
+            registry = field.metadata.get("registry")
+            if registry is not None:
+                yield registry, _value_of(node, key), f"{path}.{key}".lstrip(".")
+
+
+def _value_of(node: DictConfig, key: str) -> Any:
+    """None where it refers to something that is not in the config yet."""
+    try:
+        value = node[key]
+    except OmegaConfBaseException:
+        return None
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _spelling_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
+    """Names that nothing can have. What an entry is to be made of is not looked at."""
+    match value:
+        case str() if value and not registry.may_know(value):
+            yield str(registry.unknown(value, path))
+        case {"name": str()}:
+            yield from _spelling_problems(registry, registry.name_in(value, path), path)
+        case [str(name), Mapping()]:  # or two entries; its `name` may be an argument
+            yield from _spelling_problems(registry, name, path)
+        case [*entries]:
+            for index, each in enumerate(entries):
+                yield from _spelling_problems(registry, each, f"{path}.{index}")
 
 
 def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
@@ -54,7 +88,7 @@ def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[s
         if "name" not in value:
             yield f"{path}: this entry has no `name`."
         else:
-            yield from _call_problems(registry, str(value["name"]), arguments, path)
+            yield from _call_problems(registry, registry.name_in(value, path), arguments, path)
     elif _is_pair(registry, value):
         yield from _call_problems(registry, value[0], value[1], path)
     else:
@@ -79,6 +113,8 @@ def _takes_a_name(registry: Registry[Any], name: str) -> bool:
 
 
 def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
+    if name in registry:
+        return  # what ships with sslengine is imported where it is built
     try:
         registry.get(name, path)
     except UnknownNameError as error:
@@ -104,7 +140,7 @@ def _call_problems(
 
 
 def _told_by_section(node: DictConfig, path: str, verb: str) -> Iterator[str]:
-    """The section's own `check()`: what is wrong; `remarks()`: what is not as one may think."""
+    """What the section says itself: see sections.py."""
     if hasattr(OmegaConf.get_type(node), verb):
         for text in getattr(OmegaConf.to_object(node), verb)():
             yield f"{path}.{text}"

@@ -76,7 +76,7 @@ def views_per_image(transforms: Iterable[Mapping[str, Any]]) -> int:
     """
     views = 1
     for entry in transforms:
-        count = getattr(TRANSFORMS.get(entry["name"]), "count_views", None)
+        count = getattr(TRANSFORMS.get(TRANSFORMS.name_in(entry)), "count_views", None)
         if count is not None:
             arguments = {k: v for k, v in entry.items() if k not in TRANSFORMS.entry_keys}
             views *= count(**arguments)

@@ -1,13 +1,16 @@
 """Layers onto the schema: every key known, every value of its type, every origin kept.
 
-All mistakes are collected and told at once, each with its key path, the file or
-argument it came from, what was expected and the nearest right name.
+Mistakes are collected and told together, each with its key path, the file or argument it
+came from, what was expected and the nearest right name. First those in keys of sslengine
+itself, for which nothing is imported; then those in the options of components, for which
+their modules are, and with them torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -50,18 +53,25 @@ class Merged:
             raise ConfigError("\n".join([*problems[:12], *more]))
 
 
-def merge(composition: Composition) -> Merged:
-    """The typed config with all layers and arguments applied, in their order."""
+def merge(
+    composition: Composition, check_plain: Callable[[Merged], None] = Merged.raise_problems
+) -> Merged:
+    """The typed config with all layers and arguments applied, in their order.
+
+    check_plain: raises what is wrong with the config before the options of components are in it.
+    """
     root = OmegaConf.structured(Root)
     root.config = schema()
     merged = Merged(root)
-    writer = _Writer(merged)
-    for path, node in typed_nodes(root.config):
-        writer.bring_chosen(composition, path, node)
+    writer = _Writer(merged, composition)
     for layer in composition.layers:
         writer.put_all(root, layer.tree, "", layer.origin)
     for assignment in composition.assignments:
-        writer.assign(assignment)
+        writer.now_or_later(writer.assign, assignment)
+    check_plain(merged)
+    for path, node in typed_nodes(root.config):
+        writer.bring_chosen(path, node)
+    writer.put_what_waits()
     merged.raise_problems()
     try:
         OmegaConf.resolve(root)
@@ -70,22 +80,43 @@ def merge(composition: Composition) -> Merged:
     return merged
 
 
-class _Writer:
-    def __init__(self, merged: Merged) -> None:
-        self.merged = merged
+class _NeedsComponentError(Exception):
+    """A key below that of a component, whose options are not in the config yet."""
 
-    def bring_chosen(self, composition: Composition, path: str, node: DictConfig) -> None:
+
+class _Writer:
+    def __init__(self, merged: Merged, composition: Composition) -> None:
+        self.merged, self.composition = merged, composition
+        # What waits for the options of components; None: they may be brought.
+        self._waiting: list[Callable[[], None]] | None = []
+
+    def now_or_later(self, put: Callable[..., None], *arguments: Any) -> None:
+        try:
+            put(*arguments)
+        except _NeedsComponentError:
+            assert self._waiting is not None
+            self._waiting.append(partial(put, *arguments))
+
+    def put_what_waits(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for put in waiting:
+            put()
+
+    def bring_chosen(self, path: str, node: DictConfig) -> None:
         """The options of the chosen components are in the config even where no YAML sets one."""
         registry: Registry[Any] | None = components_of(node)
         if registry is None:
             return
+        for name in self._chosen(path, node):
+            if component_key(name) not in node:
+                self._bring(node, registry, name)
+
+    def _chosen(self, path: str, node: DictConfig) -> Iterator[str]:
+        """The names of the section's components."""
         for key, field_ in fields_of(node).items():
-            if field_.metadata.get("registry") != registry:
-                continue
-            chosen = composition.last_value(f"{path}.{key}") or node[key]
-            for name in [chosen] if isinstance(chosen, str) else chosen:
-                if name and component_key(name) not in node:
-                    self._bring(node, registry, name)
+            if field_.metadata.get("registry") == components_of(node):
+                chosen = self.composition.last_value(f"{path}.{key}") or node[key]
+                yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
 
     def _bring(self, node: DictConfig, registry: Registry[Any], name: str) -> None:
         try:
@@ -101,7 +132,8 @@ class _Writer:
 
     def put_all(self, node: DictConfig, tree: Mapping[Any, Any], path: str, origin: str) -> None:
         for key, value in tree.items():
-            self.put(node, str(key), value, f"{path}.{key}" if path else str(key), origin)
+            below = f"{path}.{key}" if path else str(key)
+            self.now_or_later(self.put, node, str(key), value, below, origin)
 
     def put(self, node: DictConfig, key: str, value: Any, path: str, origin: str) -> None:
         if not self._known(node, key, path, origin):
@@ -169,7 +201,12 @@ class _Writer:
         """Options of a component that is not the chosen one: a key that is a name."""
         registry = components_of(node)
         assert registry is not None
-        self._bring(node, registry, key)
+        if self._waiting is not None:
+            section = path.rpartition(".")[0]
+            if registry.may_know(key) or key in map(component_key, self._chosen(section, node)):
+                raise _NeedsComponentError
+        elif registry.may_know(key):
+            self._bring(node, registry, key)
         if key in node:
             return True
         known = {*map(str, node), *registry.names()}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.check import check
+from sslengine.config.check import check, check_plain
 from sslengine.config.compose import Composition, Layer, compose
 from sslengine.config.inference import infer
 from sslengine.config.length import settle_length
-from sslengine.config.merge import merge
+from sslengine.config.merge import Merged, merge
 from sslengine.errors import ConfigError
 from sslengine.registry import load_plugins
 
@@ -42,8 +43,7 @@ def resolve_dict(tree: dict[str, object], name: str = "python", engine: str = "t
 def freeze(composition: Composition) -> Resolved:
     """Load plugins, merge onto the schema, check, derive, make read-only."""
     load_plugins(_plugins(composition))
-    merged = merge(composition)
-    settle_length(merged, composition)
+    merged = merge(composition, partial(_look_first, composition))
     check(merged)
     infer(merged, composition.name)
     OmegaConf.set_readonly(merged.root.config, True)
@@ -55,6 +55,11 @@ def freeze(composition: Composition) -> Resolved:
         warnings=tuple(merged.warnings),
         name=composition.name,
     )
+
+
+def _look_first(composition: Composition, merged: Merged) -> None:
+    settle_length(merged, composition)
+    check_plain(merged)
 
 
 def _plugins(composition: Composition) -> list[str]:

@@ -13,6 +13,8 @@ A dataclass may say more about its keys:
 
     IGNORED: ClassVar[dict[str, str]]    keys that get a warning instead of an error, and why
     def check(self) -> Iterator[str]     rules between its values; yields "KEY: what is wrong"
+    def check_chosen(self)               the same where a component must be imported to tell
+    def remarks(self)                    what is not wrong and not as one may think: a warning
     def infer(self, facts: RunFacts)     (a loss's options) fills in what the run decides
 """
 
@@ -123,8 +125,9 @@ def typed_nodes(node: DictConfig, path: str = "config") -> Iterator[tuple[str, D
     if typed:
         yield path, node
     if typed or element_type(node) is not None:
-        for key, value in node.items():
-            if isinstance(value, DictConfig):
+        # As they are written: what refers to another place is no section of its own yet.
+        for key, value in node.items_ex(resolve=False):
+            if isinstance(value, DictConfig) and not value._is_interpolation():
                 yield from typed_nodes(value, f"{path}.{key!s}")
 
 

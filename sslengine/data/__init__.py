@@ -1,10 +1,15 @@
 """Data sources, dataset, transforms, collators, samplers, loader."""
 
-from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
+from sslengine.registry import AUGMENT_BACKENDS, COLLATORS, DATA_SOURCES, TRANSFORMS
 
 DATA_SOURCES.declare("sslengine.data.sources.shapes", "shapes", "upright_shapes")
 DATA_SOURCES.declare("sslengine.data.sources.synthetic", "synthetic")
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", "disk_filelist")
+DATA_SOURCES.declare("sslengine.data.sources.tables", "csv_filelist")
+DATA_SOURCES.declare("sslengine.data.sources.tar_shards", "webdataset")
+DATA_SOURCES.declare("sslengine.data.sources.image_cache", "image_cache")
+DATA_SOURCES.declare("sslengine.data.sources.hugging_face", "huggingface_dataset")
+DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations")
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
 
 TRANSFORMS.declare("sslengine.data.transforms.views", "ImgReplicatePil", "ImgPilToPatchesAndImage")
@@ -17,6 +22,19 @@ TRANSFORMS.declare(
     "ImgPilToRawTensor",
     "ImgPilResizeLargerSide",
     "MNISTImgPil2RGB",
+)
+TRANSFORMS.declare("sslengine.data.transforms.masking", "MaskedImageModeling")
+TRANSFORMS.declare("sslengine.data.transforms.one_hot", "OneHotEncode")
+TRANSFORMS.declare("sslengine.data.transforms.lab", "ImgPil2LabTensor")
+TRANSFORMS.declare(
+    "sslengine.data.transforms.classy",
+    "imagenet_augment",
+    "imagenet_no_augment",
+    "lighting",
+    "video_clip_random_resize_crop",
+    "video_clip_resize",
+    "video_default_augment",
+    "video_default_no_augment",
 )
 TRANSFORMS.declare("sslengine.data.transforms.auto_augment", "RandAugment", "VisslAutoAugment")
 TRANSFORMS.declare("sslengine.data.transforms.rotation", "ImgRotatePil")
@@ -38,5 +56,12 @@ COLLATORS.declare(
     "moco_collator",
     "siamese_collator",
     "patch_and_image_collator",
+    "ibot_multicrop_masking_collator",
+    "identity_collator",
 )
-COLLATORS.declare("sslengine.data.mixing", "cutmixup_collator")
+COLLATORS.declare("sslengine.data.mixing", "cutmixup_collator", "multicrop_mixup_collator")
+COLLATORS.declare("sslengine.data.one_hot_targets", "targets_one_hot_default_collator")
+
+AUGMENT_BACKENDS.declare("sslengine.data.plan.pil", "pil")
+AUGMENT_BACKENDS.declare("sslengine.data.plan.compiled", "numba")
+AUGMENT_BACKENDS.declare("sslengine.data.plan.device.backend", "device")

@@ -7,8 +7,8 @@ Whatever keys a sample has are carried along.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -21,20 +21,43 @@ from sslengine.registry import register_collator
 # Under each key a list over data sources, of tensors or of lists of tensors.
 Batch = dict[str, list[Any]]
 
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def only_moves(*keys: str) -> Callable[[C], C]:
+    """Says of a collator that it stacks and sorts images without a look at their values, and under
+    which keys they are afterwards. Then they may come as uint8, and become floats on the device.
+    """
+
+    def mark(collate: C) -> C:
+        collate.image_keys = keys  # type: ignore[attr-defined]
+        return collate
+
+    return mark
+
+
+def image_keys(collate: Callable[..., Any]) -> tuple[str, ...]:
+    """None, if the collator does not say that it only moves them."""
+    keys: tuple[str, ...] = getattr(collate, "image_keys", ())
+    return keys
+
 
 @register_collator("default_collate")
+@only_moves("data")
 def default_collate(batch: Sequence[Sample]) -> Batch:
     """One tensor for each image of a sample."""
     return {key: [_stack(key, values) for values in zip(*_column(batch, key))] for key in batch[0]}
 
 
 @register_collator("simclr_collator")
+@only_moves("data")
 def simclr_collator(batch: Sequence[Sample]) -> Batch:
     """One tensor: the first view of every sample, then the second view of every sample, ..."""
     return {key: [_view_by_view(batch, key)] for key in batch[0]}
 
 
 @register_collator("multicrop_collator")
+@only_moves("data")
 def multicrop_collator(
     batch: Sequence[Sample], create_multidimensional_tensor: bool = False
 ) -> Batch:
@@ -49,6 +72,7 @@ def multicrop_collator(
 
 
 @register_collator("moco_collator")
+@only_moves("data", "data_momentum")
 def moco_collator(batch: Sequence[Sample]) -> Batch:
     """`data`, the first view of every sample, and `data_momentum`, the second; no other views."""
     data = _column(batch, "data")
@@ -62,6 +86,7 @@ def moco_collator(batch: Sequence[Sample]) -> Batch:
 
 
 @register_collator("siamese_collator")
+@only_moves("data")
 def siamese_collator(batch: Sequence[Sample]) -> Batch:
     """One tensor of patches for each image of a sample: all of the first sample, of the second, ...
 
@@ -79,6 +104,7 @@ def siamese_collator(batch: Sequence[Sample]) -> Batch:
 
 
 @register_collator("patch_and_image_collator")
+@only_moves("images", "patches")
 def patch_and_image_collator(batch: Sequence[Sample]) -> Batch:
     """`images`, and `patches`: all of the first sample, all of the second, ..."""
     if len(batch[0]["data"]) < 2:
@@ -92,6 +118,37 @@ def patch_and_image_collator(batch: Sequence[Sample]) -> Batch:
         "patches": [_stack("patches", [patch for images in data for patch in images[1:]])],
     }
     return {**collated, **_of_first_view(batch)}
+
+
+@register_collator("ibot_multicrop_masking_collator")
+def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
+    """`global_views`, the crops of the largest size, one after the other for all samples;
+    `local_views`, the others likewise, if there are any; and `mask`, those of the global views.
+    """
+    if "mask" not in batch[0]:
+        raise DataError(
+            "ibot_multicrop_masking_collator found no masks: put MaskedImageModeling among the "
+            "TRANSFORMS, after ToTensor."
+        )
+    views, masks = (list(zip(*_column(batch, key))) for key in ("data", "mask"))
+    sides = [max(crops[0].shape[-2:]) for crops in views]
+    large = [number for number, side in enumerate(sides) if side == max(sides)]
+    small = [number for number, side in enumerate(sides) if side < max(sides)]
+    collated = {
+        "global_views": [_stack("data", [crop for number in large for crop in views[number]])],
+        "mask": [_stack("mask", [mask for number in large for mask in masks[number]])],
+    }
+    if small:
+        local_views = [crop for number in small for crop in views[number]]
+        collated["local_views"] = [_stack("data", local_views)]
+    rest = {key: [_view_by_view(batch, key)] for key in batch[0] if key not in ("data", "mask")}
+    return {**collated, **rest}
+
+
+@register_collator("identity_collator")
+def identity_collator(batch: Sequence[Sample]) -> list[Sample]:
+    """The samples as they are, for a train step that reads them."""
+    return list(batch)
 
 
 def _of_first_view(batch: Sequence[Sample]) -> Batch:

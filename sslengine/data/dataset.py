@@ -5,26 +5,41 @@ such as ImgReplicatePil makes into a list over views:
 
     {"data": [image], "data_valid": [1], "data_idx": [17], "label": [3]}
 
-An image that cannot be read is replaced by a grey one, and its data_valid is -1.
+An image that cannot be read is replaced by a grey one (or with ENABLE_QUEUE_DATASET by that of
+another sample), and its data_valid is -1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from sslengine.data.labels import label_columns, standard_labels
+from sslengine.data import current_sample
+from sslengine.data.labels import Column, label_columns, shared, standard_labels
 from sslengine.data.options import SplitOptions
-from sslengine.data.seeding import SampleKey, seed_batch, seed_sample, streams_kept
-from sslengine.data.sources.base import DataSource, build_sources, grey_image
-from sslengine.data.subset import choose_rows
+from sslengine.data.plan.arrival import Arrival
+from sslengine.data.plan.backend import build_backend
+from sslengine.data.plan.plan import Plan
+from sslengine.data.seeding import (
+    SampleKey,
+    generator,
+    seed_batch,
+    seed_sample,
+    streams_kept,
+)
+from sslengine.data.shared import SharedArray
+from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
+from sslengine.data.subset import Rows, choose_rows, part
 from sslengine.data.transforms.pipeline import Pipeline, Sample
 
 T = TypeVar("T")
+
+# So many others are tried in place of an unreadable image.
+STAND_INS = 16
 
 
 class Samples(list[Sample]):
@@ -45,50 +60,114 @@ def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -
 class SSLDataset(Dataset[Sample]):
     """The samples of one split, of which DATA_LIMIT may be a subset."""
 
-    def __init__(self, options: SplitOptions, split: str, seed: int) -> None:
+    def __init__(
+        self,
+        options: SplitOptions,
+        split: str,
+        seed: int,
+        backend: str = "pil",
+        image_keys: Sequence[str] = (),
+    ) -> None:
+        """
+        backend: as config.DATA.AUGMENT_BACKEND has it.
+        image_keys: where a batch holds images, if these may be uint8 until its `arrival`.
+        """
         self.sources: list[DataSource] = build_sources(options, split)
         standard = standard_labels(options, split, self.sources)
         total = len(self.sources[0])
-        self.rows = choose_rows(options, split, total, standard[0] if standard else None)
-        used = [column[self.rows] for column in standard]
-        self.labels = label_columns(options, split, used, len(self.rows))
+        rows = choose_rows(options, split, total, standard[0] if standard else None)
+        used = [part(column, rows) for column in standard]
+        # What grows with the number of samples is shared with the loader workers.
+        self._rows = rows if isinstance(rows, range) else SharedArray.of(rows)
+        self._labels = shared(label_columns(options, split, used, len(rows)))
+        # What LABEL_SOURCES has of the samples, for samplers; workers are not sent it.
+        self.standard_labels = used
         self._seed = seed
         self._grey_side = options.DEFAULT_GRAY_IMG_SIZE
-        self._transform = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
+        self._other_for_unreadable = options.ENABLE_QUEUE_DATASET
+        pipeline = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
+        self.plan = Plan(pipeline, build_backend(backend), image_keys)
+
+    @property
+    def worker_modules(self) -> tuple[str, ...]:
+        """That take long to import."""
+        return self.plan.backend.modules
+
+    @property
+    def rows(self) -> Rows:
+        """The number of each sample in its sources."""
+        return self._rows if isinstance(self._rows, range) else self._rows.array
+
+    @property
+    def labels(self) -> list[Column]:
+        """The labels of all samples, for each source."""
+        return [column.array for column in self._labels]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows)
 
     def __getitem__(self, key: SampleKey) -> Sample:
-        return self.__getitems__([key])[0]
+        """One sample by itself, to look at: its images are finished."""
+        return self.plan.finished(self.__getitems__([key])[0])
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
         """A batch of samples. The streams of the main process come out as they went in."""
         with _main_process_streams():
-            return Samples(map(self._sample, keys), self._seed, keys[0])
+            samples = Samples(map(self._sample, keys), self._seed, keys[0])
+        self.plan.settle(samples)
+        current_sample.end()
+        return samples
 
     def _sample(self, key: SampleKey) -> Sample:
         seed_sample(self._seed, key)
         _, index = key
+        current_sample.begin(index)
         row = int(self.rows[index])
         sample: Sample = {"data": [], "data_valid": [], "data_idx": [], "label": []}
         for source, labels in zip(self.sources, self.labels, strict=True):
             try:
-                image, valid = source.image(row), 1
+                image, valid = self.read(source, row), 1
             except Exception:  # whatever a decoder may raise; DataFeed tells the user of it
-                image, valid = grey_image(self._grey_side), -1
+                image, valid = self._stand_in(source, key), -1
             label = labels[index]
             sample["data"].append(image)
             sample["data_valid"].append(valid)
             sample["data_idx"].append(index)
             sample["label"].append(torch.tensor(label) if labels.ndim > 1 else int(label))
-        return self._transform(sample)
+        return self.plan(sample)
+
+    def read(self, source: DataSource, row: int) -> Any:
+        """The image at the head of the TRANSFORMS; the back-end decodes it."""
+        if isinstance(source, EncodedSource):
+            return self.plan.read(source.encoded(row), source.decoder)
+        return source.image(row)
+
+    def arrival(self, device: torch.device) -> Arrival | None:
+        """What is left to do with a batch when it comes to the device."""
+        return self.plan.arrival(device)
+
+    def name(self, index: int) -> str:
+        """What to call a sample in a message: its file, where there is one."""
+        return self.sources[0].path(int(self.rows[index]))
+
+    def _stand_in(self, source: DataSource, key: SampleKey) -> Any:
+        """For an unreadable image: a grey one, or with ENABLE_QUEUE_DATASET that of another
+        sample. Which one depends on the key alone, not on what this process has seen."""
+        draw = generator(b"stand-in", self._seed, *key)
+        for _ in range(STAND_INS if self._other_for_unreadable else 0):
+            other = int(torch.randint(len(self), (), generator=draw))
+            with suppress(Exception):  # unreadable as well
+                return self.read(source, int(self.rows[other]))
+        return source.stand_in(self._grey_side)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "standard_labels": []}
 
     def why_unreadable(self, index: int) -> str:
         """The file of a sample and what reading it raises, for a message."""
         row = int(self.rows[index])
         problems = (_problem(source, row) for source in self.sources)
-        return next(filter(None, problems), f"{self.sources[0].path(row)} (now it can be read)")
+        return next(filter(None, problems), f"{self.name(index)} (now it can be read)")
 
 
 def _main_process_streams() -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sslengine.data.collators import Batch
+from sslengine.data.plan.arrival import Arrival
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -22,14 +23,23 @@ U = TypeVar("U")
 HOST_KEYS = ("data_idx",)
 
 
-def on_device(batches: Iterable[Batch], device: torch.device, overlap: bool) -> Iterator[Batch]:
-    """The batches, with every tensor but those of HOST_KEYS on the device."""
-    if device.type == "cpu":
+def on_device(
+    batches: Iterable[Batch], device: torch.device, overlap: bool, arrival: Arrival | None = None
+) -> Iterator[Batch]:
+    """The batches, with every tensor but those of HOST_KEYS on the device; images are finished
+    there."""
+    if arrival is None and device.type == "cpu":
         return iter(batches)
+
+    def arrive(batch: Batch) -> Batch:
+        if arrival is None or not isinstance(batch, dict):
+            return _move(batch, device)
+        return arrival.on_device(_move(arrival.on_host(batch), device))
+
     if device.type == "cuda" and overlap:
-        copier = _SideStream(device)
+        copier = _SideStream(device, arrive)
         return one_ahead(batches, copier.start, copier.finish)
-    return (_move(batch, device) for batch in batches)
+    return map(arrive, batches)
 
 
 def one_ahead(items: Iterable[S], start: Callable[[S], T], finish: Callable[[T], U]) -> Iterator[U]:
@@ -48,13 +58,13 @@ class _Copy(NamedTuple):
 
 
 class _SideStream:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, arrive: Callable[[Batch], Batch]) -> None:
+        self._device, self._arrive = device, arrive
         self._stream = torch.cuda.Stream(device)
 
     def start(self, batch: Batch) -> _Copy:
         with torch.cuda.stream(self._stream):
-            return _Copy(_move(batch, self._device), self._stream.record_event())
+            return _Copy(self._arrive(batch), self._stream.record_event())
 
     def finish(self, copy: _Copy) -> Batch:
         compute = torch.cuda.current_stream(self._device)

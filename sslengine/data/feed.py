@@ -6,23 +6,37 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from sslengine.data.collators import Batch
+from sslengine.data.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
+from sslengine.data.collators import Batch, image_keys
 from sslengine.data.dataset import SSLDataset
 from sslengine.data.device_prefetch import on_device
+from sslengine.data.invalid import InvalidSamples
 from sslengine.data.loader import Loader
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.samplers import BatchSampler, DistributedBatchSampler, OrderedBatchSampler
-from sslengine.errors import DataError
+from sslengine.errors import ConfigError
 from sslengine.registry import COLLATORS
 
 logger = logging.getLogger(__name__)
 
-# So many unreadable images and not one readable: something is wrong with all of them.
-HOPELESS = 100
+
+def training_sampler(
+    dataset: SSLDataset, options: SplitOptions, rank: int, world_size: int, seed: int, where: str
+) -> BatchSampler:
+    by_class = {
+        StratifiedBatchSampler: options.STRATIFIED_SAMPLER.ENABLED,
+        PowerLawBatchSampler: options.POWER_LAW_SAMPLER.ENABLED,
+    }
+    for chosen, enabled in by_class.items():
+        if enabled:
+            return chosen(dataset.standard_labels, options, rank, world_size, seed, where)
+    share = (len(dataset), options.BATCHSIZE_PER_REPLICA, rank, world_size)
+    shuffle = not options.USE_DEBUGGING_SAMPLER
+    return DistributedBatchSampler(
+        *share, seed=seed, drop_last=options.DROP_LAST, shuffle=shuffle, where=where
+    )
 
 
 class DataFeed:
@@ -54,16 +68,22 @@ class DataFeed:
         chosen: SplitOptions = getattr(options, split)
         self.device = torch.device(device)
         self.where = f"config.DATA.{split}"
-        self.dataset = SSLDataset(chosen, split, seed)
-        share = (len(self.dataset), chosen.BATCHSIZE_PER_REPLICA, rank, world_size)
+        collate = COLLATORS.get(chosen.COLLATE_FUNCTION, f"{self.where}.COLLATE_FUNCTION")
+        self.dataset = SSLDataset(chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate))
+        self._arrival = self.dataset.arrival(self.device)
+        if self.dataset.plan.backend.packs:
+            self._check_what_is_left_to_the_device(
+                chosen.COLLATE_FUNCTION, bool(image_keys(collate))
+            )
         self._sampler: BatchSampler = (
-            DistributedBatchSampler(*share, seed=seed, drop_last=chosen.DROP_LAST, where=self.where)
+            training_sampler(self.dataset, chosen, rank, world_size, seed, self.where)
             if training
-            else OrderedBatchSampler(*share, where=self.where)
+            else OrderedBatchSampler(
+                len(self.dataset), chosen.BATCHSIZE_PER_REPLICA, rank, world_size, where=self.where
+            )
         )
         if chosen.DROP_LAST and split == "TEST" and not training:
             logger.warning("%s.DROP_LAST does nothing: each test sample counts.", self.where)
-        collate = COLLATORS.get(chosen.COLLATE_FUNCTION, f"{self.where}.COLLATE_FUNCTION")
         self._loader = Loader(
             self.dataset,
             self._sampler,
@@ -73,9 +93,9 @@ class DataFeed:
             mp_method=mp_method,
         )
         self._overlap = options.ENABLE_ASYNC_GPU_COPY
-        # The numbers of the samples that could not be read so far, on this rank.
-        self.unreadable: set[int] = set()
-        self._one_was_readable = False
+        self._invalid = InvalidSamples(
+            self.where, chosen.MAX_INVALID_SHARE, len(self.dataset), self.dataset.why_unreadable
+        )
 
     @property
     def num_samples(self) -> int:
@@ -105,11 +125,38 @@ class DataFeed:
         a new one ends the one before.
         """
         self._sampler.set_window(epoch, first_step, last_step)
-        return on_device(self._watch(self._loader.batches()), self.device, self._overlap)
+        batches = self._watch(self._loader.batches())
+        return on_device(batches, self.device, self._overlap, self._arrival)
+
+    @property
+    def unreadable(self) -> set[int]:
+        """The numbers of the samples that could not be read so far, on this rank."""
+        return self._invalid.samples
 
     def close(self) -> None:
         """Stop the workers."""
         self._loader.close()
+
+    def _check_what_is_left_to_the_device(self, collator: str, only_moves: bool) -> None:
+        if not only_moves:
+            raise ConfigError(
+                f"{self.where}.COLLATE_FUNCTION: {collator} may look at pixels, and with "
+                f"config.DATA.AUGMENT_BACKEND=device they are made after it. Choose another "
+                f"back-end; or if it is a collator of your own that only moves images, mark it "
+                f"with sslengine.data.collators.only_moves."
+            )
+        if self._arrival is None:
+            logger.warning(
+                "%s.TRANSFORMS: nothing is left to the device (config.DATA.AUGMENT_BACKEND), "
+                "for the list does not end with ToTensor, or with ToTensor and Normalize.",
+                self.where,
+            )
+        elif self.device.type == "cpu":
+            logger.warning(
+                "%s: config.DATA.AUGMENT_BACKEND=device without a GPU: the main process does what "
+                "loader workers could do beside it. Choose auto.",
+                self.where,
+            )
 
     def _watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Take note of unreadable images, while the batch is on the host."""
@@ -118,24 +165,5 @@ class DataFeed:
                 yield batch
                 continue
             for valid, index in zip(batch.get("data_valid", ()), batch.get("data_idx", ())):
-                self._note(valid.numpy() > 0, index.numpy())
+                self._invalid.note(valid.numpy() > 0, index.numpy())
             yield batch
-
-    def _note(self, readable: NDArray[np.bool_], index: NDArray[np.int64]) -> None:
-        self._one_was_readable = self._one_was_readable or bool(readable.any())
-        if readable.all():
-            return
-        bad = index[~readable].tolist()
-        if not self.unreadable:
-            logger.warning(
-                "%s: cannot read %s. A grey image with data_valid -1 stands for it; "
-                "further such images are counted, not told.",
-                self.where,
-                self.dataset.why_unreadable(bad[0]),
-            )
-        self.unreadable.update(bad)
-        if not self._one_was_readable and len(self.unreadable) >= min(HOPELESS, self.num_samples):
-            raise DataError(
-                f"{self.where}: none of the first {len(self.unreadable)} images can be read. "
-                f"One of them: {self.dataset.why_unreadable(bad[0])}"
-            )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslengine.data.options import SplitOptions
+from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.disk import load_array
 from sslengine.data.sources.paths import label_path
@@ -28,7 +29,7 @@ def standard_labels(
 ) -> list[Column]:
     """What LABEL_SOURCES has, one column for each data source; none where nothing asks for it."""
     columns: list[Column] = []
-    if options.LABEL_TYPE != "standard" and not options.DATA_LIMIT_SAMPLING.IS_BALANCED:
+    if options.LABEL_TYPE != "standard" and not options.chooses_by_class:
         return columns
     for position, name in enumerate(options.LABEL_SOURCES):
         source = sources[position]
@@ -47,6 +48,7 @@ def label_columns(
     options: SplitOptions, split: str, standard: Sequence[Column], num_samples: int
 ) -> list[Column]:
     """The labels that samples carry; `standard` are those of the samples that are used."""
+    count = len(options.DATA_SOURCES)
     if options.LABEL_TYPE == "standard":
         if not standard:
             raise DataError(
@@ -55,8 +57,14 @@ def label_columns(
             )
         return list(standard)
     if options.LABEL_TYPE == "sample_index":
-        return [np.arange(num_samples)] * len(options.DATA_SOURCES)
-    return [np.zeros(num_samples, np.int64)] * len(options.DATA_SOURCES)
+        return [np.arange(num_samples, dtype=np.int32)] * count
+    return [np.zeros(num_samples, np.int32)] * count
+
+
+def shared(columns: Sequence[Column]) -> list[SharedArray]:
+    """The columns for all processes; a column that is there twice is kept once."""
+    kept = {id(column): SharedArray.of(column) for column in columns}
+    return [kept[id(column)] for column in columns]
 
 
 def _read(options: SplitOptions, split: str, position: int) -> Column:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from sslengine.data import current_sample
 from sslengine.data.collators import Batch
 from sslengine.data.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions
@@ -39,6 +40,7 @@ Collate = Callable[[Sequence[Sample]], Batch]
 
 # What workers need; the server imports it before it forks the first.
 WORKER_MODULES = (
+    "sslengine.data.lean_torchvision",  # the first: others import torchvision
     "sslengine.data.loader",
     "sslengine.data.transforms.colour",
     "sslengine.data.transforms.jigsaw",
@@ -46,6 +48,7 @@ WORKER_MODULES = (
     "sslengine.data.transforms.rotation",
     "sslengine.data.transforms.views",
     "torchvision.transforms",
+    "sslengine.data.fork_ready",  # the last
 )
 
 
@@ -63,7 +66,8 @@ class Loader:
     ) -> None:
         workers = options.NUM_DATALOADER_WORKERS
         if workers and mp_method == "forkserver":
-            boot_server()
+            boot_server(dataset.worker_modules if isinstance(dataset, SSLDataset) else ())
+        self._dataset, self._places = dataset, current_sample.table(workers)
         with _no_remark_on_workers():
             self._loader: DataLoader[Sample] | None = DataLoader(
                 dataset,
@@ -73,7 +77,7 @@ class Loader:
                 prefetch_factor=options.PREFETCH_FACTOR if workers else None,
                 persistent_workers=workers > 0,
                 multiprocessing_context=mp_method if workers else None,
-                worker_init_fn=partial(prepare_worker, main=os.getpid()),
+                worker_init_fn=partial(prepare_worker, main=os.getpid(), places=self._places),
                 pin_memory=pin_memory,
                 # An iterator draws a seed for its workers: not from the global stream.
                 generator=torch.Generator(),
@@ -89,8 +93,18 @@ class Loader:
         with hidden, _no_remark_on_workers():
             iterator = iter(self._loader)
         if self._waits:
-            _wait_at_most(self._waits, iterator)
-        return _in_plain_words(iterator)
+            _wait_at_most(self._waits, iterator, partial(self._in_hand, iterator))
+        return _in_plain_words(iterator, partial(self._in_hand, iterator, dead=True))
+
+    def _in_hand(self, iterator: Any, dead: bool = False) -> str:
+        """A line for each worker, or each that has died, that was at work on a sample."""
+        numbers = [n for n, each in enumerate(iterator._workers) if not (dead and each.is_alive())]
+        at = {number: int(self._places[number]) for number in numbers}
+        return "".join(
+            f"  Worker {number} was at sample {index}: {self._dataset.name(index)}\n"
+            for number, index in at.items()
+            if index != current_sample.NONE
+        )
 
     def close(self) -> None:
         """Stop the workers."""
@@ -102,18 +116,24 @@ class Loader:
         self._loader = None
 
 
-def boot_server() -> None:
-    """Start the process that workers are forked from; does not wait for it."""
-    multiprocessing.set_forkserver_preload(list(WORKER_MODULES))
+def boot_server(more: Sequence[str] = ()) -> None:
+    """Start the process that workers are forked from; does not wait for it.
+
+    more: modules that this data set needs beside WORKER_MODULES.
+    """
+    first, *others, last = WORKER_MODULES
+    multiprocessing.set_forkserver_preload([first, *others, *more, last])
     with main_hidden(), _without_signals():
         multiprocessing.forkserver.ensure_running()
 
 
-def prepare_worker(worker: int, main: int) -> None:
+def prepare_worker(worker: int, main: int, places: torch.Tensor) -> None:
     """Runs in each worker before its first sample. (torch limits it to one thread itself.)
 
     main: the process that the worker loads for.
+    places: where it notes which sample it is at.
     """
+    current_sample.note_in(places, worker)
     # The main process decides what a signal means; a worker forked from it has its handlers.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
@@ -203,7 +223,7 @@ def _refers_to_main(*sent: object) -> bool:
         ) from error
 
 
-def _wait_at_most(seconds: float, iterator: Any) -> None:
+def _wait_at_most(seconds: float, iterator: Any, in_hand: Callable[[], str]) -> None:
     """Let torch's iterator give up when no batch comes for so long.
 
     Its own timeout would do, did it not stop looking meanwhile whether a worker has died.
@@ -220,8 +240,9 @@ def _wait_at_most(seconds: float, iterator: Any) -> None:
         elif time.monotonic() - began >= seconds:
             raise DataError(
                 f"the loader workers gave no batch for {seconds:g} seconds "
-                f"(config.DATA.WORKER_TIMEOUT). Does a file system hang, or a transform? "
-                f"With config.DATA.NUM_DATALOADER_WORKERS=0 the main process hangs in its place, "
+                f"(config.DATA.WORKER_TIMEOUT). Does a file system hang, or a transform?\n"
+                f"{in_hand()}"
+                f"  With config.DATA.NUM_DATALOADER_WORKERS=0 the main process hangs in its place, "
                 f"where `py-spy dump` shows where."
             )
         return done, data
@@ -229,7 +250,7 @@ def _wait_at_most(seconds: float, iterator: Any) -> None:
     iterator._try_get_data = try_get_data
 
 
-def _in_plain_words(iterator: Iterator[Batch]) -> Iterator[Batch]:
+def _in_plain_words(iterator: Iterator[Batch], in_hand: Callable[[], str]) -> Iterator[Batch]:
     """The iterator, with what goes wrong in a worker said as a user can read it."""
     while True:
         try:
@@ -243,6 +264,7 @@ def _in_plain_words(iterator: Iterator[Batch]) -> Iterator[Batch]:
                 raise
             raise DataError(
                 f"A loader worker died: {error}\n"
+                f"{in_hand()}"
                 f"  Most often the machine ran out of memory: lower "
                 f"config.DATA.NUM_DATALOADER_WORKERS, config.DATA.PREFETCH_FACTOR or the batch "
                 f"size, or give a container more shared memory (/dev/shm).\n"

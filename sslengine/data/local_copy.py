@@ -7,15 +7,13 @@ as it is: after a change of the original, delete the copy.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from sslengine.data.turns import turn
 from sslengine.errors import DataError
 
 log = logging.getLogger("sslengine")
@@ -30,7 +28,7 @@ def local_copy(original: Path, folder: Path, where: str) -> Path:
     copy = folder / hashlib.sha256(str(whole).encode()).hexdigest()[:8] / whole.name
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with _turn(copy.parent / f".{copy.name}.lock"):
+        with turn(copy.parent / f".{copy.name}.lock", f"copying {original}"):
             if not copy.exists():
                 _make(original, copy, where)
     except OSError as error:
@@ -39,14 +37,6 @@ def local_copy(original: Path, folder: Path, where: str) -> Path:
             f"COPY_DESTINATION_DIR, or set COPY_TO_LOCAL_DISK to false."
         ) from error
     return copy
-
-
-@contextmanager
-def _turn(lock: Path) -> Iterator[None]:
-    """One process at a time. The lock of a process that dies is free again."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _make(original: Path, copy: Path, where: str) -> None:

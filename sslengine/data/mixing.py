@@ -1,6 +1,7 @@
-"""`cutmixup_collator`: images of a batch mixed with each other, and their labels with them.
+"""Images of a batch mixed with each other.
 
-Mixup and CutMix are timm's; each image is mixed with the one at the same place from the end.
+In `cutmixup_collator` their labels as well. Mixup and CutMix are timm's there; each image is mixed
+with the one at the same place from the end.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from timm.data.mixup import Mixup
 from torch import Tensor
@@ -75,6 +77,29 @@ def cutmixup_collator(
     first = {key: [values[0][: len(batch)]] for key, values in collated.items() if key != "data"}
     data = {"data": [images[0]], "data_momentum": [images[1]]}
     return {**first, **data, "label": [probabilities[0]]}
+
+
+@register_collator("multicrop_mixup_collator")
+def multicrop_mixup_collator(batch: Sequence[Sample], beta: float = 0.2) -> Batch:
+    """As multicrop_collator has them, of half as many images: each crop of the first is mixed
+    with the second's, of the third with the fourth's, ...
+
+    beta: the share of the first ones is drawn from the beta distribution of (beta, beta), once
+        for the batch. Labels and numbers are those of the first ones.
+    """
+    where = "COLLATE_FUNCTION_PARAMS of multicrop_mixup_collator"
+    if beta <= 0:
+        raise DataError(f"{where}: beta: expected more than 0, got {beta}.")
+    if len(batch) % 2:
+        raise DataError(
+            f"{where}: images are mixed in pairs, and a batch has {len(batch)}. Set "
+            f"BATCHSIZE_PER_REPLICA to an even number and DROP_LAST to true."
+        )
+    share = float(np.random.beta(beta, beta))  # noqa: NPY002
+    collated = multicrop_collator(batch[::2])
+    (first,), (second,) = collated["data"], multicrop_collator(batch[1::2])["data"]
+    mixed = [share * one + (1 - share) * other for one, other in zip(first, second)]
+    return {**collated, "data": [mixed]}
 
 
 @lru_cache(maxsize=8)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sslengine.config.arguments import argument_problems
+from sslengine.config.fast import why_not
 from sslengine.config.sections import named, one_of, section
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
@@ -27,13 +28,20 @@ class OffByDefault:
 
 @dataclass
 class StratifiedSampler(OffByDefault):
+    """Batches of a few classes; see class_samplers.py."""
+
+    # Of each rank's batch, which they share evenly.
     CLASSES_PER_BATCH: int = 2
     STEP_PER_EPOCH: int = 1250
+    # Each rank has classes of its own.
     UNIQUE_CLASSES: bool = False
 
 
 @dataclass
 class PowerLawSampler(OffByDefault):
+    """A few classes often, most seldom; see class_samplers.py."""
+
+    # Below 0: by the square root of a class's size.
     POWER: float = 1.0
 
 
@@ -50,6 +58,9 @@ class SplitOptions:
     LABEL_PATHS: list[str] = field(default_factory=list)
     # standard: from LABEL_SOURCES; sample_index: the image's number; zero.
     LABEL_TYPE: str = "standard"
+    # Of tables, tar shards and Hugging Face data sets: what holds the image, and what its label.
+    IMAGE_COLUMN: str = ""
+    LABEL_COLUMN: str = ""
     BATCHSIZE_PER_REPLICA: int = 256
     DROP_LAST: bool = False
     TRANSFORMS: list[Any] = named(TRANSFORMS, [])
@@ -62,13 +73,28 @@ class SplitOptions:
     DATA_LIMIT_SAMPLING: DataLimitSampling = field(default_factory=DataLimitSampling)
     # An epoch in several phases, each over its share of the data.
     TRAIN_PHASES_PER_EPOCH: int = 1
-    # Read .npy file lists from disk as needed instead of whole.
+    # Keep what was found in folders and lists in ~/.cache/sslengine ($SSLENGINE_CACHE), and use it
+    # as long as they do not change.
+    CACHE_INDEX: bool = True
+    # Read long file lists from there as needed; false: keep them in memory.
     MMAP_MODE: bool = True
     REMOVE_IMG_PATH_PREFIX: str = ""
     NEW_IMG_PATH_PREFIX: str = ""
     # Side of generated images, and of the grey one that stands for an unreadable file.
     DEFAULT_GRAY_IMG_SIZE: int = 224
-    # In place of an unreadable image, one that was read before instead of a grey one.
+    # An image with more pixels counts as unreadable, before its pixels take any memory.
+    MAX_IMAGE_PIXELS: int = 178_956_970
+    # RGB; L, grey levels; stored, as the file has them, with any number of channels.
+    IMAGE_MODE: str = "RGB"
+    # Turn images as their EXIF data says. VISSL does not.
+    EXIF_ROTATION: bool = False
+    # A read error is no verdict: so many more attempts, the first after so many seconds and each
+    # after twice as many as the one before.
+    READ_RETRIES: int = 3
+    READ_RETRY_WAIT: float = 0.5
+    # If more of the latest 2000 images cannot be read, the run ends; 1: it never does.
+    MAX_INVALID_SHARE: float = 0.5
+    # In place of an unreadable image, that of another sample instead of a grey one.
     ENABLE_QUEUE_DATASET: bool = False
     # `synthetic`: noise instead of grey; labels 0..N-1 instead of 0.
     RANDOM_SYNTHETIC_IMAGES: bool = False
@@ -79,6 +105,7 @@ class SplitOptions:
     BASE_DATASET: str = "generic_ssl"
     # Sample order is always resumable and the same on any number of ranks; kept for VISSL's YAML.
     USE_STATEFUL_DISTRIBUTED_SAMPLER: bool = False
+    # For training too: the samples in their order, the same in every epoch.
     USE_DEBUGGING_SAMPLER: bool = False
     STRATIFIED_SAMPLER: StratifiedSampler = field(default_factory=StratifiedSampler)
     POWER_LAW_SAMPLER: PowerLawSampler = field(default_factory=PowerLawSampler)
@@ -86,12 +113,59 @@ class SplitOptions:
     def check(self) -> Iterator[str]:
         yield from one_of(self, "LABEL_TYPE", "standard", "sample_index", "zero")
         yield from one_of(self, "BASE_DATASET", "generic_ssl")
-        for key in ("BATCHSIZE_PER_REPLICA", "TRAIN_PHASES_PER_EPOCH", "DEFAULT_GRAY_IMG_SIZE"):
+        yield from one_of(self, "IMAGE_MODE", "RGB", "L", "stored")
+        for key in (
+            "BATCHSIZE_PER_REPLICA",
+            "TRAIN_PHASES_PER_EPOCH",
+            "DEFAULT_GRAY_IMG_SIZE",
+            "MAX_IMAGE_PIXELS",
+        ):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
         if self.DATA_LIMIT < 1 and self.DATA_LIMIT != -1:
             yield f"DATA_LIMIT: expected 1 or more, or -1 for all; got {self.DATA_LIMIT}."
+        for key in ("READ_RETRIES", "READ_RETRY_WAIT"):
+            if getattr(self, key) < 0:
+                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
+        if not 0 <= self.MAX_INVALID_SHARE <= 1:
+            yield f"MAX_INVALID_SHARE: expected from 0 to 1, got {self.MAX_INVALID_SHARE}."
         yield from self._source_problems()
+        yield from self._sampler_problems()
+        if self.COPY_TO_LOCAL_DISK and not self.COPY_DESTINATION_DIR:
+            yield "COPY_DESTINATION_DIR: COPY_TO_LOCAL_DISK needs a folder on a disk of each node."
+
+    @property
+    def chooses_by_class(self) -> bool:
+        """Are the classes of images needed even where samples carry other labels?"""
+        return (
+            self.DATA_LIMIT_SAMPLING.IS_BALANCED
+            or self.STRATIFIED_SAMPLER.ENABLED
+            or self.POWER_LAW_SAMPLER.ENABLED
+        )
+
+    def _sampler_problems(self) -> Iterator[str]:
+        stratified = self.STRATIFIED_SAMPLER
+        enabled = (
+            stratified.ENABLED, self.POWER_LAW_SAMPLER.ENABLED, self.USE_DEBUGGING_SAMPLER
+        )  # fmt: skip
+        if sum(enabled) > 1:
+            yield (
+                "STRATIFIED_SAMPLER, POWER_LAW_SAMPLER, USE_DEBUGGING_SAMPLER: set one of them at "
+                "most."
+            )
+        if not stratified.ENABLED:
+            return
+        for key in ("CLASSES_PER_BATCH", "STEP_PER_EPOCH"):
+            if getattr(stratified, key) < 1:
+                yield f"STRATIFIED_SAMPLER.{key}: expected 1 or more."
+                return
+        if self.BATCHSIZE_PER_REPLICA % stratified.CLASSES_PER_BATCH:
+            yield (
+                f"STRATIFIED_SAMPLER.CLASSES_PER_BATCH: {stratified.CLASSES_PER_BATCH} classes "
+                f"cannot share the {self.BATCHSIZE_PER_REPLICA} of BATCHSIZE_PER_REPLICA evenly."
+            )
+
+    def check_chosen(self) -> Iterator[str]:
         if self.COLLATE_FUNCTION in COLLATORS:
             yield from argument_problems(
                 COLLATORS.get(self.COLLATE_FUNCTION),
@@ -99,13 +173,12 @@ class SplitOptions:
                 "COLLATE_FUNCTION_PARAMS",
                 COLLATORS.engine_arguments,
             )
-        for key in ("STRATIFIED_SAMPLER", "POWER_LAW_SAMPLER"):
-            if getattr(self, key).ENABLED:
-                yield f"{key}.ENABLED: this sampler is not available yet."
-        if self.ENABLE_QUEUE_DATASET:
-            yield "ENABLE_QUEUE_DATASET: not available yet; set it to false."
-        if self.COPY_TO_LOCAL_DISK and not self.COPY_DESTINATION_DIR:
-            yield "COPY_DESTINATION_DIR: COPY_TO_LOCAL_DISK needs a folder on a disk of each node."
+        for position, (source, path) in enumerate(zip(self.DATA_SOURCES, self.DATA_PATHS)):
+            if path and source in DATA_SOURCES and not DATA_SOURCES.get(source).needs_path:
+                yield (
+                    f"DATA_PATHS.{position}: the source {source!r} makes its images and reads no "
+                    f"{path!r}. For images of your own set DATA_SOURCES to disk_folder."
+                )
 
     def _source_problems(self) -> Iterator[str]:
         """Do the lists that say where the data comes from fit each other?"""
@@ -114,12 +187,6 @@ class SplitOptions:
             given = len(getattr(self, key))
             if given not in (0, count):
                 yield f"{key}: expected one for each of the {count} DATA_SOURCES, got {given}."
-        for position, (source, path) in enumerate(zip(self.DATA_SOURCES, self.DATA_PATHS)):
-            if path and source in DATA_SOURCES and not DATA_SOURCES.get(source).needs_path:
-                yield (
-                    f"DATA_PATHS.{position}: the source {source!r} makes its images and reads no "
-                    f"{path!r}. For images of your own set DATA_SOURCES to disk_folder."
-                )
         for position, (source, label) in enumerate(zip(self.DATA_SOURCES, self.LABEL_SOURCES)):
             if label not in (source, "disk_filelist"):
                 yield (
@@ -141,6 +208,9 @@ class DataOptions:
     PIN_MEMORY: bool = True
     # Copy the next batch to the GPU while the current one is computed on.
     ENABLE_ASYNC_GPU_COPY: bool = True
+    # What makes the pixels of augmented images; auto: the fastest on a CPU that is installed;
+    # device: loader workers crop, and a GPU does colour and blur.
+    AUGMENT_BACKEND: str = "auto"
     DDP_BUCKET_CAP_MB: int = 25
 
     IGNORED: ClassVar[dict[str, str]] = {
@@ -154,3 +224,5 @@ class DataOptions:
             yield f"WORKER_TIMEOUT: expected 0 or more seconds, got {self.WORKER_TIMEOUT}."
         if self.PREFETCH_FACTOR < 1:
             yield f"PREFETCH_FACTOR: expected 1 or more, got {self.PREFETCH_FACTOR}."
+        if problem := why_not(self.AUGMENT_BACKEND):
+            yield f"AUGMENT_BACKEND: {problem}"

@@ -42,7 +42,12 @@ def _seed_streams(number: bytes) -> None:
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """What the order of an epoch is drawn from."""
-    (number,) = struct.unpack("<q8x", _hash(b"epoch", seed, epoch))
+    return generator(b"epoch", seed, epoch)
+
+
+def generator(purpose: bytes, *numbers: int) -> torch.Generator:
+    """A stream of its own for each purpose, of at most 16 letters, and for each of its numbers."""
+    (number,) = struct.unpack("<q8x", _hash(purpose, *numbers))
     return torch.Generator().manual_seed(number)
 
 

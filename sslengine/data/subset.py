@@ -13,7 +13,7 @@ from sslengine.data.labels import Column
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError
 
-Rows = NDArray[np.int64]
+Rows = NDArray[np.int64] | range
 
 
 def choose_rows(options: SplitOptions, split: str, total: int, labels: Column | None) -> Rows:
@@ -21,7 +21,7 @@ def choose_rows(options: SplitOptions, split: str, total: int, labels: Column | 
     limit, skip = options.DATA_LIMIT, options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES
     where = f"config.DATA.{split}.DATA_LIMIT"
     if limit < 0 or (limit == total and not skip):
-        return np.arange(total)
+        return range(total)
     if limit + skip > total:
         skipped = f" after {skip} skipped ones" if skip else ""
         raise DataError(f"{where}: asks for {limit} samples{skipped}; the data set has {total}.")
@@ -33,9 +33,14 @@ def choose_rows(options: SplitOptions, split: str, total: int, labels: Column | 
     return _balanced(draw, labels, limit, skip, where)
 
 
+def part(column: Column, rows: Rows) -> Column:
+    """The labels of these samples."""
+    return column if isinstance(rows, range) else column[rows]
+
+
 def _balanced(
     draw: np.random.RandomState, labels: Column, limit: int, skip: int, where: str
-) -> Rows:
+) -> NDArray[np.int64]:
     """As many of every class; where it does not divide, one more of each of the first classes."""
     classes = np.unique(labels)
     if limit < len(classes):

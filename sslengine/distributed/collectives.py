@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -48,13 +49,14 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        grad = grad.contiguous()
-        dist.all_reduce(grad)
-        return grad.chunk(world_size())[rank()]
+        own = grad.new_empty(grad.shape[0] // world_size(), *grad.shape[1:])
+        _reduce_scatter_rows(own, grad.contiguous())
+        return own
 
 
-# torch 2.14 renamed it, and warns of the old name.
+# torch 2.14 renamed them, and warns of the old names.
 _all_gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_rows = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _all_gather(tensor: Tensor) -> Tensor:
@@ -71,6 +73,47 @@ def _gather_uneven(tensor: Tensor) -> Gathered:
     shares = _all_gather(padded).split(largest)
     rows = torch.cat([share[:size] for share, size in zip(shares, sizes, strict=True)])
     return Gathered(rows, sum(sizes[: rank()]))
+
+
+def exchange(rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The first counts[0] rows go to rank 0, the next counts[1] to rank 1, and so on.
+
+    What came, in rank order, and how much from each. Without gradient; two collectives, between
+    which the host waits for the numbers.
+    """
+    if world_size() == 1:
+        return rows, counts
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts)
+    sizes, leaving = torch.stack([arriving, counts]).tolist()
+    came = rows.new_empty(sum(sizes), *rows.shape[1:])
+    dist.all_to_all_single(came, rows.contiguous(), sizes, leaving)
+    return came, arriving
+
+
+def permuted(rows: Tensor, order: Tensor) -> Tensor:
+    """This rank's share of all ranks' rows put into `order`, without gradient.
+
+    Equally many on all ranks. The order is on the host, and the same everywhere: a row travels
+    to the rank that gets it, and nobody has to ask.
+    """
+    if world_size() == 1:
+        return rows[order.to(rows.device)]
+    share, host = len(rows), np.from_dlpack(order)  # refuses what is on a device
+    owners = host[rank() * share : (rank() + 1) * share] // share
+    places = np.flatnonzero(host // share == rank())  # of this rank's rows, afterwards
+    leaving, arriving = (
+        np.bincount(each, minlength=world_size()) for each in (places // share, owners)
+    )
+    sent = rows[_beside(rows, host[places] - rank() * share)].contiguous()
+    came = torch.empty_like(sent)
+    dist.all_to_all_single(came, sent, arriving.tolist(), leaving.tolist())
+    # By the ranks they come from; those of one rank as they follow each other in the order.
+    return torch.empty_like(came).index_copy_(0, _beside(rows, owners.argsort(kind="stable")), came)
+
+
+def _beside(tensor: Tensor, indices: Any) -> Tensor:
+    return torch.from_numpy(indices).to(tensor.device, non_blocking=True)
 
 
 def sum_over_ranks(tensor: Tensor, group: Group | None = None) -> Tensor:
@@ -121,6 +164,13 @@ def sum_in_place(tensor: Tensor) -> Tensor:
     """Sum over ranks, without gradient."""
     if world_size() > 1:
         dist.all_reduce(tensor)
+    return tensor
+
+
+def max_in_place(tensor: Tensor) -> Tensor:
+    """The largest over ranks, entry by entry, without gradient."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
 
 

@@ -8,7 +8,7 @@ inside `no_sync`, buffers are broadcast before, gradients reduced after.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -83,26 +83,38 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
 
 
 def manual_gradient_all_reduce(model: nn.Module) -> None:
-    """After a backward by hand: every rank takes the mean gradient, in one message per dtype.
+    """After a backward by hand: every rank takes the mean gradient, in one message per dtype."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    means = mean_of_gradients(trained, [p.grad for p in trained])
+    for parameter, mean in zip(trained, means, strict=True):
+        parameter.grad = mean
 
-    A parameter without a gradient on this rank may have one on another: it counts as zero.
+
+def mean_of_gradients(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Over all ranks, each in its tensor where there is one.
+
+    What one rank lacks counts as zero there; what all lack stays None, as it would on one
+    rank: no weight decay, no momentum. A rank that lacks one waits to be told which it is.
     """
     if world_size() == 1:
-        return
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trained:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    average_over_ranks(p.grad for p in trained if p.grad is not None)
-
-
-def average_over_ranks(gradients: Iterable[Tensor]) -> None:
-    """In place, in one message per dtype."""
-    if world_size() == 1:
-        return
-    for grads in _by_dtype(gradients):
-        flat = sum_in_place(_flatten_dense_tensors(grads)).div_(world_size())
-        torch._foreach_copy_(grads, list(_unflatten_dense_tensors(flat, grads)))
+        return list(gradients)
+    filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients)]
+    lacked = {id(mean) for mean, given in zip(filled, gradients) if given is None}
+    nobodys: set[int] = set()
+    for grads in _by_dtype(filled):
+        owners = grads[0].new_ones(len(grads))  # travels with them: which ranks have each
+        missing = [number for number, grad in enumerate(grads) if id(grad) in lacked]
+        for number in missing:
+            owners[number].zero_()
+        flat = sum_in_place(_flatten_dense_tensors([*grads, owners])).div_(world_size())
+        *means, owners = _unflatten_dense_tensors(flat, [*grads, owners])
+        torch._foreach_copy_(grads, means)
+        if missing:
+            had = owners.tolist()
+            nobodys.update(id(grads[number]) for number in missing if not had[number])
+    return [None if id(mean) in nobodys else mean for mean in filled]
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

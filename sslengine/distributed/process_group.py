@@ -63,6 +63,11 @@ def _store(rank: int, minutes: float) -> c10d.Store:
         ) from error
 
 
+def backend_device() -> torch.device:
+    """The kind of device whose tensors the ranks exchange."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
 def own_store(prefix: str) -> c10d.Store:
     """The group's store, for a thread. On a connection of its own where torch can open one
     (2.7 and later): in a shared one it would wait whenever the main thread does.

@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any
 
+from sslengine import startup
 from sslengine.checkpoint import files
 from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.manifest import path_for, read_manifest
@@ -26,6 +27,7 @@ from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.text import clock
 from sslengine.monitor.writers import Writer
 from sslengine.registry import TASKS, component_key, register_engine
+from sslengine.task.phases import place_again
 from sslengine.task.progress import Progress
 from sslengine.trainer import loop
 
@@ -45,6 +47,7 @@ def train(run: Run) -> None:
 def _train(task: Any, run: Run) -> None:
     began = time.monotonic()
     resume(task, run)
+    startup.mark("checkpoint")
     if task.done_training():
         run.console.print(
             f"{run.run_dir}: this run is complete, {task.iteration} steps; nothing to do. "
@@ -93,11 +96,17 @@ def resume(task: Any, run: Run) -> None:
     task.set_classy_state(found.state["classy_state_dict"])
     if is_primary() and path_for(found.path).exists():
         task.results.update(read_manifest(found.path).results)
-    steps = task.phase.whole or task.phase.steps
-    place = f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {steps}"
-    log.info("resumed from %s: %s", found.path, place)
+    told = f"resumed from {found.path}: {_place(task)}"
+    log.info("%s", told)
     if not task.done_training():
-        run.console.print(f"resumed from {found.path}: {place}")
+        run.console.print(told)
+
+
+def _place(task: Any) -> str:
+    if task.test_only:
+        return f"a test after {task.iteration} train steps"
+    steps = task.phase.whole or task.phase.steps
+    return f"epoch {task.phase.epoch + 1}, step {task.progress.step} of {steps}"
 
 
 def _same_run(run: Run, options: CheckpointOptions) -> None:
@@ -122,9 +131,8 @@ def _same_run(run: Run, options: CheckpointOptions) -> None:
 
 
 def _is_complete(task: Any, state: dict[str, Any]) -> bool:
-    progress = Progress()
-    progress.load_state_dict(state["classy_state_dict"]["progress"])
-    return bool(task.is_complete(progress))
+    progress = Progress.of_state(state["classy_state_dict"]["progress"])
+    return bool(task.is_complete(place_again(task.phases, progress)))
 
 
 def _start_over(run: Run) -> None:

@@ -13,31 +13,15 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from sslengine.errors import TrainingError
+from sslengine.monitor.store import MetricStore
 
 WINDOW = 20  # of what is put to be smoothed
 KEPT = 100_000  # values of a name
-
-
-class Series(Protocol):
-    """A history of the store."""
-
-    def latest(self) -> float: ...
-    def values(self, window: int | None = None) -> list[float]: ...
-    def global_average(self) -> float: ...
-
-
-class MetricStore(Protocol):
-    """What the view needs of `task.storage`."""
-
-    def put_scalar(self, name: str, value: Any, window: int = 20) -> None: ...
-    def put_image(self, name: str, array: Any) -> None: ...
-    def put_histogram(self, name: str, tensor: Tensor, bins: int = 64) -> None: ...
-    def history(self, name: str) -> Series: ...
 
 
 class History:

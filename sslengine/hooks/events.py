@@ -73,7 +73,7 @@ class TaskView(Protocol):
     phase_results: dict[str, Any]  # of the phase that has just ended; hooks may add to them
     progress: Any
     phases: list[Any]
-    peers: Any  # of a sharded run: the ranks, for threads that write; else None
+    peers: Any  # of a run with tensors in shards: the ranks, for threads that write; else None
     train: bool
     updating: bool  # does this step end in an optimizer step, or does it only accumulate?
     exception: BaseException | None

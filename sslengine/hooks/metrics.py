@@ -5,13 +5,18 @@ Those are the losses, the speed, and what was put into `task.storage`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import Any
 
+from sslengine import startup
+from sslengine.distributed.ranks import is_primary
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.monitor.loss_ledger import MAIN, LossEntry
 from sslengine.monitor.writers import Record
+
+log = logging.getLogger("sslengine")
 
 
 class LogMetrics(Hook):
@@ -27,6 +32,7 @@ class LogMetrics(Hook):
         self._marks: deque[tuple[float, int, int]] = deque(
             maxlen=max(2, rolling // frequency + 1) if rolling > 0 else 2
         )
+        self._first = 1
         self._waited = (0.0, 0)  # seconds for the loader, steps of the phase: at the last read
 
     def on_start(self, task: TaskView) -> None:
@@ -37,11 +43,19 @@ class LogMetrics(Hook):
         self._marks.clear()
         self._mark(task)
         self._waited = (task.data_seconds, task.progress.step)
+        self._first = task.progress.step + 1  # that this process makes of the phase
 
     def on_step(self, task: TaskView) -> None:
         made = task.progress.step
-        if task.train and (made == 1 or task.iteration % self.frequency == 0):
+        if task.train and (made == self._first or task.iteration % self.frequency == 0):
+            self._read_step(task)
+
+    def _read_step(self, task: TaskView) -> None:
+        made = task.progress.step
+        if made == 1 or task.iteration % self.frequency == 0:
             self._write_steps(task)
+        if made == self._first:
+            _tell_start_up()
 
     def on_phase_end(self, task: TaskView) -> None:
         if task.train:
@@ -113,6 +127,13 @@ def _losses(entries: list[LossEntry]) -> dict[str, Any]:
     parts = entries[-1].parts
     named = {f"{MAIN}.{name}": value for name, value in parts.items() if name != MAIN}
     return {MAIN: parts[MAIN], **named}
+
+
+def _tell_start_up() -> None:
+    line = startup.finish()
+    if line and is_primary():
+        print(line, flush=True)  # noqa: T201
+        log.info("%s", line)
 
 
 def _split(task: TaskView) -> str:

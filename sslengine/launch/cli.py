@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from sslengine import catalog
+from sslengine import catalog, startup
 from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.show import show
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     75: the run was told to end and is saved; the same command goes on.
     """
     assert catalog  # importing it declares all names
+    startup.begin()
     given = make_parser().parse_intermixed_args(arguments)
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SSLEngineError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
+    startup.mark("config")
     if given.show:
         print("\n---\n".join(show(run) for run in runs), end="")  # noqa: T201
         return 0
@@ -73,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
         # Imported only now: --help and a config error should not wait for torch.
         launch = import_dotted("sslengine.launch.local:launch")
-        for run in runs:
+        for number, run in enumerate(runs):
+            if number:
+                startup.begin()
             launch(run)
     except Preempted as told:
         print(told, file=sys.stderr)  # noqa: T201

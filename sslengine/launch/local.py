@@ -14,6 +14,7 @@ from sslengine.errors import ConfigError
 from sslengine.launch.plan import Plan, make_plan
 from sslengine.launch.rank import run_rank
 from sslengine.launch.started import Started
+from sslengine.startup import handed_on
 
 
 def launch(resolved: Resolved) -> None:
@@ -38,16 +39,17 @@ def run_node(resolved: Resolved, plan: Plan) -> None:
     """The ranks of this node, below an elastic agent."""
     options = read(resolved.config, DistributedOptions)
     place = _meet_nodes(options, plan) if options.NUM_NODES > 1 else None
-    start_processes(
-        run_rank,
-        (resolved, world_size(resolved.config) > 1),
-        processes=options.NUM_PROC_PER_NODE,
-        nodes=options.NUM_NODES,
-        node_id=plan.node,
-        endpoint=place.endpoint if place else "localhost:0",  # a free port
-        run_id=plan.token,
-        max_restarts=options.MAX_RESTARTS,
-    )
+    with handed_on():
+        start_processes(
+            run_rank,
+            (resolved, world_size(resolved.config) > 1),
+            processes=options.NUM_PROC_PER_NODE,
+            nodes=options.NUM_NODES,
+            node_id=plan.node,
+            endpoint=place.endpoint if place else "localhost:0",  # a free port
+            run_id=plan.token,
+            max_restarts=options.MAX_RESTARTS,
+        )
 
 
 def _meet_nodes(options: DistributedOptions, plan: Plan) -> Place:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from sslengine import catalog  # noqa: F401 - in a new process: declare what ships with sslengine
+from sslengine import catalog, startup
 from sslengine.config.options import (
     DistributedOptions,
     MachineOptions,
@@ -19,6 +19,7 @@ from sslengine.config.options import (
 )
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
+from sslengine.data.loader import boot_server
 from sslengine.data.options import DataOptions
 from sslengine.distributed import flight_recorder, process_group
 from sslengine.distributed.device import pick_device
@@ -36,6 +37,8 @@ log = logging.getLogger("sslengine")
 
 def run_rank(resolved: Resolved, join: bool) -> None:
     """join: the environment describes a process group to join (RANK, WORLD_SIZE ...)."""
+    assert catalog  # in a new process: importing it declares all names
+    startup.take_over()
     config = resolved.config
     options = read(config, RunOptions)
     load_plugins(options.PLUGINS)
@@ -45,8 +48,12 @@ def run_rank(resolved: Resolved, join: bool) -> None:
     torch.backends.cudnn.deterministic = kernels.CUDDN_DETERMINISTIC
     torch.backends.cudnn.benchmark = kernels.CUDNN_BENCHMARK
     _set_threads(config, device)
+    workers = read(config, DataOptions).NUM_DATALOADER_WORKERS
+    if workers and options.MULTI_PROCESSING_METHOD == "forkserver":
+        boot_server()  # while this process imports the task and joins the others
     if join:
         _join(config, device)
+        startup.mark("rendezvous")
     open_log(folder, rank(), options.VERBOSE)
     silence = read(config, DistributedOptions).HEARTBEAT_SECONDS
     try:

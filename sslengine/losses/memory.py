@@ -1,4 +1,8 @@
-"""A memory bank: one row for each sample of the training set, of what the model last said of it."""
+"""A memory bank: one row for each sample of the training set, of what the model last said of it.
+
+It is whole on every rank, or shared out among them (distributed/shared_rows.py): then each
+rank writes what belongs to its rows, and `fetch` brings those of others.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.distributed.shared_rows import own_rows, shared_out, within
 from sslengine.errors import ConfigError
 
 
@@ -24,25 +29,50 @@ def expect_sample_index(facts: RunFacts, loss: str) -> None:
         )
 
 
-def random_rows(num_rows: int, dim: int, unit_length: bool) -> Tensor:
-    """Where a memory starts: uniform, each row of length 1 in the mean or exactly."""
+# Rows that are drawn at once where a rank keeps only some of them.
+DRAWN_AT_ONCE = 2**16
+
+
+def random_rows(num_rows: int, dim: int, unit_length: bool, shared: bool = False) -> Tensor:
+    """Where a memory starts: uniform, each row of length 1 in the mean or exactly.
+
+    Shared out they are the same numbers: each rank draws all of them, and keeps its own.
+    """
+    if not shared:
+        return _drawn(num_rows, dim, unit_length)
+    mine = own_rows(num_rows)
+    own = torch.empty(mine.stop - mine.start, dim)
+    for first in range(0, num_rows, DRAWN_AT_ONCE):
+        rows = _drawn(min(DRAWN_AT_ONCE, num_rows - first), dim, unit_length)
+        start, stop = max(first, mine.start), min(first + len(rows), mine.stop)
+        if start < stop:
+            own[start - mine.start : stop - mine.start] = rows[start - first : stop - first]
+    return shared_out(own, num_rows)
+
+
+def _drawn(num_rows: int, dim: int, unit_length: bool) -> Tensor:
     rows = (torch.rand(num_rows, dim) * 2 - 1) * (3 / dim) ** 0.5
     return F.normalize(rows, dim=1) if unit_length else rows
+
+
+def zero_rows(num_rows: int, *shape: int, shared: bool = False) -> Tensor:
+    """A memory that is still empty."""
+    if not shared:
+        return torch.zeros(num_rows, *shape)
+    mine = own_rows(num_rows)
+    return shared_out(torch.zeros(mine.stop - mine.start, *shape), num_rows)
 
 
 @torch.no_grad()
 def overwrite(memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor) -> None:
     """memory[rows[i]] = values[i] wherever counted[i]; of several for one row the last one stays.
 
-    rows (R,), values (R, ...), counted (R,) of bool. A row that does not count may hold any
-    valid number. What is written does not depend on the order in which a device writes.
+    rows (R,), values (R, ...), counted (R,) of bool, the same on all ranks. A row that does not
+    count may hold any valid number. What is written does not depend on the order in which a
+    device writes.
     """
-    same = (rows.unsqueeze(1) == rows) & counted
-    places = torch.arange(len(rows), device=rows.device)
-    last = torch.where(same, places, -1).amax(dim=1)
-    # Those that do not count write what is to stand there in any case.
-    found = (last >= 0).view(-1, *[1] * (values.ndim - 1))
-    memory.index_copy_(0, rows, torch.where(found, values[last], memory[rows]))
+    here, places, is_here = within(memory, rows)
+    _write(here, places, values, counted & is_here)
 
 
 @torch.no_grad()
@@ -50,5 +80,29 @@ def move_towards(
     memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor, momentum: float
 ) -> None:
     """The same with `momentum` of the old row, and unit length: m * old + (1 - m) * new."""
-    moved = memory[rows] * momentum + values * (1.0 - momentum)
-    overwrite(memory, rows, F.normalize(moved, dim=1), counted)
+    here, places, is_here = within(memory, rows)
+    if len(here):
+        moved = here[places] * momentum + values * (1.0 - momentum)
+        _write(here, places, F.normalize(moved, dim=1), counted & is_here)
+
+
+def _write(memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor) -> None:
+    if not len(memory):
+        return
+    last = _last_writer(rows, counted)
+    # Those that do not count write what is to stand there in any case.
+    found = (last >= 0).view(-1, *[1] * (values.ndim - 1))
+    memory.index_copy_(0, rows, torch.where(found, values[last], memory[rows]))
+
+
+def _last_writer(rows: Tensor, counted: Tensor) -> Tensor:
+    """Of each row (R,) the place of the last that counts and has the same number; -1: none.
+
+    In the order of (number, place), so that nothing grows with the square of R, which is the
+    batch of all ranks; and without a host that waits for how many numbers there are.
+    """
+    step = len(rows) + 1
+    places = torch.arange(1, step, device=rows.device)
+    ordered = (rows * step + torch.where(counted, places, 0)).sort().values
+    end = torch.searchsorted(ordered, rows * step + len(rows), right=True)
+    return ordered[end - 1] % step - 1

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sslengine.distributed.collectives import gather
+from sslengine.distributed.collectives import max_in_place, sum_in_place
 
 
 def sinkhorn(
@@ -29,7 +29,7 @@ def sinkhorn(
 ) -> Tensor:
     """Q of this rank's samples, without gradient: each row is a distribution.
 
-    scores (..., B, K): problems side by side share their collectives, one an iteration.
+    scores (..., B, K): problems side by side share their collectives, two an iteration.
     shares (K,): of each prototype, equal ones unless given.
     counted (..., B): samples that are false get a row and weigh nothing themselves.
     """
@@ -53,6 +53,10 @@ def _without(log_q: Tensor, counted: Tensor) -> Tensor:
 
 
 def _log_mass(log_q: Tensor) -> Tensor:
-    """log sum_b Q_bk over the samples of all ranks, (..., 1, K). The same bits on each of them."""
+    """log sum_b Q_bk over the samples of all ranks, (..., 1, K). The same bits on each of them.
+
+    Two small reductions, whose size does not grow with the number of ranks as a gather would.
+    """
     own = log_q.logsumexp(dim=-2, keepdim=True)
-    return gather(own.unsqueeze(0)).rows.logsumexp(dim=0)
+    largest = max_in_place(own.clone())
+    return largest + sum_in_place((own - largest).exp()).log()

@@ -14,8 +14,9 @@ training set once, in training mode and without gradient, to fill the memory; th
 are those of an epoch that is never trained on. An image that DROP_LAST has kept out of
 the memory so far has no cluster, and does not count.
 
-Every rank holds the memory of all images, 512 bytes an image and crop at 128 dimensions,
-and clusters an equal share of it. So a run may go on with another number of ranks.
+Every rank holds the memory of all images, 512 bytes an image and crop at 128 dimensions, or
+with `memory_params.sharded` its share of it, and the clusters of all images, 8 bytes an image
+and division. It clusters its share. So a run may go on with another number of ranks.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from torch.nn import functional as F
 from sslengine.config.facts import RunFacts
 from sslengine.data.seeding import epoch_generator
 from sslengine.distributed.collectives import gather, sum_in_place
-from sslengine.distributed.ranks import rank, world_size
+from sslengine.distributed.ranks import world_size
+from sslengine.distributed.shared_rows import fetch, own_rows, within
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.losses.kmeans import spherical_kmeans
-from sslengine.losses.memory import expect_sample_index, overwrite
+from sslengine.losses.memory import expect_sample_index, overwrite, zero_rows
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -51,6 +53,8 @@ class ClusteredMemory:
     # The crops that are remembered. Divisions take them in turn.
     crops_for_mb: list[int] = field(default_factory=lambda: [0])
     embedding_dim: int = 128
+    # Each rank keeps its share of the rows.
+    sharded: bool = False
 
     def check(self) -> Iterator[str]:
         if not self.crops_for_mb:
@@ -110,7 +114,8 @@ class DeepClusterLoss(Method):
         self.crops = options.memory_params.crops_for_mb
         dim = options.memory_params.embedding_dim
         # One row for each sample; `filled` where something stands in it.
-        self.register_buffer("memory", torch.zeros(samples, len(self.crops), dim))
+        shared = options.memory_params.sharded
+        self.register_buffer("memory", zero_rows(samples, len(self.crops), dim, shared=shared))
         self.register_buffer("filled", torch.zeros(samples, dtype=torch.bool))
         divisions = len(options.num_clusters)
         self.register_buffer("assignments", torch.full((divisions, samples), NO_CLUSTER))
@@ -175,13 +180,15 @@ class DeepClusterLoss(Method):
         Centroids start at different images, as long as there are enough of them.
         """
         filled = self.filled.nonzero().squeeze(1)
-        mine = filled.tensor_split(world_size())[rank()]
+        share = own_rows(len(self.filled))
+        mine = filled[(filled >= share.start) & (filled < share.stop)]
+        here, places, _ = within(self.memory, mine)
         for division, clusters in enumerate(self.options.num_clusters):
-            crop = self.memory[:, division % len(self.crops)]
+            crop = division % len(self.crops)
             order = torch.randperm(len(filled), generator=generator)
             drawn = order[torch.arange(clusters) % len(filled)].to(filled.device)
-            start = crop[filled[drawn]]
-            found = spherical_kmeans(crop[mine], start, self.options.kmeans_iters)
+            start = fetch(self.memory, filled[drawn])[:, crop]
+            found = spherical_kmeans(here[places, crop], start, self.options.kmeans_iters)
             self.centroids(division).copy_(found.centroids)
             self._set_assignments(division, mine, found.assignments)
 

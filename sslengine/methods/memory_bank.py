@@ -14,8 +14,9 @@ in the order of MODEL.MULTI_INPUT_HEAD_MAPPING, with one of `loss_weights` for e
 
 When the losses of a batch are computed, the rows of its images move towards their new
 embeddings: m * old + (1 - m) * new, scaled to unit length. Every rank holds the whole
-memory and moves the rows of all ranks' images; of two embeddings of one image in a batch
-the last counts, in the order of ranks. The target is the number of the sample.
+memory, or with `memory_params.sharded` its share of the rows, and moves there the rows of all
+ranks' images; of two embeddings of one image in a batch the last counts, in the order of
+ranks. The target is the number of the sample.
 
 Ranks draw negatives from random streams of their own, so that a batch on two ranks meets
 other negatives than the same batch on one.
@@ -36,6 +37,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.config.sections import one_of
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import world_size
+from sslengine.distributed.shared_rows import fetch
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.memory import expect_sample_index, move_towards, random_rows
 from sslengine.losses.noise_contrastive import estimate_log_partition, noise_contrastive
@@ -69,6 +71,8 @@ class MemoryOptions:
     norm_init: bool = True
     # Every embedding moves the memory; otherwise only that of update_mem_with_emb_index.
     update_mem_on_forward: bool = True
+    # Each rank keeps its share of the rows, and gets from the others what it draws of theirs.
+    sharded: bool = False
 
     def check(self) -> Iterator[str]:
         if not 0 <= self.momentum <= 1:
@@ -125,7 +129,9 @@ class MemoryBankLoss(Method):
         self.options = options
         self.num_rows = _memory_size(options, run)
         memory = options.memory_params
-        rows = random_rows(self.num_rows, memory.embedding_dim, memory.norm_init)
+        rows = random_rows(
+            self.num_rows, memory.embedding_dim, memory.norm_init, shared=memory.sharded
+        )
         self.register_buffer("memory", rows)
         self.memory: Tensor
         # Infinite until it is estimated.
@@ -169,9 +175,9 @@ class MemoryBankLoss(Method):
     def _losses(self, embedding: Tensor, rows: Tensor) -> Tensor:
         """Of each embedding (B,)."""
         temperature = self.options.temperature
-        positives = (self.memory[rows] * embedding).sum(dim=1) / temperature
-        # Indexing copies the rows: the memory may move before the backward pass.
-        drawn = self.memory[self._draw(rows)]
+        positives = (fetch(self.memory, rows) * embedding).sum(dim=1) / temperature
+        # A copy of the rows: the memory may move before the backward pass.
+        drawn = fetch(self.memory, self._draw(rows))
         negatives = torch.bmm(drawn, embedding.unsqueeze(2)).squeeze(2) / temperature
         if self.options.loss_type == "cross_entropy":
             scores = torch.cat([positives.unsqueeze(1), negatives], dim=1)

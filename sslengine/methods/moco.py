@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
-from sslengine.distributed.collectives import Gathered, gather
+from sslengine.distributed.collectives import Gathered, gather, permuted
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook, TaskView
@@ -178,11 +178,9 @@ class MoCoHook(Hook):
         # `gather` outside of no_grad: shares are of one size, and it need not ask for them.
         if world_size() == 1 or not self.method.shuffle:
             return gather(self._encode(task, images))
-        everyones, start = gather(images)
-        order = shuffled(everyones.shape[0], self._seed, task.iteration)
+        order = shuffled(world_size() * images.shape[0], self._seed, task.iteration)
+        keys, start = gather(self._encode(task, permuted(images, order)))
         order = order.to(images.device, non_blocking=True)
-        mine = order[start : start + images.shape[0]]
-        keys = gather(self._encode(task, everyones[mine])).rows
         return Gathered(torch.empty_like(keys).index_copy_(0, order, keys), start)
 
     @torch.no_grad()

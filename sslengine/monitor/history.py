@@ -49,15 +49,19 @@ def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """`{"meter": {"top_1": 5.0}}` -> `meter.top_1`. What JSON cannot say is a number again."""
+    for name, value in leaves(values, ".", prefix):
+        yield name, _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def leaves(
+    values: Mapping[str, Any], separator: str, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """What lies in nested mappings, under the joined names."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from leaves(value, separator, f"{prefix}{key}{separator}")
         else:
-            yield f"{prefix}{key}", _NOT_FINITE.get(value, value) if _is_text(value) else value
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+            yield f"{prefix}{key}", value
 
 
 def _parsed(text: str) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from sslengine.checkpoint.atomic import write_whole
 from sslengine.errors import ConfigError
+from sslengine.monitor.history import leaves
 from sslengine.monitor.pictures import Histogram, Image
 
 log = logging.getLogger("sslengine")
@@ -129,8 +130,9 @@ class TensorBoardWriter(Writer):
 
     def write(self, record: Record) -> None:
         prefix = record.split if record.kind == "step" else f"{record.split}_phase"
-        for name, value in _flat(record.values):
-            self.summary.add_scalar(f"{prefix}/{name}", value, record.iteration)  # type: ignore[no-untyped-call]
+        for name, value in leaves(record.values, "/"):
+            if isinstance(value, (int, float)):
+                self.summary.add_scalar(f"{prefix}/{name}", value, record.iteration)  # type: ignore[no-untyped-call]
         for name, image in record.images.items():
             form = "HW" if image.ndim == 2 else "HWC"
             self.summary.add_image(f"{prefix}/{name}", image, record.iteration, dataformats=form)  # type: ignore[no-untyped-call]
@@ -152,13 +154,3 @@ class TensorBoardWriter(Writer):
 
     def close(self) -> None:
         self.summary.close()  # type: ignore[no-untyped-call]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    flat: list[tuple[str, float]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat.extend(_flat(value, f"{prefix}{name}/"))
-        elif isinstance(value, (int, float)):
-            flat.append((f"{prefix}{name}", float(value)))
-    return flat

@@ -166,7 +166,6 @@ class OptimizerSettings:
         yield from self._number_problems()
         yield from self._schedule_problems()
         yield from self._group_problems()
-        yield from self._optimizer_problems()
 
     def _number_problems(self) -> Iterator[str]:
         for key, value in (
@@ -214,7 +213,7 @@ class OptimizerSettings:
         for index, each in enumerate(self.linear_eval_heads):
             yield from argument_problems(LinearHeadOptions, each, f"linear_eval_heads.{index}")
 
-    def _optimizer_problems(self) -> Iterator[str]:
+    def check_chosen(self) -> Iterator[str]:
         try:
             optimizer_class = OPTIMIZERS.get(self.name)
         except UnknownNameError:

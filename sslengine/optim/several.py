@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sslengine.distributed.data_parallel import average_over_ranks
+from sslengine.distributed.data_parallel import mean_of_gradients
 from sslengine.errors import CheckpointError, ConfigError, TrainingError, nearest
 from sslengine.optim.scheduled import OptionsView, ScheduledOptimizer
 from sslengine.precision import Precision
@@ -131,7 +131,7 @@ class SeveralOptimizers:
     def finish_backward(self, over_ranks: bool) -> None:
         """Gradients where hooks look for them; of shared parameters, the sum over the sets.
 
-        over_ranks: take the mean of all ranks' first; what a rank has no gradient of is zero.
+        over_ranks: take the mean of all ranks' first.
         """
         if over_ranks:
             self._reduce()
@@ -141,18 +141,14 @@ class SeveralOptimizers:
             parameter.grad = torch.stack(some).sum(0) if some else None
 
     def _reduce(self) -> None:
-        gradients = []
-        for each in self._sets.values():
-            for parameter in each.parameters:
-                shared = parameter in self._shared
-                mine = each.gradients.get(parameter) if shared else parameter.grad
-                mine = torch.zeros_like(parameter) if mine is None else mine
-                if shared:
-                    each.gradients[parameter] = mine
-                else:
-                    parameter.grad = mine
-                gradients.append(mine)
-        average_over_ranks(gradients)
+        every = [(each, p) for each in self._sets.values() for p in each.parameters]
+        mine = [each.gradients.get(p) if p in self._shared else p.grad for each, p in every]
+        means = mean_of_gradients([p for _, p in every], mine)
+        for (each, parameter), mean in zip(every, means, strict=True):
+            if parameter in self._shared:
+                each.gradients[parameter] = mean
+            else:
+                parameter.grad = mean
 
     def step(self, precision: Precision) -> None:
         """One after the other, by gradients that were taken before the first of them."""

@@ -40,14 +40,9 @@ def predict(
     collate: makes one thing of the outputs of all batches, a list; else tensors are put together.
     transform: of all that, what is returned.
     """
-    place = choose_device(device)
-    join_others(place)
-    feed = make_feed(data, batch_size, shuffle=False, seed=seed, device=place,
-                     collate_fn=collate_fn, workers=workers)  # fmt: skip
-    try:
-        outputs = predict_feed(model.to(place), feed, make_precision(precision, place))
-    finally:
-        feed.close()
+    with _reading(data, batch_size, collate_fn, workers, device, seed) as feed:
+        numbers = make_precision(precision, feed.device)
+        outputs = predict_feed(model.to(feed.device), feed, numbers)
     return finish(outputs, collate, transform)
 
 
@@ -97,17 +92,11 @@ def evaluate_loss(
     seed: int = 0,
 ) -> float | dict[str, float]:
     """The mean loss per sample, over all ranks, in eval mode; a dict where the loss gives one."""
-    place = choose_device(device)
-    join_others(place)
-    feed = make_feed(data, batch_size, shuffle=False, seed=seed, device=place,
-                     collate_fn=collate_fn, workers=workers)  # fmt: skip
-    if isinstance(loss, nn.Module):
-        loss.to(place)
-    try:
-        with evaluating(loss):
-            return _mean_loss(model.to(place), loss, feed, make_precision(precision, place))
-    finally:
-        feed.close()
+    with _reading(data, batch_size, collate_fn, workers, device, seed) as feed, evaluating(loss):
+        if isinstance(loss, nn.Module):
+            loss.to(feed.device)
+        numbers = make_precision(precision, feed.device)
+        return _mean_loss(model.to(feed.device), loss, feed, numbers)
 
 
 def _mean_loss(
@@ -145,6 +134,26 @@ def _outputs(model: nn.Module, feed: Feed, precision: Precision) -> Iterator[tup
                 output = model(batch["data"][0])
             output = precision.as_full(output)
             yield (output[0] if isinstance(output, list) and len(output) == 1 else output), batch
+
+
+@contextmanager
+def _reading(
+    data: Any,
+    batch_size: int,
+    collate_fn: Collate | None,
+    workers: int,
+    device: str | torch.device | None,
+    seed: int,
+) -> Iterator[Feed]:
+    """The batches of `data` in order, shared among the ranks, on the device."""
+    place = choose_device(device)
+    join_others(place)
+    feed = make_feed(data, batch_size, shuffle=False, seed=seed, device=place,
+                     collate_fn=collate_fn, workers=workers)  # fmt: skip
+    try:
+        yield feed
+    finally:
+        feed.close()
 
 
 @contextmanager

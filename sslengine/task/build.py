@@ -113,10 +113,11 @@ def compile_model(config: DictConfig, model: nn.Module) -> None:
     if options.COMPILE.USE_COMPILE:
         model = trunk_with_heads(model, "config.MODEL.COMPILE")
         # What gathers the weights of a unit runs before its forward, and is not compiled.
-        parts = parts_of(model) if in_shards(config) else [model.trunk, *heads_of(model)]
+        parts = [model.trunk, *heads_of(model)]
+        if in_shards(config):
+            parts = [part for part in parts_of(model) if part is not model.trunk]
         for part in parts:
-            if not (in_shards(config) and part is model.trunk):
-                compile_forward(part, options.COMPILE)
+            compile_forward(part, options.COMPILE)
 
 
 def shard_model(
@@ -141,10 +142,11 @@ def copies_of_model(loss: nn.Module) -> list[Model]:
 def attach_again(loss: nn.Module, model: nn.Module) -> None:
     """Let copies start as the model does. One in shards cannot be copied: it is written over."""
     copies = copies_of_model(loss)
-    if not (copies and sharding.is_sharded(model)):
+    if copies and sharding.is_sharded(model):
+        for each in copies:
+            start_as(each, model)
+    else:
         attach(loss, model)
-    for each in copies if sharding.is_sharded(model) else ():
-        start_as(each, model)
 
 
 def attach(loss: nn.Module, model: nn.Module) -> None:

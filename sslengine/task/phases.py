@@ -11,9 +11,10 @@ ends at step 4, say, and the next goes on from there, as it would after a restar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sslengine.errors import ConfigError
+from sslengine.task.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,33 @@ def next_phase(phases: list[Phase], phase: int, step: int) -> int:
     """The index of the phase to run: the one under way, or the one after if its steps are made."""
     done = phase < len(phases) and step >= phases[phase].steps
     return phase + 1 if done else phase
+
+
+def place_again(phases: list[Phase], saved: Progress) -> Progress:
+    """The progress of a checkpoint, with the place that it has among these phases.
+
+    Phases have other numbers when the run is tested more often now, or no longer: what tells
+    the place is how many train steps were made. A test of another set is made from its start.
+    """
+    if not any(phase.train for phase in phases):  # TEST_ONLY
+        return replace(saved, phase=0, step=0, stopped=0)
+    if not saved.of:
+        return saved
+    made, ended = 0, Phase(-1, True, -1, 0, 0, 0)  # the train phase that was last completed
+    following = Phase(len(phases), True, 0, 0, 0, 0)
+    for phase in (phase for phase in phases if phase.train):
+        if saved.iteration < made + phase.own_steps:
+            following = phase
+            break
+        made, ended = made + phase.own_steps, phase
+    ended_one = saved.testing or saved.step == saved.of
+    if saved.iteration > made or not ended_one:  # within a train phase, or at the start of one
+        step = following.begin + saved.iteration - made
+        return replace(saved, phase=following.index, step=step)
+    tests = phases[ended.index + 1 : following.index]
+    if saved.testing and tests and tests[0].steps == saved.of:
+        return replace(saved, phase=tests[0].index)
+    return replace(saved, phase=ended.index, step=ended.steps)
 
 
 def count_updates(phases: list[Phase], accumulate: int) -> int:

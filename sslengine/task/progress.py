@@ -10,6 +10,8 @@ from typing import Any
 class Progress:
     phase: int = 0  # index of the phase under way, or of the next one
     step: int = 0  # steps made in it
+    of: int = 0  # steps that it has; 0 in checkpoints that did not note it
+    testing: int = 0  # 1: it is a test phase
     iteration: int = 0  # train steps made
     samples: int = 0  # training samples seen, over all ranks
     num_updates: int = 0  # optimizer steps made
@@ -18,9 +20,9 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for each in fields(self):
-            setattr(self, each.name, int(state.get(each.name, 0)))
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> Progress:
+        return cls(**{each.name: int(state.get(each.name, 0)) for each in fields(cls)})
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from sslengine.distributed.sharding import like
 from sslengine.errors import CheckpointError, nearest
 from sslengine.hooks.events import hook_name, hook_state, load_hook_state
 from sslengine.models.weights import load_model_state, model_state
+from sslengine.task.phases import place_again
+from sslengine.task.progress import Progress
 
 log = logging.getLogger("sslengine")
 
@@ -71,12 +73,13 @@ def _rank_state(task: Any) -> dict[str, Any]:
 
 def set_state(task: Any, state: dict[str, Any]) -> None:
     _same_names("the checkpoint", KEYS, {"figures": None, **state})  # older ones have none
-    _same_data(task, state)
+    if not task.test_only:
+        _same_data(task, state)
     load_model_state(task.base_model, state["base_model"])
     _load_loss(task.loss, state["loss"])
     task.optimizer.load_state_dict(state["optimizer"])
     task.precision.load_state_dict(state["amp"])
-    task.progress.load_state_dict(state["progress"])
+    task.progress = place_again(task.phases, Progress.of_state(state["progress"]))
     task.ledger.load_state_dict(state["losses"])
     if state.get("figures") is not None:
         task.storage.load_state_dict(state["figures"])

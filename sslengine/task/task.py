@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from sslengine import startup
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import DistributedOptions, RunOptions
 from sslengine.config.sections import read
@@ -86,13 +87,14 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """Build everything. Nothing is written, no step is made, no weights are read."""
         config, device = self.config, self.device
         self._prepare_data()
+        startup.mark("data")
         seed_all(self.seed)
         self.base_model = self._make_model()
         self.loss = self._make_loss()
         build.compile_model(config, self.base_model)
         build.attach(self.loss, self.base_model)
         self.sharded = build.in_shards(config)
-        self.peers = Peers() if self.sharded else None
+        self.peers = Peers() if self.sharded or any(map(is_sharded, self.loss.buffers())) else None
         if self.sharded:
             build.shard_model(config, self.base_model, self.loss, device)
         self.precision = build.build_run_precision(config, device)
@@ -106,6 +108,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self._calls = compile_events(self.hooks)
         # From here on ranks draw differently (dropout), but always the same for one seed.
         seed_all(self.seed * 1_000_003 + rank() + 1)
+        startup.mark("model")
 
     def _make_feed(self, split: str, training: bool) -> Any:
         return build.build_feed(self.config, split, self.device, training)
@@ -150,7 +153,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             run.TEST_ONLY,
             ByIteration(run.TEST_EVERY_NUM_ITERATIONS, self.accumulate),
         )
-        self._test_every = run.TEST_EVERY_NUM_ITERATIONS
         self.total_updates = max(1, count_updates(self.phases, self.accumulate))
 
     def _prepare_distributed(self) -> None:
@@ -224,6 +226,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             progress.phase, progress.step = index, self.phases[index].begin
         phase = self.phase
         self.train = phase.train
+        progress.of, progress.testing = phase.steps, int(not phase.train)
         self.base_model.train(phase.train)
         self.loss.train(phase.train)
         self.active_meters = self._train_meters if phase.train else self.meters
@@ -325,8 +328,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.results["train" if self.train else "test"] = self.phase_results
 
     def on_end(self) -> None:
-        if not self.progress.stopped:
-            self.progress.phase, self.progress.step = len(self.phases), 0
         self.run_hooks("on_end")
         self.close()
 
@@ -358,8 +359,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             "OPTIMIZER.accumulate": self.accumulate,
             "SEED_VALUE": self.seed,
         }
-        # Phases are counted, and these are phases. Checkpoints of runs without know no such key.
-        return facts | ({"TEST_EVERY_NUM_ITERATIONS": self._test_every} if self._test_every else {})
+        # Groups of batches end with a phase. Checkpoints of one phase an epoch know no such key.
+        parts = self.length.phases_per_epoch
+        return facts | ({"TRAIN_PHASES_PER_EPOCH": parts} if parts > 1 else {})
 
     def get_classy_state(self, deep_copy: bool = False) -> dict[str, Any]:
         return get_state(self, deep_copy)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -52,25 +54,23 @@ def sum_of_losses(output: Any, model: str) -> dict[str, Tensor]:
             raise TrainingError(
                 f"{model} returned {name!r} as {_described(loss)}; a loss is one number."
             )
-    if len(output) == 1:
-        return {MAIN: next(iter(output.values())).reshape(()), **_without_sum(output)}
-    if MAIN in output:
+    if MAIN in output and len(output) > 1:
         raise TrainingError(
             f"{model} returned a loss named {MAIN!r} beside {_names(output)}: that name is taken "
             f"by their sum. Call it otherwise."
         )
     parts = {name: loss.reshape(()) for name, loss in output.items()}
-    return {MAIN: sum(parts.values()), **parts}  # type: ignore[dict-item]
+    return total_first(reduce(add, parts.values()), parts)
+
+
+def total_first(total: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {MAIN: total, **{name: loss for name, loss in parts.items() if name != MAIN}}
 
 
 def are_losses(output: Any) -> bool:
     """In a test phase a model may give losses, or predictions."""
     values = list(output.values()) if isinstance(output, Mapping) else [output]
     return bool(values) and all(isinstance(each, Tensor) and each.ndim == 0 for each in values)
-
-
-def _without_sum(output: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: loss.reshape(()) for name, loss in output.items() if name != MAIN}
 
 
 def _names(output: Mapping[str, Any]) -> str:

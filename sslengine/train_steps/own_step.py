@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import ConfigError, TrainingError, nearest
-from sslengine.monitor.loss_ledger import MAIN
+from sslengine.train_steps.model_losses import total_first
 
 
 def named_arguments(batch: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def parse(model: Any, losses: Any) -> dict[str, Tensor]:
             f"{type(losses).__name__}."
         )
     if hasattr(model, "parse_losses"):
-        return _total_first(*model.parse_losses(losses))
+        return total_first(*model.parse_losses(losses))
     means = {name: _mean(name, value) for name, value in losses.items()}
     minimised = [value for name, value in means.items() if "loss" in name]
     if not minimised:
@@ -56,11 +56,7 @@ def parse(model: Any, losses: Any) -> dict[str, Tensor]:
             f"{type(model).__name__} returned {', '.join(means) or 'nothing'}: what is to be "
             f'minimised has "loss" in its name, and none of these has.'
         )
-    return _total_first(torch.stack(minimised).sum(), means)
-
-
-def _total_first(total: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {MAIN: total, **{name: each for name, each in parts.items() if name != MAIN}}
+    return total_first(torch.stack(minimised).sum(), means)
 
 
 def _mean(name: str, value: Any) -> Tensor:

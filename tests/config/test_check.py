@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import ImageFilter
 
+from sslengine.data.transforms.pipeline import build_transform
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
+from tests.data.pictures import picture
 
 
 def _problem(**changes: Any) -> str:
@@ -52,7 +57,6 @@ def test_what_is_told_before_anything_runs(changes: dict[str, Any], message: str
         {"MONITORING__MONITOR_ACTIVATION_STATISTICS": 1},
         {"METERS__model_output_mask": True},
         {"EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME": True},
-        {"DATA__TRAIN__ENABLE_QUEUE_DATASET": True},
     ],
 )
 def test_what_cannot_be_done_is_refused_and_not_ignored(changes: dict[str, Any]) -> None:
@@ -81,3 +85,51 @@ def test_a_dotted_path_stands_for_a_name() -> None:
     config = resolved(LOSS={"name": "sslengine.methods.simclr:SimCLRLoss"}).config
     assert config.LOSS.SimCLRLoss.temperature == 0.1
     assert "has no 'Nothing'" in _problem(LOSS={"name": "sslengine.methods.simclr:Nothing"})
+
+
+def test_plain_mistakes_come_first_then_those_for_which_components_are_imported() -> None:
+    loss = {"name": "simclr_info_nce_loss", "simclr_info_nce_loss": {"temperatur": 1}}
+    text = _problem(LOSS=loss, SLURM__PORT_ID=3)
+    assert "config.SLURM.PORT_ID" in text
+    assert "temperatur" not in text
+    assert "config.LOSS.simclr_info_nce_loss.temperatur: unknown key" in _problem(LOSS=loss)
+
+
+def test_what_refers_to_the_options_of_a_component_is_checked_with_them() -> None:
+    loss = {"name": "simclr_info_nce_loss", "simclr_info_nce_loss": {"temperature": -4.0}}
+    reference = "${config.LOSS.simclr_info_nce_loss.temperature}"
+    assert "weight_decay: expected 0 or more" in _problem(
+        LOSS=loss, OPTIMIZER__weight_decay=reference
+    )
+    loss["simclr_info_nce_loss"] = {"temperature": 0.2}
+    config = resolved(LOSS=loss, OPTIMIZER__weight_decay=reference).config
+    assert config.OPTIMIZER.weight_decay == 0.2
+
+
+def test_transforms_of_another_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blur = {"name": "Blur", "transform_type": "augly", "radius": 2.0}
+
+    def problem(**changes: object) -> str:
+        return _problem(DATA__TRAIN__TRANSFORMS=[{**blur, **changes}, {"name": "ToTensor"}])
+
+    key = "config.DATA.TRAIN.TRANSFORMS.0"
+    if importlib.util.find_spec("augly") is None:
+        assert f"{key}.transform_type: augly is not installed: pip install augly" in problem()
+    assert f"{key}.transform_type: expected one of augly, got 'ugly'" in problem(
+        transform_type="ugly"
+    )
+    # What the package's page says of it, in a stand-in of that name.
+    (tmp_path / "augly").mkdir()
+    (tmp_path / "augly" / "__init__.py").touch()
+    (tmp_path / "augly" / "image.py").write_text(
+        "from PIL import ImageFilter\n"
+        "class Blur:\n"
+        "    def __init__(self, radius: float = 2.0, p: float = 1.0): self.radius = radius\n"
+        "    def __call__(self, image): return image.filter(ImageFilter.GaussianBlur(self.radius))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert f"{key}.radios: Blur takes no such argument. Did you mean 'radius'" in problem(radios=1)
+    assert "has no 'Blurr'" in problem(name="Blurr")
+    image = picture(0)
+    blurred = build_transform(blur, "here")(image)
+    assert blurred.tobytes() == image.filter(ImageFilter.GaussianBlur(2.0)).tobytes()

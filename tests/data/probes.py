@@ -1,4 +1,4 @@
-"""A transform that tells what the process that runs it looks like."""
+"""Transforms and sources that tell what runs them, or end it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+
+from sslengine.data.sources.base import DataSource
 
 HEAVY = (
     "hydra",
@@ -64,3 +67,18 @@ class Hanging:
 
     def __call__(self, image: Any) -> Any:
         time.sleep(600)
+
+
+class DeadlySource(DataSource):
+    """One of its images ends the process that reads it, as a broken decoder may."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def path(self, index: int) -> str:
+        return f"/data/{index}.jpg"
+
+    def image(self, index: int) -> Image.Image:
+        if index == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Image.new("RGB", (8, 8))

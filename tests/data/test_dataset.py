@@ -160,3 +160,83 @@ def test_a_collators_draws_come_from_seed_and_batch_and_leave_no_trace(root: Pat
     # Nor are they those of the sample itself.
     seed_sample(0, (1, 2))
     assert collate(()) != first
+
+
+def test_another_sample_stands_for_an_unreadable_image(tmp_path: Path) -> None:
+    """Which one depends on (seed, epoch, index) alone: on no other sample and no process."""
+    names = [f"{number}.png" for number in range(8)]
+    write_tree(tmp_path, *names)
+    for number in (2, 5):
+        (tmp_path / names[number]).write_bytes(b"no picture")
+    options = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [str(tmp_path)], "LABEL_TYPE": "zero"}
+    some = SSLDataset(SplitOptions(ENABLE_QUEUE_DATASET=True, **options), "TRAIN", 0)
+    readable = {picture(number).tobytes() for number in range(8) if number not in (2, 5)}
+    chosen = []
+    for epoch in range(12):
+        sample = some[epoch, 2]
+        assert sample["data_valid"] == [-1]
+        assert sample["data_idx"] == [2]
+        chosen.append(sample["data"][0].tobytes())
+        assert chosen[-1] in readable
+    assert len(set(chosen)) > 2
+    for epoch in range(11, -1, -1):
+        assert some[epoch, 5]["data"][0].tobytes() in readable
+        assert some[epoch, 2]["data"][0].tobytes() == chosen[epoch]
+    grey = SSLDataset(SplitOptions(**options), "TRAIN", 0)
+    assert set(grey[0, 2]["data"][0].tobytes()) == {128}
+
+
+def test_a_grey_image_stands_where_no_other_can_be_read(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").touch()
+    options = SplitOptions(
+        DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(tmp_path)], LABEL_TYPE="zero",
+        ENABLE_QUEUE_DATASET=True, DEFAULT_GRAY_IMG_SIZE=4,
+    )  # fmt: skip
+    sample = SSLDataset(options, "TRAIN", 0)[0, 1]
+    assert set(sample["data"][0].tobytes()) == {128}
+
+
+def test_a_stand_in_leaves_what_the_transforms_draw_alone(tmp_path: Path) -> None:
+    write_tree(tmp_path, "0.png", "1.png")
+    draws = []
+    for broken in (False, True):
+        if broken:
+            (tmp_path / "1.png").write_bytes(b"no picture")
+        options = SplitOptions(
+            DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(tmp_path)], LABEL_TYPE="zero",
+            ENABLE_QUEUE_DATASET=True, TRANSFORMS=[DRAW],
+        )  # fmt: skip
+        draws.append(SSLDataset(options, "TRAIN", 7)[3, 1]["data"][0])
+    assert torch.equal(*draws)
+
+
+def test_arrays_of_five_channels_from_file_to_batch(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (9, 12, 5), dtype=np.uint8)
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", values)
+    (tmp_path / "c.npy").write_bytes(b"")
+    keys = {"IMAGE_MODE": "stored", "LABEL_TYPE": "zero", "DEFAULT_GRAY_IMG_SIZE": 10}
+    flip = [{"name": "ToTensor"}, {"name": "RandomHorizontalFlip", "p": 1.0}]
+    data = dataset(tmp_path, TRANSFORMS=[*flip, {"name": "CenterCrop", "size": 8}], **keys)
+    samples = [data[0, index] for index in range(3)]
+    expected = torch.from_numpy(values).permute(2, 0, 1)[:, :, 2:10].flip(-1)[:, :8] / 255
+    assert samples[0]["data"][0].shape == (5, 8, 8)
+    assert torch.equal(samples[0]["data"][0], expected)
+    # What stands for one that cannot be read goes into the same batch.
+    assert (samples[2]["data_valid"], samples[2]["data"][0].shape) == ([-1], (5, 8, 8))
+    pil_only = dataset(tmp_path, TRANSFORMS=[{"name": "ImgPilGaussianBlur", "p": 1.0,
+                                              "radius_min": 1, "radius_max": 2}], **keys)  # fmt: skip
+    with pytest.raises(
+        DataError, match=r"GaussianBlur.*failed on sample 0.*\n.*Put ToTensor first"
+    ):
+        pil_only[0, 0]
+
+
+@pytest.mark.parametrize("mode", ["L", "stored"])
+def test_the_stand_in_has_the_channels_of_the_others(tmp_path: Path, mode: str) -> None:
+    picture(0).convert("LA" if mode == "stored" else "RGB").save(tmp_path / "0.png")
+    (tmp_path / "1.png").write_bytes(b"")
+    data = dataset(tmp_path, IMAGE_MODE=mode, LABEL_TYPE="zero")
+    modes = [data[0, index]["data"][0].mode for index in range(2)]
+    assert modes == (["L", "L"] if mode == "L" else ["LA", "LA"])

@@ -5,8 +5,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torchvision.transforms import Normalize, ToTensor
 
 from sslengine.data.device_prefetch import on_device, one_ahead
+from sslengine.data.plan.arrival import Arrival
+from sslengine.data.plan.finish import CPU, Finish
+from sslengine.data.plan.pil import PilBackend
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
@@ -99,6 +103,29 @@ def test_on_a_gpu_batches_arrive_whole_and_in_order_without_waiting(overlap: boo
     assert [list(map(float, means)) for means in crops] == [[float(n)] * 2 for n in range(8)]
     assert [int(index) for _, index in sums] == list(range(8))
     assert all(index.device.type == "cpu" for _, index in sums)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_on_a_gpu_images_are_finished_without_waiting(overlap: bool) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    finish = Finish(ToTensor(), [Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])])
+    arrival = Arrival(("data",), PilBackend(), finish.on(device))
+    pixels = [torch.randint(256, (64, 3, 96, 96), dtype=torch.uint8) for _ in range(6)]
+    batches = [{"data": [each.pin_memory()], "data_idx": [torch.zeros(1)]} for each in pixels]
+    given = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in on_device(batches, device, overlap, arrival):
+            busy = torch.ones(2048, 2048, device=device)
+            for _ in range(8):
+                busy = busy @ busy / 2048
+            given.append(batch["data"][0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for each, images in zip(pixels, given, strict=True):
+        torch.testing.assert_close(images.cpu(), finish.on(CPU)(each), rtol=0, atol=0)
 
 
 def test_batches_of_any_form_are_moved() -> None:

@@ -13,9 +13,14 @@ import pytest
 import torch
 
 from sslengine.data.collators import Batch
-from sslengine.data.feed import HOPELESS, DataFeed
+from sslengine.data.dataset import Samples, collate_seeded
+from sslengine.data.feed import DataFeed
+from sslengine.data.invalid import FEWEST
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.seeding import seed_sample
+from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.errors import DataError
+from sslengine.registry import COLLATORS
 from tests.data.pictures import picture, write_tree
 
 SIMCLR = [
@@ -24,9 +29,9 @@ SIMCLR = [
     {"name": "RandomHorizontalFlip"},
     {"name": "ImgPilColorDistortion", "strength": 0.5},
     {"name": "ImgPilGaussianBlur", "p": 0.5, "radius_min": 0.1, "radius_max": 2.0},
+    {"name": "tests.data.probes:ProcessProbe"},
     {"name": "ToTensor"},
     {"name": "Normalize", "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]},
-    {"name": "tests.data.probes:ProcessProbe"},
 ]
 PROBED = ("pid", "threads", "ignores_interrupt", "heavy", "marker")
 
@@ -104,6 +109,20 @@ def test_the_number_of_workers_changes_nothing(alone: DataFeed, three: DataFeed)
         assert equal(list(three.batches(epoch)), expected)
     assert not equal(list(alone.batches(0)), list(alone.batches(1)))
     one.close()
+
+
+@pytest.mark.parametrize("collator", ["simclr_collator", "cutmixup_collator"])
+def test_images_are_those_of_the_plain_list(tmp_path: Path, collator: str) -> None:
+    """Also for a collator that computes with them, to which they come as floats."""
+    write_tree(tmp_path, *(f"{number}.png" for number in range(4)))
+    (batch,) = folder_feed(tmp_path, TRANSFORMS=SIMCLR, COLLATE_FUNCTION=collator).batches()
+    pipeline, samples = Pipeline(SIMCLR, "here"), []
+    for index in range(4):
+        seed_sample(3, (0, index))
+        plain = {"data": [picture(index)], "data_valid": [1], "data_idx": [index], "label": [index]}
+        samples.append(pipeline(plain))
+    expected = collate_seeded(COLLATORS.get(collator), Samples(samples, 3, (0, 0)))
+    torch.testing.assert_close(batch["data"], expected["data"], rtol=0, atol=0)
 
 
 def test_workers_start_once_and_for_good(three: DataFeed) -> None:
@@ -220,7 +239,7 @@ def test_unreadable_images_are_marked_counted_and_told_once(
     assert some.unreadable == {2, 5}
     (record,) = caplog.records
     assert "config.DATA.TRAIN: cannot read" in record.message
-    assert "2.png (UnidentifiedImageError: cannot identify" in record.message
+    assert "2.png (UnidentifiedImageError: the file is empty)" in record.message
 
 
 @pytest.mark.parametrize("broken", [1, 30, 59])
@@ -279,10 +298,10 @@ def test_an_unreadable_image_is_counted_once_for_all_its_crops(tmp_path: Path) -
 
 
 def test_a_data_set_without_one_readable_image(tmp_path: Path) -> None:
-    for number in range(HOPELESS + 20):
+    for number in range(FEWEST + 20):
         (tmp_path / f"{number:03}.jpg").touch()
     some = folder_feed(tmp_path)
-    message = rf"none of the first {HOPELESS} images can be read. One of them: .*\.jpg \(Unid"
+    message = rf"none of the first {FEWEST} images can be read. One of them: .*\.jpg \(Unid"
     with pytest.raises(DataError, match=message):
         list(some.batches(0))
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.spawn
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sslengine.data import current_sample
 from sslengine.data.loader import main_hidden, prepare_worker
 from sslengine.errors import DataError
 from tests.data.test_feed import feed
@@ -98,7 +100,7 @@ def test_signals_are_left_to_the_main_process() -> None:
     try:
         with warnings.catch_warnings():
             signal.signal(signal.SIGTERM, lambda *_: None)
-            prepare_worker(0, main=os.getpid())
+            prepare_worker(0, main=os.getpid(), places=current_sample.table(1))
         assert [signal.getsignal(number) for number in numbers] == [
             signal.SIG_IGN,
             signal.SIG_DFL,
@@ -122,9 +124,16 @@ def test_an_error_in_a_worker_reads_as_one_in_the_main_process(workers: int) -> 
     assert "Failing" in str(caught.value.__cause__)
 
 
-def test_a_worker_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    dying = feed(1, TRANSFORMS=[probe("Dying")])
-    with pytest.raises(DataError, match=r"A loader worker died: .*\n.*NUM_DATALOADER_WORKERS.*\n"):
+def test_a_worker_that_dies_is_told_with_its_sample() -> None:
+    source = {"DATA_SOURCES": ["tests.data.probes:DeadlySource"], "DATA_LIMIT": -1}
+    dying = feed(
+        2, training=False, TRANSFORMS=[TO_TENSOR], COLLATE_FUNCTION="default_collate", **source
+    )
+    message = (
+        r"A loader worker died: .*\n  Worker 1 was at sample 6: /data/6\.jpg\n"
+        r".*NUM_DATALOADER_WORKERS.*\n"
+    )
+    with pytest.raises(DataError, match=message):
         list(dying.batches(0))
     dying.close()
 
@@ -134,11 +143,18 @@ def test_workers_that_hang_end_the_run_and_are_gone() -> None:
     hanging = feed(2, TRANSFORMS=[probe("Hanging")], WORKER_TIMEOUT=1.0)
     batches = hanging.batches(0)
     workers = hanging._loader._loader._iterator._workers  # type: ignore[union-attr]
-    with pytest.raises(
-        DataError, match=r"^the loader workers gave no batch for 1 seconds \(config\.DATA\.W"
-    ):
+    began = time.monotonic()
+    while (hanging._loader._places < 0).any() and time.monotonic() < began + 120:
+        time.sleep(0.05)  # until both are at work
+    with pytest.raises(DataError) as caught:
         next(batches)
+    told = str(caught.value)
+    assert told.startswith("the loader workers gave no batch for 1 seconds (config.DATA.WORKER_TIM")
+    for worker in range(2):
+        assert re.search(rf"\n  Worker {worker} was at sample \d+: image \d+ of Synthetic", told)
     hanging.close()
+    for worker in workers:  # that they were told to end is enough for some versions of torch
+        worker.join(30)
     assert not any(worker.is_alive() for worker in workers)
 
 

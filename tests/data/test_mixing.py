@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from sslengine.data.mixing import cutmixup_collator
+from sslengine.data.mixing import cutmixup_collator, multicrop_mixup_collator
 from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
 from tests.data.test_feed import equal, feed
@@ -122,3 +122,26 @@ def test_what_cannot_be_mixed(count: int, arguments: dict[str, Any], message: st
 def test_two_views_where_two_are_needed() -> None:
     with pytest.raises(DataError, match="'moco' needs two views of each image"):
         cutmixup_collator(batch(views=1), "moco", num_classes=3)
+
+
+def test_pairs_of_images_become_one_crop_by_crop() -> None:
+    samples = batch(views=3, count=6)
+    np.random.seed(4)  # noqa: NPY002
+    mixed = multicrop_mixup_collator(samples, beta=0.7)
+    np.random.seed(4)  # noqa: NPY002
+    share = np.random.beta(0.7, 0.7)  # noqa: NPY002
+    (crops,) = mixed["data"]
+    assert [len(crop) for crop in crops] == [3, 3, 3]
+    for view, crop in enumerate(crops):
+        for number, image in enumerate(crop):
+            one, other = (samples[2 * number + k]["data"][view] for k in (0, 1))
+            torch.testing.assert_close(image, one * share + other * (1 - share))
+    assert mixed["data_idx"][0].tolist() == [100, 102, 104] * 3
+    assert mixed["label"][0].tolist() == [0, 2, 1] * 3
+
+
+def test_pairs_need_an_even_batch_and_a_beta_distribution() -> None:
+    with pytest.raises(DataError, match="mixed in pairs, and a batch has 3"):
+        multicrop_mixup_collator(batch(count=3))
+    with pytest.raises(DataError, match="beta: expected more than 0, got 0"):
+        multicrop_mixup_collator(batch(count=4), beta=0)

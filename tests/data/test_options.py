@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from sslengine.data.options import DataOptions, OffByDefault, SplitOptions
+from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, StratifiedSampler
 
 
 def problems(**keys: object) -> list[str]:
-    return list(SplitOptions(**keys).check())  # type: ignore[arg-type]
+    options = SplitOptions(**keys)  # type: ignore[arg-type]
+    return [*options.check(), *options.check_chosen()]
 
 
 def test_defaults_are_those_of_vissl() -> None:
@@ -44,8 +45,22 @@ def test_defaults_are_those_of_vissl() -> None:
             {"COLLATE_FUNCTION_PARAMS": {"size": 3}},
             "COLLATE_FUNCTION_PARAMS.size: default_collate takes no such argument",
         ),
-        ({"STRATIFIED_SAMPLER": OffByDefault(True)}, "STRATIFIED_SAMPLER.ENABLED: this sampler"),
-        ({"ENABLE_QUEUE_DATASET": True}, "ENABLE_QUEUE_DATASET: not available yet"),
+        ({"READ_RETRIES": -1}, "READ_RETRIES: expected 0 or more, got -1"),
+        ({"READ_RETRY_WAIT": -0.5}, "READ_RETRY_WAIT: expected 0 or more, got -0.5"),
+        ({"MAX_INVALID_SHARE": 50.0}, "MAX_INVALID_SHARE: expected from 0 to 1, got 50.0"),
+        ({"MAX_IMAGE_PIXELS": 0}, "MAX_IMAGE_PIXELS: expected 1 or more, got 0"),
+        (
+            {"STRATIFIED_SAMPLER": StratifiedSampler(True, CLASSES_PER_BATCH=3)},
+            "STRATIFIED_SAMPLER.CLASSES_PER_BATCH: 3 classes cannot share the 256 of BATCHSIZE_PER",
+        ),
+        (
+            {"STRATIFIED_SAMPLER": StratifiedSampler(True, STEP_PER_EPOCH=0)},
+            "STRATIFIED_SAMPLER.STEP_PER_EPOCH: expected 1 or more",
+        ),
+        (
+            {"POWER_LAW_SAMPLER": PowerLawSampler(True), "USE_DEBUGGING_SAMPLER": True},
+            "STRATIFIED_SAMPLER, POWER_LAW_SAMPLER, USE_DEBUGGING_SAMPLER: set one of them",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(keys: dict[str, object], message: str) -> None:

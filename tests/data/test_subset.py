@@ -15,7 +15,7 @@ def rows(limit: int, labels: np.ndarray | None = LABELS, **sampling: object) -> 
         DATA_LIMIT=limit,
         DATA_LIMIT_SAMPLING=DataLimitSampling(**sampling),  # type: ignore[arg-type]
     )
-    return choose_rows(options, "TRAIN", len(LABELS), labels).tolist()
+    return list(choose_rows(options, "TRAIN", len(LABELS), labels))
 
 
 def test_all_by_default() -> None:

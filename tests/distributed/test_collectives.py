@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -59,6 +60,44 @@ def test_sum_over_ranks_sends_back_the_sum_of_the_gradients(two_ranks: RankPool)
         torch.testing.assert_close(grad, 2 * 2 * total)
 
 
+def _exchanged() -> tuple[Tensor, list[int]]:
+    """Rank r has 10 r + s, s times, for each rank s."""
+    leaving = torch.arange(world_size())
+    rows = torch.repeat_interleave(10 * rank() + leaving, leaving).unsqueeze(1)
+    came, counts = collectives.exchange(rows, leaving)
+    return came, counts.tolist()
+
+
+def test_exchange(four_ranks: RankPool) -> None:
+    for r, (came, counts) in enumerate(four_ranks.run(_exchanged)):
+        assert came.flatten().tolist() == [10 * other + r for other in range(4) for _ in range(r)]
+        assert counts == [r] * 4
+    rows, counts = torch.ones(3, 2), torch.tensor([3])
+    alone, same = collectives.exchange(rows, counts)
+    assert torch.equal(alone, rows)
+    assert torch.equal(same, counts)
+
+
+def _put_into(order: list[int]) -> Tensor:
+    share = len(order) // world_size()
+    own = torch.arange(len(order)).view(world_size(), share)[rank()].unsqueeze(1) * 10.0
+    return collectives.permuted(own, torch.tensor(order))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [11, 3, 0, 7, 4, 1, 2, 9, 8, 10, 5, 6],
+        [9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2],  # whole shares
+        list(range(12)),
+    ],
+)
+def test_permuted(four_ranks: RankPool, order: list[int]) -> None:
+    expected = [10.0 * each for each in order]
+    assert torch.cat(four_ranks.run(_put_into, order)).flatten().tolist() == expected
+    assert _put_into(order).flatten().tolist() == expected
+
+
 def _all_the_rest() -> dict[str, object]:
     pending_sum = torch.tensor([float(rank() + 1)])
     pending = collectives.start_sum(pending_sum)
@@ -67,6 +106,7 @@ def _all_the_rest() -> dict[str, object]:
     return {
         "start_sum": pending_sum.item(),
         "sum_in_place": collectives.sum_in_place(torch.tensor(rank() + 1)).item(),
+        "max_in_place": collectives.max_in_place(torch.tensor(10 - rank())).item(),
         "broadcast": collectives.broadcast(torch.tensor(rank() + 7)).item(),
         "broadcast_object": collectives.broadcast_object({"from": rank()}),
         "gather_objects": collectives.gather_objects(rank()),
@@ -84,6 +124,7 @@ def test_what_ranks_tell_each_other(two_ranks: RankPool) -> None:
         assert told == {
             "start_sum": 3.0,
             "sum_in_place": 3,
+            "max_in_place": 10,
             "broadcast": 7,
             "broadcast_object": {"from": 0},
             "gather_objects": [0, 1],

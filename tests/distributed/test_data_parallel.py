@@ -68,6 +68,28 @@ def test_by_hand_a_gradient_that_a_rank_lacks_counts_as_zero(two_ranks: RankPool
             assert torch.equal(gradient, torch.full((1, 2), 0.5, dtype=torch.float64))
 
 
+def _of_some_ranks() -> list[bool]:
+    """Three parameters, of two types: of all ranks, of the last alone, of none."""
+    last = rank() == world_size() - 1
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        parameters = [nn.Parameter(torch.ones(2, 3, dtype=dtype)) for _ in range(3)]
+        mine = [torch.full((2, 3), 6.0, dtype=dtype), torch.ones(2, 3, dtype=dtype)]
+        given = [mine[0], mine[1] if last else None, None]
+        means = data_parallel.mean_of_gradients(parameters, given)
+        found += [
+            torch.equal(means[0], torch.full((2, 3), 6.0, dtype=dtype)) and means[0] is mine[0],
+            torch.equal(means[1], torch.full((2, 3), 1 / world_size(), dtype=dtype)),
+            means[2] is None,
+        ]
+    return found
+
+
+def test_a_gradient_that_no_rank_has_is_none(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_of_some_ranks) == [[True] * 6] * 2
+    assert _of_some_ranks() == [True] * 6
+
+
 def _buffers() -> list[Tensor]:
     model = nn.BatchNorm1d(2)
     model.running_mean.fill_(rank() + 3.0)

@@ -57,3 +57,11 @@ def test_a_rank_without_a_place_to_go_to(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(LaunchError, match="MASTER_ADDR not: the ranks cannot find each other"):
         process_group.join("gloo", torch.device("cpu"), 1)
+
+
+def _backend() -> str:
+    return str(process_group.backend_device())
+
+
+def test_gloo_exchanges_what_is_on_the_host(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_backend) == ["cpu", "cpu"]

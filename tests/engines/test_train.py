@@ -84,8 +84,14 @@ def test_vissls_keys_are_in_the_checkpoint(tmp_path: Path) -> None:
     assert "0.clf.0.weight" in model["heads"]
 
 
-@pytest.mark.parametrize("cut_after", [1, 3, 4, 6, 7])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "cut_after"),
+    [
+        *((0, step) for step in (1, 3, 4, 6, 7)),
+        *((2, step) for step in (3, 7)),
+        *(pytest.param(2, step, marks=pytest.mark.slow) for step in (1, 4, 6)),
+    ],
+)
 def test_a_run_that_was_cut_goes_on_bit_by_bit(
     tmp_path: Path, cut_after: int, workers: int
 ) -> None:
@@ -193,12 +199,43 @@ def test_a_test_within_an_epoch_belongs_to_the_checkpoint_of_its_iteration(tmp_p
     assert "test" not in manifests["model_phase0"]["results"]  # no test was made of it
 
 
-def test_tests_by_iteration_stay_as_they_are_when_a_run_goes_on(tmp_path: Path) -> None:
-    soon = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 5}]}
+@pytest.mark.parametrize(
+    ("before", "after", "cut_after"),
+    [
+        ({"TEST_EVERY_NUM_ITERATIONS": 3}, {"TEST_MODEL": False}, 4),
+        ({"TEST_EVERY_NUM_ITERATIONS": 3}, {"TEST_EVERY_NUM_EPOCH": 1}, 6),
+        ({"TEST_EVERY_NUM_EPOCH": 1}, {"TEST_MODEL": False}, 6),
+        ({"TEST_MODEL": False}, {"TEST_EVERY_NUM_ITERATIONS": 3}, 4),
+    ],
+)
+def test_a_run_that_is_tested_at_other_times_goes_on_in_its_place(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], cut_after: int
+) -> None:
+    """What is trained does not depend on when it is tested, nor on a change of that."""
+    saved = {"CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1, "LOG_FREQUENCY": 1}
+    plain = {**SUPERVISED, **WITH_TEST, **saved}
+    train(make_run(tmp_path / "whole", **{**plain, **after}))
+    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": cut_after}]}
     with pytest.raises(PowerCut):
-        train(make_run(tmp_path, **TESTED_WITHIN, **soon))
-    with pytest.raises(CheckpointError, match="TEST_EVERY_NUM_ITERATIONS: 3 -> None"):
-        train(make_run(tmp_path, **{**TESTED_WITHIN, "TEST_EVERY_NUM_ITERATIONS": 0}))
+        train(make_run(tmp_path / "cut", **{**plain, **before}, **cut))
+    never = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 99}]}
+    train(make_run(tmp_path / "cut", **{**plain, **after}, **never))
+    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
+    states = [_final(tmp_path / name)["base_model"] for name in ("cut", "whole")]
+    _assert_same_state(*states)
+
+
+def test_a_trained_run_is_tested_alone(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **SUPERVISED, **WITH_TEST))
+    before, files = _lines(tmp_path), sorted((tmp_path / "checkpoints").iterdir())
+    again = make_run(tmp_path, **SUPERVISED, **WITH_TEST, TEST_ONLY=True)
+    train(again)
+    assert "a test after 8 train steps" in screen(again)
+    assert sorted((tmp_path / "checkpoints").iterdir()) == files
+    *kept, test = _lines(tmp_path)
+    assert kept == before
+    last = next(line for line in reversed(before) if line["split"] == "test")
+    assert test["accuracy_list_meter"] == last["accuracy_list_meter"]
 
 
 def test_a_complete_run_is_not_trained_again(tmp_path: Path) -> None:

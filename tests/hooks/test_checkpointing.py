@@ -60,8 +60,8 @@ def test_a_checkpoint_in_mid_phase_says_so(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         train(tmp_path, [SaveCheckpoints(tmp_path, _options(1, 3)), Watch(stop_after=4)])
     progress = files.newest(tmp_path)[1]["classy_state_dict"]["progress"]
-    assert progress == {"phase": 0, "step": 3, "iteration": 3, "samples": 12, "num_updates": 3,
-                        "stopped": 0}  # fmt: skip
+    assert progress == {"phase": 0, "step": 3, "of": 4, "testing": 0, "iteration": 3, "samples": 12,
+                        "num_updates": 3, "stopped": 0}  # fmt: skip
 
 
 def test_the_content_has_vissls_keys_around_the_tasks_state(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def _run(project: Path, folder: str, restarts: int) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_is_named_and_a_restart_goes_on_bit_by_bit(project: Path) -> None:
     cut = _run(project, "cut", restarts=1)

@@ -55,8 +55,15 @@ def _wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.timeout(4 * PATIENCE)
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize(
+    ("ranks", "to_all"),
+    [
+        (1, False),
+        (2, True),
+        pytest.param(1, True, marks=pytest.mark.slow),
+        pytest.param(2, False, marks=pytest.mark.slow),
+    ],
+)
 def test_status_75_and_the_same_command_goes_on_bit_by_bit(
     project: Path, ranks: int, to_all: bool
 ) -> None:

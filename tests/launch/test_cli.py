@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,7 +84,9 @@ def test_the_command_trains(project: Path, capsys: pytest.CaptureFixture[str]) -
     assert len(out.splitlines()) < 40
     assert (project / "runs" / "tiny" / "checkpoints" / "checkpoint.torch").exists()
     assert "resumed" not in out
-    assert (project / "runs" / "tiny" / "log.txt").read_text()
+    (line,) = [each for each in out.splitlines() if each.startswith("start-up ")]
+    assert re.match(r"start-up \d+\.\d s: \w+", line)
+    assert line in (project / "runs" / "tiny" / "log.txt").read_text()
 
 
 def test_a_plugin_in_the_current_folder(project: Path) -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sslengine.losses import info_nce as module
 from sslengine.losses.info_nce import info_nce
+from tests.largest import Largest
 
 
 def _by_the_formula(
@@ -81,3 +83,52 @@ def test_finite_in_single_precision_at_a_temperature_that_overflows_exp() -> Non
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(anchors.grad).all()
+
+
+# ---- some anchors at a time
+
+
+def _plain(anchors: Tensor, candidates: Tensor, positives: Tensor, excluded: Tensor) -> Tensor:
+    """The whole matrix, by torch's own operations and autograd."""
+    logits = (anchors @ candidates.T / 0.1).scatter(1, excluded, float("-inf"))
+    return F.cross_entropy(logits, positives)
+
+
+@pytest.mark.parametrize("at_once", [1, 26, 53, 10**6], ids=["row by row", "2", "4", "all"])
+def test_at_any_size_of_the_parts(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Value and gradient, where the number of anchors is no multiple of the size, too."""
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    ours = _unit(7, 4, 0).requires_grad_(), _unit(13, 4, 1).requires_grad_()
+    theirs = [each.detach().clone().requires_grad_() for each in ours]
+    positives, excluded = torch.arange(7), torch.arange(14).view(7, 2) % 6 + 7
+    loss = info_nce(*ours, positives, 0.1, excluded)
+    expected = _plain(*theirs, positives, excluded)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    (3 * loss).backward()
+    (3 * expected).backward()
+    for mine, yours in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, yours.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_the_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2000)
+    anchors, candidates = _unit(64, 4, 0).requires_grad_(), _unit(400, 4, 1).requires_grad_()
+    with Largest() as made:
+        info_nce(anchors, candidates, torch.arange(64), 0.1).backward()
+    assert made.elements == 2000  # 5 anchors and all candidates; there are 25600 similarities
+    assert anchors.grad is not None
+
+
+def test_without_a_gradient_none_is_made() -> None:
+    anchors, candidates = _unit(64, 4, 0), _unit(400, 4, 1)
+    with torch.no_grad(), Largest() as made:
+        loss = info_nce(anchors.requires_grad_(), candidates, torch.arange(64), 0.1)
+    assert not loss.requires_grad
+    assert made.elements == 64 * 400
+
+
+def test_only_what_is_asked_for_gets_a_gradient() -> None:
+    anchors, candidates = _unit(3, 4, 0).requires_grad_(), _unit(5, 4, 1)
+    info_nce(anchors, candidates, torch.tensor([1, 2, 0]), 0.1).backward()
+    assert anchors.grad is not None
+    assert candidates.grad is None

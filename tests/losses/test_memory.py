@@ -8,8 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sslengine.config.facts import RunFacts
+from sslengine.distributed.sharding import local, whole
 from sslengine.errors import ConfigError
-from sslengine.losses.memory import expect_sample_index, move_towards, overwrite, random_rows
+from sslengine.losses import memory as module
+from sslengine.losses.memory import (
+    expect_sample_index,
+    move_towards,
+    overwrite,
+    random_rows,
+    zero_rows,
+)
+from tests.largest import Largest
+from tests.ranks import RankPool
 
 
 @st.composite
@@ -74,3 +84,67 @@ def test_a_run_with_samples_that_have_no_row(facts: RunFacts, told: str) -> None
     with pytest.raises(ConfigError, match=f"my_loss keeps a row for each .*{told}"):
         expect_sample_index(facts, "my_loss")
     expect_sample_index(RunFacts(label_type="sample_index"), "my_loss")
+
+
+def test_nothing_grows_with_the_square_of_the_batch() -> None:
+    memory, rows = torch.randn(50, 3), torch.arange(500) % 50
+    with Largest() as made:
+        overwrite(memory, rows, torch.randn(500, 3), torch.ones(500, dtype=torch.bool))
+    assert made.elements == 500 * 3
+
+
+# ---- shared out among ranks
+
+SAMPLES = 11
+
+
+def _writes_of_ranks() -> tuple[torch.Tensor, torch.Tensor]:
+    """A memory shared out, then written to as the whole one; and that one."""
+    torch.manual_seed(0)
+    shared = random_rows(SAMPLES, 4, unit_length=True, shared=True)
+    torch.manual_seed(0)
+    one = random_rows(SAMPLES, 4, unit_length=True)
+    assert torch.equal(whole(shared), one)
+    assert local(shared).shape[0] <= one.shape[0]
+    for _ in range(3):
+        rows, counted = torch.randint(SAMPLES, (9,)), torch.rand(9) < 0.7
+        values = torch.randn(9, 4)
+        for memory in (shared, one):
+            overwrite(memory, rows, values, counted)
+            move_towards(memory, rows.flip(0), values, counted, 0.5)
+    return whole(shared), one
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_shared_out_holds_what_the_whole_would(
+    ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    expected = _writes_of_ranks()[1]
+    for shared, one in pool.run(_writes_of_ranks):
+        assert torch.equal(shared, one)
+        assert torch.equal(one, expected)
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 100])
+def test_rows_are_drawn_alike_whatever_is_drawn_at_once(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAWN_AT_ONCE", at_once)
+    torch.manual_seed(0)
+    shared = random_rows(SAMPLES, 5, unit_length=False, shared=True)
+    torch.manual_seed(0)
+    assert torch.equal(shared, random_rows(SAMPLES, 5, unit_length=False))
+
+
+def _empty_of_ranks() -> tuple[int, torch.Tensor]:
+    memory = zero_rows(2, 3, 4, shared=True)
+    overwrite(memory, torch.tensor([1]), torch.ones(1, 3, 4), torch.tensor([True]))
+    return local(memory).numel(), whole(memory)
+
+
+def test_ranks_without_rows(four_ranks: RankPool) -> None:
+    results = four_ranks.run(_empty_of_ranks)
+    assert [held for held, _ in results] == [12, 12, 0, 0]
+    assert all(memory.flatten(1).sum(dim=1).tolist() == [0.0, 12.0] for _, memory in results)
+    assert zero_rows(2, 3, 4).shape == (2, 3, 4)

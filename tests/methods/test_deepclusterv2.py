@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.distributed.sharding import local, whole
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.kmeans import spherical_kmeans
 from sslengine.methods.deepclusterv2 import (
@@ -28,7 +30,8 @@ from sslengine.methods.deepclusterv2 import (
 from tests.config.recipes import resolved
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
-from tests.task.runs import make_task, train
+from tests.task.runs import Watch, make_task, train
+from tests.task.sharded import on_ranks
 
 SAMPLES, DIM, CROPS = 11, 4, 3
 CLUSTERS = [5, 3]
@@ -39,13 +42,15 @@ def _unit(number: int, seed: int) -> Tensor:
     return F.normalize(torch.randn(number, DIM, generator=generator, dtype=torch.float64), dim=1)
 
 
-def _loss(remembered: tuple[int, ...] = (0, 2), temperature: float = 0.1) -> DeepClusterLoss:
+def _loss(
+    remembered: tuple[int, ...] = (0, 2), temperature: float = 0.1, sharded: bool = False
+) -> DeepClusterLoss:
     """With centroids and clusters as k-means might leave them; samples 3 and 8 have none."""
     options = DeepClusterOptions(
         num_crops=CROPS,
         temperature=temperature,
         num_clusters=CLUSTERS,
-        memory_params=ClusteredMemory(crops_for_mb=list(remembered), embedding_dim=DIM),
+        memory_params=ClusteredMemory(list(remembered), DIM, sharded),
     )
     loss = DeepClusterLoss(options, RunFacts(num_train_samples=SAMPLES)).double()
     generator = torch.Generator().manual_seed(7)
@@ -134,8 +139,8 @@ def _fill(loss: DeepClusterLoss, images: int = SAMPLES) -> Tensor:
     return values
 
 
-def _clustered(images: int) -> DeepClusterLoss:
-    loss = _loss()
+def _clustered(images: int, sharded: bool = False) -> DeepClusterLoss:
+    loss = _loss(sharded=sharded)
     _fill(loss, images)
     torch.manual_seed(rank())  # nothing may come from here
     before = torch.get_rng_state()
@@ -217,19 +222,21 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
     torch.testing.assert_close(summed, model.weight.grad, rtol=1e-8, atol=1e-12)
 
 
-def _state_when_clustered(images: int) -> dict[str, Tensor]:
-    return _clustered(images).state_dict()
+def _state_when_clustered(images: int, sharded: bool = False) -> dict[str, Tensor]:
+    state = _clustered(images, sharded).state_dict()
+    return {name: whole(each) for name, each in state.items()}
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "shared out"])
 @pytest.mark.parametrize("images", [SAMPLES, 7])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_together_find_the_clusters_of_one(
-    ranks: int, images: int, request: pytest.FixtureRequest
+    ranks: int, images: int, sharded: bool, request: pytest.FixtureRequest
 ) -> None:
     """11 and 7 images: ranks cannot share them evenly."""
     pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     expected = _state_when_clustered(images)
-    for state in pool.run(_state_when_clustered, images):
+    for state in pool.run(_state_when_clustered, images, sharded):
         for name, value in expected.items():
             torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
 
@@ -299,6 +306,26 @@ def test_another_number_of_ranks_goes_on_with_the_same_memory(
     task.set_classy_state(state)
     assert torch.equal(task.loss.memory, state["loss"]["memory"])
     assert task.loss.filled.all()
+
+
+def _state_and_losses(folder: Path, sharded: bool) -> tuple[dict[str, Tensor], list[float], int]:
+    run = copy.deepcopy(RUN)
+    run["LOSS"]["deepclusterv2_loss"]["memory_params"]["sharded"] = sharded
+    watch = Watch()
+    task = train(folder, [watch], **on_ranks(run, world_size()))
+    held = local(task.loss.memory).shape[0]
+    return {n: whole(each) for n, each in task.loss.state_dict().items()}, watch.losses, held
+
+
+def test_a_memory_shared_out_is_the_same_run_to_the_bit(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    ones = two_ranks.run(_state_and_losses, tmp_path / "whole", False)
+    others = two_ranks.run(_state_and_losses, tmp_path / "shared", True)
+    for (one, losses, _), (two, same, held) in zip(ones, others, strict=True):
+        assert losses == same
+        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert held == len(one["memory"]) / 2
 
 
 def test_the_memory_is_filled_before_the_first_phase(tmp_path: Path) -> None:

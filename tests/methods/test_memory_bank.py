@@ -6,6 +6,7 @@ the sample, so that a sample meets the same ones on whatever rank it is.
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.checkpoint.resume import find
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.distributed.sharding import is_sharded, local, whole
+from sslengine.distributed.shared_rows import own_rows
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.memory_bank import (
     MemoryBankLoss,
@@ -30,8 +35,11 @@ from sslengine.methods.memory_bank import (
 )
 from tests.config.recipes import resolved
 from tests.integration.test_configs import VISSL
+from tests.integration.test_sharded_resume import start
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
+from tests.task.runs import make_task
+from tests.task.sharded import on_ranks
 from tools.check_configs import SMALL
 
 SAMPLES, DRAWN, DIM = 12, 7, 4
@@ -54,15 +62,20 @@ def _memory() -> Tensor:
     return memory / memory.norm(dim=1, keepdim=True)
 
 
-def _options(momentum: float = 0.5, every: bool = True, **options: Any) -> MemoryBankOptions:
-    memory = MemoryOptions(embedding_dim=DIM, momentum=momentum, update_mem_on_forward=every)
+def _options(
+    momentum: float = 0.5, every: bool = True, sharded: bool = False, **options: Any
+) -> MemoryBankOptions:
+    memory = MemoryOptions(
+        embedding_dim=DIM, momentum=momentum, update_mem_on_forward=every, sharded=sharded
+    )
     sampling = NegativeSampling(num_negatives=DRAWN)
     return MemoryBankOptions(memory_params=memory, negative_sampling_params=sampling, **options)
 
 
 def _loss(**options: Any) -> FixedDraws:
     loss = FixedDraws(_options(**options), RunFacts(num_train_samples=SAMPLES)).double()
-    loss.memory.copy_(_memory())
+    here = slice(None) if not is_sharded(loss.memory) else own_rows(SAMPLES)
+    local(loss.memory).copy_(_memory()[here])
     return loss
 
 
@@ -298,10 +311,17 @@ def _on_this_rank(options: dict[str, Any]) -> tuple[float, Tensor, Tensor, Tenso
     wrapped = DistributedDataParallel(_model())
     _loss(**options)(wrapped(images), target).backward()
     own = plain.weight.grad / world_size()
-    return value.item(), wrapped.module.weight.grad, own, loss.memory, loss.log_partition
+    return value.item(), wrapped.module.weight.grad, own, whole(loss.memory), loss.log_partition
 
 
-@pytest.mark.parametrize("options", [{"norm_constant": 40.0}, {"loss_type": "cross_entropy"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm_constant": 40.0},
+        {"loss_type": "cross_entropy"},
+        {"norm_constant": 40.0, "sharded": True},
+    ],
+)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_together_equal_one_process_with_the_whole_batch(
     ranks: int, options: dict[str, Any], request: pytest.FixtureRequest
@@ -405,6 +425,65 @@ PIRL: dict[str, Any] = {
 @pytest.mark.parametrize("method", [NPID, PIRL], ids=["npid", "pirl"])
 def test_a_run_goes_on_bit_by_bit(method: dict[str, Any], tmp_path: Path) -> None:
     assert_goes_on_bit_by_bit(tmp_path, after=3, **method)
+
+
+def _of_ranks(folder: Path, method: dict[str, Any], stop_after: int | None = None) -> Any:
+    return start(folder, method, stop_after), sum(
+        path.suffix == ".shards" for path in (folder / "checkpoints").iterdir()
+    )
+
+
+def _sharded(method: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(method)
+    options = changed["LOSS"]["nce_loss_with_memory"]
+    options["memory_params"]["sharded"] = True
+    return changed
+
+
+@pytest.mark.parametrize("method", [NPID, PIRL], ids=["npid", "pirl"])
+def test_a_memory_shared_out_is_the_same_run_to_the_bit(
+    method: dict[str, Any], two_ranks: RankPool, tmp_path: Path
+) -> None:
+    whole_one = two_ranks.run(_of_ranks, tmp_path / "whole", method)
+    shared = two_ranks.run(_of_ranks, tmp_path / "shared", _sharded(method))
+    two_ranks.run(_of_ranks, tmp_path / "cut", _sharded(method), 1)
+    resumed = two_ranks.run(_of_ranks, tmp_path / "cut", _sharded(method))
+    for (one, _), (two, _), (rest, _) in zip(whole_one, shared, resumed, strict=True):
+        assert len(one.losses) == 4
+        assert one.losses == two.losses == [*two.losses[:1], *rest.losses]
+        for state in (two.loss_state, rest.loss_state):
+            assert all(torch.equal(state[name], one.loss_state[name]) for name in one.loss_state)
+    assert {folders for _, folders in whole_one} == {0}
+    assert all(folders for _, folders in shared)
+
+
+def _restored(folder: Path, method: dict[str, Any]) -> tuple[int, Tensor]:
+    task = make_task(folder / "other", [], **on_ranks(method, world_size()))
+    found = find(folder / "checkpoints", CheckpointOptions(), task.peers)
+    assert found is not None
+    task.set_classy_state(found.state["classy_state_dict"])
+    return local(task.loss.memory).shape[0], whole(task.loss.memory)
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_memory(
+    two_ranks: RankPool, four_ranks: RankPool, tmp_path: Path
+) -> None:
+    (ended, _), _ = two_ranks.run(_of_ranks, tmp_path, _sharded(NPID))
+    results = [
+        *[(4, each) for each in four_ranks.run(_restored, tmp_path, _sharded(NPID))],
+        *[(16, each) for each in four_ranks.run(_restored, tmp_path, NPID)],
+        (16, _restored(tmp_path, _sharded(NPID))),
+    ]
+    for rows, (held, memory) in results:
+        assert held == rows
+        assert torch.equal(memory, ended.loss_state["memory"])
+
+
+def test_from_whole_to_shared_out(two_ranks: RankPool, tmp_path: Path) -> None:
+    ended, _ = _of_ranks(tmp_path, NPID)
+    for held, memory in two_ranks.run(_restored, tmp_path, _sharded(NPID)):
+        assert held == 8
+        assert torch.equal(memory, ended.loss_state["memory"])
 
 
 def test_test_phases_are_refused() -> None:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses import info_nce
 from sslengine.methods.simclr import (
     MultiCropSimCLRLoss,
     MultiCropSimCLROptions,
@@ -150,8 +151,16 @@ def _model() -> nn.Linear:
     return nn.Linear(PIXELS, 4).double()
 
 
-def _on_this_rank() -> tuple[float, Tensor, Tensor]:
+def _on_this_rank(at_once: int = info_nce.AT_ONCE) -> tuple[float, Tensor, Tensor]:
     """(loss, the gradient that DDP leaves, this rank's own gradient divided by the ranks)"""
+    usual, info_nce.AT_ONCE = info_nce.AT_ONCE, at_once
+    try:
+        return _steps_of_this_rank()
+    finally:
+        info_nce.AT_ONCE = usual
+
+
+def _steps_of_this_rank() -> tuple[float, Tensor, Tensor]:
     share = _views().chunk(world_size(), dim=1)[rank()].reshape(-1, PIXELS)
     plain = _model()
     loss = _loss(0.2)(plain(share))
@@ -161,16 +170,17 @@ def _on_this_rank() -> tuple[float, Tensor, Tensor]:
     return loss.item(), wrapped.module.weight.grad, plain.weight.grad / world_size()
 
 
+@pytest.mark.parametrize("at_once", [info_nce.AT_ONCE, 3 * 2 * IMAGES], ids=["whole", "3 rows"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_together_equal_one_process_with_the_whole_batch(
-    ranks: int, request: pytest.FixtureRequest
+    ranks: int, at_once: int, request: pytest.FixtureRequest
 ) -> None:
     pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     model = _model()
     embeddings = model(_views().reshape(-1, PIXELS))
     expected = equation_1(embeddings[:IMAGES], embeddings[IMAGES:], 0.2)
     expected.backward()
-    results = pool.run(_on_this_rank)
+    results = pool.run(_on_this_rank, at_once)
     assert sum(loss for loss, _, _ in results) / ranks == pytest.approx(expected.item(), rel=1e-12)
     for _, by_ddp, _ in results:
         torch.testing.assert_close(by_ddp, model.weight.grad, rtol=1e-9, atol=1e-12)

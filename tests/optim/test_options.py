@@ -25,7 +25,8 @@ PICKY = f"{__name__}:Picky"
 
 
 def problems(**settings: Any) -> list[str]:
-    return list(OptimizerOptions(**settings).check())
+    options = OptimizerOptions(**settings)
+    return [*options.check(), *options.check_chosen()]
 
 
 def with_schedule(key: str, **settings: Any) -> OptimizerOptions:
@@ -207,9 +208,9 @@ def test_only_learning_rates_follow_the_batch_size() -> None:
 
 def test_momentum_needs_an_optimizer_that_has_it() -> None:
     options = with_schedule("momentum", name="constant", value=0.5)
-    assert list(options.check()) == []
+    assert list(options.check_chosen()) == []
     options.name, options.args = PICKY, {"depth": 1}
-    assert list(options.check()) == [
+    assert list(options.check_chosen()) == [
         f"param_schedulers.momentum: {PICKY} has neither momentum nor betas."
     ]
 

@@ -77,6 +77,7 @@ def test_a_waiting_job_does_not_see_what_is_edited(user: User) -> None:
     assert str(code.parent / "code") in ran  # PYTHONPATH
 
 
+@pytest.mark.slow
 def test_a_sweep_is_an_array_with_a_folder_for_each(user: User) -> None:
     job = user.submit(
         "config.CHECKPOINT.DIR=sweep", "config.SEED_VALUE=1,2,3", "config.OPTIMIZER.num_epochs=1"
@@ -145,6 +146,7 @@ def test_at_the_time_limit_it_is_saved_and_goes_on_under_the_same_id(
     assert same_weights(user.folder / "over_time", undisturbed)
 
 
+@pytest.mark.slow
 def test_a_job_whose_node_is_lost_starts_again_elsewhere(user: User) -> None:
     job = user.submit("config.CHECKPOINT.DIR=lost", SLOW)
     node = user.wait_for_state(job, "RUNNING")["NodeList"]

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sslengine.errors import ConfigError
-from sslengine.task.phases import ByIteration, Length, Phase, count_updates, plan_phases
-from sslengine.task.progress import Group, group_of
+from sslengine.task.phases import (
+    ByIteration,
+    Length,
+    Phase,
+    count_updates,
+    next_phase,
+    place_again,
+    plan_phases,
+)
+from sslengine.task.progress import Group, Progress, group_of
 
 
 def _kinds(phases: list[Phase]) -> str:
@@ -132,3 +142,82 @@ def test_tests_change_nothing_of_what_is_trained(
                for due in range(every, iterations + 1, every))  # fmt: skip
     assert all(at % every < accumulate or at == made for at in tested)
     assert tested[-1] == made == iterations
+
+
+# ---- a checkpoint's place, in a run that is tested at other times
+
+
+def _walk(phases: list[Phase]) -> list[Progress]:
+    """All that a run through these phases may save."""
+    found, made = [], 0
+    for phase in phases:
+        for step in range(phase.begin, phase.steps + 1):
+            iteration = made + (step - phase.begin if phase.train else 0)
+            found.append(Progress(phase.index, step, phase.steps, int(not phase.train), iteration))
+        made += phase.own_steps if phase.train else 0
+    return found
+
+
+def _left(phases: list[Phase], place: Progress) -> list[tuple[bool, int, int]]:
+    """The steps that are yet to be made: of training or not, epoch, step."""
+    index = next_phase(phases, place.phase, place.step)
+    here = place.step if index == place.phase else None
+    return [
+        (phase.train, phase.epoch, phase.first_step + step)
+        for phase in phases[index:]
+        for step in range(phase.begin if here is None or phase.index > index else here, phase.steps)
+    ]
+
+
+schedules = st.one_of(
+    st.just({"test_steps": 0}),
+    st.fixed_dictionaries({"test_steps": st.just(2), "test_every": st.integers(1, 4)}),
+    st.fixed_dictionaries(
+        {"test_steps": st.just(2), "by_iteration": st.integers(1, 7).map(ByIteration)}
+    ),
+)
+
+
+@given(steps=st.integers(1, 6), epochs=st.integers(1, 4), then=schedules, now=schedules)
+def test_a_saved_place_is_found_again(
+    steps: int, epochs: int, then: dict[str, Any], now: dict[str, Any]
+) -> None:
+    before, after = (plan_phases(Length(epochs), steps, **each) for each in (then, now))
+    for saved in _walk(before):
+        assert _left(before, place_again(before, saved)) == _left(before, saved)
+        found = place_again(after, saved)
+        trained = [step for step in _left(after, found) if step[0]]
+        assert trained == [step for step in _left(before, saved) if step[0]]
+        assert found.iteration == saved.iteration
+        if before == after:
+            assert (found.phase, found.step) == (saved.phase, saved.step)
+
+
+def test_a_run_that_was_complete_goes_on_with_more_epochs() -> None:
+    short, long = plan_phases(Length(1), 3, 2), plan_phases(Length(2), 3, 2)
+    complete = _walk(short)[-1]
+    assert _left(long, place_again(long, complete)) == _left(long, _walk(short)[-1])
+    assert [step[:2] for step in _left(long, place_again(long, complete))] == [
+        (True, 1), (True, 1), (True, 1), (False, 1), (False, 1),
+    ]  # fmt: skip
+
+
+def test_a_test_of_another_set_is_made_from_its_start() -> None:
+    before, after = plan_phases(Length(2), 3, 5), plan_phases(Length(2), 3, 4)
+    within = Progress(phase=1, step=4, of=5, testing=1, iteration=3)
+    assert _left(after, place_again(after, within))[:5] == [
+        (False, 0, 0), (False, 0, 1), (False, 0, 2), (False, 0, 3), (True, 1, 0),
+    ]  # fmt: skip
+    assert _left(before, place_again(before, within))[0] == (False, 0, 4)
+
+
+def test_the_test_alone_begins_at_its_start() -> None:
+    phases = plan_phases(Length(2), 0, 7, test_only=True)
+    saved = Progress(phase=3, step=7, of=7, testing=1, iteration=6, stopped=1)
+    assert place_again(phases, saved) == Progress(0, 0, 7, 1, 6)
+
+
+def test_a_checkpoint_without_the_length_of_its_phase_keeps_its_numbers() -> None:
+    phases = plan_phases(Length(2), 3, 2)
+    old = Progress(phase=1, step=1, iteration=3)
+    assert place_again(phases, old) == old

@@ -7,9 +7,7 @@ from sslengine.task.progress import ALONE, Progress, group_of
 
 def test_state_goes_round() -> None:
     one = Progress(phase=3, step=4, iteration=5, samples=6, num_updates=7)
-    two = Progress()
-    two.load_state_dict(one.state_dict())
-    assert two == one
+    assert Progress.of_state(one.state_dict()) == one
 
 
 def test_without_accumulation_each_step_is_a_group() -> None:

@@ -6,6 +6,9 @@
         def __len__(self): ...
         def image(self, index): ...        # a PIL image, RGB; raises when it cannot be read
 
+A source of encoded images (JPEG, PNG ...) is an EncodedSource and has `read` in place of `image`:
+then a back-end may decode the bytes its own way.
+
 A source is pickled into every loader worker: keep what it holds small. It draws no
 random numbers but from generators of its own, seeded by the index.
 """
@@ -13,13 +16,17 @@ random numbers but from generators of its own, seeded by the index.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sslengine.data.decoding import Decoder
 from sslengine.data.options import SplitOptions
+from sslengine.data.retries import retried
 from sslengine.errors import DataError
 from sslengine.registry import DATA_SOURCES
 
@@ -44,6 +51,10 @@ class DataSource(ABC):
     def image(self, index: int) -> Image.Image:
         """The image, RGB. Any exception marks the sample as unreadable."""
 
+    def stand_in(self, side: int) -> Any:
+        """What stands for an image that cannot be read: grey, and such as the others are."""
+        return grey_image(side)
+
     def label(self, index: int) -> int:
         """The class of an image, for sources that know it."""
         raise DataError(f"{self.where}: the source {type(self).__name__} has no labels.")
@@ -55,6 +66,44 @@ class DataSource(ABC):
     def path(self, index: int) -> str:
         """What to call an image in a message: its file, where there is one."""
         return f"image {index} of {type(self).__name__}"
+
+
+class EncodedSource(DataSource):
+    """Images that are stored encoded."""
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        self.decoder = Decoder.of(options, split)
+        self._retries, self._wait = options.READ_RETRIES, options.READ_RETRY_WAIT
+
+    @abstractmethod
+    def read(self, index: int) -> bytes:
+        """The bytes of the image's file. At an OSError it is called again (READ_RETRIES)."""
+
+    @final
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the image's file. Any exception marks the sample as unreadable."""
+        return retried(partial(self.read, index), self._retries, self._wait)
+
+    @final
+    def image(self, index: int) -> Image.Image:
+        return self.decoder(self.encoded(index))
+
+    def stand_in(self, side: int) -> Any:
+        if self.decoder.mode != "stored":
+            return grey_image(side).convert(self.decoder.mode)
+        return self._like_the_first(side)
+
+    def _like_the_first(self, side: int) -> Any:
+        """As the first image that can be read, of the first hundred; the same in each worker."""
+        for index in range(min(len(self), 100)):
+            with suppress(Exception):
+                image: Any = self.image(index)
+                if isinstance(image, Image.Image):
+                    return grey_image(side).convert(image.mode)
+                level = 128 if image.dtype == np.uint8 else 0
+                return np.full((side, side, image.shape[2]), level, image.dtype)
+        return grey_image(side)
 
 
 def build_sources(options: SplitOptions, split: str) -> list[DataSource]:

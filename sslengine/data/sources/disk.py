@@ -1,48 +1,38 @@
-"""Images on disk: `disk_folder`, a folder tree, and `disk_filelist`, a .npy file of paths.
-
-Paths are kept in one numpy array of bytes, not in a list of strings: it goes to every
-loader worker, and a million short strings would cost each of them some 100 MB.
-"""
+"""Images on disk: `disk_folder`, a folder tree, and `disk_filelist`, a .npy file of paths."""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from sslengine.data.index_cache import Found, Index, indexed, stamp
 from sslengine.data.options import SplitOptions
-from sslengine.data.sources.base import DataSource
-from sslengine.data.sources.paths import Located, data_path
+from sslengine.data.shared_paths import by_folder, path_arrays
+from sslengine.data.sources.base import EncodedSource
+from sslengine.data.sources.class_numbers import all_known
+from sslengine.data.sources.folder_scan import find_images
+from sslengine.data.sources.paths import Located, data_folder, data_path
 from sslengine.errors import DataError
 from sslengine.registry import register_data_source
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-NO_CLASS = -1
 
 
-def open_image(path: str) -> Image.Image:
-    """A file's pixels as RGB, as they are stored: as in VISSL, not turned as EXIF may say."""
+def read_file(path: str) -> bytes:
     with open(path, "rb") as file:
-        return Image.open(file).convert("RGB")
-
-
-class _Folder(NamedTuple):
-    """Sorted, images are in the order of torchvision's ImageFolder: by class, folder, name."""
-
-    label: str  # the first folder below the root; "" for the root itself
-    below: str  # the path below the root
-    images: list[str]
+        return file.read()
 
 
 @register_data_source("disk_folder")
-class FolderSource(DataSource):
+class FolderSource(EncodedSource):
     """All images below a folder; the folders right below it are the classes, in order of name.
 
     Hidden files and folders are passed over. A flat folder of images has no classes.
@@ -56,103 +46,129 @@ class FolderSource(DataSource):
         if not self.root.is_dir():
             kind = "a file, not a folder" if self.root.exists() else "not there"
             raise DataError(f"{self.where}: the image folder {self.root} is {kind}.")
-        self.class_names = sorted(entry.name for entry in _visible(self.root) if entry.is_dir())
-        folders = sorted(_scan(self.root))
-        files = [os.path.join(each.below, name) for each in folders for name in each.images]
-        if not files:
+        suffixes = IMAGE_SUFFIXES + ((".npy",) if options.IMAGE_MODE == "stored" else ())
+        index = indexed(
+            f"folder, {' '.join(suffixes)}: {self.root.resolve()}",
+            f"looking through {self.root}",
+            lambda: find_images(self.root, suffixes),
+            cached=options.CACHE_INDEX,
+        )
+        self._files, self._labels = index.paths(), index["labels"]
+        if not len(self._files):
             raise DataError(
                 f"{self.where}: no image in {self.root} or in the folders below it. "
-                f"Looked for files that end in {', '.join(IMAGE_SUFFIXES)} (or in capitals)."
+                f"Looked for files that end in {', '.join(suffixes)} (or in capitals)."
             )
-        numbers = {name: number for number, name in enumerate(self.class_names)}
-        self._files = np.array([os.fsencode(file) for file in files])
-        self._labels = np.repeat(
-            [numbers.get(each.label, NO_CLASS) for each in folders],
-            [len(each.images) for each in folders],
-        )
+        self.class_names = [os.fsdecode(name) for name in index.strings("classes")]
         self.num_classes = len(self.class_names)
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def image(self, index: int) -> Image.Image:
-        return open_image(self.path(index))
+    def read(self, index: int) -> bytes:
+        return read_file(self.path(index))
 
     def label(self, index: int) -> int:
-        return int(self._labels[index])
+        return int(self._labels.array[index])
 
     def labels(self) -> NDArray[np.generic]:
-        outside = np.flatnonzero(self._labels == NO_CLASS)
-        if outside.size:
-            raise DataError(
+        return all_known(
+            self._labels.array,
+            lambda outside: (
                 f"{self.where}: labels are asked for, and {outside.size} images lie in no class "
                 f"folder, the first is {self.path(int(outside[0]))}. Move each into a folder "
                 f"named after its class, or train without LABEL_SOURCES."
-            )
-        return self._labels
+            ),
+        )
 
     def path(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._files[index]))
 
 
-def _visible(folder: str | Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"Cannot look into the folder {folder}: {error}") from error
-
-
-def _scan(root: str | Path, label: str = "", below: str = "") -> Iterator[_Folder]:
-    entries = _visible(root)
-    folders = [entry for entry in entries if entry.is_dir()]
-    images = {entry.name for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)}
-    yield _Folder(label, below, sorted(images - {folder.name for folder in folders}))
-    for folder in folders:
-        yield from _scan(folder.path, label or folder.name, os.path.join(below, folder.name))
-
-
-@register_data_source("disk_filelist")
-class FileListSource(DataSource):
-    """The images whose paths a .npy file holds."""
+class ListedFiles(EncodedSource):
+    """Files whose paths some list holds."""
 
     needs_path = True
+    # Do relative paths begin at the list's folder, or as in VISSL at the current one?
+    beside_the_list: ClassVar[bool] = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
-        self._file = data_path(options, split, position)
-        self._mmap = options.MMAP_MODE
+        self._list, self.where = data_path(options, split, position)
         self._old_prefix = options.REMOVE_IMG_PATH_PREFIX
         self._new_prefix = options.NEW_IMG_PATH_PREFIX
-        self._paths: NDArray[np.generic] | None = None
-        paths = self._load()
-        if paths.ndim != 1 or paths.dtype.kind not in "SU" or not len(paths):
-            raise DataError(
-                f"{self._file.where}: {self._file.path} must hold a list of paths; it holds "
-                f"an array of shape {paths.shape} and type {paths.dtype}."
-            )
-        self._length = len(paths)
+        self._folder = data_folder(options, split, position) if self.beside_the_list else ""
+        self._index = self._indexed(options)
+        self._paths = self._index.paths()
+
+    def _indexed(self, options: SplitOptions) -> Index:
+        if not self._list.is_file():
+            raise DataError(f"{self.where}: there is no file {self._list}.")
+        return indexed(
+            f"{self._kind()}: {self._list.resolve()}",
+            f"reading {self._list}",
+            self._find,
+            cached=options.CACHE_INDEX,
+        )
+
+    @abstractmethod
+    def _kind(self) -> str:
+        """What is looked for, and how: lists of other kinds have other indexes."""
+
+    @abstractmethod
+    def _find(self) -> Found:
+        """The paths, and what else the list holds."""
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._paths)
 
-    def image(self, index: int) -> Image.Image:
-        return open_image(self.path(index))
+    def read(self, index: int) -> bytes:
+        return read_file(self.path(index))
 
     def path(self, index: int) -> str:
-        path = os.fsdecode(self._load()[index])
+        path = os.fsdecode(self._paths[index])
         if path.startswith(self._old_prefix):
-            return self._new_prefix + path[len(self._old_prefix) :]
-        return path
+            path = self._new_prefix + path[len(self._old_prefix) :]
+        return os.path.join(self._folder, path)
 
-    def _load(self) -> NDArray[np.generic]:
-        if self._paths is None:
-            self._paths = load_array(self._file, self._mmap)
-        return self._paths
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker reads the file anew: pickling would copy a memory map whole.
-        return {**self.__dict__, "_paths": None}
+@register_data_source("disk_filelist")
+class FileListSource(ListedFiles):
+    """The images whose paths a .npy file holds."""
+
+    beside_the_list = False
+
+    def _indexed(self, options: SplitOptions) -> Index:
+        # `_find` says more of a file that is not there.
+        return indexed(
+            f"{self._kind()}: {self._list.resolve()}",
+            f"reading {self._list}",
+            self._find,
+            cached=options.CACHE_INDEX and options.MMAP_MODE,
+        )
+
+    def _kind(self) -> str:
+        return "file list"
+
+    def _find(self) -> Found:
+        marked = stamp(self._list)
+        paths = load_array(Located(self._list, self.where), mmap=True)
+        if paths.ndim != 1 or paths.dtype.kind not in "SU" or not len(paths):
+            raise DataError(
+                f"{self.where}: {self._list} must hold a list of paths; it holds "
+                f"an array of shape {paths.shape} and type {paths.dtype}."
+            )
+        paths_read = by_folder(_one_by_one(self._list, paths))
+        return Found(path_arrays(paths_read), [marked], len(paths))
+
+
+def _one_by_one(file: Path, paths: NDArray[np.generic], at_once: int = 2**16) -> Iterator[bytes]:
+    """Read in parts: all as strings of Python, or as pages of a map, would fill the memory."""
+    assert isinstance(paths, np.memmap)
+    with file.open("rb") as stream:
+        stream.seek(paths.offset)
+        while len(part := np.fromfile(stream, paths.dtype, at_once)):
+            yield from map(os.fsencode, part.tolist())
 
 
 def load_array(file: Located, mmap: bool) -> NDArray[np.generic]:

@@ -38,6 +38,11 @@ def data_path(options: SplitOptions, split: str, position: int) -> Located:
     return located._replace(path=local_copy(located.path, folder, located.where))
 
 
+def data_folder(options: SplitOptions, split: str, position: int) -> str:
+    """Where the file of the source lies, if it is a list; not where its copy lies."""
+    return str(_locate(options, split, position, "DATA_PATHS", column=0).path.parent)
+
+
 def label_path(options: SplitOptions, split: str, position: int) -> Located:
     """The label file that goes with the source at `position`."""
     return _locate(options, split, position, "LABEL_PATHS", column=1)

@@ -1,10 +1,11 @@
-"""`torchvision_dataset`: CIFAR10, CIFAR100, STL10, MNIST or SVHN, by DATASET_NAMES.
+"""`torchvision_dataset`: CIFAR10, CIFAR100, STL10, MNIST, SVHN and others, by DATASET_NAMES.
 
 The files must be there already, under DATA_PATHS; nothing is downloaded.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,22 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.options import SplitOptions
+from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.paths import data_path
 from sslengine.errors import DataError, nearest
 from sslengine.registry import register_data_source
 
 # How each is told which part to read, and where it keeps its labels.
-BY_FLAG = {"CIFAR10": "targets", "CIFAR100": "targets", "MNIST": "targets"}
-BY_SPLIT = {"STL10": "labels", "SVHN": "labels"}
+BY_FLAG = dict.fromkeys(
+    ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "USPS"), "targets"
+)
+BY_SPLIT = {
+    "STL10": "labels",
+    "SVHN": "labels",
+    **dict.fromkeys(("DTD", "FGVCAircraft", "Flowers102", "Food101", "OxfordIIITPet"), "_labels"),
+}
+OTHER_NAMES = {("OxfordIIITPet", "TRAIN"): "trainval"}
 LABELS = {**BY_FLAG, **BY_SPLIT}
 
 
@@ -38,7 +47,8 @@ class TorchvisionSource(DataSource):
                 f"{nearest(name, LABELS)}".rstrip()
             )
         root, self.where = data_path(options, split, position)
-        part = {"train": split == "TRAIN"} if name in BY_FLAG else {"split": split.lower()}
+        called = OTHER_NAMES.get((name, split), split.lower())
+        part = {"train": split == "TRAIN"} if name in BY_FLAG else {"split": called}
         try:
             self._set: Any = getattr(torchvision.datasets, name)(str(root), download=False, **part)
         except (RuntimeError, OSError) as error:
@@ -48,6 +58,24 @@ class TorchvisionSource(DataSource):
             ) from error
         self._labels = np.asarray(getattr(self._set, LABELS[name]), dtype=np.int64)
         self.num_classes = int(self._labels.max()) + 1
+        # Some sets hold all pixels in one array, which goes to workers as a reference.
+        pixels = getattr(self._set, "data", None)
+        self._pixels = SharedArray.of(pixels) if isinstance(pixels, np.ndarray) else None
+        self._give_pixels()
+
+    def _give_pixels(self) -> None:
+        if self._pixels is not None:
+            self._set.data = self._pixels.array
+
+    def __getstate__(self) -> dict[str, Any]:
+        bare = copy.copy(self._set)
+        if self._pixels is not None:
+            bare.data = None
+        return {**self.__dict__, "_set": bare}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._give_pixels()
 
     def __len__(self) -> int:
         return len(self._set)

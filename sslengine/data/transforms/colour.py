@@ -6,12 +6,16 @@ The p tests are part of what a transform computes, so `<=` and `<` stand as in V
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
-from torchvision.transforms import ColorJitter, RandomApply, RandomGrayscale
+from PIL import Image, ImageEnhance, ImageOps
+from torchvision.transforms import ColorJitter, Compose, RandomApply, RandomGrayscale
 
+from sslengine.data.plan.draws import Draw, draw_of
+from sslengine.data.plan.ops import Blur, Op, Size, Solarize
+from sslengine.data.plan.view import size_of
 from sslengine.data.transforms.probability import probability
 from sslengine.registry import register_transform
 
@@ -33,11 +37,19 @@ class ImgPilColorDistortion:
         grayscale_probability: float = 0.2,
     ) -> None:
         jitter = _jitter(strength, brightness, contrast, saturation, hue)
-        self.distort = _with_probability(color_jitter_probability, jitter)
-        self.grey: Change = RandomGrayscale(probability(grayscale_probability))
+        distort = _with_probability(color_jitter_probability, jitter)
+        grey = RandomGrayscale(probability(grayscale_probability))
+        self.distort: Change = Compose([distort, grey])
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        return self.grey(self.distort(image))
+        return self.distort(image)
+
+    def draw(self, size: Size) -> list[Op]:
+        return self._draw(size)
+
+    @cached_property
+    def _draw(self) -> Draw:
+        return draw_of(self.distort)  # type: ignore[no-any-return]
 
 
 @register_transform("ImgPilRandomColorJitter")
@@ -50,6 +62,13 @@ class ImgPilRandomColorJitter:
     def __call__(self, image: Image.Image) -> Image.Image:
         return self.jitter(image)
 
+    def draw(self, size: Size) -> list[Op]:
+        return self._draw(size)
+
+    @cached_property
+    def _draw(self) -> Draw:
+        return draw_of(self.jitter)  # type: ignore[no-any-return]
+
 
 @register_transform("ImgPilGaussianBlur")
 class ImgPilGaussianBlur:
@@ -61,10 +80,12 @@ class ImgPilGaussianBlur:
         self.radius_max = radius_max
 
     def __call__(self, image: Image.Image) -> Image.Image:
+        return _applied(self.draw(size_of(image)), image)
+
+    def draw(self, size: Size) -> list[Op]:
         if np.random.rand() > self.p:  # noqa: NPY002
-            return image
-        radius = random.uniform(self.radius_min, self.radius_max)
-        return image.filter(ImageFilter.GaussianBlur(radius))
+            return []
+        return [Blur(random.uniform(self.radius_min, self.radius_max))]
 
 
 @register_transform("ImgPilRandomSolarize")
@@ -72,10 +93,17 @@ class ImgPilRandomSolarize:
     """Invert the pixels above a random threshold, with probability p."""
 
     def __init__(self, p: float = 0.66) -> None:
-        self.solarize = _with_probability(p, _solarize)
+        self.solarize = _with_probability(p, _Solarize())
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return self.solarize(image)
+
+    def draw(self, size: Size) -> list[Op]:
+        return self._draw(size)
+
+    @cached_property
+    def _draw(self) -> Draw:
+        return draw_of(self.solarize)  # type: ignore[no-any-return]
 
 
 @register_transform("ImgPilRandomPhotometric")
@@ -83,7 +111,7 @@ class ImgPilRandomPhotometric:
     """PIRL's, all or none: posterize, sharpen or soften, solarize, stretch the contrast."""
 
     def __init__(self, p: float = 0.66) -> None:
-        self.change = _with_probability(p, _posterize, _sharpen, _solarize, ImageOps.autocontrast)
+        self.change = _with_probability(p, _posterize, _sharpen, _Solarize(), ImageOps.autocontrast)
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return self.change(image)
@@ -110,11 +138,23 @@ def _sharpen(image: Image.Image) -> Image.Image:
     return ImageEnhance.Sharpness(image).enhance(np.random.uniform(0.1, 1.9))  # noqa: NPY002
 
 
-def _solarize(image: Image.Image) -> Image.Image:
-    return ImageOps.solarize(image, int(np.random.randint(0, 257)))  # noqa: NPY002
+class _Solarize:
+    """From a random threshold on."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return _applied(self.draw(size_of(image)), image)
+
+    def draw(self, size: Size) -> list[Op]:
+        return [Solarize(int(np.random.randint(0, 257)))]  # noqa: NPY002
 
 
 def _with_probability(p: float, *changes: Change) -> Change:
     """All the changes, one after another, or none."""
     apply: Change = RandomApply(list(changes), probability(p))
     return apply
+
+
+def _applied(ops: Sequence[Op], image: Image.Image) -> Image.Image:
+    for op in ops:
+        image = op.on_pil(image)
+    return image

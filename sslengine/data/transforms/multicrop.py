@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import repeat
 from typing import Any, ClassVar
 
 from PIL import Image
 from torchvision.transforms import Compose, RandomApply, RandomResizedCrop
 
+from sslengine.data.plan.draws import Draw, draw_of
+from sslengine.data.plan.ops import Op, Size
 from sslengine.data.transforms.probability import probability
 from sslengine.registry import register_transform
 
@@ -46,6 +49,13 @@ class ImgPilToMultiCrop:
     def __call__(self, image: Image.Image) -> list[Image.Image]:
         return [crop(image) for crop in self.crops]
 
+    def draw(self, size: Size) -> list[list[Op]]:
+        return [draw(size) for draw in self._draws]
+
+    @cached_property
+    def _draws(self) -> list[Draw]:
+        return [draw_of(crop) for crop in self.crops]
+
     @staticmethod
     def count_views(total_num_crops: int, **_: object) -> int:
         return total_num_crops
@@ -62,14 +72,26 @@ class ImgPilMultiCropRandomApply:
         self.apply: list[Callable[[Any], Any]] = [
             RandomApply([change], probability(p)) for p in prob
         ]
+        self.parts = self.apply
 
     def __call__(self, crops: Sequence[Any]) -> list[Any]:
-        if len(crops) != len(self.apply):
+        self._check_count(len(crops))
+        return [apply(crop) for apply, crop in zip(self.apply, crops)]
+
+    def draw(self, sizes: Sequence[Size]) -> list[list[Op]]:
+        self._check_count(len(sizes))
+        return [draw(size) for draw, size in zip(self._draws, sizes)]
+
+    @cached_property
+    def _draws(self) -> list[Draw]:
+        return [draw_of(apply) for apply in self.apply]
+
+    def _check_count(self, crops: int) -> None:
+        if crops != len(self.apply):
             raise ValueError(
-                f"prob: expected one probability for each of the {len(crops)} crops of an image, "
+                f"prob: expected one probability for each of the {crops} crops of an image, "
                 f"got {len(self.apply)}."
             )
-        return [apply(crop) for apply, crop in zip(self.apply, crops)]
 
 
 def _scale(scale: Sequence[float]) -> tuple[float, float]:

@@ -8,6 +8,7 @@ adds to the sample what it holds beside "data". A transform class may say that i
                            sample; label, data_idx and data_valid go with each of them
     makes_label = True     it returns (image, label)
     takes_all = True       it takes the list of all images and returns such a list
+    takes_labels = True    it takes a label, each in turn, and returns what stands for it
     count_views(**arguments) -> int      (static) how many views it makes of an image
 """
 
@@ -16,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.registry import TRANSFORMS
@@ -55,7 +58,7 @@ def build_transform(entry: Mapping[str, Any], where: str) -> Transform:
         if key not in TRANSFORMS.entry_keys
     }
     try:
-        transform: Transform = TRANSFORMS.get(entry["name"], where)(**arguments)
+        transform: Transform = TRANSFORMS.get(TRANSFORMS.name_in(entry, where), where)(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} ({entry['name']}): {error}") from error
     return transform
@@ -91,12 +94,15 @@ class Step:
         except Exception as error:
             raise DataError(
                 f"{self.where} failed on sample {sample['data_idx'][0]}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}{_if_array(sample['data'])}"
             ) from error
 
     def _apply(self, sample: Sample) -> None:
         if getattr(self.transform, "takes_all", False):
             sample["data"] = list(self.transform(sample["data"]))
+            return
+        if getattr(self.transform, "takes_labels", False):
+            sample["label"] = [self.transform(label) for label in sample["label"]]
             return
         indices = self.indices or range(len(sample["data"]))
         outputs = {index: self.transform(sample["data"][index]) for index in indices}
@@ -112,6 +118,15 @@ class Step:
                         sample.setdefault(key, []).append(value)
                 output = output["data"]
             sample["data"][index] = output
+
+
+def _if_array(images: Sequence[Any]) -> str:
+    if not any(isinstance(image, np.ndarray) for image in images):
+        return ""
+    return (
+        "\n  Images are arrays here, height x width x channels (IMAGE_MODE: stored). Put ToTensor "
+        "first, and after it transforms that take tensors, such as torchvision's."
+    )
 
 
 def _put_views(sample: Sample, views: Mapping[int, Sequence[Any]]) -> None:

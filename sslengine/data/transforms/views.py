@@ -10,6 +10,9 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 
+from sslengine.data.plan.draws import draw_of
+from sslengine.data.plan.ops import Crop, Op, Size
+from sslengine.data.plan.view import size_of
 from sslengine.registry import register_transform
 
 
@@ -27,6 +30,9 @@ class ImgReplicatePil:
     def __call__(self, image: Image.Image) -> list[Image.Image]:
         # Copies, because a transform of the user may draw into the image that it is given.
         return [image, *(image.copy() for _ in range(self.num_times - 1))]
+
+    def draw(self, size: Size) -> list[list[Op]]:
+        return [[] for _ in range(self.num_times)]
 
     @staticmethod
     def count_views(num_times: int = 2) -> int:
@@ -68,21 +74,29 @@ class ImgPilToPatchesAndImage:
         self.crop_patches = RandomResizedCrop(crop_size_patches, tuple(crop_scale_patches))
 
     def __call__(self, image: Image.Image) -> list[Image.Image]:
-        whole = self.crop_image(image)
-        patches = self._cut(self.crop_patches(image))
+        (whole,), *patches = self.draw(size_of(image))
+        part = patches[0][0].on_pil(image)
+        return [whole.on_pil(image), *(patch.on_pil(part) for _, patch in patches)]
+
+    def draw(self, size: Size) -> list[list[Op]]:
+        whole = draw_of(self.crop_image)(size)
+        (part,) = draw_of(self.crop_patches)(size)
+        patches = self._cells()
         if self.permute:
             order = np.random.permutation(len(patches))  # noqa: NPY002
             patches = [patches[number] for number in order]
-        return [whole, *patches]
+        return [whole, *([part, patch] for patch in patches)]
 
-    def _cut(self, image: Image.Image) -> list[Image.Image]:
-        jitter = np.random.randint(0, self.PATCH_JITTER, (2, self.side, self.side))  # noqa: NPY002
+    def _cells(self) -> list[Op]:
+        """Where the patches are in the second crop."""
+        jitter = np.random.randint(0, self.PATCH_JITTER, (2, self.side, self.side)).tolist()  # noqa: NPY002
         corners = [
-            (column * self.cell + jitter[0, column, row], row * self.cell + jitter[1, column, row])
+            (column * self.cell + jitter[0][column][row], row * self.cell + jitter[1][column][row])
             for column in range(self.side)
             for row in range(self.side)
         ]
-        return [image.crop((x, y, x + self.patch, y + self.patch)) for x, y in corners]
+        to = (self.patch, self.patch)
+        return [Crop(y, x, *to, to=to) for x, y in corners]
 
     @staticmethod
     def count_views(**arguments: object) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from sslengine import startup
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.errors import LaunchError, Preempted, SSLEngineError
@@ -61,6 +62,7 @@ class Job:
         return import_dotted("submitit.helpers:DelayedSubmission")(self)
 
     def _run_node(self, environment: Mapping[str, str]) -> None:
+        startup.begin()
         plan = self._plan(environment)
         print(f"launch: {plan.text}", flush=True)  # noqa: T201
         if plan.node == 0:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import struct
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torchvision.datasets
 
 from sslengine.data.options import SplitOptions
-from sslengine.data.sources.torchvision_sets import TorchvisionSource
+from sslengine.data.sources.torchvision_sets import LABELS, TorchvisionSource
 from sslengine.errors import DataError
 
 
@@ -44,6 +45,43 @@ def test_mnist_as_rgb_with_its_labels(tmp_path: Path) -> None:
         np.testing.assert_array_equal(pixels, np.repeat(images[split][2][..., None], 3, axis=2))
 
 
+def test_the_pixels_are_shared_with_workers(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    meta = {"label_names": [str(number) for number in range(10)]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(meta))
+    for number in range(1, 6):
+        data = draw.integers(0, 256, (20, 3072), dtype=np.uint8)
+        content = {"data": data, "labels": [number] * 20}
+        (folder / f"data_batch_{number}").write_bytes(pickle.dumps(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torchvision.datasets.CIFAR10, "_check_integrity", lambda _: True)
+        patch.setattr(torchvision.datasets.cifar, "check_integrity", lambda *_: True)
+        cifar = source(tmp_path, "CIFAR10")
+    assert len(pickle.dumps(cifar)) < 5000
+    again = pickle.loads(pickle.dumps(cifar))
+    expected = data[19].reshape(3, 32, 32).transpose(1, 2, 0)
+    for each in (cifar, again):
+        np.testing.assert_array_equal(np.asarray(each.image(99)), expected)
+        assert each.label(99) == 5
+
+
+def test_a_split_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Stand:
+        _labels = [0, 2]
+
+        def __init__(self, root: str, split: str, download: bool) -> None:
+            asked.append(split)
+
+    monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", Stand)
+    assert source(Path("/data"), "OxfordIIITPet").num_classes == 3
+    source(Path("/data"), "OxfordIIITPet", "TEST")
+    assert asked == ["trainval", "test"]
+
+
 @pytest.mark.parametrize("name", ["STL10", "SVHN"])
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
 def test_sets_that_know_splits(name: str, split: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +100,7 @@ def test_sets_that_know_splits(name: str, split: str, monkeypatch: pytest.Monkey
     assert opened.labels().tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "STL10", "MNIST", "SVHN"])
+@pytest.mark.parametrize("name", sorted(LABELS))
 def test_nothing_is_downloaded(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"{name} is not in .*download=True"):
         source(tmp_path, name)

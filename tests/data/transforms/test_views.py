@@ -50,8 +50,10 @@ def test_patches_in_order() -> None:
     # A picture whose red tells the column and whose green tells the row.
     ramp = np.zeros((90, 90, 3), np.uint8)
     ramp[..., 0], ramp[..., 1] = np.arange(90)[None, :], np.arange(90)[:, None]
-    cut = ImgPilToPatchesAndImage(crop_size_patches=90, permute_patches=False)
-    cut.crop_patches = lambda image: image
+    # Only the whole has the area of the whole.
+    cut = ImgPilToPatchesAndImage(
+        crop_scale_patches=(1.0, 1.0), crop_size_patches=90, permute_patches=False
+    )
     patches = [np.asarray(patch).max((0, 1)) // 30 for patch in cut(Image.fromarray(ramp))[1:]]
     assert [tuple(patch[:2]) for patch in patches] == [(i, j) for i in range(3) for j in range(3)]
 

@@ -1,0 +1,195 @@
+"""Smaller copies of images in a few large files, for the data source `image_cache`.
+
+    python extra_scripts/make_image_cache.py disk_folder /data/imagenet/train /fast/train --side 256
+
+Each image is scaled so that its shorter side is --side (none is enlarged), and kept as JPEG of
+--quality, or with --raw as plain pixels: no decoding, 10 to 20 times the size. Training then reads
+other images than the originals: crops come from fewer pixels, and JPEG adds its own traces. The
+source says so in the log of each run.
+
+Interrupted, it goes on where it was when started again in the same way. To use it:
+
+    config.DATA.TRAIN.DATA_SOURCES=[image_cache] config.DATA.TRAIN.DATA_PATHS=[/fast/train]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from sslengine import catalog
+from sslengine.data.options import SplitOptions
+from sslengine.data.progress import Progress
+from sslengine.data.sources.base import DataSource, build_sources
+from sslengine.data.sources.image_cache import MANIFEST, PLAN, VERSION, part_name
+from sslengine.errors import DataError, SSLEngineError
+
+IN_A_PART = 1000
+
+
+class Copies(NamedTuple):
+    """How the images are kept."""
+
+    side: int
+    quality: int  # 0: plain pixels
+
+    def words(self) -> str:
+        kept = f"JPEG of quality {self.quality}" if self.quality else "plain pixels"
+        return f"shorter side {self.side}, {kept}"
+
+    def encode(self, image: Image.Image) -> bytes:
+        scale = self.side / min(image.size)
+        if scale < 1:
+            size = [max(1, round(length * scale)) for length in image.size]
+            image = image.resize((size[0], size[1]), Image.Resampling.BICUBIC)
+        file = BytesIO()
+        if self.quality:
+            image.save(file, "JPEG", quality=self.quality)
+        else:
+            image.save(file, "PPM")
+        return file.getvalue()
+
+
+def make(source: DataSource, out: Path, copies: Copies, of: str, workers: int) -> dict[str, Any]:
+    """All parts that are not there yet, then what names them. Returns the latter."""
+    plan = {
+        "version": VERSION,
+        "of": of,
+        "changes": copies.words(),
+        "images": len(source),
+        "images_in_a_part": IN_A_PART,
+        "names": _fingerprint(source),
+    }
+    _begin(out, plan)
+    missing = [
+        number
+        for number in range(-(-len(source) // IN_A_PART))
+        if not (out / f"{part_name(number)}.npy").exists()
+    ]
+    progress = Progress(f"caching {of}", total=len(source))
+    done = len(source) - len(missing) * IN_A_PART
+    work = partial(write_part, source, out, copies)
+    with ProcessPoolExecutor(workers, get_context("forkserver")) as pool:
+        for _ in pool.map(work, missing):
+            done += IN_A_PART
+            progress.tell(done, "images")
+    return _finish(source, out, plan)
+
+
+def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> None:
+    """The images of one part. Its .npy is the last thing that is written."""
+    name = part_name(number)
+    members = range(number * IN_A_PART, min(len(source), (number + 1) * IN_A_PART))
+    starts, counts = [0], {"unreadable": 0, "not_resized": 0}
+    with (out / f"{name}.bin").open("wb") as file:
+        for index in members:
+            try:
+                image = source.image(index)
+                content = copies.encode(image)
+                counts["not_resized"] += min(image.size) <= copies.side
+            except Exception:  # whatever a decoder may raise
+                content = b""
+                counts["unreadable"] += 1
+            file.write(content)
+            starts.append(file.tell())
+        file.flush()
+        os.fsync(file.fileno())
+    _write_whole(out / f"{name}.json", json.dumps(counts).encode())
+    table = BytesIO()
+    np.save(table, np.array(starts, np.int64))
+    _write_whole(out / f"{name}.npy", table.getvalue())
+
+
+def _begin(out: Path, plan: dict[str, Any]) -> None:
+    if (out / MANIFEST).exists():
+        raise DataError(f"{out} is a complete cache; it is not made anew. Name another folder.")
+    if (out / PLAN).exists():
+        begun = json.loads((out / PLAN).read_text())
+        changed = [key for key in plan if begun.get(key) != plan[key]]
+        if changed:
+            raise DataError(
+                f"{out} was begun otherwise, and what differs is {', '.join(changed)}. Remove it, "
+                f"or name another folder."
+            )
+        return
+    if out.exists() and any(out.iterdir()):
+        raise DataError(f"{out} is not empty, and holds no cache. Name another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    _write_whole(out / PLAN, json.dumps(plan, indent=2).encode())
+
+
+def _finish(source: DataSource, out: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    with suppress(DataError):  # it has none
+        np.save(out / "labels.npy", source.labels())
+    totals = {"unreadable": 0, "not_resized": 0}
+    for file in out.glob("part-*.json"):
+        for key, count in json.loads(file.read_text()).items():
+            totals[key] += count
+    manifest = {**plan, **totals}
+    _write_whole(out / MANIFEST, json.dumps(manifest, indent=2).encode())
+    return manifest
+
+
+def _fingerprint(source: DataSource) -> str:
+    """Of the names of all images: to go on with others would mix two sets."""
+    names = hashlib.blake2b(digest_size=16)
+    for index in range(len(source)):
+        names.update(os.fsencode(source.path(index)) + b"\0")
+    return names.hexdigest()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    assert catalog  # importing it declares all names
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", help="a data source: disk_folder, disk_filelist, webdataset ...")
+    parser.add_argument("path", help="what DATA_PATHS would say")
+    parser.add_argument("out", type=Path, help="the folder to write into")
+    parser.add_argument("--side", type=int, default=256, help="of the copies, the shorter one")
+    parser.add_argument("--quality", type=int, default=90, help="of JPEG")
+    parser.add_argument("--raw", action="store_true", help="plain pixels instead of JPEG")
+    parser.add_argument("--exif-rotation", action="store_true", help="turn images as EXIF says")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    given = parser.parse_args(arguments)
+    copies = Copies(given.side, 0 if given.raw else given.quality)
+    options = SplitOptions(
+        DATA_SOURCES=[given.source], DATA_PATHS=[given.path], EXIF_ROTATION=given.exif_rotation
+    )
+    try:
+        (source,) = build_sources(options, "TRAIN")
+        told = make(source, given.out, copies, given.path, given.workers)
+    except SSLEngineError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(
+        f"{told['images']:,} images in {given.out}: {told['changes']}; "
+        f"{told['not_resized']:,} were not larger, {told['unreadable']:,} could not be read"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Which way of making pixels is the best that is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from sslengine.errors import nearest
+from sslengine.registry import AUGMENT_BACKENDS
+
+# Of the extra `[fast]`.
+FAST_PACKAGES = ("numba", "simplejpeg")
+FAST, ALWAYS_THERE = "numba", "pil"
+
+
+def missing_packages() -> list[str]:
+    return [name for name in FAST_PACKAGES if find_spec(name) is None]
+
+
+def best_backend() -> str:
+    """What DATA.AUGMENT_BACKEND: auto stands for."""
+    return FAST if FAST in AUGMENT_BACKENDS and not missing_packages() else ALWAYS_THERE
+
+
+def why_not(name: str) -> str:
+    """Why there can be no back-end of this name; nothing, if there can."""
+    names = ["auto", *AUGMENT_BACKENDS.names()]
+    if name not in names and ":" not in name:
+        hint = nearest(name, names)
+        return f"expected one of {', '.join(names)}; got {name!r}. {hint}".rstrip()
+    missing = missing_packages()
+    if name == FAST and missing:
+        return (
+            f"{name} needs {' and '.join(missing)}: pip install 'sslengine[fast]'. Or choose "
+            f"{ALWAYS_THERE}, which needs nothing."
+        )
+    return ""

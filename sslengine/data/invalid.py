@@ -1,0 +1,69 @@
+"""Samples that could not be read: told once, counted, and too many of them end the run."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslengine.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+# The share is that of so many views: the latest, and no fewer than the first number.
+FEWEST, LATEST = 100, 2000
+
+
+class InvalidSamples:
+    """Those of one split, on one rank."""
+
+    def __init__(
+        self, where: str, max_share: float, num_samples: int, why: Callable[[int], str]
+    ) -> None:
+        """why: the file of a sample and what is wrong with it."""
+        self._where, self._max_share, self._why = where, max_share, why
+        self._num_samples = num_samples
+        self.samples: set[int] = set()
+        self._one_was_valid = False
+        self._batches: deque[tuple[int, int]] = deque()
+        self._seen = self._invalid = 0  # in these batches
+
+    def note(self, valid: NDArray[np.bool_], index: NDArray[np.int64]) -> None:
+        """The samples of a batch, each once or once for each of its views."""
+        self._one_was_valid = self._one_was_valid or bool(valid.any())
+        self._count(int((~valid).sum()), len(valid))
+        if valid.all():
+            return
+        bad = index[~valid].tolist()
+        if not self.samples:
+            logger.warning(
+                "%s: cannot read %s. A grey image with data_valid -1 stands for it; "
+                "further such images are counted, not told.",
+                self._where,
+                self._why(bad[0]),
+            )
+        self.samples.update(bad)
+        self._stop_if_too_many(bad[0])
+
+    def _count(self, invalid: int, seen: int) -> None:
+        self._batches.append((invalid, seen))
+        self._invalid, self._seen = self._invalid + invalid, self._seen + seen
+        while self._seen - self._batches[0][1] >= LATEST:
+            invalid, seen = self._batches.popleft()
+            self._invalid, self._seen = self._invalid - invalid, self._seen - seen
+
+    def _stop_if_too_many(self, one: int) -> None:
+        if not self._one_was_valid and len(self.samples) >= min(FEWEST, self._num_samples):
+            raise DataError(
+                f"{self._where}: none of the first {len(self.samples)} images can be read. "
+                f"One of them: {self._why(one)}"
+            )
+        if self._seen >= FEWEST and self._invalid > self._max_share * self._seen:
+            raise DataError(
+                f"{self._where}: {self._invalid / self._seen:.0%} of the latest images cannot be "
+                f"read, more than {self._where}.MAX_INVALID_SHARE={self._max_share:g}. "
+                f"One of them: {self._why(one)}"
+            )

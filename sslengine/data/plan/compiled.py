@@ -1,0 +1,136 @@
+"""The compiled back-end: Pillow's operations as loops that use a CPU well, equal to the bit.
+
+JPEG files are decoded by simplejpeg, without the detour over a PIL image. What is not compiled
+(another interpolation, a crop beyond the image, an operation of a user's own) is done by Pillow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import simplejpeg
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+
+from sslengine.data.decoding import Decoder
+from sslengine.data.plan import ops as plain
+from sslengine.data.plan.backend import Backend
+from sslengine.data.plan.kernels_blur import blur, box_of
+from sslengine.data.plan.kernels_colour import (
+    blend_with,
+    grey,
+    mean_luminance,
+    saturate,
+    solarize,
+    turn_hue,
+)
+from sslengine.data.plan.kernels_resize import COLUMNS_MAY_COME_FIRST, interleaved, resize
+from sslengine.data.plan.ops import Op
+from sslengine.data.plan.view import Source
+from sslengine.registry import register_augment_backend
+
+Planes = NDArray[np.uint8]  # 3 x height x width, of one view alone: changed in place
+FILTERS = (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
+# A box blur of Pillow costs the same at any reach; ours becomes slower than it.
+FAR = 12
+
+
+@register_augment_backend("numba")
+class CompiledBackend(Backend):
+    def decode(self, encoded: bytes, decoder: Decoder) -> Source:
+        image = decoder.opened(encoded)  # Pillow's word on what is an image, for 2 % of the time
+        if _is_plain_jpeg(image) and decoder.mode == "RGB" and not decoder.exif_rotation:
+            try:
+                return simplejpeg.decode_jpeg(encoded, "RGB")  # type: ignore[attr-defined, no-any-return]
+            except ValueError:
+                pass  # it is stricter: Pillow may still make something of it
+        return decoder.pixels(image)
+
+    def image(self, source: Source, ops: Sequence[Op]) -> Image.Image:
+        if not ops and isinstance(source, Image.Image):
+            return source.copy()
+        return Image.fromarray(self._array(source, ops))
+
+    def tensor(self, source: Source, ops: Sequence[Op]) -> Tensor:
+        return torch.from_numpy(_rendered(source, ops))
+
+    def rendered(self, source: Source, ops: Sequence[Op]) -> Source:
+        return self._array(source, ops)
+
+    def _array(self, source: Source, ops: Sequence[Op]) -> NDArray[np.uint8]:
+        return interleaved(_rendered(source, ops)) if ops else np.asarray(source)
+
+
+def _is_plain_jpeg(image: Any) -> bool:
+    return isinstance(image, Image.Image) and (image.format, image.mode) == ("JPEG", "RGB")
+
+
+def _rendered(source: Source, ops: Sequence[Op]) -> Planes:
+    """The first operations make planes of the source's own pixels; the others change these."""
+    pixels = np.ascontiguousarray(source)
+    first = ops[0] if ops else None
+    if isinstance(first, plain.Crop) and _is_compiled(first, pixels.shape[:2]):
+        flip = len(ops) > 1 and type(ops[1]) is plain.FlipLeftRight
+        planes, ops = _cropped(first, pixels, flip), ops[2 if flip else 1 :]
+    else:
+        height, width, _ = pixels.shape
+        planes = _cropped(plain.Crop(0, 0, height, width, to=(height, width)), pixels)
+    for op in ops:
+        known = _is_compiled(op, planes.shape[1:])
+        planes = CHANGES[type(op)](op, planes) if known else _by_pillow(op, planes)
+    return planes
+
+
+def _is_compiled(op: Op, size: tuple[int, ...]) -> bool:
+    if type(op) is not plain.Crop:
+        return type(op) in CHANGES
+    within = 0 <= op.top <= size[0] - op.height and 0 <= op.left <= size[1] - op.width
+    return within and (op.interpolation in FILTERS or op.to == (op.height, op.width))
+
+
+def _cropped(op: plain.Crop, pixels: NDArray[np.uint8], flip: bool = False) -> Planes:
+    box = (op.top, op.left, op.height, op.width)
+    cubic = op.interpolation == InterpolationMode.BICUBIC
+    return resize(pixels, box, op.to, cubic, flip, COLUMNS_MAY_COME_FIRST)  # type: ignore[no-any-return]
+
+
+def _by_pillow(op: Op, planes: Planes) -> Planes:
+    pixels = np.asarray(op.on_pil(Image.fromarray(interleaved(planes))))
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _blurred(op: plain.Blur, planes: Planes) -> Planes:
+    reach, near, far = box_of(op.radius)
+    if reach > FAR:
+        return _by_pillow(op, planes)
+    blur(planes, reach, near, far)
+    return planes
+
+
+def _in_place(kernel: Callable[[Any, Planes], None]) -> Callable[[Any, Planes], Planes]:
+    def change(op: Any, planes: Planes) -> Planes:
+        kernel(op, planes)
+        return planes
+
+    return change
+
+
+CHANGES: dict[type[Op], Callable[[Any, Planes], Planes]] = {
+    plain.Crop: lambda op, planes: _cropped(op, interleaved(planes)),
+    plain.FlipLeftRight: lambda op, planes: np.ascontiguousarray(planes[:, :, ::-1]),
+    plain.Brightness: _in_place(lambda op, planes: blend_with(planes, 0, op.factor)),
+    plain.Contrast: _in_place(
+        lambda op, planes: blend_with(planes, mean_luminance(planes), op.factor)
+    ),
+    plain.Saturation: _in_place(lambda op, planes: saturate(planes, op.factor)),
+    # A byte that wraps around, as torchvision adds it.
+    plain.Hue: _in_place(lambda op, planes: turn_hue(planes, int(op.shift * 255) % 256)),
+    plain.Grey: _in_place(lambda op, planes: grey(planes)),
+    plain.Solarize: _in_place(lambda op, planes: solarize(planes, op.threshold)),
+    plain.Blur: _blurred,
+}

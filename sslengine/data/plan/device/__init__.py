@@ -1,0 +1,1 @@
+"""Operations on the pixels of a batch, by torch, on any device."""

@@ -1,0 +1,120 @@
+"""The back-end that leaves colour and blur to the device.
+
+Workers decode, crop and flip, and put what is left below the pixels. It is done to whole
+batches when they arrive. Between the two nobody looks at the pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sslengine.data.decoding import Decoder
+from sslengine.data.plan.backend import Backend, build_backend
+from sslengine.data.plan.device.program import (
+    CODES,
+    OPERATIONS,
+    SLOTS,
+    Program,
+    height_of_pixels,
+    put_below,
+    read_below,
+)
+from sslengine.data.plan.device.run import run
+from sslengine.data.plan.device.schedule import Schedule, schedule
+from sslengine.data.plan.ops import FlipLeftRight, Op
+from sslengine.data.plan.view import Source
+from sslengine.registry import register_augment_backend
+
+
+class Together(NamedTuple):
+    """Parcels of one size, of whose views those with the same operation next go together."""
+
+    numbers: list[int]  # among all parcels
+    parcels: list[Tensor]  # as they come from the collator
+    schedule: Schedule
+
+
+@register_augment_backend("device")
+class DeviceBackend(Backend):
+    packs: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.worker = build_backend("auto")  # makes the pixels that leave a worker
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (*super().modules, *self.worker.modules)
+
+    def decode(self, encoded: bytes, decoder: Decoder) -> Source:
+        return self.worker.decode(encoded, decoder)
+
+    def image(self, source: Source, ops: Sequence[Op]) -> Image.Image:
+        return self.worker.image(source, ops)
+
+    def tensor(self, source: Source, ops: Sequence[Op]) -> Tensor:
+        return self.worker.tensor(source, ops)
+
+    def rendered(self, source: Source, ops: Sequence[Op]) -> Source:
+        return self.worker.rendered(source, ops)
+
+    def parcel(self, source: Source, ops: Sequence[Op]) -> Tensor:
+        now, later = divided(ops)
+        return put_below(self.worker.tensor(source, now), later)
+
+    def opened(self, parcels: list[Tensor]) -> list[Together]:
+        by_size: dict[torch.Size, list[int]] = {}
+        for number, parcel in enumerate(parcels):
+            by_size.setdefault(parcel.shape[-3:], []).append(number)
+        return [
+            _together(numbers, [parcels[number] for number in numbers])
+            for numbers in by_size.values()
+        ]
+
+    def finished(self, moved: Any) -> list[Tensor]:
+        groups: list[Together] = moved
+        numbers = [number for group in groups for number in group.numbers]
+        images = [image for group in groups for image in _finished(group)]
+        return [image for _, image in sorted(zip(numbers, images), key=itemgetter(0))]
+
+    def left_to_the_device(self, parcels: Sequence[Tensor]) -> str:
+        codes = np.concatenate([read_below(parcel[None]).codes for parcel in parcels])
+        counts = np.bincount(codes[codes > 0], minlength=len(OPERATIONS) + 1)[1:] / len(parcels)
+        each = [f"{kind.__name__} {n:.2g}" for kind, n in zip(OPERATIONS, counts) if n]
+        return (
+            f"left to the device, of a view on average: {', '.join(each) or 'nothing'}; what comes "
+            f"before a crop, or before a transform that falls back, is done in the worker"
+        )
+
+
+def _together(numbers: list[int], parcels: list[Tensor]) -> Together:
+    programs = [read_below(parcel) for parcel in parcels]
+    todo = schedule(Program(*(np.concatenate(parts) for parts in zip(*programs))))
+    pinned = all(parcel.is_pinned() for parcel in parcels)
+    return Together(numbers, parcels, todo.pinned() if pinned else todo)
+
+
+def _finished(group: Together) -> list[Tensor]:
+    cut = [parcel[..., : height_of_pixels(parcel), :] for parcel in group.parcels]
+    together = torch.cat([each.flatten(0, -4) for each in cut])
+    run(group.schedule, together)
+    parts = together.split([each.shape[:-3].numel() for each in cut])
+    return [part.view(each.shape) for part, each in zip(parts, cut, strict=True)]
+
+
+def divided(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
+    """What a worker does, and what the device does after it, SLOTS operations at most."""
+    # A crop in between looks at pixels that those before it made.
+    waits = [isinstance(op, FlipLeftRight) or type(op) in CODES for op in ops]
+    begin = max((number for number, each in enumerate(waits, start=1) if not each), default=0)
+    # To the bit, a flip may come before any of the others instead of after it.
+    flips = [op for op in ops[begin:] if isinstance(op, FlipLeftRight)]
+    later = [op for op in ops[begin:] if not isinstance(op, FlipLeftRight)]
+    too_many = max(0, len(later) - SLOTS)
+    return [*ops[:begin], *flips, *later[:too_many]], later[too_many:]

@@ -1,0 +1,131 @@
+"""What is done to the pixels of a view, as plain data: operations, with their draws made.
+
+A transform of the TRANSFORMS list draws its random numbers and says which operations they
+come to. `on_pil` is what an operation is: a back-end computes the same, its own way, or
+hands the image to `on_pil`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image, ImageFilter, ImageOps
+from torchvision.transforms import InterpolationMode, functional
+
+Size = tuple[int, int]  # height, width
+
+F: Any = functional  # takes images as well as the tensors that its hints name
+
+
+class Op(ABC):
+    @abstractmethod
+    def on_pil(self, image: Image.Image) -> Image.Image: ...
+
+    def size(self, before: Size) -> Size:
+        """Of the image afterwards."""
+        return before
+
+
+@dataclass(frozen=True)
+class Crop(Op):
+    """A part of the image, which lies within it, scaled to a size of its own."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    to: Size
+    interpolation: InterpolationMode = InterpolationMode.BILINEAR
+
+    def on_pil(self, image: Image.Image) -> Any:
+        box = (self.left, self.top, self.left + self.width, self.top + self.height)
+        part = image.crop(box)
+        if (self.height, self.width) == self.to:
+            return part
+        return F.resize(part, list(self.to), self.interpolation)
+
+    def size(self, before: Size) -> Size:
+        return self.to
+
+
+@dataclass(frozen=True)
+class FlipLeftRight(Op):
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+@dataclass(frozen=True)
+class Brightness(Op):
+    factor: float
+
+    def on_pil(self, image: Image.Image) -> Any:
+        return F.adjust_brightness(image, self.factor)
+
+
+@dataclass(frozen=True)
+class Contrast(Op):
+    factor: float
+
+    def on_pil(self, image: Image.Image) -> Any:
+        return F.adjust_contrast(image, self.factor)
+
+
+@dataclass(frozen=True)
+class Saturation(Op):
+    factor: float
+
+    def on_pil(self, image: Image.Image) -> Any:
+        return F.adjust_saturation(image, self.factor)
+
+
+@dataclass(frozen=True)
+class Hue(Op):
+    """Turn the hue by `shift` of the circle, from -0.5 to 0.5."""
+
+    shift: float
+
+    def on_pil(self, image: Image.Image) -> Any:
+        return F.adjust_hue(image, self.shift)
+
+
+@dataclass(frozen=True)
+class Grey(Op):
+    """Luminance in all three channels."""
+
+    def on_pil(self, image: Image.Image) -> Any:
+        return F.rgb_to_grayscale(image, num_output_channels=3)
+
+
+@dataclass(frozen=True)
+class Blur(Op):
+    """Pillow's GaussianBlur: three box blurs."""
+
+    radius: float
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return image.filter(ImageFilter.GaussianBlur(self.radius))
+
+
+@dataclass(frozen=True)
+class Solarize(Op):
+    """Invert the values from `threshold` on."""
+
+    threshold: int
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return ImageOps.solarize(image, self.threshold)
+
+
+@dataclass(frozen=True)
+class CenterOnBlack(Op):
+    """The middle of the image, with black around it where it is smaller than `to`."""
+
+    to: Size
+
+    def on_pil(self, image: Image.Image) -> Any:
+        return F.center_crop(image, list(self.to))
+
+    def size(self, before: Size) -> Size:
+        return self.to

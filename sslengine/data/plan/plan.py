@@ -1,0 +1,247 @@
+"""A TRANSFORMS list as a plan: what is drawn now, what is done to pixels once and together.
+
+The steps of a Pipeline stay, in their order, and each transform is replaced by one that takes
+lazy views:
+
+    Drawn       draws its numbers and adds operations to the view; no pixel is touched
+    OnImages    a transform that the plan does not know: it gets the view as a PIL image, and
+                what it returns is the source of a new view
+    Pixels      ToTensor: the back-end makes the pixels
+
+Where the list ends with ToTensor and Normalize, and its collator only moves images, these two
+are done after collate (`Arrival`) and views leave the worker as uint8.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sslengine.data.decoding import Decoder
+from sslengine.data.plan.arrival import Arrival
+from sslengine.data.plan.backend import Backend
+from sslengine.data.plan.draws import draw_of
+from sslengine.data.plan.finish import CONVERSIONS, CPU, Finish, can_be_put_off, is_uint8
+from sslengine.data.plan.ops import Op
+from sslengine.data.plan.view import View, as_view
+from sslengine.data.transforms.pipeline import Pipeline, Sample, Step, Transform
+from sslengine.errors import DataError
+
+
+class Plan:
+    """`plan(sample)` is what the Pipeline makes of the sample."""
+
+    def __init__(
+        self, pipeline: Pipeline, backend: Backend, image_keys: Sequence[str] = ()
+    ) -> None:
+        """image_keys: of the batch, if its collator only moves images; else floats leave here."""
+        self.backend = backend
+        self._keys = tuple(image_keys)
+        head, self.tail = cut_tail(pipeline.steps) if image_keys else (pipeline.steps, [])
+        self._finish = _finish_of(self.tail) if self.tail else None
+        last: Transform = Parcel(self.tail, backend) if self.tail else Rendered(backend)
+        where = self.tail[0].where if self.tail else "the end of the TRANSFORMS"
+        self.steps = [*(planned(step, backend) for step in head), Step(where, last, ())]
+
+    def read(self, encoded: bytes, decoder: Decoder) -> Any:
+        """The image at the head of the list. What need not be RGB comes as the decoder has it."""
+        if decoder.mode != "RGB":
+            return decoder(encoded)
+        return View.of(self.backend.decode(encoded, decoder))
+
+    def __call__(self, sample: Sample) -> Sample:
+        for step in self.steps:
+            step(sample)
+        return sample
+
+    def settle(self, samples: Iterable[Sample]) -> None:
+        """If a transform sometimes makes images that are not RGB, finish those of the batch that
+        are: images of one batch are of one type."""
+        if self._finish is None:
+            return
+        samples = list(samples)
+        if all(is_uint8(image) for sample in samples for image in sample["data"]):
+            return
+        finish = self._finish.on(CPU)
+        for sample in samples:
+            sample["data"] = [finish(each) if is_uint8(each) else each for each in sample["data"]]
+
+    def finished(self, sample: Sample) -> Sample:
+        """A sample that goes into no batch, as it would have arrived."""
+        arrival = self.arrival(CPU)
+        if arrival is None:
+            return sample
+        key = self._keys[0]
+        batches = [arrival.on_host({key: [image[None]]}) for image in sample["data"]]
+        images = [arrival.on_device(batch)[key][0][0] for batch in batches]
+        return {**sample, "data": images}
+
+    def arrival(self, device: torch.device) -> Arrival | None:
+        """What is left to do with a batch."""
+        if self._finish is None:
+            return None
+        return Arrival(self._keys, self.backend, self._finish.on(device))
+
+
+def cut_tail(steps: Sequence[Step]) -> tuple[list[Step], list[Step]]:
+    """The list without ToTensor and Normalize at its end, and these: none, if they cannot be put
+    off. What is done to labels has no part in it."""
+    on_images = [step for step in steps if not _takes_labels(step)]
+    start = len(on_images)
+    while start and _can_be_last(on_images[start - 1]):
+        start -= 1
+    if not start or not _converts(on_images[start - 1]):
+        return list(steps), []
+    tail = on_images[start - 1 :]
+    return [step for step in steps if step not in tail], tail
+
+
+def _takes_labels(step: Step) -> bool:
+    return getattr(step.transform, "takes_labels", False)
+
+
+def _can_be_last(step: Step) -> bool:
+    return not step.indices and can_be_put_off(step.transform)
+
+
+def _converts(step: Step) -> bool:
+    return not step.indices and type(step.transform) in CONVERSIONS
+
+
+def _finish_of(tail: Sequence[Step]) -> Finish:
+    conversion, *normalizations = (step.transform for step in tail)
+    return Finish(conversion, normalizations)  # type: ignore[arg-type]
+
+
+# ---- transforms of views
+
+
+def planned(step: Step, backend: Backend) -> Step:
+    """The step with its transform replaced by one that takes views."""
+    if _takes_labels(step):
+        return step
+    draw = draw_of(step.transform)
+    transform: Transform
+    if type(step.transform) in CONVERSIONS:
+        transform = Pixels(step.transform, backend)
+    elif draw is None:
+        transform = OnImages(step.transform, backend)
+    elif getattr(step.transform, "takes_all", False):
+        transform = DrawnForAll(step.transform, draw, backend)
+    else:
+        transform = Drawn(step.transform, draw, backend)
+    return replace(step, transform=transform)
+
+
+class OnImages:
+    """A transform that gets images. Also the base of those that know of views."""
+
+    def __init__(self, transform: Transform, backend: Backend) -> None:
+        self.transform, self.backend = transform, backend
+        for kind in ("makes_views", "makes_label", "takes_all"):
+            setattr(self, kind, getattr(transform, kind, False))
+
+    def __call__(self, image: Any) -> Any:
+        return self.transform(self.visible(image))
+
+    def visible(self, image: Any) -> Any:
+        """A view, or each of a list of views, as the PIL image that it stands for."""
+        if isinstance(image, list):
+            return [self.visible(each) for each in image]
+        return self.backend.image(image.source, image.ops) if isinstance(image, View) else image
+
+
+class Drawn(OnImages):
+    """A transform that says what it draws, for each image."""
+
+    makes_views: bool
+
+    def __init__(self, transform: Transform, draw: Any, backend: Backend) -> None:
+        super().__init__(transform, backend)
+        self.draw = draw
+
+    def __call__(self, image: Any) -> Any:
+        view = as_view(image)
+        if view is None:
+            return super().__call__(image)
+        drawn = self.draw(view.size)
+        return self._views(view, drawn) if self.makes_views else view.then(drawn)
+
+    def _views(self, view: View, drawn: Sequence[Sequence[Op]]) -> list[View]:
+        """What several of them have in common is made once."""
+        if len(drawn) > 1 and view.ops:
+            view = View.of(self.backend.rendered(view.source, view.ops))
+        begins = Counter(id(ops[0]) for ops in drawn if ops)
+        made: dict[int, View] = {}
+        for first in {id(ops[0]): ops[0] for ops in drawn if ops}.values():
+            if begins[id(first)] > 1:
+                made[id(first)] = View.of(self.backend.rendered(view.source, [first]))
+        return [
+            made[id(ops[0])].then(ops[1:]) if ops and id(ops[0]) in made else view.then(ops)
+            for ops in drawn
+        ]
+
+
+class DrawnForAll(Drawn):
+    """The same, for all images at once."""
+
+    def __call__(self, images: Any) -> Any:
+        views = [as_view(image) for image in images]
+        if not all(views):
+            return self.transform(self.visible(images))
+        drawn = self.draw([view.size for view in views if view])
+        return [view.then(ops) for view, ops in zip(views, drawn, strict=True) if view]
+
+
+class Pixels(OnImages):
+    """A conversion to a float tensor, in its place in the list."""
+
+    def __init__(self, transform: Transform, backend: Backend) -> None:
+        super().__init__(transform, backend)
+        self.finish = Finish(transform)
+
+    def __call__(self, image: Any) -> Any:
+        view = as_view(image)
+        if view is None:
+            return self.transform(image)
+        return self.finish.on(CPU)(self.backend.tensor(view.source, view.ops))
+
+
+class Rendered:
+    """The end of a list: no view leaves it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def __call__(self, image: Any) -> Any:
+        return self.backend.image(image.source, image.ops) if isinstance(image, View) else image
+
+
+class Parcel:
+    """In place of ToTensor and Normalize: uint8. What is not RGB they take as they are."""
+
+    def __init__(self, tail: Sequence[Step], backend: Backend) -> None:
+        self.tail = [step.transform for step in tail]
+        self.backend = backend
+
+    def __call__(self, image: Any) -> Any:
+        view = as_view(image)
+        if view is not None:
+            return self.backend.parcel(view.source, view.ops)
+        if self.backend.packs:
+            raise DataError(
+                f"expected an RGB image, got {_kind(image)}. Set config.DATA.AUGMENT_BACKEND=pil, "
+                f"which takes any image."
+            )
+        for transform in self.tail:
+            image = transform(image)
+        return image
+
+
+def _kind(image: Any) -> str:
+    mode = getattr(image, "mode", None)
+    return f"a PIL image of mode {mode}" if mode else type(image).__name__

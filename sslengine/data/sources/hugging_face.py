@@ -1,0 +1,122 @@
+"""`huggingface_dataset`: a data set of the package `datasets` on disk, as save_to_disk left it.
+
+DATA_PATHS is its folder. One with several splits gives TRAIN its `train`, and TEST its
+`validation`, `val` or `test`, whichever is there first. IMAGE_COLUMN and LABEL_COLUMN name the
+columns; without them the image is the one column of images, and the label the one of class labels,
+or the one called `label`. Images are read as the bytes that are stored, without decoding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import datasets
+except ImportError:
+    datasets = None
+
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.base import EncodedSource
+from sslengine.data.sources.disk import read_file
+from sslengine.data.sources.paths import data_path
+from sslengine.errors import DataError, listing, nearest
+from sslengine.registry import register_data_source
+
+SPLITS = {"TRAIN": ("train",), "TEST": ("validation", "val", "test")}
+
+
+@register_data_source("huggingface_dataset")
+class HuggingFaceSource(EncodedSource):
+    needs_path = True
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        self._split = split
+        root, self.where = data_path(options, split, position)
+        rows = _load(root, split, self.where)
+        self._image = self._image_column(rows, options.IMAGE_COLUMN)
+        self._label = self._label_column(rows, options.LABEL_COLUMN)
+        classes = getattr(rows.features.get(self._label), "names", None)
+        self._labels = (
+            np.asarray(rows.with_format("numpy")[self._label][:]) if self._label else None
+        )
+        self.num_classes = len(classes) if classes else _largest(self._labels) + 1
+        # Workers get the names of its files, which `datasets` maps into memory.
+        stored = datasets.Image(decode=False)
+        self._rows = rows.select_columns([self._image]).cast_column(self._image, stored)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> bytes:
+        stored = self._rows[index][self._image]
+        content: bytes = stored["bytes"] or read_file(stored["path"])
+        return content
+
+    def label(self, index: int) -> int:
+        return int(self.labels()[index])  # type: ignore[arg-type]
+
+    def labels(self) -> NDArray[np.generic]:
+        if self._labels is None:
+            raise DataError(
+                f"{self.where}: labels are asked for, and no column is one of class labels or "
+                f"called label. Name it in config.DATA.{self._split}.LABEL_COLUMN."
+            )
+        return self._labels
+
+    def path(self, index: int) -> str:
+        return f"row {index} of {self.where}"
+
+    def _image_column(self, rows: Any, wanted: str) -> str:
+        if wanted:
+            return self._checked(rows, wanted, "IMAGE_COLUMN")
+        found = [n for n, each in rows.features.items() if isinstance(each, datasets.Image)]
+        if len(found) != 1:
+            raise DataError(
+                f"{self.where}: {len(found) or 'none'} of its columns hold images. Name one with "
+                f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(rows.column_names)}"
+            )
+        return str(found[0])
+
+    def _label_column(self, rows: Any, wanted: str) -> str:
+        if wanted:
+            return self._checked(rows, wanted, "LABEL_COLUMN")
+        found = [n for n, each in rows.features.items() if isinstance(each, datasets.ClassLabel)]
+        usual = ["label"] if "label" in rows.column_names else []
+        return str(found[0]) if len(found) == 1 else next(iter(usual), "")
+
+    def _checked(self, rows: Any, wanted: str, key: str) -> str:
+        if wanted not in rows.column_names:
+            raise DataError(
+                f"config.DATA.{self._split}.{key}: there is no column {wanted!r}. "
+                f"{nearest(wanted, rows.column_names)}\n  It has: {listing(rows.column_names)}"
+            )
+        return wanted
+
+
+def _load(root: Path, split: str, where: str) -> Any:
+    if datasets is None:
+        raise DataError(f"{where}: to read it install datasets: pip install datasets.")
+    try:
+        found = datasets.load_from_disk(str(root))
+    except (FileNotFoundError, ValueError) as error:
+        raise DataError(
+            f"{where}: {root} is not a data set that save_to_disk wrote: {error}"
+        ) from error
+    if not isinstance(found, datasets.DatasetDict):
+        return found
+    names = [name for name in SPLITS[split] if name in found]
+    if not names:
+        raise DataError(
+            f"{where}: {root} has no split {' or '.join(SPLITS[split])}; it has "
+            f"{listing(found)}. Give the folder of one of them."
+        )
+    return found[names[0]]
+
+
+def _largest(labels: NDArray[np.generic] | None) -> int:
+    return -1 if labels is None or labels.dtype.kind not in "iu" else int(labels.max())

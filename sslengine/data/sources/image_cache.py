@@ -1,0 +1,111 @@
+"""`image_cache`: smaller copies of images in a few large files.
+
+extra_scripts/make_image_cache.py makes them:
+
+    cache.json          what was cached, and how; written last: without it nothing is read
+    part-00000.bin      the encoded images of the part, one after the other
+    part-00000.npy      where each begins, and where the last ends
+    labels.npy          the labels, if the source has any
+
+An image that could not be read takes no bytes, and stays one that cannot be read. The images are
+not those of the source: opening the cache says in the log what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslengine.data.options import SplitOptions
+from sslengine.data.shared import SharedArray
+from sslengine.data.sources.base import EncodedSource
+from sslengine.data.sources.paths import data_path
+from sslengine.errors import DataError
+from sslengine.registry import register_data_source
+
+log = logging.getLogger("sslengine")
+
+MANIFEST, PLAN = "cache.json", "making.json"
+VERSION = 1
+
+
+def part_name(number: int) -> str:
+    return f"part-{number:05}"
+
+
+@register_data_source("image_cache")
+class ImageCacheSource(EncodedSource):
+    """The images of the source that was cached, with its numbers and labels."""
+
+    needs_path = True
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        self._root, self.where = data_path(options, split, position)
+        self._told = _read_manifest(self._root, self.where)
+        starts = [
+            np.load(self._root / f"{part_name(number)}.npy")
+            for number in range(-(-self._told["images"] // self._told["images_in_a_part"]))
+        ]
+        self._starts = SharedArray.of(np.concatenate(starts))
+        labels = self._root / "labels.npy"
+        self._labels = SharedArray.of(np.load(labels)) if labels.exists() else None
+        self.num_classes = int(self._labels.array.max()) + 1 if self._labels else 0
+        self._tell()
+
+    def __len__(self) -> int:
+        return int(self._told["images"])
+
+    def read(self, index: int) -> bytes:
+        part, place = divmod(index, self._told["images_in_a_part"])
+        first = part * (self._told["images_in_a_part"] + 1) + place
+        begin, end = self._starts.array[first : first + 2].tolist()
+        with open(self._root / f"{part_name(part)}.bin", "rb", buffering=0) as file:
+            content = os.pread(file.fileno(), end - begin, begin)
+        if len(content) < end - begin:
+            raise EOFError(f"the cache ends within it: {len(content)} of {end - begin} bytes")
+        return content
+
+    def label(self, index: int) -> int:
+        return int(self.labels()[index])  # type: ignore[arg-type]
+
+    def labels(self) -> NDArray[np.generic]:
+        if self._labels is None:
+            raise DataError(f"{self.where}: the source that was cached has no labels.")
+        return self._labels.array
+
+    def path(self, index: int) -> str:
+        return f"image {index} of the cache {self._root}"
+
+    def _tell(self) -> None:
+        told = self._told
+        log.warning(
+            "%s: these are copies of %s, not the images themselves: %s. %s of %s were smaller "
+            "and keep their size, %s could not be read.",
+            self.where,
+            told["of"],
+            told["changes"],
+            f"{told['not_resized']:,}",
+            f"{told['images']:,}",
+            f"{told['unreadable']:,}",
+        )
+
+
+def _read_manifest(root: Path, where: str) -> dict[str, Any]:
+    if not (root / MANIFEST).is_file():
+        begun = (root / PLAN).is_file()
+        raise DataError(
+            f"{where}: the image cache {root} is "
+            + ("not complete: run make_image_cache.py again, it goes on" if begun else "not there")
+            + "."
+        )
+    told: dict[str, Any] = json.loads((root / MANIFEST).read_text())
+    if told.get("version") != VERSION:
+        raise DataError(f"{where}: the image cache {root} is of another version; make it anew.")
+    return told

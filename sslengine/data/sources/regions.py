@@ -1,0 +1,84 @@
+"""`disk_roi_annotations`: parts of images, from a JSON list of {"path": ..., "bbox": [...]}.
+
+A box is left, top, right, bottom in pixels, as Pillow crops. What of it lies outside the image is
+left out. Relative paths begin at the current folder, as in VISSL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from sslengine.data.index_cache import Found, stamp
+from sslengine.data.options import SplitOptions
+from sslengine.data.shared_paths import by_folder, path_arrays
+from sslengine.data.sources.base import DataSource
+from sslengine.data.sources.disk import ListedFiles
+from sslengine.errors import DataError
+from sslengine.registry import register_data_source
+
+
+class _AnnotatedFiles(ListedFiles):
+    """The whole images."""
+
+    beside_the_list = False
+
+    def _kind(self) -> str:
+        return "regions"
+
+    def boxes(self) -> Any:
+        return self._index["boxes"]
+
+    def _find(self) -> Found:
+        marked = stamp(self._list)
+        try:
+            entries = json.loads(self._list.read_text())
+            paths = [os.fsencode(entry["path"]) for entry in entries]
+            boxes = _as_boxes([entry["bbox"] for entry in entries])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f'{self.where}: {self._list} must hold a JSON list of {{"path": ..., "bbox": '
+                f"[left, top, right, bottom]}}; {type(error).__name__}: {error}"
+            ) from error
+        return Found({**path_arrays(by_folder(paths)), "boxes": boxes}, [marked], len(paths))
+
+
+def _as_boxes(given: list[Any]) -> NDArray[np.float64]:
+    boxes = np.array(given, np.float64)
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise ValueError("a bbox has four numbers, and there must be one at least")
+    return boxes
+
+
+@register_data_source("disk_roi_annotations")
+class RegionSource(DataSource):
+    """Each entry of the list is an image of its own."""
+
+    needs_path = True
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        self._files = _AnnotatedFiles(options, split, position)
+        self._boxes = self._files.boxes()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def image(self, index: int) -> Image.Image:
+        image = self._files.image(index)
+        left, top, right, bottom = (round(each) for each in self._boxes.array[index].tolist())
+        box = (max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height))
+        if box[0] >= box[2] or box[1] >= box[3]:
+            raise ValueError(
+                f"the box {left, top, right, bottom} has nothing in common with the image of "
+                f"{image.width} x {image.height} pixels"
+            )
+        return image.crop(box)
+
+    def path(self, index: int) -> str:
+        return self._files.path(index)

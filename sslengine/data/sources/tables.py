@@ -1,0 +1,148 @@
+"""`csv_filelist`: a table of images, .csv, .tsv or .parquet, with a column of paths.
+
+The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
+meant; without them a column of a usual name is taken. Labels are numbers, or names, which are
+numbered in their order.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslengine.data.index_cache import Found, stamp
+from sslengine.data.options import SplitOptions
+from sslengine.data.progress import Progress
+from sslengine.data.shared_paths import by_folder, path_arrays
+from sslengine.data.sources.class_numbers import ClassNumbers, all_known
+from sslengine.data.sources.disk import ListedFiles
+from sslengine.errors import DataError, listing, nearest
+from sslengine.registry import register_data_source
+
+IMAGE_NAMES = ("path", "image", "image_path", "file", "filename", "file_name", "filepath")
+LABEL_NAMES = ("label", "class", "target", "category")
+
+# The names of the columns, and the rows of those that are asked for by number.
+Table = tuple[Sequence[str], Callable[[Sequence[int]], Iterator[Sequence[Any]]]]
+
+
+@register_data_source("csv_filelist")
+class TableSource(ListedFiles):
+    """A row is an image. A table without a column of labels has none."""
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        self._wanted = options.IMAGE_COLUMN, options.LABEL_COLUMN
+        self._split = split
+        super().__init__(options, split, position)
+        self._labels = self._index["labels"]
+        if not len(self):
+            raise DataError(f"{self.where}: the table {self._list} has no row.")
+        self.num_classes = max(0, int(self._labels.array.max()) + 1)
+
+    def label(self, index: int) -> int:
+        return int(self.labels()[index])
+
+    def labels(self) -> NDArray[np.generic]:
+        return all_known(
+            self._labels.array,
+            lambda missing: (
+                f"{self.where}: labels are asked for, and {missing.size} of {len(self)} rows of "
+                f"{self._list} have none. Name their column in config.DATA.{self._split}."
+                f"LABEL_COLUMN, or train without LABEL_SOURCES."
+            ),
+        )
+
+    def _kind(self) -> str:
+        return f"table, columns {self._wanted}"
+
+    def _find(self) -> Found:
+        marked = stamp(self._list)
+        classes = ClassNumbers()
+        try:
+            names, rows = open_table(self._list)
+            columns = self._columns(names)
+            arrays = path_arrays(by_folder(self._paths_of(rows(columns), classes)))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.where}: {self._list} is not text in UTF-8: {error}") from error
+        return Found({**arrays, **classes.arrays()}, [marked], len(arrays["folder_of"]))
+
+    def _columns(self, names: Sequence[str]) -> list[int]:
+        image = self._column(names, self._wanted[0], IMAGE_NAMES, "IMAGE_COLUMN")
+        if image is None:
+            raise DataError(
+                f"{self.where}: which column of {self._list} holds the paths? Name it with "
+                f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(names)}"
+            )
+        label = self._column(names, self._wanted[1], LABEL_NAMES, "LABEL_COLUMN")
+        return [image] if label is None else [image, label]
+
+    def _column(
+        self, names: Sequence[str], wanted: str, usual: Sequence[str], key: str
+    ) -> int | None:
+        if wanted and wanted not in names:
+            raise DataError(
+                f"config.DATA.{self._split}.{key}: {self._list} has no column {wanted!r}. "
+                f"{nearest(wanted, names)}\n  It has: {listing(names)}"
+            )
+        lowered = [name.lower() for name in names]
+        found = [lowered.index(name) for name in usual if name in lowered]
+        return names.index(wanted) if wanted else next(iter(found), None)
+
+    def _paths_of(self, rows: Iterable[Sequence[Any]], classes: ClassNumbers) -> Iterator[bytes]:
+        progress = Progress(f"reading {self._list}")
+        for number, (path, *label) in enumerate(rows):
+            if not path:
+                raise DataError(f"{self.where}: row {number + 1} of {self._list} has no path.")
+            classes.add(label[0] if label and label[0] != "" else None)
+            progress.tell(number, "rows")
+            yield os.fsencode(path)
+
+
+def open_table(file: Path) -> Table:
+    return _open_parquet(file) if file.suffix == ".parquet" else _open_text(file)
+
+
+def _open_text(file: Path) -> Table:
+    delimiter = "\t" if file.suffix == ".tsv" else ","
+
+    def lines() -> Iterator[list[str]]:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            yield from csv.reader(stream, delimiter=delimiter)
+
+    def rows(columns: Sequence[int]) -> Iterator[list[str]]:
+        last = max(columns)
+        for number, line in enumerate(lines()):
+            if not number or not line:
+                continue
+            if len(line) <= last:
+                raise DataError(
+                    f"{file}: line {number + 1} has {len(line)} columns, fewer than the first line."
+                )
+            yield [line[column] for column in columns]
+
+    return next(lines(), []), rows
+
+
+def _open_parquet(file: Path) -> Table:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError as error:
+        raise DataError(f"To read {file} install pyarrow: pip install pyarrow.") from error
+    try:
+        table: Any = parquet.ParquetFile(file)
+    except ArrowInvalid as error:
+        raise DataError(f"{file} is not a parquet file: {error}") from error
+    names = table.schema_arrow.names
+
+    def rows(columns: Sequence[int]) -> Iterator[Sequence[Any]]:
+        wanted = [names[column] for column in columns]
+        for batch in table.iter_batches(columns=wanted):
+            yield from zip(*(batch.column(name).to_pylist() for name in wanted), strict=True)
+
+    return names, rows

@@ -1,0 +1,47 @@
+"""Batches of images with operations of their own, and what Pillow makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sslengine.data.plan import ops
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    """uint8; a part of it smooth, so that blur and contrast meet more than noise."""
+    values = np.random.default_rng(seed).integers(0, 256, shape)
+    values[..., shape[-1] // 2 :] //= 8
+    return torch.from_numpy(values.astype(np.uint8))
+
+
+def as_image(pixels: Tensor) -> Image.Image:
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+
+
+def by_pillow(pixels: Tensor, operations: Sequence[ops.Op]) -> Tensor:
+    image = as_image(pixels)
+    for operation in operations:
+        image = operation.on_pil(image)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def drawn(seed: int, radius: float = 2.0) -> list[ops.Op]:
+    """Like SimCLR's, BYOL's and DINO's colours, in any order."""
+    draw = random.Random(seed)
+    some: list[ops.Op] = [
+        ops.Brightness(draw.uniform(0.2, 1.8)),
+        ops.Contrast(draw.uniform(0.2, 1.8)),
+        ops.Saturation(draw.uniform(0.2, 1.8)),
+        ops.Hue(draw.uniform(-0.5, 0.5)),
+        ops.Grey(),
+        ops.Solarize(draw.randint(0, 256)),
+        ops.Blur(draw.uniform(0.1, radius)),
+        ops.Blur(draw.uniform(0.1, radius)),
+    ]
+    return draw.sample(some, draw.randint(0, len(some)))

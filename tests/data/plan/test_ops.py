@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from sslengine.data.plan import ops
+
+Pixels = NDArray[np.uint8]
+
+
+@pytest.fixture
+def pixels() -> Pixels:
+    return np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+
+
+def after(operation: ops.Op, pixels: Pixels) -> Pixels:
+    image = operation.on_pil(Image.fromarray(pixels))
+    assert image.size[::-1] == operation.size(pixels.shape[:2])
+    return np.asarray(image)
+
+
+def luminance(pixels: Pixels) -> NDArray[np.int64]:
+    """ITU-R 601, as Pillow rounds it."""
+    weights = np.array([19595, 38470, 7471])
+    return (pixels.astype(np.int64) @ weights + (1 << 15)) >> 16
+
+
+def blended(low: NDArray[np.generic] | int, pixels: Pixels, factor: float) -> NDArray[np.float64]:
+    return np.clip(low + factor * (pixels.astype(np.float64) - low), 0, 255)
+
+
+def test_a_crop_of_its_own_size_keeps_the_pixels(pixels: Pixels) -> None:
+    cut = after(ops.Crop(3, 4, 10, 12, to=(10, 12)), pixels)
+    assert (cut == pixels[3:13, 4:16]).all()
+
+
+def test_a_crop_does_not_see_what_lies_outside(pixels: Pixels) -> None:
+    inside = np.full_like(pixels, 9)
+    inside[3:13, 4:16] = 77
+    assert (after(ops.Crop(3, 4, 10, 12, to=(7, 5)), inside) == 77).all()
+
+
+def test_half_the_size_is_the_weighted_mean_of_a_triangle(pixels: Pixels) -> None:
+    wide = np.repeat(pixels[:1], 4, axis=0)
+    half = after(ops.Crop(0, 0, 4, 30, to=(4, 15)), wide)[0, 5].astype(float)
+    expected = np.array([1, 3, 3, 1]) / 8 @ wide[0, 9:13]
+    assert np.abs(half - expected).max() <= 1
+
+
+def test_flip(pixels: Pixels) -> None:
+    assert (after(ops.FlipLeftRight(), pixels) == pixels[:, ::-1]).all()
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
+def test_brightness_contrast_and_saturation_blend(pixels: Pixels, factor: float) -> None:
+    mean = int(luminance(pixels).mean() + 0.5)
+    grey = luminance(pixels)[..., None]
+    for operation, low in (
+        (ops.Brightness(factor), 0),
+        (ops.Contrast(factor), mean),
+        (ops.Saturation(factor), grey),
+    ):
+        assert np.abs(after(operation, pixels) - blended(low, pixels, factor)).max() <= 1
+
+
+def test_a_third_of_the_hue_turns_red_to_green() -> None:
+    red = np.full((2, 2, 3), (255, 0, 0), np.uint8)
+    assert (after(ops.Hue(1 / 3), red)[0, 0] == (0, 255, 0)).all()
+
+
+def test_grey(pixels: Pixels) -> None:
+    assert (after(ops.Grey(), pixels) == luminance(pixels)[..., None]).all()
+
+
+def test_blur_keeps_the_mean_and_spreads_by_its_radius() -> None:
+    dot = np.zeros((41, 41, 3), np.uint8)
+    dot[20, 20] = 255
+    blurred = after(ops.Blur(1.5), dot)[..., 0].astype(float)
+    spread = (blurred.sum(0) @ (np.arange(41) - 20) ** 2) / blurred.sum()
+    assert spread == pytest.approx(1.5**2, rel=0.1)
+
+
+def test_solarize_inverts_from_the_threshold_on(pixels: Pixels) -> None:
+    solarized = after(ops.Solarize(100), pixels)
+    assert (solarized == np.where(pixels < 100, pixels, 255 - pixels)).all()
+
+
+def test_the_centre_of_a_smaller_image_lies_on_black(pixels: Pixels) -> None:
+    around = after(ops.CenterOnBlack((24, 22)), pixels)
+    assert (around[2:-2] == pixels[:, 4:-4]).all()
+    assert not around[:2].any()
+    assert not around[-2:].any()

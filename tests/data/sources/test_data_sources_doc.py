@@ -1,0 +1,87 @@
+"""The examples of docs/data_sources.md, each opened and read."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from extra_scripts import make_image_cache
+from sslengine.data.dataset import SSLDataset
+from sslengine.data.options import SplitOptions
+from tests.data.pictures import picture, write_tree
+from tests.data.sources.test_tar_shards import png, write_shard
+
+DOC = (Path(__file__).resolve().parents[3] / "docs" / "data_sources.md").read_text()
+EXAMPLES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    write_tree(root / "train", "a/0.png", "a/1.png", "b/2.png", "b/3.png")
+    files = sorted(map(str, (root / "train").rglob("*.png")))
+    np.save(root / "images.npy", np.array(files))
+    np.save(root / "labels.npy", np.array([0, 0, 1, 1]))
+    rows = [f"{name},{Path(name).parent.name}" for name in files]
+    (root / "images.csv").write_text("\n".join(["path,species", *rows]))
+    for shard in range(2):
+        members = {}
+        for number in (2 * shard, 2 * shard + 1):
+            members |= {f"{number}.png": png(number), f"{number}.cls": b"%d" % shard}
+        write_shard(root / "shards" / f"train-{shard:03}.tar", members)
+    boxes = [{"path": name, "bbox": [0, 0, 8, 8]} for name in files]
+    (root / "boxes.json").write_text(json.dumps(boxes))
+    (root / "bands").mkdir()
+    for number in range(4):
+        np.save(root / "bands" / f"{number}.npy", np.full((9, 9, 6), number, np.uint16))
+    command = ["disk_folder", str(root / "train"), str(root / "cache"), "--raw", "--workers=1"]
+    make_image_cache.main(command)
+    return root
+
+
+def hugging_face(path: Path) -> None:
+    datasets: Any = pytest.importorskip("datasets", reason="makes its data sets")
+    images = [{"bytes": png(number), "path": None} for number in range(4)]
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+    columns = {"image": images, "label": [0, 0, 1, 1]}
+    rows = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    rows.save_to_disk(str(path))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: "+".join(each["DATA_SOURCES"]))
+def test_it_opens_and_gives_images_with_their_labels(example: dict[str, Any], data: Path) -> None:
+    if example["DATA_SOURCES"] == ["huggingface_dataset"]:
+        hugging_face(data / "birds")
+    keys = json.loads(json.dumps(example).replace('"/data/', f'"{data}/'))
+    options = SplitOptions(**keys)
+    assert list(options.check()) == []
+    found = SSLDataset(options, "TRAIN", 0)
+    samples = [found[0, index] for index in range(len(found))]
+    assert [sample["data_valid"] for sample in samples] == [[1] * len(found.sources)] * 4
+    if "LABEL_SOURCES" in example:
+        assert [sample["label"] for sample in samples] == [[0], [0], [1], [1]]
+    if "IMAGE_MODE" in example:
+        assert {sample["data"][0].shape for sample in samples} == {(6, 8, 8)}
+    else:
+        images = [sample["data"][0].tobytes() for sample in samples]
+        assert images == [picture(number).tobytes() for number in range(4)]
+
+
+def test_every_source_of_files_has_an_example() -> None:
+    shown = {name for example in EXAMPLES for name in example["DATA_SOURCES"]}
+    assert {
+        "disk_folder", "disk_filelist", "csv_filelist", "webdataset", "huggingface_dataset",
+        "disk_roi_annotations", "image_cache",
+    } == shown  # fmt: skip
+
+
+def test_the_keys_that_it_names_are_there() -> None:
+    named = set(re.findall(r"`([A-Z][A-Z_]{4,})[`:]", DOC))
+    known = set(vars(SplitOptions())) | {"TRAIN", "TEST"}
+    assert named - known == set()

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pickle
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.data.dataset import SSLDataset
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources import hugging_face
+from sslengine.data.sources.hugging_face import HuggingFaceSource
+from sslengine.errors import DataError
+from tests.data.pictures import picture
+
+# dill, by which `datasets` makes its fingerprints, of types of pyarrow.
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hugging_face, "datasets", None)
+    with pytest.raises(DataError, match=r"DATA_PATHS.0: to read it install datasets: pip install"):
+        source(tmp_path)
+
+
+def source(path: Path, split: str = "TRAIN", **keys: object) -> HuggingFaceSource:
+    return HuggingFaceSource(SplitOptions(DATA_PATHS=[str(path)], **keys), split)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def datasets() -> Any:
+    return pytest.importorskip("datasets", reason="reads its data sets, pip install datasets")
+
+
+def png(number: int) -> bytes:
+    file = BytesIO()
+    picture(number).save(file, "PNG")
+    return file.getvalue()
+
+
+def rows(datasets: Any, numbers: list[int], **more: Any) -> Any:
+    images = [{"bytes": png(number), "path": None} for number in numbers]
+    columns = {"img": images, "label": [number % 2 for number in numbers], **more}
+    features = datasets.Features(
+        {
+            "img": datasets.Image(),
+            "label": datasets.ClassLabel(names=["even", "odd"]),
+            **{name: datasets.Value("int64") for name in more},
+        }
+    )
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def test_images_and_labels(datasets: Any, tmp_path: Path) -> None:
+    rows(datasets, [3, 1, 4], age=[30, 10, 40]).save_to_disk(str(tmp_path / "data"))
+    found = source(tmp_path / "data")
+    for each in (found, pickle.loads(pickle.dumps(found))):
+        assert [each.encoded(index) for index in range(len(each))] == [png(3), png(1), png(4)]
+        assert each.image(0).tobytes() == picture(3).tobytes()
+        assert (each.labels().tolist(), each.label(2), each.num_classes) == ([1, 1, 0], 0, 2)
+    assert source(tmp_path / "data", LABEL_COLUMN="age").labels().tolist() == [30, 10, 40]
+
+
+def test_splits(datasets: Any, tmp_path: Path) -> None:
+    parts = {"train": rows(datasets, [0, 1, 2]), "test": rows(datasets, [3])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "data"))
+    options = SplitOptions(
+        DATA_SOURCES=["huggingface_dataset"],
+        LABEL_SOURCES=["huggingface_dataset"],
+        DATA_PATHS=[str(tmp_path / "data")],
+    )
+    assert len(SSLDataset(options, "TRAIN", 0)) == 3
+    test = SSLDataset(options, "TEST", 0)
+    assert test[0, 0]["data"][0].tobytes() == picture(3).tobytes()
+    assert test[0, 0]["label"] == [1]
+    datasets.DatasetDict({"train": parts["train"]}).save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(DataError, match=r"has no split validation or val or test; it has train"):
+        source(tmp_path / "one", "TEST")
+
+
+def test_what_is_wrong_is_told(datasets: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone is not a data set that save_to_disk wrote"):
+        source(tmp_path / "gone")
+    rows(datasets, [0]).save_to_disk(str(tmp_path / "data"))
+    with pytest.raises(
+        DataError, match=r"IMAGE_COLUMN: there is no column 'imgs'. Did you mean 'img'"
+    ):
+        source(tmp_path / "data", IMAGE_COLUMN="imgs")
+    rows(datasets, [0]).remove_columns(["img"]).save_to_disk(str(tmp_path / "none"))
+    with pytest.raises(DataError, match=r"none of its columns hold images.*\n  It has: label"):
+        source(tmp_path / "none")
+    rows(datasets, [0]).remove_columns(["label"]).save_to_disk(str(tmp_path / "bare"))
+    with pytest.raises(DataError, match=r"no column is one of class labels.*TRAIN.LABEL_COLUMN"):
+        source(tmp_path / "bare").labels()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.base import build_sources
+from sslengine.data.sources.regions import RegionSource
+from sslengine.errors import DataError
+from tests.data.pictures import picture, write_picture
+
+
+def regions(root: Path, *boxes: object, **keys: object) -> RegionSource:
+    write_picture(root / "0.png", 0, side=20)
+    entries = [{"path": str(root / "0.png"), "bbox": box} for box in boxes]
+    (root / "boxes.json").write_text(json.dumps(entries))
+    options = SplitOptions(
+        DATA_SOURCES=["disk_roi_annotations"],
+        DATA_PATHS=[str(root / "boxes.json")],
+        **keys,  # type: ignore[arg-type]
+    )
+    (source,) = build_sources(options, "TRAIN")
+    assert isinstance(source, RegionSource)
+    return source
+
+
+def test_boxes_are_left_top_right_bottom(tmp_path: Path) -> None:
+    source = regions(tmp_path, [2, 3, 9, 11], [0, 0, 20, 20], [1.6, 2.4, 5, 7])
+    whole = np.asarray(picture(0, side=20))
+    assert len(source) == 3
+    for index, part in enumerate((whole[3:11, 2:9], whole, whole[2:7, 2:5])):
+        assert np.array_equal(np.asarray(source.image(index)), part)
+        assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(source)).image(index)), part)
+    assert source.path(1) == str(tmp_path / "0.png")
+
+
+def test_what_lies_outside_is_left_out(tmp_path: Path) -> None:
+    source = regions(tmp_path, [-5, 15, 4, 99], [30, 30, 40, 40], [5, 5, 5, 9])
+    whole = np.asarray(picture(0, side=20))
+    assert np.array_equal(np.asarray(source.image(0)), whole[15:, :4])
+    for index in (1, 2):
+        with pytest.raises(ValueError, match=r"nothing in common with the image of 20 x 20 pixels"):
+            source.image(index)
+
+
+def test_prefixes(tmp_path: Path) -> None:
+    (tmp_path / "moved").mkdir()
+    source = regions(
+        tmp_path / "moved", [0, 0, 4, 4], REMOVE_IMG_PATH_PREFIX=str(tmp_path / "moved"),
+        NEW_IMG_PATH_PREFIX="/elsewhere",
+    )  # fmt: skip
+    assert source.path(0) == "/elsewhere/0.png"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"DATA_PATHS.0: .*boxes.json must hold a JSON list.*JSONDecodeError"),
+        ('[{"path": "a"}]', r"KeyError: 'bbox'"),
+        ('[{"path": "a", "bbox": [1, 2, 3]}]', r"four numbers"),
+        ('[{"path": 3, "bbox": [1, 2, 3, 4]}]', r"TypeError"),
+        ("[]", r"four numbers, and there must be one at least"),
+        ("3", r"TypeError"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "boxes.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        RegionSource(SplitOptions(DATA_PATHS=[str(path)]), "TRAIN")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file .*gone.json"):
+        RegionSource(SplitOptions(DATA_PATHS=[str(tmp_path / "gone.json")]), "TRAIN")

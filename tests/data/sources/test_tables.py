@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sslengine.data.dataset import SSLDataset
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.tables import TableSource
+from sslengine.errors import DataError
+from tests.data.pictures import picture, write_tree
+
+
+def table(path: Path, **keys: object) -> TableSource:
+    return TableSource(SplitOptions(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_tree(tmp_path, "a/0.png", "a/1.png", "b, c/2.png")
+
+
+def test_paths_from_the_tables_folder_and_labels(root: Path) -> None:
+    text = f'split,path,label\ntrain,{root}/a/1.png,dog\ntrain,"b, c/2.png",ant\nval,a/0.png,dog\n'
+    source = table(write(root / "list.csv", text))
+    assert [Path(source.path(index)).name for index in range(3)] == ["1.png", "2.png", "0.png"]
+    assert [source.image(index).tobytes() for index in range(3)] == [
+        picture(number).tobytes() for number in (1, 2, 0)
+    ]
+    assert (source.labels().tolist(), source.label(1), source.num_classes) == ([1, 0, 1], 0, 2)
+
+
+def test_columns_by_name_and_by_usual_names(root: Path) -> None:
+    text = "id\tFilename\tlabel\tother\n0\ta/0.png\t4\ta/1.png\n"
+    file = write(root / "list.tsv", text)
+    assert table(file).path(0).endswith("a/0.png")
+    assert table(file).labels().tolist() == [4]
+    assert table(file, IMAGE_COLUMN="other").path(0).endswith("a/1.png")
+    assert table(file, LABEL_COLUMN="id").labels().tolist() == [0]
+
+
+def test_a_table_of_paths_alone(root: Path) -> None:
+    options = SplitOptions(
+        DATA_SOURCES=["csv_filelist"],
+        DATA_PATHS=[str(write(root / "list.csv", "path\na/0.png\n\na/1.png\n"))],
+        LABEL_TYPE="sample_index",
+    )
+    data = SSLDataset(options, "TRAIN", 0)
+    assert (len(data), data.sources[0].num_classes) == (2, 0)
+    assert data[0, 1]["data"][0].tobytes() == picture(1).tobytes()
+    options.LABEL_TYPE, options.LABEL_SOURCES = "standard", ["csv_filelist"]
+    with pytest.raises(DataError, match=r"2 of 2 rows of .*have none.*config.DATA.TRAIN.LABEL_COL"):
+        SSLDataset(options, "TRAIN", 0)
+
+
+def test_relative_paths_of_a_copied_table(root: Path, tmp_path: Path) -> None:
+    file = write(root / "list.csv", "path\na/0.png\n")
+    source = table(file, COPY_TO_LOCAL_DISK=True, COPY_DESTINATION_DIR=str(tmp_path / "fast"))
+    assert source.path(0) == str(root / "a/0.png")
+
+
+def test_prefixes(root: Path) -> None:
+    file = write(root / "list.csv", "path\n/old/a/0.png\n")
+    source = table(file, REMOVE_IMG_PATH_PREFIX="/old", NEW_IMG_PATH_PREFIX=str(root))
+    assert source.image(0).tobytes() == picture(0).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "message"),
+    [
+        ("x,y\n1,2\n", {}, r"DATA_PATHS.0: which column of .*holds the paths\? .*IMAGE_COLUMN.*\n.*x, y"),
+        ("path\na\n", {"IMAGE_COLUMN": "paht"}, r"TRAIN.IMAGE_COLUMN: .* no column 'paht'. Did you mean 'path'"),
+        ("path\na\n", {"LABEL_COLUMN": "label"}, r"TRAIN.LABEL_COLUMN: .* has no column 'label'"),
+        ("path,label\na,1\nb\n", {}, r"list.csv: line 3 has 1 columns, fewer than the first line"),
+        ("path,label\n,1\n", {}, r"row 1 of .* has no path"),
+        ("path\n", {}, r"the table .* has no row"),
+        ("", {}, r"which column of"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told(
+    tmp_path: Path, text: str, keys: dict[str, str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        table(write(tmp_path / "list.csv", text), **keys)
+
+
+def test_no_file_and_no_text(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file .*gone.csv"):
+        table(tmp_path / "gone.csv")
+    (tmp_path / "list.csv").write_bytes(b"path\n\xff\n")
+    with pytest.raises(DataError, match=r"is not text in UTF-8"):
+        table(tmp_path / "list.csv")
+
+
+def test_parquet(root: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="reads .parquet, pip install pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = pyarrow.table({"label": ["b", "a", "b"], "path": ["a/1.png", "a/0.png", "b, c/2.png"]})
+    parquet.write_table(rows, root / "list.parquet")
+    source = table(root / "list.parquet")
+    assert source.labels().tolist() == [1, 0, 1]
+    assert source.image(2).tobytes() == picture(2).tobytes()
+    (root / "bad.parquet").write_text("path\n")
+    with pytest.raises(DataError, match=r"bad.parquet is not a parquet file"):
+        table(root / "bad.parquet")
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"install pyarrow: pip install pyarrow"):
+        table(write(tmp_path / "list.parquet", ""))

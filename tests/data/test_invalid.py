@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from sslengine.data.invalid import FEWEST, LATEST, InvalidSamples
+from sslengine.errors import DataError
+
+
+def counter(max_share: float = 0.5, num_samples: int = 100_000) -> InvalidSamples:
+    return InvalidSamples("config.DATA.TRAIN", max_share, num_samples, "{}.jpg (broken)".format)
+
+
+class Run:
+    """Batches of ten samples, of which so many cannot be read."""
+
+    def __init__(self, samples: InvalidSamples) -> None:
+        self.samples, self.next = samples, 0
+
+    def batches(self, count: int, bad: int, views: int = 1) -> None:
+        for _ in range(count):
+            index = np.tile(np.arange(self.next, self.next + 10), views)
+            self.samples.note(np.tile(np.arange(10) >= bad, views), index)
+            self.next += 10
+
+
+def test_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    samples = counter()
+    with caplog.at_level(logging.WARNING):
+        Run(samples).batches(3, bad=2)
+    assert samples.samples == {0, 1, 10, 11, 20, 21}
+    (message,) = caplog.messages
+    assert message.startswith("config.DATA.TRAIN: cannot read 0.jpg (broken). A grey image with")
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_not_one_can_be_read(views: int) -> None:
+    run = Run(counter(max_share=1.0))
+    run.batches(FEWEST // 10 - 1, bad=10, views=views)
+    with pytest.raises(DataError, match=rf"none of the first {FEWEST} images can be read.*90.jpg"):
+        run.batches(1, bad=10, views=views)
+
+
+def test_a_small_set_of_which_not_one_can_be_read() -> None:
+    run = Run(counter(num_samples=30))
+    with pytest.raises(DataError, match=r"none of the first 30 images"):
+        run.batches(3, bad=10)
+
+
+def test_more_than_the_share() -> None:
+    Run(counter(max_share=0.3)).batches(400, bad=3)
+    run = Run(counter(max_share=0.3))
+    with pytest.raises(
+        DataError,
+        match=r"40% of the latest images cannot be read, more than "
+        r"config.DATA.TRAIN.MAX_INVALID_SHARE=0.3. One of them: 90.jpg \(broken\)",
+    ):
+        run.batches(400, bad=4)
+    assert run.next == FEWEST - 10  # no judgement on fewer
+
+
+def test_all_may_be_bad_but_one_where_the_share_says_so() -> None:
+    Run(counter(max_share=1.0)).batches(1000, bad=9)
+
+
+@pytest.mark.parametrize("views", [1, 4])
+def test_a_disk_that_dies_late_is_noticed_soon(views: int) -> None:
+    """The share is that of the latest, not of all since the beginning."""
+    run = Run(counter(max_share=0.5))
+    run.batches(5000, bad=0, views=views)
+    with pytest.raises(DataError, match=r"5\d% of the latest"):
+        run.batches(1000, bad=10, views=views)
+    assert run.next - 50_000 <= LATEST // views
+
+
+def test_a_bad_hour_passes() -> None:
+    run = Run(counter(max_share=0.5))
+    for _ in range(20):
+        run.batches(LATEST // 10, bad=0)
+        run.batches(LATEST // 25, bad=10)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import os
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from extra_scripts import make_image_cache as module
+from extra_scripts.make_image_cache import Copies, main, make, write_part
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.disk import FolderSource
+from sslengine.data.sources.image_cache import ImageCacheSource
+from sslengine.errors import DataError
+from tests.data.pictures import picture, write_picture
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderSource:
+    """Five images, in parts of two; one is small, one cannot be read."""
+    monkeypatch.setattr(module, "IN_A_PART", 2)
+    for number, side in enumerate((40, 40, 8, 40, 40)):
+        write_picture(tmp_path / "data" / "ab"[number % 2] / f"{number}.png", number, side)
+    (tmp_path / "data" / "b" / "3.png").write_bytes(b"no image")
+    return FolderSource(SplitOptions(DATA_PATHS=[str(tmp_path / "data")]), "TRAIN")
+
+
+def cached(out: Path) -> ImageCacheSource:
+    return ImageCacheSource(SplitOptions(DATA_PATHS=[str(out)]), "TRAIN")
+
+
+@pytest.fixture
+def no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pool:
+        map = staticmethod(map)
+
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(module, "ProcessPoolExecutor", Pool)
+
+
+@pytest.mark.parametrize("quality", [0, 80])
+@pytest.mark.usefixtures("no_pool")
+def test_copies_are_those_of_pillow(source: FolderSource, tmp_path: Path, quality: int) -> None:
+    told = make(source, tmp_path / "out", Copies(20, quality), "birds", workers=1)
+    assert (told["unreadable"], told["not_resized"]) == (1, 1)
+    copies = cached(tmp_path / "out")
+    assert copies.labels().tolist() == source.labels().tolist() == [0, 0, 0, 1, 1]
+    for index, number in enumerate((0, 2, 4, 1)):  # by class
+        image = picture(number, 8 if number == 2 else 40)
+        expected = image if number == 2 else image.resize((20, 20), Image.Resampling.BICUBIC)
+        if quality:
+            file = BytesIO()
+            expected.save(file, "JPEG", quality=quality)
+            expected = Image.open(file)
+        assert copies.image(index).tobytes() == expected.tobytes()
+    with pytest.raises(OSError, match="the file is empty"):
+        copies.image(4)
+
+
+def test_shapes_are_kept() -> None:
+    sizes = [(100, 50), (50, 100), (1000, 21), (20, 20), (5, 900)]
+    encoded = [Copies(20, 0).encode(Image.new("RGB", size)) for size in sizes]
+    found = [Image.open(BytesIO(each)).size for each in encoded]
+    assert found == [(40, 20), (20, 40), (952, 20), (20, 20), (5, 900)]
+
+
+@pytest.mark.usefixtures("no_pool")
+def test_interrupted_it_goes_on(
+    source: FolderSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, copies = tmp_path / "out", Copies(20, 80)
+    written = []
+
+    def killed_in_the_second(source: FolderSource, out: Path, copies: Copies, number: int) -> None:
+        written.append(number)
+        if len(written) == 2:
+            (out / "part-00001.bin").write_bytes(b"half of")
+            raise KeyboardInterrupt
+        write_part(source, out, copies, number)
+
+    monkeypatch.setattr(module, "write_part", killed_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        make(source, out, copies, "birds", workers=1)
+    with pytest.raises(DataError, match=r"is not complete: run make_image_cache.py again"):
+        cached(out)
+    with pytest.raises(DataError, match=r"was begun otherwise, and what differs is changes"):
+        make(source, out, Copies(30, 80), "birds", workers=1)
+    make(source, out, copies, "birds", workers=1)
+    assert written == [0, 1, 1, 2]
+    make(source, tmp_path / "at once", copies, "birds", workers=1)
+    for index in range(5):
+        assert cached(out).encoded(index) == cached(tmp_path / "at once").encoded(index)
+    with pytest.raises(DataError, match=r"is a complete cache; it is not made anew"):
+        make(source, out, copies, "birds", workers=1)
+
+
+@pytest.mark.usefixtures("no_pool")
+def test_other_images_are_not_mixed_in(source: FolderSource, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "making.json").write_text(json.dumps({"version": 1}))
+    with pytest.raises(DataError, match=r"what differs is of, changes, images, .*names"):
+        make(source, out, Copies(20, 80), "birds", workers=1)
+    with pytest.raises(DataError, match=r"is not empty, and holds no cache"):
+        make(source, tmp_path / "data", Copies(20, 80), "birds", workers=1)
+    assert sorted(os.listdir(tmp_path / "data")) == ["a", "b"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        write_picture(tmp_path / "data" / f"{number}.png", number, 40)
+    main(["disk_folder", str(tmp_path / "data"), str(tmp_path / "out"), "--side=16", "--workers=1"])
+    told = capsys.readouterr().out
+    assert told.startswith(
+        f"3 images in {tmp_path / 'out'}: shorter side 16, JPEG of quality 90; 0 w"
+    )
+    copies = cached(tmp_path / "out")
+    assert np.asarray(copies.image(2)).shape == (16, 16, 3)
+    with pytest.raises(DataError, match=r"the source that was cached has no labels"):
+        copies.labels()
+    with pytest.raises(SystemExit, match=r"error: .*gone is not there"):
+        main(["disk_folder", str(tmp_path / "gone"), str(tmp_path / "x")])

@@ -1,0 +1,142 @@
+"""Memory of a data set of millions of files: all processes together, at most and in the end.
+
+    python tools/perf_measurement/bench_paths.py --files 10000000 --workers 8
+
+Makes a folder of a thousand small images and links to it, so that there are that many different
+paths, and loads batches of it in random order, as `disk_folder` and as `disk_filelist`. Memory is
+PSS (Linux): pages that several processes share are counted once. The same with a thousand files
+says what the processes take themselves. Each measurement has processes of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from sslengine import catalog
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions, SplitOptions
+
+PER_FOLDER = 1000
+BATCH = 256
+
+
+def make_paths(root: Path, files: int) -> tuple[Path, Path]:
+    """A folder with so many images below it, and a list of their paths."""
+    (root / "one").mkdir()
+    names = [f"picture_{number:06}.jpg" for number in range(min(files, PER_FOLDER))]
+    for name in names:
+        Image.new("RGB", (8, 8)).save(root / "one" / name)
+    folder = root / "images"
+    folder.mkdir()
+    classes = [f"class_{number:06}" for number in range(max(1, files // PER_FOLDER))]
+    for name in classes:
+        (folder / name).symlink_to(root / "one")
+    length = len(f"{folder}/{classes[0]}/{names[0]}")
+    shape = (len(classes) * len(names),)
+    paths = np.lib.format.open_memmap(root / "list.npy", "w+", f"S{length}", shape)
+    for number, name in enumerate(classes):
+        start = number * len(names)
+        paths[start : start + len(names)] = [f"{folder}/{name}/{each}".encode() for each in names]
+    return folder, root / "list.npy"
+
+
+def processes() -> list[int]:
+    """This one and all below it."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = [os.getpid()]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def pss() -> float:
+    """MiB of all processes."""
+    total = 0
+    for pid in processes():
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+class Watch(threading.Thread):
+    """The most memory so far."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most, self.ended = 0.0, False
+
+    def run(self) -> None:
+        while not self.ended:
+            self.most = max(self.most, pss())
+            time.sleep(0.5)
+
+
+def measure(source: str, path: Path, workers: int, batches: int) -> str:
+    split = SplitOptions(
+        DATA_SOURCES=[source],
+        DATA_PATHS=[str(path)],
+        LABEL_TYPE="sample_index",
+        BATCHSIZE_PER_REPLICA=BATCH,
+        TRANSFORMS=[{"name": "ToTensor"}],
+    )
+    watch = Watch()
+    watch.start()
+    began = time.perf_counter()
+    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=workers)
+    feed = DataFeed(options, "TRAIN", training=True, seed=0)
+    opened = time.perf_counter() - began
+    for _ in islice(feed.batches(), batches):
+        pass
+    watch.ended = True
+    watch.join()
+    text = (
+        f"{source:14} {feed.num_samples:>10,} files: opened in {opened:6.1f} s; "
+        f"{max(watch.most, pss()):6.0f} MiB at most, {pss():6.0f} MiB while loading"
+    )
+    feed.close()
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    assert catalog  # importing it declares all names
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=int, default=10_000_000)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--batches", type=int, default=400)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.environ["SSLENGINE_CACHE"] = f"{folder}/cache"
+        for files in (PER_FOLDER, options.files):
+            root = Path(folder) / str(files)
+            root.mkdir()
+            images, paths = make_paths(root, files)
+            time.sleep(3)  # what has just been changed is not kept
+            for source, path in (("disk_folder", images), ("disk_filelist", paths)):
+                for start in ("first", "again"):
+                    print(
+                        start, measure(source, path, options.workers, options.batches), flush=True
+                    )
+
+
+if __name__ == "__main__":
+    main()
