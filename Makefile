@@ -3,6 +3,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
+# Stealing keeps the tests of a module, and what they share, in one process for the most part.
+PARALLEL = -n 2 --dist worksteal
 RUN = $(VENV)/bin/python tools/run_distributed_engines.py
 
 help:
@@ -25,10 +27,10 @@ quickstart: $(VENV)/.installed
 	@echo "      config.DATA.TRAIN.DATA_LIMIT=-1 config.CHECKPOINT.DIR=runs/mine"
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n 2
+	$(VENV)/bin/python -m pytest $(PARALLEL)
 
 test-slow: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n 2 -m "slow or not slow"
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m "slow or not slow"
 
 test-floor:
 	$(MAKE) test VENV=.venv-floor CONSTRAINTS=constraints-floor.txt

@@ -27,6 +27,18 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 START_TIMEOUT = 120.0
+# By the server that ranks are forked from: what most of them need, and takes seconds.
+_IMPORTED = [
+    "torch._dynamo",
+    "torchvision",
+    "pytest",
+    "sslengine.data.plan.compiled",
+    "sslengine.engines.train",
+    "sslengine.hooks.default",
+    "sslengine.methods.simclr",
+    "sslengine.task.build",
+    "sslengine.task.task",
+]
 
 
 def free_port() -> int:
@@ -83,9 +95,8 @@ class RankPool:
         self._kill()
 
     def _start(self) -> None:
-        # The server imports torch once; ranks are forked from it in no time.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "sslengine.distributed.process_group"])
+        context.set_forkserver_preload(_IMPORTED)
         port = free_port()
         for rank in range(self.world_size):
             here, there = context.Pipe()

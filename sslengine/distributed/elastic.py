@@ -29,6 +29,10 @@ log = logging.getLogger("sslengine")
 # How long ranks may take to save when they are told to end; then they are killed.
 GRACE = 600  # seconds
 
+# What a scheduler sends to all processes of a job alike. A rank that is still importing dies of it.
+_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
+_WAS_TOLD = (os.EX_TEMPFAIL, *(-number for number in _SCHEDULERS))
+
 
 def start_processes(
     function: Callable[..., Any],
@@ -49,7 +53,7 @@ def start_processes(
     # The agent would print each failed rank's traceback; the first one's is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     single = nodes == 1
-    _start_tracker(signal.SIGUSR1, signal.SIGUSR2)
+    _start_tracker(*_SCHEDULERS)
     for attempt in range(max_restarts + 1):
         config = LaunchConfig(
             min_nodes=nodes,
@@ -64,11 +68,11 @@ def start_processes(
             **_grace(),
         )
         try:
-            with _as_sigterm(signal.SIGUSR1, signal.SIGUSR2):
+            with _as_sigterm(*_SCHEDULERS):
                 elastic_launch(config, _until_told)(function, arguments, attempt)
             break
         except ChildFailedError as error:
-            if any(failure.exitcode == os.EX_TEMPFAIL for failure in error.failures.values()):
+            if any(failure.exitcode in _WAS_TOLD for failure in error.failures.values()):
                 raise Preempted(_TOLD.format("a signal to a rank")) from None
             text, by_user = _describe(error)
             if by_user or attempt == max_restarts:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,28 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, (list, tuple)):
         return {k: v for i, each in enumerate(value) for k, v in _flat(each, f"{path}.{i}").items()}
     return {path: value}
+
+
+def _cut(after: int) -> dict[str, Any]:
+    return {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": after}]}
+
+
+NEVER = _cut(99)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a run with these changes that nothing cut; each is trained once."""
+    folders: dict[str, Path] = {}
+
+    def get(**changes: Any) -> Path:
+        key = repr(sorted(changes.items()))
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("whole")
+            train(make_run(folders[key], **changes))
+        return folders[key]
+
+    return get
 
 
 def _assert_same_state(one: dict[str, Any], two: dict[str, Any]) -> None:
@@ -93,7 +116,7 @@ def test_vissls_keys_are_in_the_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_was_cut_goes_on_bit_by_bit(
-    tmp_path: Path, cut_after: int, workers: int
+    tmp_path: Path, whole: Callable[..., Path], cut_after: int, workers: int
 ) -> None:
     """In mid-epoch too: weights, optimizer, random streams, losses and logs."""
     changes: dict[str, Any] = {
@@ -102,22 +125,15 @@ def test_a_run_that_was_cut_goes_on_bit_by_bit(
         "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1,
         "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8, 8], "use_dropout": True, "use_bn": True}]],
     }
-    train(
-        make_run(
-            tmp_path / "whole", **changes, HOOKS__EXTRA=[{"name": "test_power_cut", "after": 99}]
-        )
-    )
-    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": cut_after}]}
+    undisturbed = whole(**changes, **NEVER)
     with pytest.raises(PowerCut):
-        train(make_run(tmp_path / "cut", **changes, **cut))
-    again = make_run(
-        tmp_path / "cut", **changes, HOOKS__EXTRA=[{"name": "test_power_cut", "after": 99}]
-    )
+        train(make_run(tmp_path, **changes, **_cut(cut_after)))
+    again = make_run(tmp_path, **changes, **NEVER)
     train(again)
     if cut_after > 1:
         assert "resumed from" in screen(again)
-    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
-    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
+    assert _losses(tmp_path) == _losses(undisturbed)
+    _assert_same_state(_final(tmp_path), _final(undisturbed))
 
 
 class PutFigures(Hook):
@@ -138,24 +154,26 @@ def _timeless(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cut_after", [3, 4, 5])
-def test_a_resumed_run_logs_the_same_smoothed_figures(tmp_path: Path, cut_after: int) -> None:
+def test_a_resumed_run_logs_the_same_smoothed_figures(
+    tmp_path: Path, whole: Callable[..., Path], cut_after: int
+) -> None:
     put = "tests.engines.test_train:PutFigures"
     changes: dict[str, Any] = {"LOG_FREQUENCY": 2, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}
-    never = {"HOOKS__EXTRA": [put, {"name": "test_power_cut", "after": 99}]}
-    cut = {"HOOKS__EXTRA": [put, {"name": "test_power_cut", "after": cut_after}]}
-    train(make_run(tmp_path / "whole", **changes, **never))
+    never = {"HOOKS__EXTRA": [put, *NEVER["HOOKS__EXTRA"]]}
+    cut = {"HOOKS__EXTRA": [put, *_cut(cut_after)["HOOKS__EXTRA"]]}
+    undisturbed = whole(**changes, **never)
     with pytest.raises(PowerCut):
-        train(make_run(tmp_path / "cut", **changes, **cut))
-    train(make_run(tmp_path / "cut", **changes, **never))
-    lines = _timeless(tmp_path / "whole")
-    assert _timeless(tmp_path / "cut") == lines
+        train(make_run(tmp_path, **changes, **cut))
+    train(make_run(tmp_path, **changes, **never))
+    lines = _timeless(undisturbed)
+    assert _timeless(tmp_path) == lines
     losses = {line["iteration"]: line["loss"] for line in lines if line["kind"] == "step"}
     assert [i for i in losses if i % 2 == 0] == [2, 4, 6, 8]
     assert all(line["slowest"] == line["loss"] for line in lines if line["kind"] == "step")
     assert all("loss/squared" in line for line in lines if line["kind"] == "step")
-    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
-    for folder in ("cut", "whole"):
-        names = {path.name for path in (tmp_path / folder / "images" / "view").iterdir()}
+    _assert_same_state(_final(tmp_path), _final(undisturbed))
+    for folder in (tmp_path, undisturbed):
+        names = {path.name for path in (folder / "images" / "view").iterdir()}
         assert names == {f"{step}.png" for step in (1, 2, 4, 5, 6, 8)}
 
 
@@ -170,17 +188,17 @@ TESTED_WITHIN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("cut_after", [4, 7])
-def test_a_run_with_tests_within_epochs_goes_on_bit_by_bit(tmp_path: Path, cut_after: int) -> None:
-    never = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 99}]}
-    train(make_run(tmp_path / "whole", **TESTED_WITHIN, **never))
-    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": cut_after}]}
+def test_a_run_with_tests_within_epochs_goes_on_bit_by_bit(
+    tmp_path: Path, whole: Callable[..., Path], cut_after: int
+) -> None:
+    undisturbed = whole(**TESTED_WITHIN, **NEVER)
     with pytest.raises(PowerCut):
-        train(make_run(tmp_path / "cut", **TESTED_WITHIN, **cut))
-    again = make_run(tmp_path / "cut", **TESTED_WITHIN, **never)
+        train(make_run(tmp_path, **TESTED_WITHIN, **_cut(cut_after)))
+    again = make_run(tmp_path, **TESTED_WITHIN, **NEVER)
     train(again)
     assert "resumed from" in screen(again)
-    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
-    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
+    assert _losses(tmp_path) == _losses(undisturbed)
+    _assert_same_state(_final(tmp_path), _final(undisturbed))
 
 
 def test_a_test_within_an_epoch_belongs_to_the_checkpoint_of_its_iteration(tmp_path: Path) -> None:
@@ -209,20 +227,18 @@ def test_a_test_within_an_epoch_belongs_to_the_checkpoint_of_its_iteration(tmp_p
     ],
 )
 def test_a_run_that_is_tested_at_other_times_goes_on_in_its_place(
-    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], cut_after: int
-) -> None:
+    tmp_path: Path, whole: Callable[..., Path], before: dict[str, Any], after: dict[str, Any],
+    cut_after: int,
+) -> None:  # fmt: skip
     """What is trained does not depend on when it is tested, nor on a change of that."""
     saved = {"CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1, "LOG_FREQUENCY": 1}
     plain = {**SUPERVISED, **WITH_TEST, **saved}
-    train(make_run(tmp_path / "whole", **{**plain, **after}))
-    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": cut_after}]}
+    undisturbed = whole(**{**plain, **after})
     with pytest.raises(PowerCut):
-        train(make_run(tmp_path / "cut", **{**plain, **before}, **cut))
-    never = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 99}]}
-    train(make_run(tmp_path / "cut", **{**plain, **after}, **never))
-    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
-    states = [_final(tmp_path / name)["base_model"] for name in ("cut", "whole")]
-    _assert_same_state(*states)
+        train(make_run(tmp_path, **{**plain, **before}, **_cut(cut_after)))
+    train(make_run(tmp_path, **{**plain, **after}, **NEVER))
+    assert _losses(tmp_path) == _losses(undisturbed)
+    _assert_same_state(_final(tmp_path)["base_model"], _final(undisturbed)["base_model"])
 
 
 def test_a_trained_run_is_tested_alone(tmp_path: Path) -> None:
@@ -366,8 +382,7 @@ def _train_on_ranks(folder: Path, changes: dict[str, Any], cut: bool) -> None:
 
 def test_two_ranks_that_were_cut_go_on_bit_by_bit(two_ranks: RankPool, tmp_path: Path) -> None:
     base = {"LOG_FREQUENCY": 1, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}
-    never = {**base, "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 99}]}
-    soon = {**base, "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 3}]}
+    never, soon = {**base, **NEVER}, {**base, **_cut(3)}
     two_ranks.run(_train_on_ranks, tmp_path / "whole", never, False)
     two_ranks.run(_train_on_ranks, tmp_path / "cut", soon, True)
     two_ranks.run(_train_on_ranks, tmp_path / "cut", never, False)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import Preempted
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.events import Hook
-from sslengine.hooks.preemption import SIGNALS, StopOnSignals
+from sslengine.hooks.preemption import SIGNALS, TOGETHER, StopOnSignals
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.task.runs import Watch, make_task, same, train, weights
@@ -34,7 +33,7 @@ class Scheduler(Hook):
     def on_forward(self, task: Any) -> None:
         self.steps += task.train == self.train
         if self.steps == self.step and rank() == self.rank and task.train == self.train:
-            os.kill(os.getpid(), self.number)
+            signal.raise_signal(self.number)  # not to another thread, which may run later
 
 
 def _hooks(folder: Path) -> list[Any]:
@@ -130,17 +129,21 @@ def test_all_ranks_save_after_the_same_step(two_ranks: RankPool, tmp_path: Path,
 
 
 TWICE = """
-import os, signal, sys, time
+import sys, time
 from pathlib import Path
 from tests.hooks.test_preemption import Hook, _hooks, train
 
 class Hang(Hook):
     def on_forward(self, task):
         print("in the step", flush=True)
-        time.sleep(60)
+        while not stop._first:
+            time.sleep(0.01)
+        print("told", flush=True)
+        time.sleep(600)
 
 folder = Path(sys.argv[1])
-train(folder, [Hang(), *_hooks(folder)])
+saves, stop = _hooks(folder)
+train(folder, [Hang(), saves, stop])
 """
 
 
@@ -152,9 +155,10 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     assert process.stdout.readline() == "in the step\n"
     for _ in range(2):  # together: the same one, passed on
         process.send_signal(signal.SIGTERM)
-    time.sleep(1.5)
+    assert process.stdout.readline() == "told\n"
+    time.sleep(TOGETHER + 0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == -signal.SIGTERM
+    assert process.wait(timeout=100) == -signal.SIGTERM
     process.stdout.close()
     assert not torch.distributed.is_initialized()

@@ -59,7 +59,7 @@ def _wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
     ("ranks", "to_all"),
     [
         (1, False),
-        (2, True),
+        pytest.param(2, True, marks=pytest.mark.slow),  # tests/slurm has two ranks as well
         pytest.param(1, True, marks=pytest.mark.slow),
         pytest.param(2, False, marks=pytest.mark.slow),
     ],

@@ -1,7 +1,6 @@
 """Jobs on a real SLURM: submitted, told to end, ended from outside, and what they leave.
 
-In this order: what waits for a time limit is submitted first and looked at last but one; a node
-is ended when no other job needs it.
+A node is ended last, when no other job needs it.
 """
 
 from __future__ import annotations
@@ -23,15 +22,6 @@ STEPS = 32
 
 
 @pytest.fixture(scope="module")
-def over_time(user: User) -> str:
-    """A job of two nodes that is not done when its time is over."""
-    return user.submit(
-        "config.CHECKPOINT.DIR=over_time", SLOW, *TWO_NODES, "config.SLURM.TIME_HOURS=0",
-        "config.SLURM.TIME_MINUTES=3", "config.SLURM.SIGNAL_SECONDS=110",
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
 def undisturbed(user: User) -> Path:
     """The same run without SLURM, two ranks on this machine."""
     done = user.command(
@@ -43,9 +33,7 @@ def undisturbed(user: User) -> Path:
     return user.folder / "undisturbed"
 
 
-def test_two_nodes_train_and_the_command_waits(
-    user: User, over_time: str, undisturbed: Path
-) -> None:
+def test_two_nodes_train_and_the_command_waits(user: User, undisturbed: Path) -> None:
     done = user.command(
         "config.CHECKPOINT.DIR=two_nodes", "config.SLURM.USE_SLURM=true", "config.SLURM.WAIT=true",
         *TWO_NODES,
@@ -134,13 +122,19 @@ def test_a_job_that_fails_says_why_and_the_waiting_command_too(user: User) -> No
 
 
 def test_at_the_time_limit_it_is_saved_and_goes_on_under_the_same_id(
-    user: User, over_time: str, undisturbed: Path
+    user: User, undisturbed: Path
 ) -> None:
-    shown = user.wait_for_state(over_time, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
-    log = user.job_log(over_time)
-    assert shown["JobState"] == "COMPLETED", log
-    assert int(shown["Restarts"]) >= 1  # more often if a slow machine needs it
-    assert f"job {over_time} goes into the queue again" in log
+    job = user.submit(
+        "config.CHECKPOINT.DIR=over_time", SLOW, *TWO_NODES, "config.SLURM.SIGNAL_SECONDS=110"
+    )
+    user.wait_for_steps(job, "over_time")  # however long a busy machine takes to get there
+    user.limit_time(job, seconds_from_now=110)
+    user.wait_for_restart(job)
+    user.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
+    shown = user.wait_for_state(job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+    log = user.job_log(job)
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), log
+    assert f"job {job} goes into the queue again" in log
     assert "resumed from" in log
     assert user.losses("over_time") == user.losses("undisturbed")
     assert same_weights(user.folder / "over_time", undisturbed)

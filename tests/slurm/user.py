@@ -59,6 +59,20 @@ class User:
             time.sleep(0.5)
         return shown
 
+    def limit_time(self, job: str, seconds_from_now: float) -> None:
+        """A time limit, in whole minutes, that is over within so many seconds or a bit sooner."""
+        ran = self.cluster.show(job)["RunTime"].split(":")
+        minutes, seconds = 60 * int(ran[0]) + int(ran[1]), int(ran[2])
+        limit = minutes + int((seconds + seconds_from_now) // 60)
+        self.cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}")
+
+    def wait_for_restart(self, job: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while (shown := self.cluster.show(job))["Restarts"] == "0":
+            assert shown["JobState"] in ("RUNNING", "COMPLETING"), f"{shown}\n{self.job_log(job)}"
+            assert time.monotonic() < until, f"{shown}\n{self.job_log(job)}"
+            time.sleep(0.2)
+
     def wait_for_steps(self, job: str, results: str, count: int = 2) -> None:
         until = time.monotonic() + PATIENCE
         while len(self.losses(results)) < count:

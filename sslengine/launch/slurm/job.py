@@ -46,6 +46,8 @@ class Job:
     def __call__(self) -> None:
         for number in (*_AGAIN, signal.SIGTERM):
             signal.signal(number, self._note)
+        # submitit logs each SIGCONT; what the agent raises meanwhile, logging would swallow.
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
         os.chdir(self.folder)
         sys.path.append(self.folder)  # what was not copied; what was comes first
         try:
