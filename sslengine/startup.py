@@ -67,6 +67,13 @@ def importing() -> Iterator[None]:
         account.importing = False
 
 
+def was(phase: str, seconds: float) -> None:
+    """So much of an import that is under way was something else."""
+    if _account is not None and _account.importing:
+        for name, more in ((phase, seconds), ("imports", -seconds)):
+            _account.seconds[name] = _account.seconds.get(name, 0.0) + more
+
+
 @contextmanager
 def handed_on() -> Iterator[None]:
     """Processes that are started meanwhile may go on with this account."""

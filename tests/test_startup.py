@@ -62,6 +62,17 @@ def test_imports_are_no_part_of_the_phase_in_which_they_are_made(clock: Clock) -
     assert startup.finish() == "start-up 10.5 s: imports 9.0, model 1.5"
 
 
+def test_what_an_import_compiles_is_no_import(clock: Clock) -> None:
+    startup.was("compiling", 1.0)  # nothing has begun
+    startup.begin()
+    startup.was("compiling", 1.0)  # nor is anything imported
+    with startup.importing():
+        clock.wait(4.0)
+        startup.was("compiling", 2.5)
+        startup.was("compiling", 0.5)
+    assert startup.finish() == "start-up 7.0 s: imports 4.0, compiling 3.0"
+
+
 def test_a_module_that_fails_is_counted_too(clock: Clock) -> None:
     startup.begin()
     with pytest.raises(ZeroDivisionError), startup.importing():

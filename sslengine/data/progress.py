@@ -1,4 +1,4 @@
-"""What takes long says in the log how far it is."""
+"""What takes long says, in the log and on the screen, how far it is."""
 
 from __future__ import annotations
 
@@ -22,4 +22,5 @@ class Progress:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + EVERY
-            log.info("%s: %s%s %s so far", self._doing, f"{done:,}", self._of, things)
+            text = f"{self._doing}: {done:,}{self._of} {things} so far"
+            log.info("%s", text, extra={"on_screen": True})

@@ -26,11 +26,14 @@ def test_everything_is_in_the_file_and_warnings_on_the_screen(
 ) -> None:
     open_log(tmp_path, rank=0)
     log.info("quiet")
+    log.info("half done", extra={"on_screen": True})
+    log.info("half a second", extra={"on_screen": False})
     log.warning("loud")
     text = (tmp_path / "log.txt").read_text()
     assert "I sslengine: quiet" in text
+    assert "I sslengine: half done" in text
     assert "W sslengine: loud" in text
-    assert capsys.readouterr().err == "WARNING: loud\n"
+    assert capsys.readouterr().err == "INFO: half done\nWARNING: loud\n"
 
 
 def test_other_ranks_have_files_of_their_own_and_say_nothing(

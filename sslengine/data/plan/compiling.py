@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import numba
 
+from sslengine import startup
+
 logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,7 +48,11 @@ def kernel(signature: Any) -> Callable[[F], F]:
             compiled = njit(signature, nogil=True)(function)
         if not compiled.stats.cache_hits:
             seconds = time.perf_counter() - began
-            logger.info("compiled %s for images, in %.1f s", function.__name__, seconds)
+            startup.was("compiling", seconds)
+            logger.info(
+                "compiled %s for images, in %.1f s; kept for later runs",
+                function.__name__, seconds, extra={"on_screen": seconds > 1},
+            )  # fmt: skip
         return compiled  # type: ignore[no-any-return]
 
     return compile_now
