@@ -87,6 +87,8 @@ COLOUR = {"name": "ImgPilColorDistortion", "strength": 1.0}
 BLUR = {"name": "ImgPilGaussianBlur", "p": 0.5, "radius_min": 0.1, "radius_max": 2.0}
 TWO = {"name": "ImgReplicatePil", "num_times": 2}
 JITTER = {"name": "ColorJitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+MASK = {"name": "MaskedImageModeling", "patch_size": 4}
+PATCHES = {"name": "ImgPatchesFromTensor", "num_patches": 4, "patch_jitter": 5}
 MULTI_CROP = {
     "name": "ImgPilToMultiCrop",
     "total_num_crops": 4,
@@ -141,7 +143,7 @@ LISTS: dict[str, Entries] = {
         {"name": "Resize", "size": 50},
         {"name": "RandomCrop", "size": 48},
         *TENSOR,
-        {"name": "ImgPatchesFromTensor", "num_patches": 4, "patch_jitter": 5},
+        PATCHES,
         {"name": "ShuffleImgPatches", "num_perms": 4, "num_patches": 4},
         {"name": "OneHotEncode", "num_classes": 4},
     ],
@@ -152,7 +154,7 @@ LISTS: dict[str, Entries] = {
         FLIP,
         COLOUR,
         {"name": "ToTensor"},
-        {"name": "MaskedImageModeling", "patch_size": 4},
+        MASK,
         NORMALIZE,
     ],
     "tables": [
@@ -214,7 +216,8 @@ LISTS: dict[str, Entries] = {
     "twice normalized": [CROP, *TENSOR, {**NORMALIZE, "mean": [0.1], "std": [0.7]}],
     "raw values": [CROP, {"name": "ImgPilToRawTensor"}, NORMALIZE],
     "grey": [CROP, {"name": "Grayscale"}, FLIP, {"name": "ToTensor"}],
-    "floats of one's own": [CROP, COLOUR, own("SometimesArray"), *TENSOR],
+    "floats of one's own": [CROP, COLOUR, own("SometimesArray"), *TENSOR, MASK],
+    "patches of one's own": [CROP, own("SometimesArray"), *TENSOR, PATCHES, MASK],
     "nothing is random": [{"name": "Resize", "size": [32, 32]}, {"name": "ImgToTensor"}],
     "images": [CROP, COLOUR],
     "empty": [],

@@ -23,7 +23,18 @@ from sslengine.data.plan.explain import (
 from sslengine.data.plan.plan import Plan
 from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.registry import COLLATORS
-from tests.data.plan.lists import COLOUR, CROP, FLIP, LISTS, NORMALIZE, TENSOR, Entries, own
+from tests.data.plan.lists import (
+    COLOUR,
+    CROP,
+    FLIP,
+    LISTS,
+    MASK,
+    NORMALIZE,
+    PATCHES,
+    TENSOR,
+    Entries,
+    own,
+)
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 BY_NAME = {path.relative_to(CONFIGS).as_posix(): path for path in CONFIGS.rglob("*.yaml")}
@@ -84,8 +95,6 @@ def test_a_tensor_in_the_middle() -> None:
     ]
 
 
-MASK = {"name": "MaskedImageModeling"}
-PATCHES = {"name": "ImgPatchesFromTensor", "num_patches": 1}
 LABEL = {"name": "OneHotEncode"}
 
 
