@@ -134,21 +134,21 @@ def write_jpegs(folder: Path, count: int) -> None:
 # ---- what it costs, in milliseconds for an image
 
 
-def each_alone(subject: Subject, count: int) -> tuple[float, list[float]]:
-    """Reading, and each step of the plan if its pixels were made at once."""
-    plan, steps = subject.dataset.plan, subject.dataset.plan.steps
-    reading, costs = 0.0, [0.0] * len(steps)
+def each_alone(subject: Subject, count: int) -> tuple[float, dict[str, float]]:
+    """Reading, and each step of the plan, by its `where`, if its pixels were made at once."""
+    plan = subject.dataset.plan
+    reading, costs = 0.0, {step.where: 0.0 for step in plan.steps}
     for number in range(count):
         seed_sample(SEED, (0, number))
         began = process_time()
         sample = subject.sample(number, subject.dataset.read)
         reading += process_time() - began
-        for position, step in enumerate(steps):
+        for step in plan.steps:
             began = process_time()
             step(sample)
             sample["data"] = [_made(plan.backend, image) for image in sample["data"]]
-            costs[position] += process_time() - began
-    return 1e3 * reading / count, [1e3 * cost / count for cost in costs]
+            costs[step.where] += process_time() - began
+    return 1e3 * reading / count, {where: 1e3 * cost / count for where, cost in costs.items()}
 
 
 def _made(backend: Backend, image: Any) -> Any:
@@ -202,7 +202,7 @@ def show(subject: Subject, name: str, backend: str, count: int, console: Console
         transform = Text(part.where.partition("(")[2].rstrip(")"))
         what = Text(part.what + (f": {part.why}" if part.why else ""))
         # The first of those that wait stands for the pixels that leave the worker.
-        time = f"{alone[number]:.2f}" if number < len(alone) - (not plan.tail) else ""
+        time = f"{alone[part.where]:.2f}" if part.where in alone else ""
         table.add_row(str(number), transform, str(part.segment or ""), what, time)
     console.print(table)
     for line in _summary(subject, backend, count, whole):
@@ -227,7 +227,7 @@ def _summary(subject: Subject, backend: str, count: int, whole: dict[str, float]
             f"{backend} leaves a part of what is drawn to the device; the lines say what it would "
             f"cost in the worker"
         )
-    if plan.tail:
+    if plan.cut.waits:
         yield "images leave the workers as uint8"
         samples = (_run(subject, number, plan, subject.dataset.read) for number in range(count))
         parcels = [image for sample in samples for image in sample["data"] if is_uint8(image)]

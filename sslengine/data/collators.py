@@ -121,6 +121,7 @@ def patch_and_image_collator(batch: Sequence[Sample]) -> Batch:
 
 
 @register_collator("ibot_multicrop_masking_collator")
+@only_moves("global_views", "local_views")
 def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
     """`global_views`, the crops of the largest size, one after the other for all samples;
     `local_views`, the others likewise, if there are any; and `mask`, those of the global views.

@@ -147,8 +147,8 @@ class DataFeed:
             )
         if self._arrival is None:
             logger.warning(
-                "%s.TRANSFORMS: nothing is left to the device (config.DATA.AUGMENT_BACKEND), "
-                "for the list does not end with ToTensor, or with ToTensor and Normalize.",
+                "%s.TRANSFORMS: nothing is left to the device (config.DATA.AUGMENT_BACKEND), for "
+                "ToTensor cannot wait: tools/explain_transforms.py says why. Choose auto.",
                 self.where,
             )
         elif self.device.type == "cpu":

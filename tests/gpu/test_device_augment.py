@@ -12,11 +12,14 @@ from torch import Tensor
 from sslengine.data.device_prefetch import on_device
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.plan import ops
 from sslengine.data.plan.device.blur import blur, boxes
 from sslengine.data.plan.device.run import run
+from sslengine.data.plan.device.sharpness import sharpness
+from tests.data.plan.device import test_colour, test_levels
 from tests.data.plan.device.cases import noise
 from tests.data.plan.device.test_blur import radii
-from tests.data.plan.device.test_colour import ALL, CASES, FALLS_SHORT, NAMES, Kernel, colours
+from tests.data.plan.device.test_colour import ALL, FALLS_SHORT, Kernel, colours
 from tests.data.plan.lists import LISTS
 
 pytestmark = [
@@ -50,7 +53,10 @@ def images(batch: Any) -> list[Tensor]:
     return data if isinstance(data, list) else [data]
 
 
-@pytest.mark.parametrize(("kernel", "operation", "parameter"), CASES, ids=NAMES)
+CASES = [*test_colour.CASES, *test_levels.CASES, (sharpness, ops.Sharpness(1.7), 1.7)]
+
+
+@pytest.mark.parametrize(("kernel", "operation", "parameter"), CASES, ids=str)
 def test_all_colours(
     kernel: Kernel, operation: Any, parameter: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

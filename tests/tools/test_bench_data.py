@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPES = {"simclr": [224, 224], "multicrop": [224, 224, *[96] * 6]}
+SHAPES = {"simclr": [224, 224], "multicrop": [224, 224, *[96] * 6], "pirl": [224, *[64] * 9]}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_images_are_of_the_size_that_is_told(images: list[bytes]) -> None:
 def test_everyone_makes_the_views_of_the_case(
     bench: ModuleType, images: list[bytes], case: str
 ) -> None:
-    known = bench.contestants()
+    known = bench.contestants(case)
     bench._seed(1)
     expected = known["list"](case)(images[0])
     for name, build in known.items():

@@ -5,11 +5,11 @@
 
 CPU time for an image of one core, from the bytes of a JPEG file to what leaves a loader worker:
 the plain list of PIL transforms, the same list as a plan with each back-end that is installed,
-the transforms of lightly where it is installed, torchvision pipelines as solo-learn composes
-them and as torchvision advises today (v2, on uint8 tensors), and decoding alone. They take turns
-over the same few images within one process, and the median of the rounds counts: so a busy
-machine slows all of them alike. Then the images that two workers deliver through the engine's
-loader in a second, by the clock.
+the transforms of lightly where it is installed, torchvision pipelines as solo-learn composes them
+and as torchvision advises today (v2, on uint8 tensors), and decoding alone. (PIRL's list stands
+beside its plans alone.) They take turns over the same few images within one process, and the
+median of the rounds counts: so a busy machine slows all of them alike. Then the images that two
+workers deliver through the engine's loader in a second, by the clock.
 
 The images are made: three octaves of smooth colour and a grain on top, chosen so that a JPEG of
 500 x 375 pixels and quality 90 has the size that it has in ImageNet, about 79 KB; a quarter
@@ -81,6 +81,26 @@ LISTS: dict[str, list[dict[str, Any]]] = {
         },
         *AFTER_CROP,
     ],
+    "pirl": [
+        {
+            "name": "ImgPilToPatchesAndImage",
+            "crop_scale_image": [0.08, 1.0],
+            "crop_size_image": 224,
+            "crop_scale_patches": [0.6, 1.0],
+            "crop_size_patches": 255,
+            "num_patches": 9,
+        },
+        {"name": "ColorJitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.2},
+        {"name": "ImgPilRandomPhotometric"},
+        {"name": "RandomGrayscale", "p": 0.2},
+        {"name": "RandomHorizontalFlip"},
+        *AFTER_CROP[-2:],
+    ],
+}
+COLLATORS = {
+    "simclr": "simclr_collator",
+    "multicrop": "multicrop_collator",
+    "pirl": "patch_and_image_collator",
 }
 
 
@@ -195,8 +215,8 @@ def decode(backend: str) -> Callable[[str], Views]:
 REFERENCE = "list"
 
 
-def contestants() -> dict[str, Callable[[str], Views]]:
-    """Those that are installed. Back-ends are whatever the registry knows."""
+def contestants(case: str) -> dict[str, Callable[[str], Views]]:
+    """Those that are installed and have the case. Back-ends are whatever the registry knows."""
     backends = [name for name in AUGMENT_BACKENDS.names() if not why_not(name)]
     others = {"solo-learn": solo_learn, "torchvision v2": torchvision_v2}
     if importlib.util.find_spec("lightly") and importlib.util.find_spec("lightning_utilities"):
@@ -205,7 +225,7 @@ def contestants() -> dict[str, Callable[[str], Views]]:
     return {
         REFERENCE: plain_list,
         **{f"plan, {name}": plan(name) for name in backends},
-        **others,
+        **(others if case in CROPS else {}),
         f"decode, {fastest}": decode(fastest),
     }
 
@@ -287,7 +307,7 @@ def _feed(case: str, folder: str, backend: str) -> DataFeed:
         LABEL_TYPE="sample_index",
         BATCHSIZE_PER_REPLICA=BATCH,
         TRANSFORMS=LISTS[case],
-        COLLATE_FUNCTION="simclr_collator" if case == "simclr" else "multicrop_collator",
+        COLLATE_FUNCTION=COLLATORS[case],
         CACHE_INDEX=False,
     )
     options = DataOptions(
@@ -309,12 +329,12 @@ def _rate(feed: DataFeed, epoch: int) -> float:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    known = contestants()
+    known = list(contestants("simclr"))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--case", choices=LISTS, nargs="+", default=list(LISTS))
-    parser.add_argument("--only", choices=known, nargs="+", default=list(known))
+    parser.add_argument("--only", choices=known, nargs="+", default=known)
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-wall", action="store_true", help="CPU time alone")
@@ -325,10 +345,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     images = make_images(options.images)
     size = statistics.mean(map(len, images)) / 1000
     print(f"{len(images)} images, {size:.0f} KB each on average")
-    chosen = {name: known[name] for name in known if name in {REFERENCE, *options.only}}
-    backends = [name.removeprefix("plan, ") for name in chosen if name.startswith("plan, ")]
     results: dict[str, Any] = {"kilobytes": size}
     for case in options.case:
+        wanted = {REFERENCE, *options.only}
+        chosen = {name: build for name, build in contestants(case).items() if name in wanted}
+        backends = [name.removeprefix("plan, ") for name in chosen if name.startswith("plan, ")]
         times = cpu_times(case, chosen, images, options.rounds)
         print(report(case, times))
         results[case] = {"cpu": times, "ratio": ratios(times)}

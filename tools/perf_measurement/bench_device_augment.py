@@ -38,6 +38,11 @@ SINGLE: dict[str, Callable[[], ops.Op]] = {
     "hue": lambda: ops.Hue(random.uniform(-0.2, 0.2)),
     "grey": lambda: ops.Grey(),
     "solarize": lambda: ops.Solarize(128),
+    "posterize": lambda: ops.Posterize(random.randint(4, 8)),
+    "invert": lambda: ops.Invert(),
+    "autocontrast": lambda: ops.AutoContrast(),
+    "equalize": lambda: ops.Equalize(),
+    "sharpness": lambda: ops.Sharpness(random.uniform(0.1, 1.9)),
     "blur": lambda: ops.Blur(random.uniform(0.1, 2.0)),
 }
 

@@ -29,7 +29,9 @@ from sslengine.data.plan.kernels_colour import (
     solarize,
     turn_hue,
 )
+from sslengine.data.plan.kernels_levels import autocontrast, equalize
 from sslengine.data.plan.kernels_resize import COLUMNS_MAY_COME_FIRST, interleaved, resize
+from sslengine.data.plan.kernels_sharpness import sharpened
 from sslengine.data.plan.ops import Op
 from sslengine.data.plan.view import Source
 from sslengine.registry import register_augment_backend
@@ -112,7 +114,7 @@ def _blurred(op: plain.Blur, planes: Planes) -> Planes:
     return planes
 
 
-def _in_place(kernel: Callable[[Any, Planes], None]) -> Callable[[Any, Planes], Planes]:
+def _in_place(kernel: Callable[[Any, Planes], object]) -> Callable[[Any, Planes], Planes]:
     def change(op: Any, planes: Planes) -> Planes:
         kernel(op, planes)
         return planes
@@ -132,5 +134,13 @@ CHANGES: dict[type[Op], Callable[[Any, Planes], Planes]] = {
     plain.Hue: _in_place(lambda op, planes: turn_hue(planes, int(op.shift * 255) % 256)),
     plain.Grey: _in_place(lambda op, planes: grey(planes)),
     plain.Solarize: _in_place(lambda op, planes: solarize(planes, op.threshold)),
+    plain.Posterize: _in_place(
+        lambda op, planes: np.bitwise_and(planes, 256 - (1 << 8 - op.bits), out=planes)
+    ),
+    plain.Invert: _in_place(lambda op, planes: np.invert(planes, out=planes)),
+    plain.AutoContrast: _in_place(lambda op, planes: autocontrast(planes)),
+    plain.Equalize: _in_place(lambda op, planes: equalize(planes)),
+    plain.Sharpness: lambda op, planes: sharpened(planes, op.factor),
+    plain.QuarterTurns: lambda op, planes: np.ascontiguousarray(np.rot90(planes, op.times, (1, 2))),
     plain.Blur: _blurred,
 }

@@ -4,10 +4,13 @@ A draw makes the same calls on the same random streams, in the same order, as th
 does when it is called; so the plan and the plain list give the same views under one seed.
 
 Transforms of torchvision have their draws here, by exact type: what a subclass changed is not
-known. Any other transform may have a method of its own:
+known. Any other transform may have a method of its own, which returns what a call returns, with
+operations in the place of images:
 
     def draw(self, size: Size) -> list[Op]                       one image
     def draw(self, size: Size) -> list[list[Op]]                 makes_views: for each view
+    def draw(self, size: Size) -> tuple[list[Op], label]         makes_label
+    def draw(self, size: Size) -> {"data": list[Op], ...}        makes_keys
     def draw(self, sizes: list[Size]) -> list[list[Op]]          takes_all: for each image
 
 `size` is (height, width) of an RGB image. A class that overrides `__call__` and not `draw` does
@@ -27,15 +30,20 @@ from torch import Tensor
 from torchvision import transforms
 
 from sslengine.data.plan.ops import (
+    AutoContrast,
     Brightness,
     CenterOnBlack,
     Contrast,
     Crop,
+    Equalize,
     FlipLeftRight,
     Grey,
     Hue,
+    Invert,
     Op,
+    Posterize,
     Saturation,
+    Sharpness,
     Size,
     Solarize,
 )
@@ -48,7 +56,7 @@ def draw_of(transform: Any) -> Any:
     """The draw of a transform; None if it has none. (Its form depends on the kind, see above.)"""
     if type(transform) in _TORCHVISION:
         return _TORCHVISION[type(transform)](transform)
-    says = _says_what_it_does(type(transform)) and not getattr(transform, "makes_label", False)
+    says = _says_what_it_does(type(transform))
     return transform.draw if says and _inner(_parts(transform)) is not None else None
 
 
@@ -60,8 +68,6 @@ def why_no_draw(transform: Any) -> str:
         return f"it applies {type(unknown[0]).__name__}: {why_no_draw(unknown[0])}"
     if kind in _TORCHVISION:
         return "with these arguments the plan does not know it"
-    if getattr(transform, "makes_label", False):
-        return "it makes a label"
     if callable(getattr(kind, "draw", None)) or issubclass(kind, tuple(_TORCHVISION)):
         return "its class changes one that the plan knows, and has no draw of its own"
     return "it has no draw"
@@ -97,7 +103,7 @@ def _says_what_it_does(kind: type) -> bool:
 
 def _inner(parts: Sequence[Any]) -> list[Draw] | None:
     """The draws of transforms within a transform, if all have one and make one image of one."""
-    kinds = ("makes_views", "makes_label", "takes_all")
+    kinds = ("makes_views", "makes_label", "makes_keys", "takes_all")
     if any(getattr(part, kind, False) for part in parts for kind in kinds):
         return None
     draws = [draw_of(part) for part in parts]
@@ -203,6 +209,24 @@ def _draw_random_solarize(transform: transforms.RandomSolarize, size: Size) -> l
     return [Solarize(math.ceil(transform.threshold))] if torch.rand(1) < transform.p else []
 
 
+def _posterize(transform: transforms.RandomPosterize) -> Draw | None:
+    # Whether zero bits are an error is told by Pillow's version.
+    known = transform.bits in range(1, 9)
+    return partial(_draw_by_chance, transform.p, Posterize(transform.bits)) if known else None
+
+
+def _sharpness(transform: transforms.RandomAdjustSharpness) -> Draw:
+    return partial(_draw_by_chance, transform.p, Sharpness(transform.sharpness_factor))
+
+
+def _by_chance(op: Op) -> Callable[[Any], Draw]:
+    return lambda transform: partial(_draw_by_chance, transform.p, op)
+
+
+def _draw_by_chance(p: float, op: Op, size: Size) -> list[Op]:
+    return [op] if torch.rand(1).item() < p else []
+
+
 def _by(draw: Callable[[Any, Size], list[Op]]) -> Callable[[Any], Draw]:
     # Partials of functions, for a plan is pickled into every loader worker.
     return lambda transform: partial(draw, transform)
@@ -220,4 +244,9 @@ _TORCHVISION: dict[type, Callable[[Any], Draw | None]] = {
     transforms.Grayscale: _grayscale,
     transforms.RandomGrayscale: _by(_draw_random_grayscale),
     transforms.RandomSolarize: _by(_draw_random_solarize),
+    transforms.RandomPosterize: _posterize,
+    transforms.RandomAdjustSharpness: _sharpness,
+    transforms.RandomInvert: _by_chance(Invert()),
+    transforms.RandomAutocontrast: _by_chance(AutoContrast()),
+    transforms.RandomEqualize: _by_chance(Equalize()),
 }

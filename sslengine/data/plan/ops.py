@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torchvision.transforms import InterpolationMode, functional
 
 Size = tuple[int, int]  # height, width
@@ -54,6 +54,31 @@ class Crop(Op):
 class FlipLeftRight(Op):
     def on_pil(self, image: Image.Image) -> Image.Image:
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+@dataclass(frozen=True)
+class QuarterTurns(Op):
+    """So many, from 1 to 3, counter-clockwise. No pixel is lost, nor is one made up."""
+
+    times: int
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        kind = Image.Transpose
+        turns = {1: kind.ROTATE_90, 2: kind.ROTATE_180, 3: kind.ROTATE_270}
+        return image.transpose(turns[self.times])
+
+    def size(self, before: Size) -> Size:
+        return before if self.times == 2 else before[::-1]
+
+
+@dataclass(frozen=True)
+class Turn(Op):
+    """By any angle, counter-clockwise, in its old frame: black where nothing is."""
+
+    degrees: float
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return image.rotate(self.degrees)
 
 
 @dataclass(frozen=True)
@@ -116,6 +141,49 @@ class Solarize(Op):
 
     def on_pil(self, image: Image.Image) -> Image.Image:
         return ImageOps.solarize(image, self.threshold)
+
+
+@dataclass(frozen=True)
+class Posterize(Op):
+    """Keep the upper `bits` of each value, from 1 to 8."""
+
+    bits: int
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return ImageOps.posterize(image, self.bits)
+
+
+@dataclass(frozen=True)
+class Invert(Op):
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return ImageOps.invert(image)
+
+
+@dataclass(frozen=True)
+class AutoContrast(Op):
+    """Stretch each channel over all its values."""
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return ImageOps.autocontrast(image)
+
+
+@dataclass(frozen=True)
+class Equalize(Op):
+    """Spread each channel's values, so that about as many pixels have each."""
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return ImageOps.equalize(image)
+
+
+@dataclass(frozen=True)
+class Sharpness(Op):
+    """At 0 smoothed with the neighbours, at 1 as it is, above 1 sharpened. The outermost pixels
+    stay."""
+
+    factor: float
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        return ImageEnhance.Sharpness(image).enhance(self.factor)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ lazy views:
     Pixels      ToTensor: the back-end makes the pixels
 
 Where the list ends with ToTensor and Normalize, and its collator only moves images, these two
-are done after collate (`Arrival`) and views leave the worker as uint8.
+wait: they are done after collate (`Arrival`) and views leave the worker as uint8. Between or behind
+them may stand what only moves pixels (`cut`), such as jigsaw's cutting into patches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,11 +43,16 @@ class Plan:
         """image_keys: of the batch, if its collator only moves images; else floats leave here."""
         self.backend = backend
         self._keys = tuple(image_keys)
-        head, self.tail = cut_tail(pipeline.steps) if image_keys else (pipeline.steps, [])
-        self._finish = _finish_of(self.tail) if self.tail else None
-        last: Transform = Parcel(self.tail, backend) if self.tail else Rendered(backend)
-        where = self.tail[0].where if self.tail else "the end of the TRANSFORMS"
-        self.steps = [*(planned(step, backend) for step in head), Step(where, last, ())]
+        self.cut = cut(pipeline.steps) if image_keys else Cut(pipeline.steps)
+        if backend.packs and self.cut.on_bytes:
+            self.cut = Cut(pipeline.steps)  # they would move what is packed below the pixels
+        self._finish = _finish_of(self.cut.waits) if self.cut.waits else None
+        self.order = [step.where for step in pipeline.steps]
+        self.steps = [
+            *(planned(step, backend) for step in self.cut.on_views),
+            _made_by(backend, self.cut.waits),
+            *self.cut.on_bytes,
+        ]
 
     def read(self, encoded: bytes, decoder: Decoder) -> Any:
         """The image at the head of the list. What need not be RGB comes as the decoder has it."""
@@ -87,24 +94,53 @@ class Plan:
         return Arrival(self._keys, self.backend, self._finish.on(device))
 
 
-def cut_tail(steps: Sequence[Step]) -> tuple[list[Step], list[Step]]:
-    """The list without ToTensor and Normalize at its end, and these: none, if they cannot be put
-    off. What is done to labels has no part in it."""
-    on_images = [step for step in steps if not _takes_labels(step)]
-    start = len(on_images)
-    while start and _can_be_last(on_images[start - 1]):
-        start -= 1
-    if not start or not _converts(on_images[start - 1]):
-        return list(steps), []
-    tail = on_images[start - 1 :]
-    return [step for step in steps if step not in tail], tail
+class Cut(NamedTuple):
+    """The steps of a list. Where nothing waits, all of them are in `on_views`."""
+
+    on_views: Sequence[Step]
+    waits: Sequence[Step] = ()  # ToTensor and Normalize
+    on_bytes: Sequence[Step] = ()  # what moves pixels that ToTensor would have made floats of
 
 
-def _takes_labels(step: Step) -> bool:
+def cut(steps: Sequence[Step]) -> Cut:
+    """ToTensor waits, if what follows it is Normalize, only moves pixels or takes labels.
+
+    What follows it and draws (such as a mask for a size) has no need of pixels, and still takes
+    views. Otherwise the order stays.
+    """
+    first = _conversion_that_waits(steps)
+    if first is None:
+        return Cut(steps)
+    waits = [step for step in steps[first:] if _converts(step) or _normalizes(step)]
+    behind = [step for step in steps[first:] if step not in waits]
+    on_views = list(takewhile(_needs_no_pixels, behind))
+    return Cut([*steps[:first], *on_views], waits, behind[len(on_views) :])
+
+
+def _conversion_that_waits(steps: Sequence[Step]) -> int | None:
+    for number in reversed(range(len(steps))):
+        step = steps[number]
+        if _converts(step):
+            return number
+        if not may_follow(step):
+            return None
+    return None
+
+
+def may_follow(step: Step) -> bool:
+    """A ToTensor that waits."""
+    return takes_labels(step) or _normalizes(step) or only_moves(step)
+
+
+def takes_labels(step: Step) -> bool:
     return getattr(step.transform, "takes_labels", False)
 
 
-def _can_be_last(step: Step) -> bool:
+def only_moves(step: Step) -> bool:
+    return getattr(step.transform, "only_moves", False)
+
+
+def _normalizes(step: Step) -> bool:
     return not step.indices and can_be_put_off(step.transform)
 
 
@@ -112,9 +148,20 @@ def _converts(step: Step) -> bool:
     return not step.indices and type(step.transform) in CONVERSIONS
 
 
-def _finish_of(tail: Sequence[Step]) -> Finish:
-    conversion, *normalizations = (step.transform for step in tail)
+def _needs_no_pixels(step: Step) -> bool:
+    return takes_labels(step) or draw_of(step.transform) is not None
+
+
+def _finish_of(waits: Sequence[Step]) -> Finish:
+    conversion, *normalizations = (step.transform for step in waits)
     return Finish(conversion, normalizations)  # type: ignore[arg-type]
+
+
+def _made_by(backend: Backend, waits: Sequence[Step]) -> Step:
+    """No view goes further than this step."""
+    if waits:
+        return Step(waits[0].where, Parcel(waits, backend), ())
+    return Step("the end of the TRANSFORMS", Rendered(backend), ())
 
 
 # ---- transforms of views
@@ -122,7 +169,7 @@ def _finish_of(tail: Sequence[Step]) -> Finish:
 
 def planned(step: Step, backend: Backend) -> Step:
     """The step with its transform replaced by one that takes views."""
-    if _takes_labels(step):
+    if takes_labels(step):
         return step
     draw = draw_of(step.transform)
     transform: Transform
@@ -142,7 +189,7 @@ class OnImages:
 
     def __init__(self, transform: Transform, backend: Backend) -> None:
         self.transform, self.backend = transform, backend
-        for kind in ("makes_views", "makes_label", "takes_all"):
+        for kind in ("makes_views", "makes_label", "makes_keys", "takes_all"):
             setattr(self, kind, getattr(transform, kind, False))
 
     def __call__(self, image: Any) -> Any:
@@ -159,6 +206,8 @@ class Drawn(OnImages):
     """A transform that says what it draws, for each image."""
 
     makes_views: bool
+    makes_label: bool
+    makes_keys: bool
 
     def __init__(self, transform: Transform, draw: Any, backend: Backend) -> None:
         super().__init__(transform, backend)
@@ -169,7 +218,13 @@ class Drawn(OnImages):
         if view is None:
             return super().__call__(image)
         drawn = self.draw(view.size)
-        return self._views(view, drawn) if self.makes_views else view.then(drawn)
+        if self.makes_views:
+            return self._views(view, drawn)
+        if self.makes_label:
+            return view.then(drawn[0]), drawn[1]
+        if self.makes_keys:
+            return {**drawn, "data": view.then(drawn["data"])}
+        return view.then(drawn)
 
     def _views(self, view: View, drawn: Sequence[Sequence[Op]]) -> list[View]:
         """What several of them have in common is made once."""
@@ -212,7 +267,7 @@ class Pixels(OnImages):
 
 
 class Rendered:
-    """The end of a list: no view leaves it."""
+    """Where a list ends that has no ToTensor to wait."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -224,8 +279,8 @@ class Rendered:
 class Parcel:
     """In place of ToTensor and Normalize: uint8. What is not RGB they take as they are."""
 
-    def __init__(self, tail: Sequence[Step], backend: Backend) -> None:
-        self.tail = [step.transform for step in tail]
+    def __init__(self, waits: Sequence[Step], backend: Backend) -> None:
+        self.waits = [step.transform for step in waits]
         self.backend = backend
 
     def __call__(self, image: Any) -> Any:
@@ -237,7 +292,7 @@ class Parcel:
                 f"expected an RGB image, got {_kind(image)}. Set config.DATA.AUGMENT_BACKEND=pil, "
                 f"which takes any image."
             )
-        for transform in self.tail:
+        for transform in self.waits:
             image = transform(image)
         return image
 

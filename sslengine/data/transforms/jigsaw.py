@@ -25,6 +25,8 @@ class ImgPatchesFromTensor:
     it, so that edges of neighbours do not meet.
     """
 
+    only_moves: ClassVar[bool] = True
+
     def __init__(self, num_patches: int = 9, patch_jitter: int = 21) -> None:
         self.side = math.isqrt(max(0, num_patches))
         if num_patches < 1 or self.side**2 != num_patches:
@@ -59,6 +61,7 @@ class ShuffleImgPatches:
     """
 
     makes_label: ClassVar[bool] = True
+    only_moves: ClassVar[bool] = True
 
     def __init__(self, perm_file: str = "", num_perms: int = 0, num_patches: int = 9) -> None:
         """

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslengine.data.plan.ops import Op, Size
+from sslengine.data.plan.view import size_of
 from sslengine.registry import register_transform
 
 # So often a block is tried that has room, before the mask stays as it is.
@@ -24,6 +27,9 @@ class MaskedImageModeling:
     The share of hidden patches is drawn around one of the means; blocks are added until it is
     reached, or none that is left room for is found.
     """
+
+    makes_keys: ClassVar[bool] = True
+    only_moves: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -59,12 +65,17 @@ class MaskedImageModeling:
         self.patch_size = patch_size
         self.aspects = (low, high)
 
-    def __call__(self, image: Tensor) -> dict[str, Tensor]:
-        rows, columns = (side // self.patch_size for side in image.shape[-2:])
+    def __call__(self, image: Any) -> dict[str, Any]:
+        size = image.shape[-2:] if isinstance(image, Tensor) else size_of(image)
+        return {**self.draw((size[0], size[1])), "data": image}
+
+    def draw(self, size: Size) -> dict[str, Any]:
+        rows, columns = (side // self.patch_size for side in size)
         mean, variation = random.choice(self.ratios)
         share = random.uniform(mean - variation, mean + variation) if variation else mean
         mask = block_mask(rows, columns, share * rows * columns, self.aspects)
-        return {"data": image, "mask": torch.from_numpy(mask)}
+        nothing: list[Op] = []
+        return {"data": nothing, "mask": torch.from_numpy(mask)}
 
 
 def block_mask(

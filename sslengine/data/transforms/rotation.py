@@ -7,13 +7,9 @@ from typing import ClassVar
 import torch
 from PIL import Image
 
+from sslengine.data.plan.ops import Op, QuarterTurns, Size, Turn
+from sslengine.data.plan.view import size_of
 from sslengine.registry import register_transform
-
-QUARTER_TURNS = {
-    90: Image.Transpose.ROTATE_90,
-    180: Image.Transpose.ROTATE_180,
-    270: Image.Transpose.ROTATE_270,
-}
 
 
 @register_transform("ImgRotatePil")
@@ -37,14 +33,18 @@ class ImgRotatePil:
         self.num_angles = num_angles
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, int]:
+        ops, label = self.draw(size_of(image))
+        for op in ops:
+            image = op.on_pil(image)
+        return image, label
+
+    def draw(self, size: Size) -> tuple[list[Op], int]:
         label = int(torch.randint(self.num_angles, (1,)))
-        return rotated(image, 360 * label / self.num_angles), label
+        return turned(360 * label / self.num_angles), label
 
 
-def rotated(image: Image.Image, angle: float) -> Image.Image:
-    """The image, turned counter-clockwise by so many degrees."""
-    if angle == 0:
-        return image
-    if angle in QUARTER_TURNS:
-        return image.transpose(QUARTER_TURNS[int(angle)])
-    return image.rotate(angle)
+def turned(angle: float) -> list[Op]:
+    """Counter-clockwise by so many degrees, from 0 to 360."""
+    if angle % 90:
+        return [Turn(angle)]
+    return [QuarterTurns(int(angle) // 90)] if angle else []

@@ -87,6 +87,8 @@ COLOUR = {"name": "ImgPilColorDistortion", "strength": 1.0}
 BLUR = {"name": "ImgPilGaussianBlur", "p": 0.5, "radius_min": 0.1, "radius_max": 2.0}
 TWO = {"name": "ImgReplicatePil", "num_times": 2}
 JITTER = {"name": "ColorJitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+MASK = {"name": "MaskedImageModeling", "patch_size": 4}
+PATCHES = {"name": "ImgPatchesFromTensor", "num_patches": 4, "patch_jitter": 5}
 MULTI_CROP = {
     "name": "ImgPilToMultiCrop",
     "total_num_crops": 4,
@@ -140,11 +142,31 @@ LISTS: dict[str, Entries] = {
     "jigsaw": [
         {"name": "Resize", "size": 50},
         {"name": "RandomCrop", "size": 48},
-        {"name": "ToTensor"},
-        {"name": "ImgPatchesFromTensor", "num_patches": 4, "patch_jitter": 5},
+        *TENSOR,
+        PATCHES,
         {"name": "ShuffleImgPatches", "num_perms": 4, "num_patches": 4},
+        {"name": "OneHotEncode", "num_classes": 4},
     ],
     "rotation": [CROP, FLIP, {"name": "ImgRotatePil", "num_angles": 4}, *TENSOR],
+    "many angles": [CROP, {"name": "ImgRotatePil", "num_angles": 8}, COLOUR, *TENSOR],
+    "ibot": [
+        MULTI_CROP,
+        FLIP,
+        COLOUR,
+        {"name": "ToTensor"},
+        MASK,
+        NORMALIZE,
+    ],
+    "tables": [
+        CROP,
+        {"name": "RandomPosterize", "bits": 3, "p": 0.5},
+        {"name": "RandomAutocontrast", "p": 0.5},
+        {"name": "RandomEqualize", "p": 0.5},
+        COLOUR,
+        {"name": "RandomInvert", "p": 0.5},
+        {"name": "RandomAdjustSharpness", "sharpness_factor": 1.7, "p": 0.5},
+        *TENSOR,
+    ],
     "supervised": [CROP, FLIP, {"name": "RandAugment"}, {"name": "ImgToTensor"}, NORMALIZE],
     "evaluation": [{"name": "Resize", "size": 40}, {"name": "CenterCrop", "size": 32}, *TENSOR],
     "larger than the image": [
@@ -194,7 +216,8 @@ LISTS: dict[str, Entries] = {
     "twice normalized": [CROP, *TENSOR, {**NORMALIZE, "mean": [0.1], "std": [0.7]}],
     "raw values": [CROP, {"name": "ImgPilToRawTensor"}, NORMALIZE],
     "grey": [CROP, {"name": "Grayscale"}, FLIP, {"name": "ToTensor"}],
-    "floats of one's own": [CROP, COLOUR, own("SometimesArray"), *TENSOR],
+    "floats of one's own": [CROP, COLOUR, own("SometimesArray"), *TENSOR, MASK],
+    "patches of one's own": [CROP, own("SometimesArray"), *TENSOR, PATCHES, MASK],
     "nothing is random": [{"name": "Resize", "size": [32, 32]}, {"name": "ImgToTensor"}],
     "images": [CROP, COLOUR],
     "empty": [],

@@ -16,7 +16,9 @@ from sslengine.data.plan.ops import Crop, FlipLeftRight, Op, Size
 from sslengine.data.plan.view import size_of
 from sslengine.data.seeding import seed_sample
 from sslengine.data.transforms.colour import ImgPilGaussianBlur, ImgPilRandomPhotometric
+from sslengine.data.transforms.masking import MaskedImageModeling
 from sslengine.data.transforms.multicrop import ImgPilMultiCropRandomApply
+from sslengine.data.transforms.rotation import ImgRotatePil
 from tests.data.plan.lists import OtherBlur, OtherFlip, Posterize
 from tests.data.plan.photos import photo
 
@@ -37,6 +39,12 @@ KNOWN = [
     tv.Grayscale(3),
     tv.RandomSolarize(100, 0.5),
     tv.RandomSolarize(127.5, 1.0),
+    tv.RandomPosterize(3, 0.5),
+    tv.RandomInvert(0.5),
+    tv.RandomAutocontrast(0.5),
+    tv.RandomEqualize(0.5),
+    tv.RandomAdjustSharpness(1.7, 0.5),
+    ImgPilRandomPhotometric(),
     tv.RandomApply([tv.ColorJitter(0.5), tv.RandomHorizontalFlip()], 0.5),
     tv.RandomApply(torch.nn.ModuleList([tv.RandomGrayscale()]), 0.5),
     tv.Compose([tv.Resize(50), tv.RandomCrop(32), tv.RandomHorizontalFlip()]),
@@ -77,11 +85,13 @@ def test_a_crop_larger_than_the_image_is_refused_as_torchvision_does() -> None:
         tv.Resize(20, max_size=30),
         tv.Grayscale(1),
         tv.RandomVerticalFlip(),
-        tv.RandomApply([tv.RandomInvert()]),
+        tv.RandomPosterize(0),
+        tv.RandomApply([tv.RandomVerticalFlip()]),
+        tv.Compose([ImgRotatePil()]),
+        tv.RandomApply([MaskedImageModeling()]),
         tv.Compose([tv.RandomHorizontalFlip(), Posterize()]),
         OtherBlur(),
         OtherFlip(),
-        ImgPilRandomPhotometric(),
         ImgPilMultiCropRandomApply([Posterize()], [0.5, 0.5]),
         Posterize(),
     ],
@@ -106,10 +116,6 @@ class Corner:
         return crop.on_pil(image)
 
 
-class LabelledCorner(Corner):
-    makes_label = True
-
-
 class BothAnew(ImgPilGaussianBlur):
     def __call__(self, image: Image.Image) -> Image.Image:
         return FlipLeftRight().on_pil(image)
@@ -122,4 +128,3 @@ def test_a_users_transform_may_have_a_draw_of_its_own() -> None:
     assert draw_of(Corner())((50, 60))[0].to == (10, 10)
     assert draw_of(BothAnew())((50, 60)) == [FlipLeftRight()]
     assert draw_of(tv.RandomApply([Corner(), BothAnew()], 1.0))((50, 60))[1] == FlipLeftRight()
-    assert draw_of(LabelledCorner()) is None

@@ -13,6 +13,8 @@ from sslengine.data.plan.explain import (
     DRAWN,
     FALLS_BACK,
     LATER,
+    ON_BYTES,
+    ON_LABELS,
     ON_TENSORS,
     PIXELS,
     explain,
@@ -21,19 +23,23 @@ from sslengine.data.plan.explain import (
 from sslengine.data.plan.plan import Plan
 from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.registry import COLLATORS
-from tests.data.plan.lists import COLOUR, CROP, FLIP, LISTS, NORMALIZE, TENSOR, Entries, own
+from tests.data.plan.lists import (
+    COLOUR,
+    CROP,
+    FLIP,
+    LISTS,
+    MASK,
+    NORMALIZE,
+    PATCHES,
+    TENSOR,
+    Entries,
+    own,
+)
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 BY_NAME = {path.relative_to(CONFIGS).as_posix(): path for path in CONFIGS.rglob("*.yaml")}
-TENSORS = {"ToTensor", "Normalize", "ImgPatchesFromTensor", "ShuffleImgPatches"}
-# All other lists are drawn as a whole and give uint8.
-NOT_DRAWN = {
-    "pretrain/pirl/pirl_32gpu_resnet50.yaml": {"ImgPilRandomPhotometric"},
-    "pretrain/rotnet/rotnet_8gpu_resnet50.yaml": {"ImgRotatePil"},
-    "quickstart/rotnet.yaml": {"ImgRotatePil"},
-    "pretrain/jigsaw/jigsaw_8gpu_resnet50.yaml": TENSORS,
-    "quickstart/jigsaw.yaml": TENSORS,
-}
+# All else is drawn, and leaves the workers as uint8.
+CUT_FROM_BYTES = {"ImgPatchesFromTensor", "ShuffleImgPatches"}
 
 
 def planned(entries: Entries, keys: tuple[str, ...] = ("data",)) -> Plan:
@@ -55,9 +61,9 @@ def test_what_falls_back_in_the_configs_that_ship(name: str) -> None:
                 {**entry, "num_perms": 4} if "num_perms" in entry else entry
                 for entry in split["TRANSFORMS"]
             ]
-            parts = explain(planned(entries, keys))
-            others = {name_of(part.where) for part in parts if part.what not in (DRAWN, LATER)}
-            assert others == NOT_DRAWN.get(name, set())
+            for part in explain(planned(entries, keys)):
+                cut = name_of(part.where) in CUT_FROM_BYTES
+                assert part.what in ((ON_BYTES,) if cut else (DRAWN, LATER)), part
 
 
 def told(entries: Entries, keys: tuple[str, ...] = ("data",)) -> list[tuple[str, int | None]]:
@@ -89,20 +95,44 @@ def test_a_tensor_in_the_middle() -> None:
     ]
 
 
+LABEL = {"name": "OneHotEncode"}
+
+
+def test_what_moves_pixels_or_takes_labels_stands_in_its_place() -> None:
+    """A mask is drawn for a size; behind patches, for theirs."""
+    entries = [CROP, LABEL, {"name": "ToTensor"}, MASK, NORMALIZE, PATCHES, MASK, LABEL]
+    assert told(entries) == [
+        (DRAWN, 1),
+        (ON_LABELS, None),
+        (LATER, None),
+        (DRAWN, 1),
+        (LATER, None),
+        *[(ON_BYTES, None)] * 2,
+        (ON_LABELS, None),
+    ]
+
+
+def test_what_is_packed_below_pixels_is_not_cut() -> None:
+    pipeline = Pipeline([CROP, *TENSOR, MASK, PATCHES], "T")
+    parts = explain(Plan(pipeline, build_backend("device"), ("data",)))
+    assert [part.what for part in parts] == [DRAWN, PIXELS, *[ON_TENSORS] * 3]
+    assert why_floats(pipeline.steps, ("data",)).startswith("T.3 (Masked")
+    parts = explain(Plan(Pipeline([CROP, *TENSOR, MASK], "T"), build_backend("device"), ("data",)))
+    assert [part.what for part in parts] == [DRAWN, LATER, LATER, DRAWN]
+
+
 def test_why_a_transform_is_not_drawn() -> None:
     entries = [
         own("Posterize"),
         own("OtherFlip"),
         {"name": "RandomCrop", "size": 9, "padding": 2},
         {"name": "RandomApply", "transforms": [FLIP, own("Posterize")]},
-        {"name": "ImgRotatePil"},
     ]
     assert [part.why for part in explain(planned(entries))] == [
         "it has no draw",
         "its class changes one that the plan knows, and has no draw of its own",
         "with these arguments the plan does not know it",
         "it applies Posterize: it has no draw",
-        "it makes a label",
     ]
 
 
@@ -115,9 +145,14 @@ def test_why_a_transform_is_not_drawn() -> None:
         ([{"name": "ToTensor", "indices": [0]}], ("data",), "T.0 (ToTensor) is for some images"),
         (LISTS["after normalize"], ("data",), "T.3 (RandomErasing) follows ToTensor"),
         ([CROP, *TENSOR, {**NORMALIZE, "std": [0.0]}], ("data",), "T.3 (Normalize) follows"),
+        (
+            [CROP, *TENSOR, MASK, LABEL, own("Noise")],
+            ("data",),
+            "T.5 (tests.data.plan.lists:Noise)",
+        ),
     ],
 )
 def test_why_floats_leave_the_worker(entries: Entries, keys: tuple[str, ...], why: str) -> None:
     pipeline = Pipeline(entries, "T")
-    assert not planned(entries, keys).tail
+    assert not planned(entries, keys).cut.waits
     assert why_floats(pipeline.steps, keys).startswith(why)

@@ -53,6 +53,20 @@ def test_flip(pixels: Pixels) -> None:
     assert (after(ops.FlipLeftRight(), pixels) == pixels[:, ::-1]).all()
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_quarter_turns_are_counter_clockwise(pixels: Pixels, times: int) -> None:
+    assert (after(ops.QuarterTurns(times), pixels) == np.rot90(pixels, times)).all()
+
+
+def test_any_other_turn_is_about_the_middle_and_leaves_corners_black() -> None:
+    white = np.full((21, 21, 3), 255, np.uint8)
+    white[10, 20] = 0
+    turned = after(ops.Turn(45.0), white)
+    assert not turned[[0, 0, -1, -1], [0, -1, 0, -1]].any()
+    assert (turned[10, 1:20] == 255).all()  # what was on the right is above it now
+    assert not turned[3, 17].any()
+
+
 @pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
 def test_brightness_contrast_and_saturation_blend(pixels: Pixels, factor: float) -> None:
     mean = int(luminance(pixels).mean() + 0.5)
@@ -85,6 +99,45 @@ def test_blur_keeps_the_mean_and_spreads_by_its_radius() -> None:
 def test_solarize_inverts_from_the_threshold_on(pixels: Pixels) -> None:
     solarized = after(ops.Solarize(100), pixels)
     assert (solarized == np.where(pixels < 100, pixels, 255 - pixels)).all()
+
+
+def test_posterize_keeps_the_upper_bits(pixels: Pixels) -> None:
+    assert (after(ops.Posterize(3), pixels) == pixels // 32 * 32).all()
+    assert (after(ops.Posterize(8), pixels) == pixels).all()
+
+
+def test_invert(pixels: Pixels) -> None:
+    assert (after(ops.Invert(), pixels) == 255 - pixels).all()
+
+
+def test_autocontrast_stretches_each_channel(pixels: Pixels) -> None:
+    narrow = (pixels // np.array([2, 4, 8]) + 30).astype(np.uint8)
+    low, high = narrow.min((0, 1)).astype(float), narrow.max((0, 1)).astype(float)
+    expected = (narrow - low) * 255 / (high - low)
+    stretched = after(ops.AutoContrast(), narrow)
+    assert np.abs(stretched - expected).max() <= 1
+
+
+def test_equalize_gives_a_value_by_how_many_pixels_are_darker(pixels: Pixels) -> None:
+    dark = np.tile((pixels.astype(int) ** 2 // 255).astype(np.uint8), (5, 5, 1))
+    spread = after(ops.Equalize(), dark)
+    for channel in range(3):
+        values = dark[..., channel].ravel()
+        darker = np.searchsorted(np.sort(values), values) / len(values)
+        assert np.abs(spread[..., channel].ravel() - 255 * darker).max() < 255 * 0.03
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.9])
+def test_sharpness_goes_away_from_a_weighted_mean_of_neighbours(
+    pixels: Pixels, factor: float
+) -> None:
+    sharp, inner = after(ops.Sharpness(factor), pixels), (slice(1, -1), slice(1, -1))
+    shifts = [pixels[y : y + 18, x : x + 28].astype(float) for y in range(3) for x in range(3)]
+    smooth = (sum(shifts) + 4 * shifts[4]) / 13
+    assert np.abs(sharp[inner] - blended(smooth, pixels[inner], factor)).max() < 2
+    edge = np.ones(pixels.shape, bool)
+    edge[inner] = False
+    assert (sharp[edge] == pixels[edge]).all()
 
 
 def test_the_centre_of_a_smaller_image_lies_on_black(pixels: Pixels) -> None:

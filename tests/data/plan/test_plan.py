@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from sslengine.data.collators import (
+    ibot_multicrop_masking_collator,
     image_keys,
     moco_collator,
     multicrop_collator,
@@ -97,6 +98,7 @@ COLLATORS = {
     "moco": moco_collator,
     "pirl": patch_and_image_collator,
     "jigsaw": siamese_collator,
+    "ibot": ibot_multicrop_masking_collator,
     "simclr": simclr_collator,
     "a user's in the middle": simclr_collator,
 }
@@ -113,7 +115,7 @@ def test_a_batch_that_has_arrived_is_the_lists_batch(name: str) -> None:
     expect_same(finished(plan, collate(made)), collate(samples(pipeline)))
 
 
-@pytest.mark.parametrize("name", ["simclr", "floats of one's own", "jigsaw"])
+@pytest.mark.parametrize("name", ["simclr", "floats of one's own", "jigsaw", "ibot"])
 def test_a_sample_that_is_looked_at_by_itself_is_finished(name: str) -> None:
     pipeline = Pipeline(LISTS[name], WHERE)
     plan = Plan(pipeline, build_backend("pil"), ("data",))
@@ -130,7 +132,9 @@ def test_a_sample_that_is_looked_at_by_itself_is_finished(name: str) -> None:
         ("twice normalized", torch.uint8),
         ("normalized by indices", torch.float32),
         ("after normalize", torch.float32),
-        ("jigsaw", torch.float32),
+        ("rotation", torch.uint8),
+        ("jigsaw", torch.uint8),
+        ("ibot", torch.uint8),
     ],
 )
 def test_images_leave_the_worker_as_bytes_where_the_list_ends_in_to_tensor(
@@ -158,7 +162,7 @@ def test_the_transform_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "augmentation.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(code, {"__name__": __name__})
-    pipeline = Pipeline([TWO, CROP, {"name": "SomePosterize"}, COLOUR, *TENSOR], WHERE)
+    pipeline = Pipeline([TWO, CROP, {"name": "SomeMedian"}, COLOUR, *TENSOR], WHERE)
     plan = Plan(pipeline, build_backend("pil"))
     assert [part.what for part in explain(plan)[:4]] == [DRAWN] * 4
     for number in range(4):

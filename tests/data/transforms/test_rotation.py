@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import functional as F
 
 from sslengine.data.transforms.pipeline import Pipeline
-from sslengine.data.transforms.rotation import ImgRotatePil, rotated
+from sslengine.data.transforms.rotation import ImgRotatePil, turned
 from sslengine.errors import ConfigError
 from tests.data.pictures import picture
 
@@ -20,6 +20,12 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 def wide() -> Image.Image:
     return picture(4, side=12).crop((0, 0, 12, 7))
+
+
+def rotated(image: Image.Image, angle: float) -> Image.Image:
+    for op in turned(angle):
+        image = op.on_pil(image)
+    return image
 
 
 def test_a_quarter_turn_is_counter_clockwise() -> None:

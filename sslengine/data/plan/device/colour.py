@@ -22,11 +22,11 @@ def contrast(pixels: Tensor, factor: Tensor) -> Tensor:
     grey = luminance(pixels)
     count = grey[0].numel()
     mean = (2 * grey.sum((1, 2, 3)) + count) // (2 * count)  # rounded to the nearest
-    return _blend(_each(mean.float()), pixels, factor)
+    return blend(_each(mean.float()), pixels, factor)
 
 
 def saturation(pixels: Tensor, factor: Tensor) -> Tensor:
-    return _blend(luminance(pixels).float(), pixels, factor)
+    return blend(luminance(pixels).float(), pixels, factor)
 
 
 def grey(pixels: Tensor, _: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def luminance(pixels: Tensor) -> Tensor:
     return grey
 
 
-def _blend(low: Tensor, pixels: Tensor, factor: Tensor) -> Tensor:
+def blend(low: Tensor, pixels: Tensor, factor: Tensor) -> Tensor:
     """`low` at factor 0, the pixels at 1."""
     return _as_bytes((pixels - low).mul_(_each(factor)).add_(low))
 

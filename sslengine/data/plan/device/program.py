@@ -29,6 +29,11 @@ OPERATIONS: tuple[type[ops.Op], ...] = (
     ops.Hue,
     ops.Grey,
     ops.Solarize,
+    ops.Posterize,
+    ops.Invert,
+    ops.AutoContrast,
+    ops.Equalize,
+    ops.Sharpness,
     ops.Blur,
 )
 CODES = {operation: number for number, operation in enumerate(OPERATIONS, start=1)}
@@ -41,6 +46,11 @@ _PARAMETERS: dict[type[ops.Op], Callable[[Any], float]] = {
     ops.Hue: lambda op: int(op.shift * 255) % 256,
     ops.Grey: lambda _: 0,
     ops.Solarize: lambda op: op.threshold,
+    ops.Posterize: lambda op: 256 - (1 << 8 - op.bits),  # the bits that are kept
+    ops.Invert: lambda _: 0,
+    ops.AutoContrast: lambda _: 0,
+    ops.Equalize: lambda _: 0,
+    ops.Sharpness: lambda op: op.factor,
     ops.Blur: lambda op: op.radius,
 }
 

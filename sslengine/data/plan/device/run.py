@@ -7,10 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from sslengine.data.plan import ops
-from sslengine.data.plan.device import colour
+from sslengine.data.plan.device import colour, levels
 from sslengine.data.plan.device.blur import blur
 from sslengine.data.plan.device.program import CODES
 from sslengine.data.plan.device.schedule import BLUR, Schedule
+from sslengine.data.plan.device.sharpness import sharpness
 
 # What a kernel makes on the way takes some hundred bytes a pixel: so many values at a time.
 VALUES_AT_ONCE = 1 << 23
@@ -21,6 +22,11 @@ _KERNELS: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
     CODES[ops.Saturation]: colour.saturation,
     CODES[ops.Grey]: colour.grey,
     CODES[ops.Solarize]: colour.solarize,
+    CODES[ops.Posterize]: levels.posterize,
+    CODES[ops.Invert]: levels.invert,
+    CODES[ops.AutoContrast]: levels.autocontrast,
+    CODES[ops.Equalize]: levels.equalize,
+    CODES[ops.Sharpness]: sharpness,
 }
 
 

@@ -32,7 +32,7 @@ def by_pillow(pixels: Tensor, operations: Sequence[ops.Op]) -> Tensor:
 
 
 def drawn(seed: int, radius: float = 2.0) -> list[ops.Op]:
-    """Like SimCLR's, BYOL's and DINO's colours, in any order."""
+    """Like SimCLR's, BYOL's, DINO's and PIRL's colours, in any order."""
     draw = random.Random(seed)
     some: list[ops.Op] = [
         ops.Brightness(draw.uniform(0.2, 1.8)),
@@ -41,6 +41,11 @@ def drawn(seed: int, radius: float = 2.0) -> list[ops.Op]:
         ops.Hue(draw.uniform(-0.5, 0.5)),
         ops.Grey(),
         ops.Solarize(draw.randint(0, 256)),
+        ops.Posterize(draw.randint(1, 8)),
+        ops.Invert(),
+        ops.AutoContrast(),
+        ops.Equalize(),
+        ops.Sharpness(draw.uniform(0.1, 1.9)),
         ops.Blur(draw.uniform(0.1, radius)),
         ops.Blur(draw.uniform(0.1, radius)),
     ]

@@ -55,7 +55,8 @@ def test_what_is_not_rgb_is_refused(name: str, backend: Backend) -> None:
         samples(plan)
 
 
-def test_colour_and_blur_are_not_done_in_the_worker(backend: Any) -> None:
+@pytest.mark.parametrize("name", ["byol", "pirl", "tables", "ibot"])
+def test_colour_and_blur_are_not_done_in_the_worker(name: str, backend: Any) -> None:
     class Watched(PilBackend):
         seen: ClassVar[list[Any]] = []
 
@@ -64,9 +65,9 @@ def test_colour_and_blur_are_not_done_in_the_worker(backend: Any) -> None:
             return super().tensor(source, ops)
 
     backend.worker = Watched()
-    samples(Plan(Pipeline(LISTS["byol"], WHERE), backend, ("data",)))
+    samples(Plan(Pipeline(LISTS[name], WHERE), backend, ("data",)))
     kinds = {type(op) for given in Watched.seen for op in given}
-    assert kinds == {ops.Crop, ops.FlipLeftRight}
+    assert ops.Crop in kinds <= {ops.Crop, ops.FlipLeftRight}
 
 
 def test_a_loader_worker_is_told_what_its_part_needs(backend: Any) -> None:
@@ -119,7 +120,7 @@ def test_the_parcels_stay_as_they_are(backend: Backend) -> None:
     assert torch.equal(parcels, before)
 
 
-@pytest.mark.parametrize("name", ["simclr", "dino", "pirl"])
+@pytest.mark.parametrize("name", ["simclr", "dino", "pirl", "tables"])
 def test_nothing_on_the_device_hangs_on_values(name: str, backend: Backend) -> None:
     """Tensors without values: what would have to wait for them fails."""
     plan = Plan(Pipeline(LISTS[name], WHERE), backend, ("data", "images", "patches"))
