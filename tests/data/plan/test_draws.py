@@ -55,7 +55,7 @@ def streams() -> list[float]:
     return [random.random(), np.random.rand(), float(torch.rand(1))]  # noqa: NPY002
 
 
-@pytest.mark.parametrize("transform", KNOWN, ids=str)
+@pytest.mark.parametrize("transform", KNOWN, ids=lambda each: str(each).partition(" object at")[0])
 def test_draws_and_pixels_are_torchvisions(transform: Any) -> None:
     draw = pickle.loads(pickle.dumps(draw_of(transform)))
     for number, size in enumerate(SIZES * 3):

@@ -18,10 +18,16 @@ CASES: list[tuple[Kernel, ops.Op, float]] = [
     (levels.equalize, ops.Equalize(), 0.0),
 ]
 SIZES = [(1, 1), (1, 2), (3, 5), (15, 17), (20, 30), (120, 97)]
+
+
 BY_VALUES = CASES[-2:]  # their tables hang on the image
 
 
-@pytest.mark.parametrize(("kernel", "operation", "parameter"), CASES, ids=str)
+def _name(value: object) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("kernel", "operation", "parameter"), CASES, ids=_name)
 def test_sizes_and_distributions(kernel: Kernel, operation: ops.Op, parameter: float) -> None:
     for height, width in SIZES:
         pixels = noise(8, 3, height, width)
@@ -37,7 +43,7 @@ def test_sizes_and_distributions(kernel: Kernel, operation: ops.Op, parameter: f
             assert torch.equal(after, by_pillow(image, [operation]))
 
 
-@pytest.mark.parametrize(("kernel", "operation", "parameter"), BY_VALUES, ids=str)
+@pytest.mark.parametrize(("kernel", "operation", "parameter"), BY_VALUES, ids=_name)
 def test_from_many_levels_to_many(kernel: Kernel, operation: ops.Op, parameter: float) -> None:
     """At each there are floats that come out just below a whole number."""
     some = torch.arange(256)
