@@ -20,6 +20,7 @@ from sslengine.distributed.sharding import copy_into
 from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.models.model import Model
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
+from sslengine.models.positions import fit_positions
 from sslengine.models.vissl_names import from_vissl, to_vissl
 from sslengine.models.weight_file import NeedsCodeError, read_weights
 
@@ -81,7 +82,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     if not isinstance(model, Model):
         return _init_whole(expected, content, weights)
     named = _in_our_names(model, _without(_named_tensors(content, weights), weights.SKIP_LAYERS))
-    given = _without(named, weights.SKIP_LAYERS)
+    given = fit_positions(model.trunk, _without(named, weights.SKIP_LAYERS))
     problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
     chosen = set(_part(expected, "trunk"))
     if not settings.EVAL_MODE_ON or settings.EVAL_TRUNK_AND_HEAD:
