@@ -40,6 +40,7 @@ from sslengine.data.plan.ops import (
     Solarize,
 )
 from sslengine.data.plan.resized_crop import ResizedCrop
+from sslengine.data.plan.torch_stream import as_compared, chance, uniform
 
 Draw = Callable[[Size], list[Op]]
 
@@ -114,11 +115,14 @@ def _compose(transform: transforms.Compose) -> Draw | None:
 
 def _random_apply(transform: transforms.RandomApply) -> Draw | None:
     draws = _inner(_parts(transform))
-    return None if draws is None else partial(_draw_random_apply, transform.p, draws)
+    if draws is None:
+        return None
+    draw = draws[0] if len(draws) == 1 else partial(draw_in_turn, draws)
+    return partial(_draw_random_apply, as_compared(transform.p), draw)
 
 
-def _draw_random_apply(p: float, draws: Sequence[Draw], size: Size) -> list[Op]:
-    return [] if p < torch.rand(1) else draw_in_turn(draws, size)
+def _draw_random_apply(p: float, draw: Draw, size: Size) -> list[Op]:
+    return [] if p < chance() else draw(size)
 
 
 # ---- torchvision: geometry
@@ -164,10 +168,6 @@ def _resized(wanted: int | Sequence[int], size: Size) -> Size:
     return int(side * height / width), side
 
 
-def _draw_flip(transform: transforms.RandomHorizontalFlip, size: Size) -> list[Op]:
-    return [FlipLeftRight()] if torch.rand(1) < transform.p else []
-
-
 def _of_size(size: Size) -> Tensor:
     """Stands for an image where only its size is asked for; it has one value in memory."""
     return torch.empty(()).expand(size)
@@ -177,13 +177,17 @@ def _of_size(size: Size) -> Tensor:
 
 
 def _draw_color_jitter(transform: transforms.ColorJitter, size: Size) -> list[Op]:
-    order, *factors = transform.get_params(
-        transform.brightness, transform.contrast, transform.saturation, transform.hue
-    )
-    kinds = (Brightness, Contrast, Saturation, Hue)
-    return [
-        kinds[number](factors[number]) for number in order.tolist() if factors[number] is not None
+    order = torch.randperm(4).tolist()
+    drawn: list[Op | None] = [
+        None if limits is None else kind(uniform(*limits))
+        for kind, limits in (
+            (Brightness, transform.brightness),
+            (Contrast, transform.contrast),
+            (Saturation, transform.saturation),
+            (Hue, transform.hue),
+        )
     ]
+    return [op for number in order if (op := drawn[number]) is not None]
 
 
 def _grayscale(transform: transforms.Grayscale) -> Draw | None:
@@ -194,13 +198,17 @@ def _draw_grey(size: Size) -> list[Op]:
     return [Grey()]
 
 
-def _draw_random_grayscale(transform: transforms.RandomGrayscale, size: Size) -> list[Op]:
-    return [Grey()] if torch.rand(1) < transform.p else []
-
-
 def _draw_random_solarize(transform: transforms.RandomSolarize, size: Size) -> list[Op]:
     # Of whole numbers, those from 127.5 on are those from 128 on.
-    return [Solarize(math.ceil(transform.threshold))] if torch.rand(1) < transform.p else []
+    return [Solarize(math.ceil(transform.threshold))] if chance() < transform.p else []
+
+
+def _sometimes(kind: Callable[[], Op]) -> Callable[[Any], Draw]:
+    return lambda transform: partial(_draw_sometimes, kind, as_compared(transform.p))
+
+
+def _draw_sometimes(kind: Callable[[], Op], p: float, size: Size) -> list[Op]:
+    return [kind()] if chance() < p else []
 
 
 def _by(draw: Callable[[Any, Size], list[Op]]) -> Callable[[Any], Draw]:
@@ -215,9 +223,9 @@ _TORCHVISION: dict[type, Callable[[Any], Draw | None]] = {
     transforms.RandomCrop: _random_crop,
     transforms.CenterCrop: _by(_draw_center_crop),
     transforms.Resize: _resize,
-    transforms.RandomHorizontalFlip: _by(_draw_flip),
+    transforms.RandomHorizontalFlip: _sometimes(FlipLeftRight),
     transforms.ColorJitter: _by(_draw_color_jitter),
     transforms.Grayscale: _grayscale,
-    transforms.RandomGrayscale: _by(_draw_random_grayscale),
+    transforms.RandomGrayscale: _sometimes(Grey),
     transforms.RandomSolarize: _by(_draw_random_solarize),
 }
