@@ -88,12 +88,23 @@ def _four(weights: Array, new: int, tap: int) -> Weights:
     return weights[new, tap], weights[new, tap + 1], weights[new, tap + 2], weights[new, tap + 3]
 
 
+# Weighted sums in a column. (Of rows taken out as arrays, references would be counted, which takes
+# longer than a strip's sum.)
+
+
 @inlined
-def _sum(rows: Array, y: int, x: int, by: Weights) -> Number:
-    """Of four values in a column. (Of rows taken out as arrays, references would be counted,
-    which takes longer than a strip's sum.)"""
-    two = by[0] * rows[y, x] + by[1] * rows[y + 1, x]
-    return two + by[2] * rows[y + 2, x] + by[3] * rows[y + 3, x]
+def _of_two(rows: Array, y: int, x: int, by: Weights) -> Number:
+    return by[0] * rows[y, x] + by[1] * rows[y + 1, x]
+
+
+@inlined
+def _of_three(rows: Array, y: int, x: int, by: Weights) -> Number:
+    return _of_two(rows, y, x, by) + by[2] * rows[y + 2, x]
+
+
+@inlined
+def _of_four(rows: Array, y: int, x: int, by: Weights) -> Number:
+    return _of_three(rows, y, x, by) + by[3] * rows[y + 3, x]
 
 
 @subroutine
@@ -102,24 +113,28 @@ def _weigh_rows(rows: Array, taps: Taps, out: Array) -> None:
     spans, weights = taps
     sums = np.empty(rows.shape[1], np.int32)
     for new in range(out.shape[0]):
-        y, last = spans[new, 0], (spans[new, 1] - spans[new, 0] - 1) // 4 * 4
+        y, count = spans[new, 0], spans[new, 1] - spans[new, 0]
         by = _four(weights, new, 0)
-        if spans[new, 1] - y <= 2:
+        if count <= 2:
             for x in range(sums.size):
-                out[new, x] = _byte(ROUND + by[0] * rows[y, x] + by[1] * rows[y + 1, x])
-        elif last == 0:
+                out[new, x] = _byte(ROUND + _of_two(rows, y, x, by))
+        elif count == 3:
             for x in range(sums.size):
-                out[new, x] = _byte(ROUND + _sum(rows, y, x, by))
+                out[new, x] = _byte(ROUND + _of_three(rows, y, x, by))
+        elif count == 4:
+            for x in range(sums.size):
+                out[new, x] = _byte(ROUND + _of_four(rows, y, x, by))
         else:
+            last = (count - 1) // 4 * 4
             for x in range(sums.size):
-                sums[x] = ROUND + _sum(rows, y, x, by)
+                sums[x] = ROUND + _of_four(rows, y, x, by)
             for tap in range(4, last, 4):
                 by = _four(weights, new, tap)
                 for x in range(sums.size):
-                    sums[x] += _sum(rows, y + tap, x, by)
+                    sums[x] += _of_four(rows, y + tap, x, by)
             by = _four(weights, new, last)
             for x in range(sums.size):
-                out[new, x] = _byte(sums[x] + _sum(rows, y + last, x, by))
+                out[new, x] = _byte(sums[x] + _of_four(rows, y + last, x, by))
 
 
 @inlined
@@ -193,8 +208,9 @@ def resize(
     if columns_may_come_first and less > 0 and less > 2 * (old_width - width):
         part = np.empty((old_height + BEYOND, 3 * old_width), np.uint8)
         for y in range(old_height):
+            row = rows[y * line :]
             for x in range(3 * old_width):
-                part[y, x] = rows[y * line + x]
+                part[y, x] = row[x]
         low = np.empty((height, 3 * old_width), np.uint8)
         _weigh_rows(part, by_row, low)
         made = _narrowed(low.reshape(-1), 3 * old_width, height, old_width, by_column, width)
