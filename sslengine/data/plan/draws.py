@@ -40,7 +40,7 @@ from sslengine.data.plan.ops import (
     Solarize,
 )
 from sslengine.data.plan.resized_crop import ResizedCrop
-from sslengine.data.plan.torch_stream import as_compared, chance, uniform
+from sslengine.data.plan.torch_stream import as_compared, chance, uniforms
 
 Draw = Callable[[Size], list[Op]]
 
@@ -176,18 +176,25 @@ def _of_size(size: Size) -> Tensor:
 # ---- torchvision: colour
 
 
-def _draw_color_jitter(transform: transforms.ColorJitter, size: Size) -> list[Op]:
+def _color_jitter(transform: transforms.ColorJitter) -> Draw:
+    ranges = {
+        (0, Brightness): transform.brightness,
+        (1, Contrast): transform.contrast,
+        (2, Saturation): transform.saturation,
+        (3, Hue): transform.hue,
+    }
+    given = {kind: limits for kind, limits in ranges.items() if limits is not None}
+    return partial(_draw_color_jitter, list(given), list(given.values()))
+
+
+def _draw_color_jitter(
+    kinds: Sequence[tuple[int, Callable[[float], Op]]],
+    ranges: Sequence[tuple[float, float]],
+    size: Size,
+) -> list[Op]:
     order = torch.randperm(4).tolist()
-    drawn: list[Op | None] = [
-        None if limits is None else kind(uniform(*limits))
-        for kind, limits in (
-            (Brightness, transform.brightness),
-            (Contrast, transform.contrast),
-            (Saturation, transform.saturation),
-            (Hue, transform.hue),
-        )
-    ]
-    return [op for number in order if (op := drawn[number]) is not None]
+    drawn = {number: kind(x) for (number, kind), x in zip(kinds, uniforms(ranges))}
+    return [drawn[number] for number in order if number in drawn]
 
 
 def _grayscale(transform: transforms.Grayscale) -> Draw | None:
@@ -224,7 +231,7 @@ _TORCHVISION: dict[type, Callable[[Any], Draw | None]] = {
     transforms.CenterCrop: _by(_draw_center_crop),
     transforms.Resize: _resize,
     transforms.RandomHorizontalFlip: _sometimes(FlipLeftRight),
-    transforms.ColorJitter: _by(_draw_color_jitter),
+    transforms.ColorJitter: _color_jitter,
     transforms.Grayscale: _grayscale,
     transforms.RandomGrayscale: _sometimes(Grey),
     transforms.RandomSolarize: _by(_draw_random_solarize),

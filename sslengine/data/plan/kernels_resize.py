@@ -187,7 +187,7 @@ def _narrowed(rows: Array, line: int, height: int, width: int, taps: Taps, to: i
     return out
 
 
-@kernel(numba.uint8[:, :, ::1](PIXELS, BOX, TO, boolean, boolean, boolean, int64))
+@kernel(numba.void(PIXELS, BOX, TO, boolean, boolean, boolean, numba.uint8[:, :, ::1]))
 def resize(
     image: Array,
     box: Box,
@@ -195,9 +195,9 @@ def resize(
     cubic: bool,
     flip: bool,
     columns_may_come_first: bool,
-    room: int,
-) -> Array:
-    """height x width x 3 -> 3 x (height + room) x width, of the box. In `room` stands nothing yet.
+    out: Array,
+) -> None:
+    """height x width x 3, of the box -> `out`, 3 x height x width, which may have more rows below.
     The box lies within the image: nothing checks that."""
     top, left, old_height, old_width = box
     height, width = to
@@ -218,14 +218,12 @@ def resize(
         narrow = _narrowed(rows, line, old_height, old_width, by_column, width)
         made = np.empty((height, width), np.uint32)
         _weigh_rows(narrow.view(np.uint8), by_row, made.view(np.uint8))
-    out = np.empty((3, height + room, width), np.uint8)
     for y in range(height):
         for x in range(width):
             pixel = made[y, x]
             out[0, y, x] = uint8(pixel)
             out[1, y, x] = uint8(pixel >> 8)
             out[2, y, x] = uint8(pixel >> 16)
-    return out
 
 
 @kernel(numba.uint8[:, :, ::1](numba.uint8[:, :, ::1]))

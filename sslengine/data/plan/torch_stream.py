@@ -7,7 +7,7 @@ into again and again. Each function says what it stands for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -50,6 +50,16 @@ def uniform(low: float, high: float) -> float:
     draw, read = _cells.real
     draw(low, high)
     return read()
+
+
+def uniforms(ranges: Iterable[tuple[float, float]]) -> list[float]:
+    """[torch.empty(1).uniform_(low, high).item() for low, high in ranges]"""
+    draw, read = _cells.real
+    drawn = []
+    for low, high in ranges:
+        draw(low, high)
+        drawn.append(read())
+    return drawn
 
 
 def exp_of_uniform(low: float, high: float) -> float:

@@ -18,6 +18,10 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: stream.uniform(0.2, 1.8),
         lambda: float(torch.empty(1).uniform_(0.2, 1.8)),
     ),
+    "uniforms": (
+        lambda: stream.uniforms([(0.2, 1.8), (-0.2, 0.2)]),
+        lambda: [float(torch.empty(1).uniform_(*each)) for each in ((0.2, 1.8), (-0.2, 0.2))],
+    ),
     "exp_of_uniform": (
         lambda: stream.exp_of_uniform(math.log(3 / 4), math.log(4 / 3)),
         lambda: torch.exp(torch.empty(1).uniform_(math.log(3 / 4), math.log(4 / 3))).item(),

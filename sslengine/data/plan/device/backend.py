@@ -116,8 +116,9 @@ def divided(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
     begin = len(ops)  # A crop looks at pixels that those before it made: these cannot wait.
     while begin and type(ops[begin - 1]) in CAN_WAIT:
         begin -= 1
-    # To the bit, a flip may come before any of the others instead of after it.
-    flips = [op for op in ops[begin:] if type(op) is FlipLeftRight]
-    later = [op for op in ops[begin:] if type(op) is not FlipLeftRight]
+    flips: list[Op] = []
+    later: list[Op] = []
+    for op in ops[begin:]:  # To the bit, a flip may come before any of the others.
+        (flips if type(op) is FlipLeftRight else later).append(op)
     too_many = max(0, len(later) - SLOTS)
     return [*ops[:begin], *flips, *later[:too_many]], later[too_many:]

@@ -6,9 +6,9 @@ SLOTS places, each for one operation: the codes, a byte each, then the parameter
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,14 +36,14 @@ OPERATIONS: tuple[type[ops.Op], ...] = (
 CODES = {operation: number for number, operation in enumerate(OPERATIONS, start=1)}
 
 _PARAMETERS: dict[type[ops.Op], Callable[[Any], float]] = {
-    ops.Brightness: lambda op: op.factor,
-    ops.Contrast: lambda op: op.factor,
-    ops.Saturation: lambda op: op.factor,
+    ops.Brightness: attrgetter("factor"),
+    ops.Contrast: attrgetter("factor"),
+    ops.Saturation: attrgetter("factor"),
     # torchvision's conversion to a byte, whose sign it takes off by wrapping around.
     ops.Hue: lambda op: int(op.shift * 255) % 256,
     ops.Grey: lambda _: 0,
-    ops.Solarize: lambda op: op.threshold,
-    ops.Blur: lambda op: op.radius,
+    ops.Solarize: attrgetter("threshold"),
+    ops.Blur: attrgetter("radius"),
 }
 
 
@@ -61,8 +61,9 @@ def put_below(pixels: Tensor, pending: Sequence[ops.Op]) -> Tensor:
 
 def rows_below(width: int, pending: Sequence[ops.Op]) -> NDArray[np.uint8]:
     """These rows alone, [3, rows, width]: as many for any operations."""
-    shape = 3, _rows(3, width), width
-    return np.frombuffer(_encoded(pending).ljust(math.prod(shape), b"\0"), np.uint8).reshape(shape)
+    rows = _rows(3, width)
+    encoded = _encoded(pending).ljust(3 * rows * width, b"\0")
+    return np.frombuffer(encoded, np.uint8).reshape(3, rows, width)
 
 
 def height_of_pixels(images: Tensor) -> int:
@@ -89,6 +90,8 @@ def _rows(channels: int, width: int) -> int:
 
 
 def _encoded(pending: Sequence[ops.Op]) -> bytes:
-    codes = bytes([CODES[type(operation)] for operation in pending])
-    parameters = array("f", [_PARAMETERS[type(operation)](operation) for operation in pending])
-    return MARK + codes.ljust(SLOTS, b"\0") + parameters.tobytes().ljust(4 * SLOTS, b"\0")
+    codes, parameters = bytearray(SLOTS), array("f", bytes(4 * SLOTS))
+    for slot, operation in enumerate(pending):
+        kind = type(operation)
+        codes[slot], parameters[slot] = CODES[kind], _PARAMETERS[kind](operation)
+    return b"".join((MARK, codes, parameters))
