@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -177,19 +178,19 @@ def _of_size(size: Size) -> Tensor:
 
 
 def _color_jitter(transform: transforms.ColorJitter) -> Draw:
-    ranges = {
-        (0, Brightness): transform.brightness,
-        (1, Contrast): transform.contrast,
-        (2, Saturation): transform.saturation,
-        (3, Hue): transform.hue,
-    }
-    given = {kind: limits for kind, limits in ranges.items() if limits is not None}
-    return partial(_draw_color_jitter, list(given), list(given.values()))
+    kinds = (Brightness, Contrast, Saturation, Hue)
+    ranges = (transform.brightness, transform.contrast, transform.saturation, transform.hue)
+    given = [number for number in range(4) if ranges[number] is not None]
+    # Neighbours in the stream that are of one range are drawn in one call.
+    groups = [
+        (*limits, len(list(each))) for limits, each in groupby(tuple(ranges[n]) for n in given)
+    ]
+    return partial(_draw_color_jitter, [(number, kinds[number]) for number in given], groups)
 
 
 def _draw_color_jitter(
     kinds: Sequence[tuple[int, Callable[[float], Op]]],
-    ranges: Sequence[tuple[float, float]],
+    ranges: Sequence[tuple[float, float, int]],
     size: Size,
 ) -> list[Op]:
     order = torch.randperm(4).tolist()

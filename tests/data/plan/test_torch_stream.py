@@ -19,8 +19,11 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: float(torch.empty(1).uniform_(0.2, 1.8)),
     ),
     "uniforms": (
-        lambda: stream.uniforms([(0.2, 1.8), (-0.2, 0.2)]),
-        lambda: [float(torch.empty(1).uniform_(*each)) for each in ((0.2, 1.8), (-0.2, 0.2))],
+        lambda: stream.uniforms([(0.2, 1.8, 3), (-0.2, 0.2, 1), (0.0, 0.1, 4)]),
+        lambda: [
+            float(torch.empty(1).uniform_(low, high))
+            for low, high in [(0.2, 1.8)] * 3 + [(-0.2, 0.2)] + [(0.0, 0.1)] * 4
+        ],
     ),
     "exp_of_uniform": (
         lambda: stream.exp_of_uniform(math.log(3 / 4), math.log(4 / 3)),
