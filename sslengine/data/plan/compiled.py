@@ -60,9 +60,9 @@ class CompiledBackend(Backend):
         return torch.from_numpy(_rendered(source, ops))
 
     def tensor_above(self, source: Source, ops: Sequence[Op], below: NDArray[np.uint8]) -> Tensor:
-        rows = below.shape[1]
-        whole = _rendered(source, ops, room=rows)
-        whole[:, -rows:] = below
+        room = below.shape[1]
+        whole = _rendered(source, ops, room)
+        whole[:, whole.shape[1] - room :] = below
         return torch.from_numpy(whole)
 
     def rendered(self, source: Source, ops: Sequence[Op]) -> Source:

@@ -109,7 +109,8 @@ def _of_four(rows: Array, y: int, x: int, by: Weights) -> Number:
 
 @subroutine
 def _weigh_rows(rows: Array, taps: Taps, out: Array) -> None:
-    """Each new row is a weighted sum of some old ones. BEYOND rows come after these."""
+    """Each new row is a weighted sum of some old ones. After these come BEYOND rows with any
+    values, which have no weight: so four can be weighed where one to four count."""
     spans, weights = taps
     sums = np.empty(rows.shape[1], np.int32)
     for new in range(out.shape[0]):
@@ -145,7 +146,7 @@ def _pixel(row: Array, x: int) -> Number:
 
 
 @subroutine
-def _lay(rows: Array, line: int, height: int, width: int, strip: Array) -> None:
+def _lay_on_side(rows: Array, line: int, height: int, width: int, strip: Array) -> None:
     """Rows of three bytes a pixel, each `line` bytes after the one before it -> strip[x, y].
 
     Four rows at a time, as a stretch of the strip takes pixels of as many rows.
@@ -172,19 +173,40 @@ def _lay(rows: Array, line: int, height: int, width: int, strip: Array) -> None:
 
 
 @subroutine
-def _narrowed(rows: Array, line: int, height: int, width: int, taps: Taps, to: int) -> Array:
-    """Rows as above -> height + BEYOND rows of `to` pixels. In memory a pixel is one number."""
+def _along_rows(rows: Array, line: int, height: int, width: int, taps: Taps, to: int) -> Array:
+    """Rows as above -> rows of `to` pixels, each one number in memory, and BEYOND more rows."""
     out = np.empty((height + BEYOND, to), np.uint32)
     strip = np.empty((width + BEYOND, STRIP), np.uint32)
     narrow = np.empty((to, STRIP), np.uint32)
     for top in range(0, height, STRIP):
         count = min(STRIP, height - top)
-        _lay(rows[top * line :], line, count, width, strip)
+        _lay_on_side(rows[top * line :], line, count, width, strip)
         _weigh_rows(strip.view(np.uint8), taps, narrow.view(np.uint8))
         for y in range(count):
             for x in range(to):
                 out[top + y, x] = narrow[x, y]
     return out
+
+
+@subroutine
+def _copied(rows: Array, line: int, height: int, length: int) -> Array:
+    """Rows of that many bytes, and BEYOND more."""
+    out = np.empty((height + BEYOND, length), np.uint8)
+    for y in range(height):
+        row = rows[y * line :]
+        for x in range(length):
+            out[y, x] = row[x]
+    return out
+
+
+@subroutine
+def _put_planes(pixels: Array, height: int, out: Array) -> None:
+    for y in range(height):
+        for x in range(pixels.shape[1]):
+            pixel = pixels[y, x]
+            out[0, y, x] = uint8(pixel)
+            out[1, y, x] = uint8(pixel >> 8)
+            out[2, y, x] = uint8(pixel >> 16)
 
 
 @kernel(numba.void(PIXELS, BOX, TO, boolean, boolean, boolean, numba.uint8[:, :, ::1]))
@@ -206,24 +228,14 @@ def resize(
     line, less = 3 * image.shape[1], old_height - height
     rows = image.reshape(-1)[top * line + 3 * left :]
     if columns_may_come_first and less > 0 and less > 2 * (old_width - width):
-        part = np.empty((old_height + BEYOND, 3 * old_width), np.uint8)
-        for y in range(old_height):
-            row = rows[y * line :]
-            for x in range(3 * old_width):
-                part[y, x] = row[x]
         low = np.empty((height, 3 * old_width), np.uint8)
-        _weigh_rows(part, by_row, low)
-        made = _narrowed(low.reshape(-1), 3 * old_width, height, old_width, by_column, width)
+        _weigh_rows(_copied(rows, line, old_height, 3 * old_width), by_row, low)
+        made = _along_rows(low.reshape(-1), 3 * old_width, height, old_width, by_column, width)
     else:
-        narrow = _narrowed(rows, line, old_height, old_width, by_column, width)
+        narrow = _along_rows(rows, line, old_height, old_width, by_column, width)
         made = np.empty((height, width), np.uint32)
         _weigh_rows(narrow.view(np.uint8), by_row, made.view(np.uint8))
-    for y in range(height):
-        for x in range(width):
-            pixel = made[y, x]
-            out[0, y, x] = uint8(pixel)
-            out[1, y, x] = uint8(pixel >> 8)
-            out[2, y, x] = uint8(pixel >> 16)
+    _put_planes(made, height, out)
 
 
 @kernel(numba.uint8[:, :, ::1](numba.uint8[:, :, ::1]))
