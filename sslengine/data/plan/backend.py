@@ -17,6 +17,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -48,6 +51,10 @@ class Backend(ABC):
     @abstractmethod
     def tensor(self, source: Source, ops: Sequence[Op]) -> Tensor:
         """uint8, 3 x height x width, contiguous, and not the source's memory."""
+
+    def tensor_above(self, source: Source, ops: Sequence[Op], below: NDArray[np.uint8]) -> Tensor:
+        """The same with rows, 3 x rows x width, below the pixels."""
+        return torch.cat([self.tensor(source, ops), torch.tensor(below)], dim=1)
 
     def rendered(self, source: Source, ops: Sequence[Op]) -> Source:
         """The source of views that have these operations in common."""

@@ -32,7 +32,7 @@ from sslengine.data.plan.kernels_colour import (
 from sslengine.data.plan.kernels_levels import autocontrast, equalize
 from sslengine.data.plan.kernels_resize import COLUMNS_MAY_COME_FIRST, interleaved, resize
 from sslengine.data.plan.kernels_sharpness import sharpened
-from sslengine.data.plan.ops import Op
+from sslengine.data.plan.ops import Op, Size
 from sslengine.data.plan.view import Source
 from sslengine.registry import register_augment_backend
 
@@ -61,6 +61,12 @@ class CompiledBackend(Backend):
     def tensor(self, source: Source, ops: Sequence[Op]) -> Tensor:
         return torch.from_numpy(_rendered(source, ops))
 
+    def tensor_above(self, source: Source, ops: Sequence[Op], below: NDArray[np.uint8]) -> Tensor:
+        room = below.shape[1]
+        whole = _rendered(source, ops, room)
+        whole[:, whole.shape[1] - room :] = below
+        return torch.from_numpy(whole)
+
     def rendered(self, source: Source, ops: Sequence[Op]) -> Source:
         return self._array(source, ops)
 
@@ -72,20 +78,24 @@ def _is_plain_jpeg(image: Any) -> bool:
     return isinstance(image, Image.Image) and (image.format, image.mode) == ("JPEG", "RGB")
 
 
-def _rendered(source: Source, ops: Sequence[Op]) -> Planes:
-    """The first operations make planes of the source's own pixels; the others change these."""
+def _rendered(source: Source, ops: Sequence[Op], room: int = 0) -> Planes:
+    """A crop makes planes of the source's own pixels; what follows changes these. room: rows that
+    are left free below."""
     pixels = np.ascontiguousarray(source)
-    first = ops[0] if ops else None
-    if isinstance(first, plain.Crop) and _is_compiled(first, pixels.shape[:2]):
-        flip = len(ops) > 1 and type(ops[1]) is plain.FlipLeftRight
-        planes, ops = _cropped(first, pixels, flip), ops[2 if flip else 1 :]
-    else:
-        height, width, _ = pixels.shape
-        planes = _cropped(plain.Crop(0, 0, height, width, to=(height, width)), pixels)
+    crop, flip, ops = _begin(ops, pixels.shape[:2])
+    planes = _cropped(crop, pixels, flip, 0 if ops else room)
     for op in ops:
         known = _is_compiled(op, planes.shape[1:])
         planes = CHANGES[type(op)](op, planes) if known else _by_pillow(op, planes)
-    return planes
+    return np.pad(planes, ((0, 0), (0, room), (0, 0))) if ops and room else planes
+
+
+def _begin(ops: Sequence[Op], size: Size) -> tuple[plain.Crop, bool, Sequence[Op]]:
+    """The crop, be it one of the whole image; whether it flips; the operations that follow."""
+    if ops and isinstance(ops[0], plain.Crop) and _is_compiled(ops[0], size):
+        flip = len(ops) > 1 and type(ops[1]) is plain.FlipLeftRight
+        return ops[0], flip, ops[2 if flip else 1 :]
+    return plain.Crop(0, 0, *size, to=size), False, ops
 
 
 def _is_compiled(op: Op, size: tuple[int, ...]) -> bool:
@@ -95,10 +105,15 @@ def _is_compiled(op: Op, size: tuple[int, ...]) -> bool:
     return within and (op.interpolation in FILTERS or op.to == (op.height, op.width))
 
 
-def _cropped(op: plain.Crop, pixels: NDArray[np.uint8], flip: bool = False) -> Planes:
+def _cropped(
+    op: plain.Crop, pixels: NDArray[np.uint8], flip: bool = False, room: int = 0
+) -> Planes:
     box = (op.top, op.left, op.height, op.width)
     cubic = op.interpolation == InterpolationMode.BICUBIC
-    return resize(pixels, box, op.to, cubic, flip, COLUMNS_MAY_COME_FIRST)  # type: ignore[no-any-return]
+    # Made here: what a kernel returns takes it longer to wrap.
+    planes = np.empty((3, op.to[0] + room, op.to[1]), np.uint8)
+    resize(pixels, box, op.to, cubic, flip, COLUMNS_MAY_COME_FIRST, planes)
+    return planes
 
 
 def _by_pillow(op: Op, planes: Planes) -> Planes:

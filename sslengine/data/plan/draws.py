@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from sslengine.data.plan.ops import (
     Solarize,
 )
 from sslengine.data.plan.resized_crop import ResizedCrop
+from sslengine.data.plan.torch_stream import as_compared, chance, uniforms
 
 Draw = Callable[[Size], list[Op]]
 
@@ -120,11 +122,14 @@ def _compose(transform: transforms.Compose) -> Draw | None:
 
 def _random_apply(transform: transforms.RandomApply) -> Draw | None:
     draws = _inner(_parts(transform))
-    return None if draws is None else partial(_draw_random_apply, transform.p, draws)
+    if draws is None:
+        return None
+    draw = draws[0] if len(draws) == 1 else partial(draw_in_turn, draws)
+    return partial(_draw_random_apply, as_compared(transform.p), draw)
 
 
-def _draw_random_apply(p: float, draws: Sequence[Draw], size: Size) -> list[Op]:
-    return [] if p < torch.rand(1) else draw_in_turn(draws, size)
+def _draw_random_apply(p: float, draw: Draw, size: Size) -> list[Op]:
+    return [] if p < chance() else draw(size)
 
 
 # ---- torchvision: geometry
@@ -170,10 +175,6 @@ def _resized(wanted: int | Sequence[int], size: Size) -> Size:
     return int(side * height / width), side
 
 
-def _draw_flip(transform: transforms.RandomHorizontalFlip, size: Size) -> list[Op]:
-    return [FlipLeftRight()] if torch.rand(1) < transform.p else []
-
-
 def _of_size(size: Size) -> Tensor:
     """Stands for an image where only its size is asked for; it has one value in memory."""
     return torch.empty(()).expand(size)
@@ -182,14 +183,25 @@ def _of_size(size: Size) -> Tensor:
 # ---- torchvision: colour
 
 
-def _draw_color_jitter(transform: transforms.ColorJitter, size: Size) -> list[Op]:
-    order, *factors = transform.get_params(
-        transform.brightness, transform.contrast, transform.saturation, transform.hue
-    )
+def _color_jitter(transform: transforms.ColorJitter) -> Draw:
     kinds = (Brightness, Contrast, Saturation, Hue)
-    return [
-        kinds[number](factors[number]) for number in order.tolist() if factors[number] is not None
+    ranges = (transform.brightness, transform.contrast, transform.saturation, transform.hue)
+    given = [number for number in range(4) if ranges[number] is not None]
+    # Neighbours in the stream that are of one range are drawn in one call.
+    groups = [
+        (*limits, len(list(each))) for limits, each in groupby(tuple(ranges[n]) for n in given)
     ]
+    return partial(_draw_color_jitter, [(number, kinds[number]) for number in given], groups)
+
+
+def _draw_color_jitter(
+    kinds: Sequence[tuple[int, Callable[[float], Op]]],
+    ranges: Sequence[tuple[float, float, int]],
+    size: Size,
+) -> list[Op]:
+    order = torch.randperm(4).tolist()
+    drawn = {number: kind(x) for (number, kind), x in zip(kinds, uniforms(ranges))}
+    return [drawn[number] for number in order if number in drawn]
 
 
 def _grayscale(transform: transforms.Grayscale) -> Draw | None:
@@ -200,13 +212,14 @@ def _draw_grey(size: Size) -> list[Op]:
     return [Grey()]
 
 
-def _draw_random_grayscale(transform: transforms.RandomGrayscale, size: Size) -> list[Op]:
-    return [Grey()] if torch.rand(1) < transform.p else []
-
-
 def _draw_random_solarize(transform: transforms.RandomSolarize, size: Size) -> list[Op]:
     # Of whole numbers, those from 127.5 on are those from 128 on.
-    return [Solarize(math.ceil(transform.threshold))] if torch.rand(1) < transform.p else []
+    return [Solarize(math.ceil(transform.threshold))] if chance() < transform.p else []
+
+
+def _sometimes(op: Op) -> Callable[[Any], Draw]:
+    """Of a transform that compares tensors; see `_by_chance`."""
+    return lambda transform: partial(_draw_by_chance, as_compared(transform.p), op)
 
 
 def _posterize(transform: transforms.RandomPosterize) -> Draw | None:
@@ -220,11 +233,12 @@ def _sharpness(transform: transforms.RandomAdjustSharpness) -> Draw:
 
 
 def _by_chance(op: Op) -> Callable[[Any], Draw]:
+    """Of a transform that compares numbers; see `_sometimes`."""
     return lambda transform: partial(_draw_by_chance, transform.p, op)
 
 
 def _draw_by_chance(p: float, op: Op, size: Size) -> list[Op]:
-    return [op] if torch.rand(1).item() < p else []
+    return [op] if chance() < p else []
 
 
 def _by(draw: Callable[[Any, Size], list[Op]]) -> Callable[[Any], Draw]:
@@ -239,10 +253,10 @@ _TORCHVISION: dict[type, Callable[[Any], Draw | None]] = {
     transforms.RandomCrop: _random_crop,
     transforms.CenterCrop: _by(_draw_center_crop),
     transforms.Resize: _resize,
-    transforms.RandomHorizontalFlip: _by(_draw_flip),
-    transforms.ColorJitter: _by(_draw_color_jitter),
+    transforms.RandomHorizontalFlip: _sometimes(FlipLeftRight()),
+    transforms.ColorJitter: _color_jitter,
     transforms.Grayscale: _grayscale,
-    transforms.RandomGrayscale: _by(_draw_random_grayscale),
+    transforms.RandomGrayscale: _sometimes(Grey()),
     transforms.RandomSolarize: _by(_draw_random_solarize),
     transforms.RandomPosterize: _posterize,
     transforms.RandomAdjustSharpness: _sharpness,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sslengine.data.plan.ops import Crop, Op, Size
+from sslengine.data.plan.torch_stream import below, exp_of_uniform, uniform
 
 TRIES = 10
 
@@ -45,13 +46,13 @@ class ResizedCrop:
         """Top, left, height, width."""
         height, width = size
         for _ in range(TRIES):
-            area = height * width * torch.empty(1).uniform_(*self.scale).item()
-            ratio = torch.empty(1).uniform_(*self.log_ratio).exp_().item()
+            area = height * width * uniform(*self.scale)
+            ratio = exp_of_uniform(*self.log_ratio)
             part_width = round(math.sqrt(area * ratio))
             part_height = round(math.sqrt(area / ratio))
             if 0 < part_width <= width and 0 < part_height <= height:
-                top = int(torch.randint(0, height - part_height + 1, (1,)).item())
-                left = int(torch.randint(0, width - part_width + 1, (1,)).item())
+                top = below(height - part_height + 1)
+                left = below(width - part_width + 1)
                 return top, left, part_height, part_width
         return self._in_the_middle(height, width)
 

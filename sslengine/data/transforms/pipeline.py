@@ -112,10 +112,11 @@ class Step:
         if getattr(self.transform, "makes_views", False):
             _put_views(sample, outputs)
             return
+        makes_label = getattr(self.transform, "makes_label", False)
         for index, output in outputs.items():
-            if getattr(self.transform, "makes_label", False):
+            if makes_label:
                 output, sample["label"][index] = output
-            elif isinstance(output, Mapping):
+            elif isinstance(output, dict):
                 for key, value in output.items():
                     if key != "data":
                         sample.setdefault(key, []).append(value)

@@ -19,7 +19,9 @@ CUBIC = InterpolationMode.BICUBIC
 
 def resized(image: Image.Image, op: ops.Crop, flip: bool = False) -> Any:
     box, order = (op.top, op.left, op.height, op.width), kernels.COLUMNS_MAY_COME_FIRST
-    return kernels.resize(np.asarray(image), box, op.to, op.interpolation == CUBIC, flip, order)
+    out = np.empty((3, *op.to), np.uint8)
+    kernels.resize(np.asarray(image), box, op.to, op.interpolation == CUBIC, flip, order, out)
+    return out
 
 
 @pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, CUBIC])
@@ -63,7 +65,8 @@ def test_both_orders_of_the_passes_are_within_a_level_of_exact_sums() -> None:
     part = np.asarray(image)
     exact = np.einsum("yh,hwc,xw->cyx", matrix(200, 50), part.astype(float), matrix(60, 55))
     for columns_first in (False, True):
-        made = kernels.resize(part, (0, 0, 200, 60), (50, 55), False, False, columns_first)
+        made = np.empty((3, 50, 55), np.uint8)
+        kernels.resize(part, (0, 0, 200, 60), (50, 55), False, False, columns_first, made)
         assert np.abs(made - exact).max() <= 1.01
 
 
@@ -73,6 +76,24 @@ def matrix(before: int, after: int) -> Any:
     old, new = np.arange(before) + 0.5, (np.arange(after)[:, None] + 0.5) * scale
     weights = np.maximum(0, 1 - np.abs(old - new) / max(scale, 1))
     return weights / weights.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, CUBIC])
+@pytest.mark.parametrize("side", [1, 7, 16, 33, 90, 180])
+def test_from_much_larger_to_much_smaller(side: int, interpolation: InterpolationMode) -> None:
+    """So pixels are made of one, two, four and up to hundreds; strips are full or are not."""
+    image = as_image(noise(180, 97))
+    op = ops.Crop(0, 0, 180, 97, to=(side, side), interpolation=interpolation)
+    assert (resized(image, op) == as_planes(op.on_pil(image))).all()
+
+
+def test_rows_below_stay_as_they_are() -> None:
+    image = as_image(noise(40, 50))
+    op = ops.Crop(3, 4, 30, 20, to=(9, 11))
+    out = np.full((3, 11, 11), 7, np.uint8)
+    kernels.resize(np.asarray(image), (3, 4, 30, 20), op.to, False, False, True, out)
+    assert (out[:, :9] == as_planes(op.on_pil(image))).all()
+    assert (out[:, 9:] == 7).all()
 
 
 def test_interleaved() -> None:

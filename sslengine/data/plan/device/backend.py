@@ -23,14 +23,16 @@ from sslengine.data.plan.device.program import (
     SLOTS,
     Program,
     height_of_pixels,
-    put_below,
     read_below,
+    rows_below,
 )
 from sslengine.data.plan.device.run import run
 from sslengine.data.plan.device.schedule import Schedule, schedule
 from sslengine.data.plan.ops import FlipLeftRight, Op
-from sslengine.data.plan.view import Source
+from sslengine.data.plan.view import Source, size_after, size_of
 from sslengine.registry import register_augment_backend
+
+CAN_WAIT = {FlipLeftRight, *CODES}
 
 
 class Together(NamedTuple):
@@ -66,7 +68,8 @@ class DeviceBackend(Backend):
 
     def parcel(self, source: Source, ops: Sequence[Op]) -> Tensor:
         now, later = divided(ops)
-        return put_below(self.worker.tensor(source, now), later)
+        _, width = size_after(now, size_of(source))
+        return self.worker.tensor_above(source, now, rows_below(width, later))
 
     def opened(self, parcels: list[Tensor]) -> list[Together]:
         by_size: dict[torch.Size, list[int]] = {}
@@ -110,11 +113,12 @@ def _finished(group: Together) -> list[Tensor]:
 
 def divided(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
     """What a worker does, and what the device does after it, SLOTS operations at most."""
-    # A crop in between looks at pixels that those before it made.
-    waits = [isinstance(op, FlipLeftRight) or type(op) in CODES for op in ops]
-    begin = max((number for number, each in enumerate(waits, start=1) if not each), default=0)
-    # To the bit, a flip may come before any of the others instead of after it.
-    flips = [op for op in ops[begin:] if isinstance(op, FlipLeftRight)]
-    later = [op for op in ops[begin:] if not isinstance(op, FlipLeftRight)]
+    begin = len(ops)  # A crop looks at pixels that those before it made: these cannot wait.
+    while begin and type(ops[begin - 1]) in CAN_WAIT:
+        begin -= 1
+    flips: list[Op] = []
+    later: list[Op] = []
+    for op in ops[begin:]:  # To the bit, a flip may come before any of the others.
+        (flips if type(op) is FlipLeftRight else later).append(op)
     too_many = max(0, len(later) - SLOTS)
     return [*ops[:begin], *flips, *later[:too_many]], later[too_many:]

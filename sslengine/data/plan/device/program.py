@@ -6,7 +6,9 @@ SLOTS places, each for one operation: the codes, a byte each, then the parameter
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from sslengine.data.plan import ops
 from sslengine.errors import DataError
 
 SLOTS = 16
-MARK = np.frombuffer(b"\xa5ops", np.uint8)
+MARK = b"\xa5ops"
 BYTES = len(MARK) + 5 * SLOTS
 
 # Code 0: nothing. Blur is the last: what counts on from it is how far its box reaches.
@@ -39,19 +41,19 @@ OPERATIONS: tuple[type[ops.Op], ...] = (
 CODES = {operation: number for number, operation in enumerate(OPERATIONS, start=1)}
 
 _PARAMETERS: dict[type[ops.Op], Callable[[Any], float]] = {
-    ops.Brightness: lambda op: op.factor,
-    ops.Contrast: lambda op: op.factor,
-    ops.Saturation: lambda op: op.factor,
+    ops.Brightness: attrgetter("factor"),
+    ops.Contrast: attrgetter("factor"),
+    ops.Saturation: attrgetter("factor"),
     # torchvision's conversion to a byte, whose sign it takes off by wrapping around.
     ops.Hue: lambda op: int(op.shift * 255) % 256,
     ops.Grey: lambda _: 0,
-    ops.Solarize: lambda op: op.threshold,
+    ops.Solarize: attrgetter("threshold"),
     ops.Posterize: lambda op: 256 - (1 << 8 - op.bits),  # the bits that are kept
     ops.Invert: lambda _: 0,
     ops.AutoContrast: lambda _: 0,
     ops.Equalize: lambda _: 0,
-    ops.Sharpness: lambda op: op.factor,
-    ops.Blur: lambda op: op.radius,
+    ops.Sharpness: attrgetter("factor"),
+    ops.Blur: attrgetter("radius"),
 }
 
 
@@ -63,19 +65,19 @@ class Program(NamedTuple):
 
 
 def put_below(pixels: Tensor, pending: Sequence[ops.Op]) -> Tensor:
-    """uint8 [3, height, width], with rows for the operations, of which there are at most SLOTS."""
-    channels, height, width = pixels.shape
-    rows = _rows(channels, width)
-    whole = np.empty((channels, height + rows, width), np.uint8)
-    whole[:, :height] = pixels.numpy()
-    below = np.zeros(channels * rows * width, np.uint8)
-    below[:BYTES] = _encoded(pending)
-    whole[:, height:] = below.reshape(channels, rows, width)
-    return torch.from_numpy(whole)
+    """A copy of uint8 [3, height, width] with rows for the operations, at most SLOTS."""
+    return torch.cat([pixels, torch.tensor(rows_below(pixels.shape[-1], pending))], dim=1)
+
+
+def rows_below(width: int, pending: Sequence[ops.Op]) -> NDArray[np.uint8]:
+    """These rows alone, [3, rows, width]: as many for any operations."""
+    rows = _rows(3, width)
+    encoded = _encoded(pending).ljust(3 * rows * width, b"\0")
+    return np.frombuffer(encoded, np.uint8).reshape(3, rows, width)
 
 
 def height_of_pixels(images: Tensor) -> int:
-    """Of tensors [..., 3, rows, width] as put_below makes them."""
+    """Of tensors [..., 3, rows, width] with operations below them."""
     return images.shape[-2] - _rows(images.shape[-3], images.shape[-1])
 
 
@@ -83,7 +85,7 @@ def read_below(images: Tensor) -> Program:
     """The operations below the pixels of tensors [..., 3, rows, width], on the host."""
     below = images[..., height_of_pixels(images) :, :].flatten(0, -4).flatten(1)
     read = below[:, :BYTES].numpy()
-    if (read[:, : len(MARK)] != MARK).any():
+    if (read[:, : len(MARK)] != np.frombuffer(MARK, np.uint8)).any():
         raise DataError(
             f"The operations that travel below an image's pixels are missing in a tensor "
             f"{tuple(images.shape)}: config.DATA.AUGMENT_BACKEND=device needs a collator that "
@@ -97,10 +99,9 @@ def _rows(channels: int, width: int) -> int:
     return -(-BYTES // (channels * width))
 
 
-def _encoded(pending: Sequence[ops.Op]) -> NDArray[np.uint8]:
-    codes = np.zeros(SLOTS, np.uint8)
-    parameters = np.zeros(SLOTS, np.float32)
+def _encoded(pending: Sequence[ops.Op]) -> bytes:
+    codes, parameters = bytearray(SLOTS), array("f", bytes(4 * SLOTS))
     for slot, operation in enumerate(pending):
-        codes[slot] = CODES[type(operation)]
-        parameters[slot] = _PARAMETERS[type(operation)](operation)
-    return np.concatenate([MARK, codes, parameters.view(np.uint8)])
+        kind = type(operation)
+        codes[slot], parameters[slot] = CODES[kind], _PARAMETERS[kind](operation)
+    return b"".join((MARK, codes, parameters))
