@@ -174,7 +174,7 @@ RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
         (BeitOptions(NUM_LAYERS=0), "NUM_LAYERS: expected 1 or more"),
         (BeitOptions(NUM_HEADS=7), "NUM_HEADS: 7 heads do not divide HIDDEN_DIM 768"),
         (BeitOptions(IMAGE_SIZE=225), "PATCH_SIZE: 16 does not divide IMAGE_SIZE 225"),
-        (MobileNetOptions(NAME="mobilenetv2_100"), "NAME: expected mobilenetv3_large_100"),
+        (MobileNetOptions(NAME="mobilenetv2_100"), "NAME: expected one of mobilenetv3_large_100"),
         (MobileNetOptions(PRETRAINED=True), "PRETRAINED: weights are not downloaded; get the file"),
     ],
 )
