@@ -17,9 +17,12 @@ TRUNKS.declare(
 )
 TRUNKS.declare("sslengine.models.trunks.convnext", "convnext")
 TRUNKS.declare("sslengine.models.trunks.alexnet", "alexnet")
+TRUNKS.declare("sslengine.models.trunks.beit", "beit")
+TRUNKS.declare("sslengine.models.trunks.mobilenet_v3", "mobilenetv3_tv", "mobilenetv3_timm")
 
 HEADS.declare("sslengine.models.heads.mlp", "mlp", "mlp_fsdp")
 HEADS.declare("sslengine.models.heads.eval_mlp", "eval_mlp", "eval_mlp_fsdp")
 HEADS.declare("sslengine.models.heads.siamese_concat_view", "siamese_concat_view")
 HEADS.declare("sslengine.models.heads.identity", "identity")
+HEADS.declare("sslengine.models.heads.mobilenet_v3", "mobilenet_v3_head", "mobilenet_v3_head_timm")
 HEADS.declare("sslengine.models.heads.predictor", "predictor_head")

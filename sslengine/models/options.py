@@ -10,9 +10,11 @@ from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.errors import ConfigError
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.trunks.options import (
+    BeitOptions,
     ConvitOptions,
     ConvNextOptions,
     EfficientNetOptions,
+    MobileNetOptions,
     RegNetOptions,
     SwinTransformerOptions,
     XcitOptions,
@@ -165,10 +167,10 @@ class TrunkOptions:
     CONVIT: ConvitOptions = field(default_factory=ConvitOptions)
     SWIN_TRANSFORMER: SwinTransformerOptions = field(default_factory=SwinTransformerOptions)
     CONVNEXT: ConvNextOptions = field(default_factory=ConvNextOptions)
-    # Of VISSL's trunks that are not available yet: any keys.
+    BEIT: BeitOptions = field(default_factory=BeitOptions)
+    MOBILE_NET: MobileNetOptions = field(default_factory=MobileNetOptions)
+    # Of the trunk of VISSL that is not available yet: any keys.
     RESNETS_SK: dict[str, Any] = field(default_factory=dict)
-    MOBILE_NET: dict[str, Any] = field(default_factory=dict)
-    BEIT: dict[str, Any] = field(default_factory=dict)
 
     IGNORED: ClassVar[dict[str, str]] = {
         "TRUNK_PARAMS": "VISSL never reads it; write the keys directly under MODEL.TRUNK."

@@ -1,14 +1,16 @@
-"""Position embeddings of a file for images of another size, resized to the model's grid of patches.
+"""What a file says about places, for images of another size, resized to the model's grid.
 
 As timm and VISSL do it: the patches' embeddings, a square map, are interpolated bicubically; those
-of class tokens stay. Nothing else of a transformer hangs on the size of the image.
+of class tokens stay. So are the biases of relative positions (BEiT, Swin), a square map of
+distances. Nothing else of a transformer hangs on the size of the image.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,16 @@ from torch.nn.functional import interpolate
 
 LOG = logging.getLogger("sslengine")
 NAME = "trunk.pos_embed"  # 1 x (tokens before the patches + patches) x width
+# (distances down * across + those from and to a class token) x heads
+BIAS = ".relative_position_bias_table"
 
 
 def fit_positions(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`given`, with position embeddings of this trunk's shape where they can be made."""
+    """`given`, with embeddings and biases of this trunk's shapes where they can be made."""
+    return _fit_biases(trunk, _fit_embeddings(trunk, given))
+
+
+def _fit_embeddings(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ours, theirs = getattr(trunk, "pos_embed", None), given.get(NAME)
     grid = getattr(getattr(trunk, "patch_embed", None), "grid_size", None)
     if not isinstance(ours, Tensor) or theirs is None or grid is None:
@@ -30,7 +38,31 @@ def fit_positions(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Te
     if ours.shape == theirs.shape or not of_a_square:
         return dict(given)
     LOG.info("Position embeddings resized from %d x %d patches to %d x %d.", side, side, *grid)
-    places = theirs[:, before:].mT.unflatten(2, (side, side)).float()
-    places = interpolate(places, tuple(grid), mode="bicubic", antialias=True)
-    patches = places.flatten(2).mT.to(theirs.dtype)
-    return {**given, NAME: torch.cat([theirs[:, :before], patches], dim=1)}
+    patches = _resized(theirs[0, before:], side, grid)
+    return {**given, NAME: torch.cat([theirs[:, :before], patches[None]], dim=1)}
+
+
+def _fit_biases(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    fitted, sizes = dict(given), set()
+    for name, ours in trunk.named_parameters():
+        theirs = given.get(f"trunk.{name}")
+        if not name.endswith(BIAS) or theirs is None or ours.shape == theirs.shape:
+            continue
+        window: Any = trunk.get_submodule(name.removesuffix(BIAS)).window_size
+        distances = [2 * side - 1 for side in window]
+        with_class = len(ours) - math.prod(distances)
+        side = math.isqrt(max(0, len(theirs) - with_class))
+        if side % 2 and theirs.shape == (side**2 + with_class, *ours.shape[1:]):
+            between = _resized(theirs[: side**2], side, distances)
+            fitted[f"trunk.{name}"] = torch.cat([between, theirs[side**2 :]])
+            sizes.add((side // 2 + 1, *window))
+    for size in sorted(sizes):
+        LOG.info("Relative positions resized from %d patches a side to %d x %d.", *size)
+    return fitted
+
+
+def _resized(places: Tensor, side: int, size: Sequence[int]) -> Tensor:
+    """(side * side) x width, row by row, to (size[0] * size[1]) x width."""
+    square = places.mT.unflatten(1, (side, side))[None].float()
+    fitted = interpolate(square, tuple(size), mode="bicubic", antialias=True)
+    return fitted[0].flatten(1).mT.to(places.dtype)

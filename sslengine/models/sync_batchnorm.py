@@ -45,6 +45,8 @@ def _converted(norm: _BatchNorm, group: Group | None) -> SyncBatchNorm:
     )
     synced._parameters.update(norm._parameters)
     synced._buffers.update(norm._buffers)
+    # timm's norms hold what follows: dropout, an activation.
+    synced._modules.update(norm._modules)
     synced.training = norm.training
     return synced
 
@@ -75,6 +77,12 @@ class SyncBatchNorm(_BatchNorm):
         return copied
 
     def forward(self, x: Tensor) -> Tensor:
+        out = self._normed(x)
+        for following in self.children():
+            out = following(out)
+        return out
+
+    def _normed(self, x: Tensor) -> Tensor:
         if not (self.training or self.running_mean is None):
             return super().forward(x)
         if x.device.type != "cpu":

@@ -134,8 +134,12 @@ TRUNKS: dict[str, dict[str, Any]] = {
                "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 16, "MLP_DIM": 32},
                "CONVIT": {"N_GPSA_LAYERS": 1}},
     "efficientnet": {"NAME": "efficientnet", "EFFICIENT_NETS": {"model_version": "B0"}},
+    "beit": {"NAME": "beit", "BEIT": {"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "NUM_HEADS": 2,
+             "HIDDEN_DIM": 16, "QKV_BIAS": True, "USE_REL_POS_BIAS": True, "INIT_VALUES": 0.1,
+             "USE_SHARED_REL_POS_BIAS": True, "DROP_PATH_RATE": 0.3}},
+    "mobilenet": {"NAME": "mobilenetv3_tv"},
 }  # fmt: skip
-WIDTHS = {"resnet": 32, "efficientnet": 1280}
+WIDTHS = {"resnet": 32, "efficientnet": 1280, "mobilenet": 960}
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)

@@ -23,11 +23,11 @@ def _model(trunk: dict[str, Any], heads: list[Any] | None = None) -> Model:
 @pytest.mark.parametrize(
     ("trunk", "blocks"),
     [("resnet", 8), ("regnet", 3), ("convnext", 4), ("xcit", 4), ("swin", 2), ("convit", 2),
-     ("efficientnet", 16)],
+     ("efficientnet", 16), ("beit", 2), ("mobilenet", 17), ("mobilenetv3_timm", 16)],
 )  # fmt: skip
 def test_the_blocks_of_each_trunk(trunk: str, blocks: int) -> None:
     """They are most of it, and no two of them share anything."""
-    whole = _model(TRUNKS[trunk]).trunk
+    whole = _model(TRUNKS.get(trunk, {"NAME": trunk})).trunk
     found = list(blocks_of(whole))
     assert len(found) == blocks
     inside = [id(each) for block in found for each in block.parameters()]

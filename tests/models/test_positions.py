@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from PIL import Image
 
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
@@ -55,6 +57,54 @@ def test_a_file_for_other_images_makes_what_timm_makes_of_them(
     for ours, theirs in zip(model.eval()([images]), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     assert torch.isfinite(expected[0]).all()
+
+
+# Swin's last maps are smaller than a window of 7, and their windows with them: 4 of 32 pixels.
+RELATIVE: dict[str, dict[str, dict[str, Any]]] = {
+    "beit": {"BEIT": {
+        "PATCH_SIZE": 8, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 8,
+        "USE_REL_POS_BIAS": True, "USE_SHARED_REL_POS_BIAS": True, "USE_ABS_POS_EMB": False,
+    }},
+    "swin_transformer": {"SWIN_TRANSFORMER": {
+        "EMBED_DIM": 8, "DEPTHS": [1, 1], "NUM_HEADS": [2, 2],
+    }},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), [(32, 56), (56, 32)])
+@pytest.mark.parametrize("which", RELATIVE)
+def test_relative_positions_become_what_pillow_makes_of_them(
+    which: str, before: int, after: int, tmp_path: Path
+) -> None:
+    def build(size: int) -> tuple[Model, ModelOptions]:
+        sections = {name: {**keys, "IMAGE_SIZE": size} for name, keys in RELATIVE[which].items()}
+        file = {"PARAMS_FILE": str(tmp_path / "weights.torch")}
+        tree = {"TRUNK": {"NAME": which, **sections}, "WEIGHTS_INIT": file}
+        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+        assert isinstance(options, ModelOptions)
+        return build_model(options), options
+
+    source, _ = build(before)
+    for parameter in source.trunk.parameters():
+        torch.nn.init.normal_(parameter)
+    torch.save(vissl_state(source), tmp_path / "weights.torch")
+    model, options = build(after)
+    init_from_file(model, options)
+    old, new = source.trunk.state_dict(), model.trunk.state_dict()
+    changed = [name for name in new if new[name].shape != old[name].shape]
+    assert len(changed) == {"beit": 3, "swin_transformer": 1}[which]
+    sides = {32: 2 * 4 - 1, 56: 2 * 7 - 1}
+    for name in changed:
+        square = old[name][: sides[before] ** 2].unflatten(0, (sides[before], sides[before]))
+        for head, ours in enumerate(new[name][: sides[after] ** 2].T):
+            picture = Image.fromarray(square[..., head].numpy())
+            resized = picture.resize((sides[after], sides[after]), Image.Resampling.BICUBIC)
+            torch.testing.assert_close(
+                ours, torch.tensor(np.asarray(resized)).flatten(), atol=1e-5, rtol=1e-5
+            )
+        # Those from and to the class token are no place on the map.
+        torch.testing.assert_close(new[name][sides[after] ** 2 :], old[name][sides[before] ** 2 :])
+    model([torch.randn(2, 3, after, after)])
 
 
 def test_another_width_is_still_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from sslengine.distributed.collectives import sum_in_place
@@ -22,7 +23,8 @@ SHARES = {2: ((4, 4), (5, 1)), 4: ((2, 2, 2, 2), (3, 1, 4, 2))}
 def network() -> nn.Module:
     torch.manual_seed(0)
     convolution = nn.Conv2d(3, 4, 3, bias=False)
-    model = nn.Sequential(convolution, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    norms = (nn.BatchNorm2d(4), BatchNormAct2d(4, act_layer=nn.SiLU))
+    model = nn.Sequential(convolution, *norms, nn.Flatten(), nn.Linear(16, 5))
     model.append(nn.BatchNorm1d(5, momentum=None, affine=False))
     return model.double()
 

@@ -324,6 +324,18 @@ SMALL_TRUNKS: list[dict[str, Any]] = [
             "MLP_DIM": 8,
         },
     },
+    {
+        "NAME": "beit",
+        "BEIT": {
+            "IMAGE_SIZE": 32,
+            "NUM_LAYERS": 2,
+            "HIDDEN_DIM": 24,
+            "NUM_HEADS": 2,
+            "USE_REL_POS_BIAS": True,
+        },
+    },
+    {"NAME": "mobilenetv3_tv"},
+    {"NAME": "mobilenetv3_timm"},
 ]
 
 
@@ -353,6 +365,39 @@ def test_there_and_back_in_the_names_of_vissl(trunk: dict[str, Any], saved: Save
     incomplete = {**plain, "PARAMS_FILE": saved(names), "APPEND_PREFIX": "trunk."}
     with pytest.raises(CheckpointError, match=r"missing: trunk\."):
         init_from_file(*build(2, **incomplete))
+
+
+def test_the_authors_file_of_a_beit(saved: SaveAs) -> None:
+    """Pre-trained: one bias of relative positions, no embedding, and the head of pre-training."""
+    small = {"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2, "QKV_BIAS": True}
+    places = {"USE_ABS_POS_EMB": False, "USE_SHARED_REL_POS_BIAS": True}
+    trained = {"USE_MEAN_POOLING": False, "INIT_VALUES": 0.1}
+
+    def build(**weights: Any) -> tuple[Model, ModelOptions]:
+        trunk = {"NAME": "beit", "BEIT": {**small, **places, **trained}}
+        tree = {"TRUNK": trunk, "WEIGHTS_INIT": weights}
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+        return build_model(made), made
+
+    source, _ = build()
+    names = {
+        **source.trunk.state_dict(),
+        "rel_pos_bias.relative_position_index": torch.zeros(5, 5, dtype=torch.long),
+        "mask_token": torch.zeros(1, 1, 24),
+        "lm_head.weight": torch.zeros(8, 24),
+    }
+    weights = {
+        "PARAMS_FILE": saved({"model": names}),
+        "STATE_DICT_KEY_NAME": "model",
+        "APPEND_PREFIX": "trunk.base_model.",
+    }
+    with pytest.raises(
+        CheckpointError, match=r"not of this model: trunk\.lm_head\.weight, trunk\.m"
+    ):
+        init_from_file(*build(**weights))
+    model, asked = build(**weights, SKIP_LAYERS=["mask_token", "lm_head"])
+    init_from_file(model, asked)
+    assert equal(model.trunk.state_dict(), source.trunk.state_dict())
 
 
 # --- a model of one's own ---

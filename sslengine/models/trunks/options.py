@@ -265,3 +265,63 @@ class ConvitOptions:
         if self.N_GPSA_LAYERS < 0:
             yield f"N_GPSA_LAYERS: expected 0 or more, got {self.N_GPSA_LAYERS}."
         yield from too_small(self, "LOCALITY_DIM")
+
+
+@dataclass
+class BeitOptions:
+    # The only side of images; relative positions are made for it.
+    IMAGE_SIZE: int = 224
+    PATCH_SIZE: int = 16
+    NUM_LAYERS: int = 12
+    NUM_HEADS: int = 12
+    HIDDEN_DIM: int = 768
+    MLP_RATIO: float = 4.0
+    DROPOUT_RATE: float = 0.0
+    ATTENTION_DROPOUT_RATE: float = 0.0
+    # Stochastic depth of the last block; it grows linearly from 0.
+    DROP_PATH_RATE: float = 0.0
+    # Of queries and values; keys have none.
+    QKV_BIAS: bool = False
+    # false: 1 / sqrt(width of a head). A number costs the fused attention kernel.
+    QK_SCALE: bool | float | None = False
+    # Where a patch is: an embedding, a bias on attention in each block, one bias for all blocks.
+    USE_ABS_POS_EMB: bool = True
+    USE_REL_POS_BIAS: bool = False
+    USE_SHARED_REL_POS_BIAS: bool = False
+    # true: the patches are averaged, then normed; false: all tokens are normed.
+    USE_MEAN_POOLING: bool = True
+    # What every residual branch is multiplied with at first, channel by channel; false: by nothing.
+    INIT_VALUES: bool | float | None = False
+
+    def check(self) -> Iterator[str]:
+        if self.QK_SCALE is True:
+            yield "QK_SCALE: expected a number, or false for the usual scale; got true."
+        if self.INIT_VALUES is True or (self.INIT_VALUES or 0) < 0:
+            yield f"INIT_VALUES: expected a number above 0, or false; got {self.INIT_VALUES}."
+        yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
+        small = list(
+            too_small(self, "IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM")
+        )
+        yield from small
+        if not small and self.HIDDEN_DIM % self.NUM_HEADS:
+            yield f"NUM_HEADS: {self.NUM_HEADS} heads do not divide HIDDEN_DIM {self.HIDDEN_DIM}."
+        if not small and self.IMAGE_SIZE % self.PATCH_SIZE:
+            yield f"PATCH_SIZE: {self.PATCH_SIZE} does not divide IMAGE_SIZE {self.IMAGE_SIZE}."
+
+
+@dataclass
+class MobileNetOptions:
+    NAME: str = "mobilenetv3_large_100"
+    # Batch norms with eps 1e-5 and momentum 0.1, which timm's has; false: torchvision's 1e-3, 0.01.
+    TIMM_BN: bool = False
+    # timm's without its last convolution, which is a head here: mobilenet_v3_head_timm.
+    TRUNK_ONLY: bool = True
+    PRETRAINED: bool = False
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "NAME", "mobilenetv3_large_100")
+        if self.PRETRAINED:
+            yield (
+                "PRETRAINED: weights are not downloaded; get the file and name it in "
+                "config.MODEL.WEIGHTS_INIT.PARAMS_FILE."
+            )

@@ -23,12 +23,17 @@ def features(trunk: Trunk, size: tuple[int, int]) -> dict[str, Tensor]:
     return dict(zip(trunk.feature_names, found, strict=True))
 
 
-def checkpointing_changes_nothing(trunk: Trunk, parts: int) -> None:
+TWO_SIZES = ((32, 32), (64, 32))
+
+
+def checkpointing_changes_nothing(
+    trunk: Trunk, parts: int, sizes: tuple[tuple[int, int], ...] = TWO_SIZES
+) -> None:
     """Neither gradients nor running statistics, dropout and crops of two sizes included."""
     plain = trunk.double().train()
     recomputing = copy.deepcopy(plain)
     recomputing.checkpoint_activations(parts)
-    crops = [torch.randn(3, 3, *size, dtype=torch.float64) for size in ((32, 32), (64, 32))]
+    crops = [torch.randn(3, 3, *size, dtype=torch.float64) for size in sizes]
     names = plain.feature_names[-2:]
     grads = []
     for each in (plain, recomputing):

@@ -8,9 +8,11 @@ from omegaconf import OmegaConf
 
 from sslengine.models.options import TrunkOptions
 from sslengine.models.trunks.options import (
+    BeitOptions,
     ConvitOptions,
     ConvNextOptions,
     EfficientNetOptions,
+    MobileNetOptions,
     RegNetOptions,
     SwinTransformerOptions,
     XcitOptions,
@@ -53,6 +55,27 @@ VISSL: list[dict[str, dict[str, Any]]] = [
     },
     {"SWIN_TRANSFORMER": {"IMAGE_SIZE": 224, "EMBED_DIM": 192, "DEPTHS": [2, 2, 18, 2]}},
     {"CONVNEXT": {"DEPTH": [3, 3, 27, 3], "DIMS": [256, 512, 1024, 2048], "DROP_PATH_RATE": 0.0}},
+    {
+        "BEIT": {
+            "IMAGE_SIZE": 224,
+            "PATCH_SIZE": 16,
+            "NUM_LAYERS": 24,
+            "NUM_HEADS": 16,
+            "HIDDEN_DIM": 1024,
+            "MLP_RATIO": 4.0,
+            "DROPOUT_RATE": 0,
+            "ATTENTION_DROPOUT_RATE": 0,
+            "DROP_PATH_RATE": 0.1,
+            "QKV_BIAS": True,
+            "QK_SCALE": False,
+            "USE_ABS_POS_EMB": True,
+            "USE_REL_POS_BIAS": True,
+            "USE_SHARED_REL_POS_BIAS": False,
+            "USE_MEAN_POOLING": False,
+            "INIT_VALUES": 1e-5,
+        }
+    },
+    {"MOBILE_NET": {"NAME": "mobilenetv3_large_100", "PRETRAINED": False, "TIMM_BN": True}},
 ]
 
 
@@ -86,6 +109,12 @@ def test_vissl_defaults() -> None:
     assert (swin.DEPTHS, swin.NUM_HEADS, swin.WINDOW_SIZE) == ([2, 2, 6, 2], [3, 6, 12, 24], 7)
     assert (swin.EMBED_DIM, swin.PATCH_SIZE, swin.DROP_PATH_RATE) == (96, 4, 0.1)
     assert ConvNextOptions().DEPTH == [3, 3, 27, 3]
+    beit, mobile = BeitOptions(), MobileNetOptions()
+    assert (beit.HIDDEN_DIM, beit.NUM_LAYERS, beit.NUM_HEADS, beit.MLP_RATIO) == (768, 12, 12, 4.0)
+    assert (beit.USE_ABS_POS_EMB, beit.USE_MEAN_POOLING, beit.DROP_PATH_RATE) == (True, True, 0.0)
+    off = (beit.QKV_BIAS, beit.USE_REL_POS_BIAS, beit.USE_SHARED_REL_POS_BIAS, beit.INIT_VALUES)
+    assert off == (False, False, False, False)
+    assert (mobile.NAME, mobile.TIMM_BN) == ("mobilenetv3_large_100", False)
 
 
 STAGES = {
@@ -138,6 +167,15 @@ RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
         (ConvitOptions(CLASS_TOKEN_IN_LOCAL_LAYERS=True), "CLASS_TOKEN_IN_LOCAL_LAYERS: a class"),
         (ConvitOptions(N_GPSA_LAYERS=-1), "N_GPSA_LAYERS: expected 0 or more"),
         (ConvitOptions(LOCALITY_DIM=0), "LOCALITY_DIM: expected 1 or more"),
+        (BeitOptions(QK_SCALE=True), "QK_SCALE: expected a number"),
+        (BeitOptions(INIT_VALUES=True), "INIT_VALUES: expected a number above 0, or false; got Tr"),
+        (BeitOptions(INIT_VALUES=-0.1), "INIT_VALUES: expected a number above 0"),
+        (BeitOptions(DROPOUT_RATE=1.0), "DROPOUT_RATE: expected a rate"),
+        (BeitOptions(NUM_LAYERS=0), "NUM_LAYERS: expected 1 or more"),
+        (BeitOptions(NUM_HEADS=7), "NUM_HEADS: 7 heads do not divide HIDDEN_DIM 768"),
+        (BeitOptions(IMAGE_SIZE=225), "PATCH_SIZE: 16 does not divide IMAGE_SIZE 225"),
+        (MobileNetOptions(NAME="mobilenetv2_100"), "NAME: expected one of mobilenetv3_large_100"),
+        (MobileNetOptions(PRETRAINED=True), "PRETRAINED: weights are not downloaded; get the file"),
     ],
 )
 def test_what_cannot_be_built_is_told(made: Any, problem: str) -> None:

@@ -44,6 +44,20 @@ TRUNKS: list[dict[str, Any]] = [
         "CONVIT": {"N_GPSA_LAYERS": 1},
         "VISION_TRANSFORMERS": {**VIT, **DROPS},
     },
+    {
+        "NAME": "beit",
+        "BEIT": {
+            "IMAGE_SIZE": 32,
+            "NUM_LAYERS": 2,
+            "HIDDEN_DIM": 32,
+            "NUM_HEADS": 4,
+            "QKV_BIAS": True,
+            "USE_REL_POS_BIAS": True,
+            "USE_SHARED_REL_POS_BIAS": True,
+            "INIT_VALUES": 0.1,
+            **DROPS,
+        },
+    },
 ]
 PICTURES = [
     {"name": "ImgReplicatePil", "num_times": 2},

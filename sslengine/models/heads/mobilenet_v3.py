@@ -1,0 +1,73 @@
+"""What follows on a MobileNet v3: a wide layer, hard swish, dropout, classes.
+
+torchvision's and timm's differ in the names and shapes of their weights alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError
+from sslengine.registry import register_head
+
+
+class MobileNetHead(nn.Module, ABC):
+    def __init__(
+        self,
+        in_channels: int = 960,
+        mid_channels: int = 1280,
+        num_classes: int = 1000,
+        drop_out: float = 0.2,
+        with_bn: bool = False,
+    ) -> None:
+        """with_bn: batch norm in front."""
+        super().__init__()
+        self.in_channels = in_channels
+        self.channel_bn = nn.BatchNorm2d(in_channels) if with_bn else nn.Identity()
+        self.classifier = nn.Sequential(
+            *self._wide_layer(in_channels, mid_channels),
+            nn.Dropout(drop_out),
+            nn.Linear(mid_channels, num_classes),
+        )
+        for layer in self.classifier:
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.01)
+                nn.init.zeros_(layer.bias)
+
+    @abstractmethod
+    def _wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
+        """And what follows before dropout."""
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """N x C, or N x C x 1 x 1, becomes N x C x 1 x 1."""
+        if x.dim() == 2:
+            x = x[:, :, None, None]
+        if x.shape[1:] != (self.in_channels, 1, 1):
+            raise ConfigError(
+                f"config.MODEL.HEAD.PARAMS: a MobileNet head with in_channels {self.in_channels} "
+                f"got features of shape {tuple(x.shape)}; it takes N x {self.in_channels}."
+            )
+        normed: Tensor = self.channel_bn(x)
+        return normed
+
+
+@register_head("mobilenet_v3_head")
+class MobileNetV3Head(MobileNetHead):
+    def _wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Linear(inputs, outputs), nn.Hardswish()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self._normed(x).flatten(1))
+        return out
+
+
+@register_head("mobilenet_v3_head_timm")
+class TimmMobileNetV3Head(MobileNetHead):
+    def _wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, kernel_size=1), nn.Hardswish(), nn.Flatten()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self._normed(x))
+        return out
