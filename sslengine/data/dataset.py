@@ -91,7 +91,8 @@ class SSLDataset(Dataset[Sample]):
     @property
     def worker_modules(self) -> tuple[str, ...]:
         """That take long to import."""
-        return self.plan.backend.modules
+        sources = (type(each).__module__ for each in self.sources)
+        return (*self.plan.backend.modules, *dict.fromkeys(sources))
 
     @property
     def rows(self) -> Rows:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.utils.data
 
 from sslengine.data import current_sample
 from sslengine.data.loader import main_hidden, prepare_worker
@@ -51,7 +52,7 @@ def run(*names):
     transforms = [{"name": name} for name in names]
     split = SplitOptions(DATA_SOURCES=["synthetic"], DEFAULT_GRAY_IMG_SIZE=8, DATA_LIMIT=2,
                          LABEL_TYPE="zero", TRANSFORMS=transforms)
-    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=1)
+    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=1, AUGMENT_BACKEND="pil")
     feed = DataFeed(options, "TRAIN", training=True, seed=0)
     (batch,) = feed.batches()
     print(batch["marker"][0].tolist(), batch["heavy"][0].tolist(), list(batch["data"][0].shape))
@@ -139,7 +140,9 @@ def test_a_worker_that_dies_is_told_with_its_sample() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_workers_that_hang_end_the_run_and_are_gone() -> None:
+def test_workers_that_hang_end_the_run_and_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So long torch waits for each of them to end by itself, before it ends them.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     hanging = feed(2, TRANSFORMS=[probe("Hanging")], WORKER_TIMEOUT=1.0)
     batches = hanging.batches(0)
     workers = hanging._loader._loader._iterator._workers  # type: ignore[union-attr]
@@ -173,7 +176,7 @@ split = SplitOptions(
     DATA_SOURCES=["synthetic"], DATA_LIMIT=10000, DEFAULT_GRAY_IMG_SIZE=8,
     BATCHSIZE_PER_REPLICA=2, TRANSFORMS=[{"name": "ToTensor"}], LABEL_TYPE="zero",
 )
-options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=2)
+options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=2, AUGMENT_BACKEND="pil")
 for batch in DataFeed(options, "TRAIN", training=True, seed=0).batches():
     print("loading", flush=True)
     input()
