@@ -10,6 +10,7 @@ import pytest
 
 from sslengine.data.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
+from tools.perf_measurement import bench_paths
 from tools.perf_measurement.bench_paths import make_paths, processes, pss
 
 CONTEXT = multiprocessing.get_context("fork")
@@ -41,6 +42,25 @@ def test_memory_of_all_processes() -> None:
     event.set()
     child.join()
     assert child.pid not in processes()
+
+
+def test_what_other_programs_map_as_well_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    kib = {
+        1: [("library", "Rss:", 2048), ("library", "Pss:", 512)],
+        2: [
+            ("library", "Rss:", 1024),
+            ("library", "Pss:", 256),
+            ("own", "Rss:", 9),
+            ("own", "Pss:", 9),
+        ],
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(bench_paths, "processes", lambda: [1, 2])
+        patch.setattr(bench_paths, "mappings", kib.get)
+        assert bench_paths.lent() == (2048 - 512 - 256) / 1024
+    found = sum(value for _, key, value in bench_paths.mappings(os.getpid()) if key == "Pss:")
+    monkeypatch.setattr(bench_paths, "processes", lambda: [os.getpid()])
+    assert found / 1024 == pytest.approx(pss(), rel=0.1)
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@
 
 Makes a folder of a thousand small images and links to it, so that there are that many different
 paths, and loads batches of it in random order, as `disk_folder` and as `disk_filelist`. Memory is
-PSS (Linux): pages that several processes share are counted once. The same with a thousand files
-says what the processes take themselves. Each measurement has processes of its own.
+PSS (Linux): pages that several processes share are counted once; and those that they share with
+other programs count in full, which PSS alone would make less on a busier machine. The same with a
+thousand files says what the processes take themselves. Each measurement has processes of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -68,15 +70,44 @@ def processes() -> list[int]:
 
 
 def pss() -> float:
-    """MiB of all processes."""
-    total = 0
+    """MiB of all processes, less what `lent` says."""
+    while True:
+        found = processes()
+        total = sum(map(_pss_of, found))
+        # Pages of one that forked meanwhile were counted in full, and then in part once more.
+        if processes() == found:
+            return total / 1024
+
+
+def _pss_of(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def lent() -> float:
+    """MiB that PSS counts for other programs, which have the same libraries mapped: of each file
+    as much as one of our processes has is ours, at least."""
+    most, ours = Counter[str](), Counter[str]()
     for pid in processes():
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
+        rss = Counter[str]()
+        for name, key, kib in mappings(pid):
+            (rss if key == "Rss:" else ours)[name] += kib
+        most |= rss
+    return sum((most - ours).values()) / 1024
+
+
+def mappings(pid: int) -> Iterator[tuple[str, str, int]]:
+    """The file of each mapping with its "Rss:" and its "Pss:" in KiB."""
+    name = ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        key, *values = line.split()
+        if not key.endswith(":"):
+            name = values[4] if len(values) > 4 else ""
+        elif key in ("Rss:", "Pss:"):
+            yield name, key, int(values[0])
 
 
 class Watch(threading.Thread):
@@ -119,9 +150,10 @@ def measure(source: str, path: Path, workers: int, batches: int) -> str:
         pass
     watch.ended = True
     watch.join()
+    now, more = pss(), lent()
     text = (
         f"{source:14} {feed.num_samples:>10,} files: opened in {opened:6.1f} s; "
-        f"{max(watch.most, pss()):6.0f} MiB at most, {pss():6.0f} MiB while loading"
+        f"{max(watch.most, now) + more:6.0f} MiB at most, {now + more:6.0f} MiB while loading"
     )
     feed.close()
     return text
