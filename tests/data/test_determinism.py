@@ -42,7 +42,7 @@ VIEWS = [
 MASKED = [*VIEWS, {"name": "MaskedImageModeling", "patch_size": 2}]
 # Each back-end in another number of loader workers, and on another number of ranks: what one
 # of the two does, it does not do by looking at the other.
-WORKERS = {"pil": 1, "numba": 8, "device": 3}
+WORKERS = {"pil": 1, "numba": 8, "device": 2}
 RANKS = {"pil": 2, "numba": 4, "device": 4}
 SAMPLERS: dict[str, dict[str, Any]] = {
     "shuffled": {},

@@ -15,14 +15,13 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -55,7 +54,7 @@ def make_paths(root: Path, files: int) -> tuple[Path, Path]:
     return folder, root / "list.npy"
 
 
-def processes() -> list[int]:
+def processes(root: int) -> list[int]:
     """This one and all below it."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -63,75 +62,65 @@ def processes() -> list[int]:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found = [os.getpid()]
+    found = [root]
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid]
     return found
 
 
-def pss() -> float:
-    """MiB of all processes, less what `lent` says."""
+def memory(root: int) -> float:
+    """MiB of a process and all below it. What several of them share is counted once.
+
+    Of a library other programs may have pages mapped too, and PSS counts these in part for them:
+    so of each file as much is counted as one of our processes has, at least.
+    """
     while True:
-        found = processes()
-        total = sum(map(_pss_of, found))
+        found = processes(root)
+        ours, most = Counter[str](), Counter[str]()
+        for pid in found:
+            rss = Counter[str]()
+            for file, key, kib in mappings(pid):
+                (rss if key == "Rss:" else ours)[file] += kib
+            most |= rss
         # Pages of one that forked meanwhile were counted in full, and then in part once more.
-        if processes() == found:
-            return total / 1024
-
-
-def _pss_of(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-
-
-def lent() -> float:
-    """MiB that PSS counts for other programs, which have the same libraries mapped: of each file
-    as much as one of our processes has is ours, at least."""
-    most, ours = Counter[str](), Counter[str]()
-    for pid in processes():
-        rss = Counter[str]()
-        for name, key, kib in mappings(pid):
-            (rss if key == "Rss:" else ours)[name] += kib
-        most |= rss
-    return sum((most - ours).values()) / 1024
+        if processes(root) == found:
+            return sum((ours | most).values()) / 1024
 
 
 def mappings(pid: int) -> Iterator[tuple[str, str, int]]:
-    """The file of each mapping with its "Rss:" and its "Pss:" in KiB."""
-    name = ""
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        key, *values = line.split()
-        if not key.endswith(":"):
-            name = values[4] if len(values) > 4 else ""
-        elif key in ("Rss:", "Pss:"):
-            yield name, key, int(values[0])
+    """The file of each mapping with its "Rss:" and its "Pss:" in KiB. None, if it has ended."""
+    file = ""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            key, *values = line.split()
+            if not key.endswith(":"):
+                file = values[4] if len(values) > 4 else ""
+            elif key in ("Rss:", "Pss:"):
+                yield file, key, int(values[0])
 
 
-class Watch(threading.Thread):
-    """The most memory so far."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.most, self.ended = 0.0, False
-
-    def run(self) -> None:
-        while not self.ended:
-            self.most = max(self.most, pss())
-            time.sleep(0.5)
-
-
-def in_a_process_of_its_own(*arguments: Any) -> str:
-    """What `measure` says. After it, in the same process, some of its memory would still be held:
-    freed and not given back, or in cycles that the collector has not come to."""
+def measured(source: str, path: Path, workers: int, batches: int) -> str:
+    """By a process of its own: in one that has measured before, something of that would be left."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as one:
-        return one.submit(measure, *arguments).result()
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=load, args=(there, source, path, workers, batches))
+    process.start()
+    assert process.pid is not None
+    most = 0.0
+    while not here.poll(0.5):
+        assert process.is_alive(), f"loading {source} failed"
+        most = max(most, memory(process.pid))
+    samples, opened = here.recv()
+    now = memory(process.pid)
+    here.send("enough")
+    process.join()
+    return (
+        f"{source:14} {samples:>10,} files: opened in {opened:6.1f} s; "
+        f"{max(most, now):6.0f} MiB at most, {now:6.0f} MiB while loading"
+    )
 
 
-def measure(source: str, path: Path, workers: int, batches: int) -> str:
+def load(there: Connection, source: str, path: Path, workers: int, batches: int) -> None:
     assert catalog  # importing it declares all names
     split = SplitOptions(
         DATA_SOURCES=[source],
@@ -140,23 +129,15 @@ def measure(source: str, path: Path, workers: int, batches: int) -> str:
         BATCHSIZE_PER_REPLICA=BATCH,
         TRANSFORMS=[{"name": "ToTensor"}],
     )
-    watch = Watch()
-    watch.start()
     began = time.perf_counter()
     options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=workers)
     feed = DataFeed(options, "TRAIN", training=True, seed=0)
     opened = time.perf_counter() - began
     for _ in islice(feed.batches(), batches):
         pass
-    watch.ended = True
-    watch.join()
-    now, more = pss(), lent()
-    text = (
-        f"{source:14} {feed.num_samples:>10,} files: opened in {opened:6.1f} s; "
-        f"{max(watch.most, now) + more:6.0f} MiB at most, {now + more:6.0f} MiB while loading"
-    )
+    there.send((feed.num_samples, opened))
+    there.recv()
     feed.close()
-    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             time.sleep(3)  # what has just been changed is not kept
             for source, path in (("disk_folder", images), ("disk_filelist", paths)):
                 for start in ("first", "again"):
-                    told = in_a_process_of_its_own(source, path, options.workers, options.batches)
+                    told = measured(source, path, options.workers, options.batches)
                     print(start, told, flush=True)
 
 
