@@ -44,6 +44,8 @@ MASKED = [*VIEWS, {"name": "MaskedImageModeling", "patch_size": 2}]
 # of the two does, it does not do by looking at the other.
 WORKERS = {"pil": 1, "numba": 8, "device": 2}
 RANKS = {"pil": 2, "numba": 4, "device": 4}
+# A second of each worker. In that of Pillow it is enough.
+SLOW_TO_IMPORT = "huggingface_dataset"
 SAMPLERS: dict[str, dict[str, Any]] = {
     "shuffled": {},
     "in order": {"USE_DEBUGGING_SAMPLER": True},
@@ -157,6 +159,10 @@ def test_every_source_and_back_end_in_workers(
     every_source: Keys, expected: dict[int, list[Batch]], backend: str
 ) -> None:
     same(list(feed(every_source, backend=backend).batches(2)), expected[2])
+    if backend != "pil":
+        every_source = without(SLOW_TO_IMPORT, every_source)
+        alone = feed(every_source)
+        expected = {epoch: list(alone.batches(epoch)) for epoch in expected}
     some = feed(every_source, backend=backend, workers=WORKERS[backend])
     try:
         same(list(some.batches(2)), expected[2])
@@ -164,6 +170,13 @@ def test_every_source_and_back_end_in_workers(
         same(list(some.batches(0, 3)), expected[0][3:])
     finally:
         some.close()
+
+
+def without(name: str, keys: Keys) -> Keys:
+    """The keys of a split for all other sources."""
+    kept = [number for number, each in enumerate(keys["DATA_SOURCES"]) if each != name]
+    of_each = ("DATA_SOURCES", "DATA_PATHS", "DATASET_NAMES")
+    return keys | {key: [keys[key][number] for number in kept] for key in of_each}
 
 
 def test_every_source_and_back_end_on_ranks(
