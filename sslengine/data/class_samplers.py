@@ -32,17 +32,19 @@ class ClassBatchSampler(BatchSampler):
         world_size: int,
         seed: int,
         where: str,
-        steps: int,
     ) -> None:
         self._members = members_of_classes(labels, where)
-        self._batch, self._global = (
-            options.BATCHSIZE_PER_REPLICA,
-            options.BATCHSIZE_PER_REPLICA * world_size,
-        )
+        self._batch = options.BATCHSIZE_PER_REPLICA
+        self._global = self._batch * world_size
         self._world_size, self._rank, self._seed = world_size, rank, seed
+        steps = self._plan(options, where)
         if not steps:
             raise DataError(f"{where}: there are fewer samples than the {self._global} of a batch.")
         super().__init__([self._batch] * steps, [self._global] * steps)
+
+    @abstractmethod
+    def _plan(self, options: SplitOptions, where: str) -> int:
+        """Take what the sampler's own options say; how many steps an epoch has."""
 
     def _rows_of(self, epoch: int) -> Rows:
         def rows(step: int) -> list[int]:
@@ -72,27 +74,18 @@ class StratifiedBatchSampler(ClassBatchSampler):
     come as a, b, c, a, b, c, ...
     """
 
-    def __init__(
-        self,
-        labels: Sequence[Column],
-        options: SplitOptions,
-        rank: int,
-        world_size: int,
-        seed: int,
-        where: str,
-    ) -> None:
+    def _plan(self, options: SplitOptions, where: str) -> int:
         chosen = options.STRATIFIED_SAMPLER
-        steps = chosen.STEP_PER_EPOCH
-        super().__init__(labels, options, rank, world_size, seed, where, steps)
         self._per_rank = chosen.CLASSES_PER_BATCH
-        self._groups = world_size if chosen.UNIQUE_CLASSES else 1
+        self._groups = self._world_size if chosen.UNIQUE_CLASSES else 1
         self._at_once = self._per_rank * self._groups
         if self._at_once > len(self._members):
-            ranks = f", {self._per_rank} on each of {world_size} ranks" * (self._groups > 1)
+            ranks = f", {self._per_rank} on each of {self._groups} ranks" * (self._groups > 1)
             raise DataError(
                 f"{where}.STRATIFIED_SAMPLER: a batch is to hold {self._at_once} classes{ranks}; "
                 f"the data set has {len(self._members)}. Lower CLASSES_PER_BATCH."
             )
+        return chosen.STEP_PER_EPOCH
 
     def _global_batch(self, epoch: int, step: int, draw: Generator) -> Tensor:
         passed, place = divmod(step, len(self._members) // self._at_once)
@@ -113,26 +106,16 @@ class PowerLawBatchSampler(ClassBatchSampler):
     negative POWER a class has one proportional to the square root of its size.
     """
 
-    def __init__(
-        self,
-        labels: Sequence[Column],
-        options: SplitOptions,
-        rank: int,
-        world_size: int,
-        seed: int,
-        where: str,
-    ) -> None:
-        count = len(labels[0]) if labels else 0
-        steps = count // (options.BATCHSIZE_PER_REPLICA * world_size)
-        super().__init__(labels, options, rank, world_size, seed, where, steps)
+    def _plan(self, options: SplitOptions, where: str) -> int:
         sizes = torch.tensor([len(each) for each in self._members], dtype=torch.float64)
         power = options.POWER_LAW_SAMPLER.POWER
         if power < 0:
             self.chances = sizes.sqrt() / sizes.sqrt().sum()
         else:
             falling = torch.arange(1.0, len(sizes) + 1, dtype=torch.float64) ** -power
-            order = torch.randperm(len(sizes), generator=generator(b"classes", seed))
+            order = torch.randperm(len(sizes), generator=generator(b"classes", self._seed))
             self.chances = (falling / falling.sum())[order]
+        return int(sizes.sum()) // self._global
 
     def _global_batch(self, epoch: int, step: int, draw: Generator) -> Tensor:
         classes = torch.multinomial(self.chances, self._global, replacement=True, generator=draw)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
@@ -91,7 +92,8 @@ class SSLDataset(Dataset[Sample]):
     @property
     def worker_modules(self) -> tuple[str, ...]:
         """That take long to import."""
-        return self.plan.backend.modules
+        sources = (type(each).__module__ for each in self.sources)
+        return (*self.plan.backend.modules, *dict.fromkeys(sources))
 
     @property
     def rows(self) -> Rows:
@@ -99,9 +101,9 @@ class SSLDataset(Dataset[Sample]):
         return self._rows if isinstance(self._rows, range) else self._rows.array
 
     @property
-    def labels(self) -> list[Column]:
+    def labels(self) -> list[Column | range]:
         """The labels of all samples, for each source."""
-        return [column.array for column in self._labels]
+        return [each if isinstance(each, range) else each.array for each in self._labels]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -133,7 +135,7 @@ class SSLDataset(Dataset[Sample]):
             sample["data"].append(image)
             sample["data_valid"].append(valid)
             sample["data_idx"].append(index)
-            sample["label"].append(torch.tensor(label) if labels.ndim > 1 else int(label))
+            sample["label"].append(torch.tensor(label) if np.ndim(label) else int(label))
         return self.plan(sample)
 
     def read(self, source: DataSource, row: int) -> Any:

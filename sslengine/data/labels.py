@@ -46,7 +46,7 @@ def standard_labels(
 
 def label_columns(
     options: SplitOptions, split: str, standard: Sequence[Column], num_samples: int
-) -> list[Column]:
+) -> list[Column | range]:
     """The labels that samples carry; `standard` are those of the samples that are used."""
     count = len(options.DATA_SOURCES)
     if options.LABEL_TYPE == "standard":
@@ -57,14 +57,14 @@ def label_columns(
             )
         return list(standard)
     if options.LABEL_TYPE == "sample_index":
-        return [np.arange(num_samples, dtype=np.int32)] * count
+        return [range(num_samples)] * count
     return [np.zeros(num_samples, np.int32)] * count
 
 
-def shared(columns: Sequence[Column]) -> list[SharedArray]:
+def shared(columns: Sequence[Column | range]) -> list[SharedArray | range]:
     """The columns for all processes; a column that is there twice is kept once."""
-    kept = {id(column): SharedArray.of(column) for column in columns}
-    return [kept[id(column)] for column in columns]
+    kept = {id(each): each if isinstance(each, range) else SharedArray.of(each) for each in columns}
+    return [kept[id(each)] for each in columns]
 
 
 def _read(options: SplitOptions, split: str, position: int) -> Column:

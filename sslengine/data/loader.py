@@ -227,11 +227,12 @@ def _wait_at_most(seconds: float, iterator: Any, in_hand: Callable[[], str]) -> 
     """Let torch's iterator give up when no batch comes for so long.
 
     Its own timeout would do, did it not stop looking meanwhile whether a worker has died.
-    This asks for data in rounds of five seconds, as the iterator does without a timeout.
+    This asks for data in rounds of a second, where the iterator does in rounds of five: after
+    each it sees whether a worker has died.
     """
     ask, began = type(iterator)._try_get_data, None
 
-    def try_get_data(timeout: float = 5.0) -> tuple[bool, Any]:
+    def try_get_data(timeout: float = 1.0) -> tuple[bool, Any]:
         nonlocal began
         began = began or time.monotonic()
         done, data = ask(iterator, min(timeout, seconds))

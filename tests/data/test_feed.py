@@ -102,13 +102,9 @@ def pids(batches: list[Batch]) -> set[int]:
 
 
 def test_the_number_of_workers_changes_nothing(alone: DataFeed, three: DataFeed) -> None:
-    one = feed(1)
     for epoch in (0, 1):
-        expected = list(alone.batches(epoch))
-        assert equal(list(one.batches(epoch)), expected)
-        assert equal(list(three.batches(epoch)), expected)
+        assert equal(list(three.batches(epoch)), list(alone.batches(epoch)))
     assert not equal(list(alone.batches(0)), list(alone.batches(1)))
-    one.close()
 
 
 @pytest.mark.parametrize("collator", ["simclr_collator", "cutmixup_collator"])

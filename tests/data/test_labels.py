@@ -67,7 +67,7 @@ def test_label_types() -> None:
         )
         for kind in ("sample_index", "zero")
     }
-    assert [column.tolist() for column in kinds["sample_index"]] == [[0, 1, 2], [0, 1, 2]]
+    assert [list(column) for column in kinds["sample_index"]] == [[0, 1, 2], [0, 1, 2]]
     assert [column.tolist() for column in kinds["zero"]] == [[0, 0, 0], [0, 0, 0]]
     assert label_columns(SplitOptions(), "TRAIN", standard, 3) == standard
     with pytest.raises(DataError, match=r"TEST.LABEL_TYPE is standard, and there are no LABEL_SOU"):

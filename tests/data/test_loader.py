@@ -10,10 +10,12 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.utils.data
 
 from sslengine.data import current_sample
 from sslengine.data.loader import main_hidden, prepare_worker
@@ -40,6 +42,7 @@ class Holder:
 SCRIPT = """
 import sys
 import imported_by_the_script
+import sslengine.data.lean_torchvision  # half the time
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
 
@@ -47,40 +50,59 @@ class Own:
     def __call__(self, image):
         return image.crop((0, 0, 5, 5))
 
+kept = []
+
 def run(*names):
     transforms = [{"name": name} for name in names]
-    split = SplitOptions(DATA_SOURCES=["synthetic"], DEFAULT_GRAY_IMG_SIZE=8, DATA_LIMIT=2,
-                         LABEL_TYPE="zero", TRANSFORMS=transforms)
-    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=1)
+    split = SplitOptions(DATA_SOURCES=["synthetic"], DEFAULT_GRAY_IMG_SIZE=8, DATA_LIMIT=10000,
+                         LABEL_TYPE="zero", TRANSFORMS=transforms, BATCHSIZE_PER_REPLICA=2)
+    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=1, AUGMENT_BACKEND="pil")
     feed = DataFeed(options, "TRAIN", training=True, seed=0)
-    (batch,) = feed.batches()
-    print(batch["marker"][0].tolist(), batch["heavy"][0].tolist(), list(batch["data"][0].shape))
+    batches = feed.batches()
+    batch = next(batches)
+    kept.append((feed, batches))
+    print(batch["marker"][0].tolist(), batch["heavy"][0].tolist(), list(batch["data"][0].shape),
+          flush=True)
 
 if __name__ == "__main__":
     import __main__
     run("ToTensor", "tests.data.probes:ProcessProbe")
     run("__main__:Own", "ToTensor", "tests.data.probes:ProcessProbe")
+    input()
 """
 
 
-def test_a_worker_imports_the_script_only_if_it_needs_it(tmp_path: Path) -> None:
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run as a user runs it, in a session of its own."""
     (tmp_path / "imported_by_the_script.py").touch()
     (tmp_path / "script.py").write_text(SCRIPT)
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        # torch 2.6 leaves a temporary folder of its own to the end of the process.
-        [sys.executable, "-W", "error", "-W", "ignore:Implicitly cleaning:ResourceWarning",
-         tmp_path / "script.py"],
-        env={"PYTHONPATH": f"{root}:{tmp_path}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == [
-        "[0, 0] [0, 0] [2, 3, 8, 8]",
-        "[1, 1] [0, 0] [2, 3, 5, 5]",
-    ], done.stderr
-    assert done.stderr == ""
+    command = [sys.executable, "-W", "error", tmp_path / "script.py"]
+    with (tmp_path / "stderr").open("w") as stderr:
+        main = subprocess.Popen(
+            command, env={"PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+        )  # fmt: skip
+    yield main
+    for pid in _session(main.pid):
+        os.kill(pid, signal.SIGKILL)
+    main.communicate()
+
+
+def test_the_workers_of_a_script(script: subprocess.Popen[str], tmp_path: Path) -> None:
+    """One imports the script only if it needs it. They end with a main process that is killed."""
+    assert script.stdout is not None
+    told = [script.stdout.readline() for _ in range(2)]
+    stderr = (tmp_path / "stderr").read_text()
+    assert told == ["[0, 0] [0, 0] [2, 3, 8, 8]\n", "[1, 1] [0, 0] [2, 3, 5, 5]\n"], stderr
+    assert stderr == ""
+    assert len(_session(script.pid)) >= 4  # it, the server, two workers
+    script.kill()
+    script.wait()
+    deadline = time.monotonic() + 30
+    while left := _session(script.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def test_main_is_hidden_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +161,9 @@ def test_a_worker_that_dies_is_told_with_its_sample() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_workers_that_hang_end_the_run_and_are_gone() -> None:
+def test_workers_that_hang_end_the_run_and_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So long torch waits for each of them to end by itself, before it ends them.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     hanging = feed(2, TRANSFORMS=[probe("Hanging")], WORKER_TIMEOUT=1.0)
     batches = hanging.batches(0)
     workers = hanging._loader._loader._iterator._workers  # type: ignore[union-attr]
@@ -163,44 +187,6 @@ def test_what_cannot_be_sent_to_a_worker() -> None:
     with pytest.raises(DataError, match=r"cannot be sent to loader workers: .*hold no lambda"):
         feed(1, TRANSFORMS=[entry])
     assert feed(0, TRANSFORMS=[entry, TO_TENSOR]).num_samples == 22
-
-
-KILLED = """
-from sslengine.data.feed import DataFeed
-from sslengine.data.options import DataOptions, SplitOptions
-
-split = SplitOptions(
-    DATA_SOURCES=["synthetic"], DATA_LIMIT=10000, DEFAULT_GRAY_IMG_SIZE=8,
-    BATCHSIZE_PER_REPLICA=2, TRANSFORMS=[{"name": "ToTensor"}], LABEL_TYPE="zero",
-)
-options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=2)
-for batch in DataFeed(options, "TRAIN", training=True, seed=0).batches():
-    print("loading", flush=True)
-    input()
-"""
-
-
-def test_workers_end_with_a_main_process_that_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(KILLED)
-    root = str(Path(__file__).parents[2])
-    main = subprocess.Popen(
-        [sys.executable, tmp_path / "script.py"], env={"PYTHONPATH": root}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    try:
-        assert main.stdout is not None
-        assert main.stdout.readline() == "loading\n"
-        assert len(_session(main.pid)) >= 4  # it, the server, two workers
-        main.kill()
-        main.wait()
-        deadline = time.monotonic() + 30
-        while left := _session(main.pid):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
-    finally:
-        for pid in _session(main.pid):
-            os.kill(pid, signal.SIGKILL)
-        main.communicate()
 
 
 def _session(leader: int) -> list[int]:

@@ -10,7 +10,8 @@ import pytest
 
 from sslengine.data.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
-from tools.perf_measurement.bench_paths import make_paths, processes, pss
+from tools.perf_measurement import bench_paths
+from tools.perf_measurement.bench_paths import make_paths, mappings, memory, processes
 
 CONTEXT = multiprocessing.get_context("fork")
 SOURCES = ("disk_folder", "disk_filelist")
@@ -30,17 +31,39 @@ def test_the_paths_are_those_of_images(tmp_path: Path) -> None:
 
 
 def test_memory_of_all_processes() -> None:
-    event = CONTEXT.Event()
-    before, alone = set(processes()), pss()
+    event, here = CONTEXT.Event(), os.getpid()
+    before, alone = set(processes(here)), memory(here)
     child = CONTEXT.Process(target=event.wait)
     child.start()
-    assert os.getpid() in before
-    assert set(processes()) - before == {child.pid}
+    assert here in before
+    assert set(processes(here)) - before == {child.pid}
     # Pages that both share are counted once.
-    assert pss() < 1.5 * alone + 50
+    assert memory(here) < 1.5 * alone + 50
     event.set()
     child.join()
-    assert child.pid not in processes()
+    assert child.pid not in processes(here)
+
+
+def test_a_file_that_other_programs_map_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    kib = {
+        1: [("library", "Rss:", 2048), ("library", "Pss:", 512)],
+        2: [
+            ("library", "Rss:", 1024),
+            ("library", "Pss:", 256),
+            ("", "Rss:", 1024),
+            ("", "Pss:", 512),
+        ],
+        3: [("", "Rss:", 1024), ("", "Pss:", 512)],
+    }
+    monkeypatch.setattr(bench_paths, "processes", lambda root: [1, 2, 3])
+    monkeypatch.setattr(bench_paths, "mappings", kib.get)
+    assert memory(1) == 2 + 1
+
+
+def test_mappings_are_what_the_kernel_sums_up() -> None:
+    found = sum(kib for _, key, kib in mappings(os.getpid()) if key == "Pss:")
+    told = Path("/proc/self/smaps_rollup").read_text().split("Pss:")[1].split()[0]
+    assert found == pytest.approx(int(told), rel=0.1)
 
 
 @pytest.mark.slow

@@ -4,19 +4,23 @@
 
 Makes a folder of a thousand small images and links to it, so that there are that many different
 paths, and loads batches of it in random order, as `disk_folder` and as `disk_filelist`. Memory is
-PSS (Linux): pages that several processes share are counted once. The same with a thousand files
-says what the processes take themselves. Each measurement has processes of its own.
+PSS (Linux): pages that several processes share are counted once; and those that they share with
+other programs count in full, which PSS alone would make less on a busier machine. The same with a
+thousand files says what the processes take themselves. Each measurement has processes of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +54,7 @@ def make_paths(root: Path, files: int) -> tuple[Path, Path]:
     return folder, root / "list.npy"
 
 
-def processes() -> list[int]:
+def processes(root: int) -> list[int]:
     """This one and all below it."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -58,38 +62,66 @@ def processes() -> list[int]:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found = [os.getpid()]
+    found = [root]
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid]
     return found
 
 
-def pss() -> float:
-    """MiB of all processes."""
-    total = 0
-    for pid in processes():
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
+def memory(root: int) -> float:
+    """MiB of a process and all below it. What several of them share is counted once.
+
+    Of a library other programs may have pages mapped too, and PSS counts these in part for them:
+    so of each file as much is counted as one of our processes has, at least.
+    """
+    while True:
+        found = processes(root)
+        ours, most = Counter[str](), Counter[str]()
+        for pid in found:
+            rss = Counter[str]()
+            for file, key, kib in mappings(pid):
+                (rss if key == "Rss:" else ours)[file] += kib
+            most |= rss
+        # Pages of one that forked meanwhile were counted in full, and then in part once more.
+        if processes(root) == found:
+            return sum((ours | most).values()) / 1024
 
 
-class Watch(threading.Thread):
-    """The most memory so far."""
+def mappings(pid: int) -> Iterator[tuple[str, str, int]]:
+    """The file of each mapping with its "Rss:" and its "Pss:" in KiB. None, if it has ended."""
+    file = ""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            key, *values = line.split()
+            if not key.endswith(":"):
+                file = values[4] if len(values) > 4 else ""
+            elif key in ("Rss:", "Pss:"):
+                yield file, key, int(values[0])
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.most, self.ended = 0.0, False
 
-    def run(self) -> None:
-        while not self.ended:
-            self.most = max(self.most, pss())
-            time.sleep(0.5)
+def measured(source: str, path: Path, workers: int, batches: int) -> str:
+    """By a process of its own: in one that has measured before, something of that would be left."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=load, args=(there, source, path, workers, batches))
+    process.start()
+    assert process.pid is not None
+    most = 0.0
+    while not here.poll(0.5):
+        assert process.is_alive(), f"loading {source} failed"
+        most = max(most, memory(process.pid))
+    samples, opened = here.recv()
+    now = memory(process.pid)
+    here.send("enough")
+    process.join()
+    return (
+        f"{source:14} {samples:>10,} files: opened in {opened:6.1f} s; "
+        f"{max(most, now):6.0f} MiB at most, {now:6.0f} MiB while loading"
+    )
 
 
-def measure(source: str, path: Path, workers: int, batches: int) -> str:
+def load(there: Connection, source: str, path: Path, workers: int, batches: int) -> None:
+    assert catalog  # importing it declares all names
     split = SplitOptions(
         DATA_SOURCES=[source],
         DATA_PATHS=[str(path)],
@@ -97,26 +129,18 @@ def measure(source: str, path: Path, workers: int, batches: int) -> str:
         BATCHSIZE_PER_REPLICA=BATCH,
         TRANSFORMS=[{"name": "ToTensor"}],
     )
-    watch = Watch()
-    watch.start()
     began = time.perf_counter()
     options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=workers)
     feed = DataFeed(options, "TRAIN", training=True, seed=0)
     opened = time.perf_counter() - began
     for _ in islice(feed.batches(), batches):
         pass
-    watch.ended = True
-    watch.join()
-    text = (
-        f"{source:14} {feed.num_samples:>10,} files: opened in {opened:6.1f} s; "
-        f"{max(watch.most, pss()):6.0f} MiB at most, {pss():6.0f} MiB while loading"
-    )
+    there.send((feed.num_samples, opened))
+    there.recv()
     feed.close()
-    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    assert catalog  # importing it declares all names
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -133,9 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             time.sleep(3)  # what has just been changed is not kept
             for source, path in (("disk_folder", images), ("disk_filelist", paths)):
                 for start in ("first", "again"):
-                    print(
-                        start, measure(source, path, options.workers, options.batches), flush=True
-                    )
+                    told = measured(source, path, options.workers, options.batches)
+                    print(start, told, flush=True)
 
 
 if __name__ == "__main__":

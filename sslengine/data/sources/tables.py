@@ -70,7 +70,7 @@ class TableSource(ListedFiles):
             arrays = path_arrays(by_folder(self._paths_of(rows(columns), classes)))
         except UnicodeDecodeError as error:
             raise DataError(f"{self.where}: {self._list} is not text in UTF-8: {error}") from error
-        return Found({**arrays, **classes.arrays()}, [marked], len(arrays["folder_of"]))
+        return Found({**arrays, **classes.arrays()}, [marked], len(arrays["kind_of"]))
 
     def _columns(self, names: Sequence[str]) -> list[int]:
         image = self._column(names, self._wanted[0], IMAGE_NAMES, "IMAGE_COLUMN")

@@ -1,0 +1,124 @@
+"""A small data set for each source there is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from extra_scripts.make_image_cache import Copies, write_part
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources import shapes, synthetic
+from sslengine.data.sources.disk import FolderSource
+from sslengine.data.sources.image_cache import MANIFEST
+from tests.data.pictures import write_picture
+from tests.data.sources.test_hugging_face import rows
+from tests.data.sources.test_tar_shards import png, write_shard
+from tests.data.sources.test_torchvision_sets import write_mnist
+
+COUNT = 32
+
+
+def names(root: Path) -> list[str]:
+    return [str(write_picture(root / "img" / f"{n % 3}" / f"{n:02}.png", n)) for n in range(COUNT)]
+
+
+def folder(root: Path) -> Path:
+    names(root)
+    return root / "img"
+
+
+def file_list(root: Path) -> Path:
+    np.save(root / "list.npy", np.array(names(root)))
+    return root / "list.npy"
+
+
+def table(root: Path) -> Path:
+    lines = [f"{name},{number % 3}" for number, name in enumerate(names(root))]
+    (root / "list.csv").write_text("\n".join(["path,label", *lines]))
+    return root / "list.csv"
+
+
+def shards(root: Path) -> Path:
+    for shard in range(3):
+        members = {}
+        for number in range(shard, COUNT, 3):
+            members |= {f"{number:02}.png": png(number), f"{number:02}.cls": b"%d" % (number % 3)}
+        write_shard(root / "shards" / f"{shard}.tar", members)
+    return root / "shards"
+
+
+def regions(root: Path) -> Path:
+    entries = [{"path": name, "bbox": [0, 0, 8, 8]} for name in names(root)]
+    (root / "boxes.json").write_text(json.dumps(entries))
+    return root / "boxes.json"
+
+
+def image_cache(root: Path) -> Path:
+    source = FolderSource(SplitOptions(DATA_PATHS=[str(folder(root))]), "TRAIN")
+    (root / "cache").mkdir()
+    write_part(source, root / "cache", Copies(256, 0), 0)
+    np.save(root / "cache" / "labels.npy", source.labels())
+    told = {"version": 1, "of": "", "changes": "", "images": COUNT, "images_in_a_part": 1000}
+    told |= {"not_resized": 0, "unreadable": 0}
+    (root / "cache" / MANIFEST).write_text(json.dumps(told))
+    return root / "cache"
+
+
+def hugging_face(root: Path) -> Path:
+    datasets = importlib.import_module("datasets")
+    rows(datasets, list(range(COUNT))).save_to_disk(str(root / "rows"))
+    return root / "rows"
+
+
+def mnist(root: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (COUNT, 28, 28), np.uint8)
+    for part in ("train", "t10k"):
+        write_mnist(root, part, pixels, np.arange(COUNT, dtype=np.uint8) % 10)
+    return root
+
+
+# Files, all of them with the pictures 0 to COUNT - 1.
+OF_PICTURES: dict[str, Callable[[Path], Path]] = {
+    "disk_folder": folder,
+    "disk_filelist": file_list,
+    "csv_filelist": table,
+    "webdataset": shards,
+    "disk_roi_annotations": regions,
+    "image_cache": image_cache,
+    "huggingface_dataset": hugging_face,
+}
+DRAWN = ("shapes", "upright_shapes", "synthetic")
+EVERY = (*OF_PICTURES, "torchvision_dataset", *DRAWN)
+INSTALLED = [each for each in EVERY if each != "huggingface_dataset" or find_spec("datasets")]
+
+
+def all_at_once(root: Path) -> dict[str, Any]:
+    """Keys of a split whose samples have an image of each source."""
+    files = {**OF_PICTURES, "torchvision_dataset": mnist}
+    paths = []
+    for name in INSTALLED:
+        (root / name).mkdir()
+        paths.append(str(files[name](root / name)) if name in files else "")
+    return {
+        "DATA_SOURCES": INSTALLED,
+        "DATA_PATHS": paths,
+        "DATASET_NAMES": ["MNIST" if each == "torchvision_dataset" else "" for each in INSTALLED],
+        "RANDOM_SYNTHETIC_IMAGES": True,
+    }
+
+
+@contextmanager
+def all_of_one_length() -> Iterator[None]:
+    """Sources that draw images have as many as the others; whoever opened them keeps to that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(shapes.DEFAULT_LENGTHS, "TRAIN", COUNT)
+        patch.setattr(synthetic, "DEFAULT_LENGTH", COUNT)
+        yield
