@@ -28,6 +28,9 @@ HEAVY = (
 )
 
 
+LEFT_TO_MAIN = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
 class ProcessProbe:
     """Adds to the sample: the process, its threads, its signals, and what it has imported."""
 
@@ -36,7 +39,10 @@ class ProcessProbe:
             "data": image,
             "pid": os.getpid(),
             "threads": torch.get_num_threads(),
-            "ignores_interrupt": int(signal.getsignal(signal.SIGINT) == signal.SIG_IGN),
+            "ignored": sum(signal.getsignal(each) == signal.SIG_IGN for each in LEFT_TO_MAIN),
+            "waits_for_sigterm": int(
+                signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            ),
             "heavy": sum(name in sys.modules for name in HEAVY),
             "marker": int("imported_by_the_script" in sys.modules),
         }

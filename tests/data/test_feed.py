@@ -22,6 +22,7 @@ from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.errors import DataError
 from sslengine.registry import COLLATORS
 from tests.data.pictures import picture, write_tree
+from tests.data.probes import LEFT_TO_MAIN
 
 SIMCLR = [
     {"name": "ImgReplicatePil"},
@@ -33,7 +34,7 @@ SIMCLR = [
     {"name": "ToTensor"},
     {"name": "Normalize", "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]},
 ]
-PROBED = ("pid", "threads", "ignores_interrupt", "heavy", "marker")
+PROBED = ("pid", "threads", "ignored", "waits_for_sigterm", "heavy", "marker")
 
 
 def feed(workers: int = 0, *, training: bool = True, seed: int = 3, **keys: Any) -> DataFeed:
@@ -132,7 +133,8 @@ def test_workers_start_once_and_for_good(three: DataFeed) -> None:
 def test_a_worker_is_light(three: DataFeed) -> None:
     for batch in three.batches(0):
         assert batch["threads"][0].unique().tolist() == [1]
-        assert batch["ignores_interrupt"][0].unique().tolist() == [1]
+        assert batch["ignored"][0].unique().tolist() == [len(LEFT_TO_MAIN)]
+        assert batch["waits_for_sigterm"][0].unique().tolist() == [1]
         assert batch["heavy"][0].unique().tolist() == [0]
 
 

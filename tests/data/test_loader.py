@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import types
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 import pytest
 import torch.utils.data
 
-from sslengine.data import current_sample
-from sslengine.data.loader import main_hidden, prepare_worker
+from sslengine.data.loader import main_hidden
 from sslengine.errors import DataError
 from tests.data.test_feed import feed
 
@@ -114,23 +112,6 @@ def test_main_is_hidden_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with main_hidden():
         assert not any(key in multiprocessing.spawn.get_preparation_data("child") for key in told)
     assert sys.modules["__main__"] is script
-
-
-def test_signals_are_left_to_the_main_process() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        with warnings.catch_warnings():
-            signal.signal(signal.SIGTERM, lambda *_: None)
-            prepare_worker(0, main=os.getpid(), places=current_sample.table(1))
-        assert [signal.getsignal(number) for number in numbers] == [
-            signal.SIG_IGN,
-            signal.SIG_DFL,
-            *[signal.SIG_IGN] * 3,
-        ]
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
