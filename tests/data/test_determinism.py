@@ -42,7 +42,8 @@ VIEWS = [
 MASKED = [*VIEWS, {"name": "MaskedImageModeling", "patch_size": 2}]
 # Each back-end in another number of loader workers, and on another number of ranks: what one
 # of the two does, it does not do by looking at the other.
-WORKERS = {"pil": 1, "numba": 8, "device": 2}
+# The one with the most is the first: the server that workers are forked from imports what it needs.
+WORKERS = {"numba": 8, "pil": 1, "device": 2}
 RANKS = {"pil": 2, "numba": 4, "device": 4}
 # A second of each worker. In that of Pillow it is enough.
 SLOW_TO_IMPORT = "huggingface_dataset"
