@@ -168,8 +168,8 @@ def parse(arguments: Sequence[str]) -> list[Override]:
     except HydraException as error:
         detail = str(error).splitlines()[0]
         raise ConfigError(
-            f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that holds spaces or "
-            f"commas: \"config.CHECKPOINT.DIR='my dir'\"."
+            f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that holds spaces, "
+            f"commas or braces: \"config.CHECKPOINT.DIR='my dir'\"."
         ) from error
     return list(overrides)
 

@@ -167,6 +167,8 @@ class _Writer:
         except (OmegaConfBaseException, IndexError) as error:
             expected = _expected(node, key)
             detail = f"expected {expected}, got {value!r}"
+            if expected == "list[str]" and isinstance(value, str):
+                detail += f". Write [{value}]"
             if not expected:
                 detail = str(error).split("\n")[0]
             if isinstance(error, UnsupportedValueType):

@@ -94,7 +94,11 @@ class DataFeed:
         )
         self._overlap = options.ENABLE_ASYNC_GPU_COPY
         self._invalid = InvalidSamples(
-            self.where, chosen.MAX_INVALID_SHARE, len(self.dataset), self.dataset.why_unreadable
+            self.where,
+            chosen.MAX_INVALID_SHARE,
+            len(self.dataset),
+            self.dataset.name,
+            self.dataset.why_unreadable,
         )
 
     @property
@@ -167,3 +171,4 @@ class DataFeed:
             for valid, index in zip(batch.get("data_valid", ()), batch.get("data_idx", ())):
                 self._invalid.note(valid.numpy() > 0, index.numpy())
             yield batch
+        self._invalid.tell_count()

@@ -215,7 +215,7 @@ def test_closing_stops_the_workers() -> None:
         time.sleep(0.01)
 
 
-def test_unreadable_images_are_marked_counted_and_told_once(
+def test_unreadable_images_are_marked_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tree(tmp_path, *(f"{number}.png" for number in range(6)))
@@ -237,9 +237,10 @@ def test_unreadable_images_are_marked_counted_and_told_once(
     pixels = (first["data"][0][1] * 255).permute(1, 2, 0).numpy()
     np.testing.assert_array_equal(pixels, np.asarray(picture(1)))
     assert some.unreadable == {2, 5}
-    (record,) = caplog.records
+    record, count = caplog.records
     assert "config.DATA.TRAIN: cannot read" in record.message
     assert "2.png (UnidentifiedImageError: the file is empty)" in record.message
+    assert "2 of 6 samples could not be read so far" in count.message
 
 
 @pytest.mark.parametrize("broken", [1, 30, 59])
