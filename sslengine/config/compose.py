@@ -253,6 +253,11 @@ def _missing_file(loader: ConfigLoaderImpl, groups: list[str], error: HydraExcep
                 if source.scheme() in ("file", "group")
             )
             return f"{group}: there is no such config file. {hint}\n  Looked in: {places}"
+    if "appears more than once" in str(error):
+        return (
+            f"{', '.join(groups)}: config=... names one file. What comes on top of it lies in a "
+            f"folder below configs/: +config/FOLDER=FILE."
+        )
     return str(error)
 
 

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sslengine.checkpoint import files
 from sslengine.checkpoint.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
@@ -35,6 +34,7 @@ from sslengine.engines.features import (
     layers_of,
     ordered_feed,
     pixels,
+    trained_weights,
 )
 from sslengine.engines.run import Run
 from sslengine.errors import CheckpointError, ConfigError
@@ -81,8 +81,7 @@ def evaluate(run: Run) -> None:
 
 
 def _weights(run: Run) -> Path:
-    given = read(run.config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE
-    path = Path(given) if given else run.run_dir / "checkpoints" / files.POINTER
+    path = trained_weights(run.config, run.run_dir)
     if not path.exists():
         raise CheckpointError(
             f"there are no trained weights at {path}. Train first, with the same config=..., or "
