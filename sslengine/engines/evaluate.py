@@ -107,6 +107,9 @@ class _Judge:
         self.probe = read(run.config, LinearProbeOptions)
 
     def __call__(self, name: str, compute: Callable[[Any], dict[str, Tensor]]) -> list[Score]:
+        if is_primary():  # it may take minutes
+            images = " and ".join(str(feed.num_samples) for feed in self.feeds.values())
+            self.run.console.print(f"judging {images} images: {name}")
         train, test = (self._features(split, compute) for split in ("TRAIN", "TEST"))
         if not is_primary():
             return []

@@ -224,7 +224,8 @@ def test_unreadable_images_are_marked_and_told(
     some = folder_feed(tmp_path, DEFAULT_GRAY_IMG_SIZE=8)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            (first, second) = some.batches(0)
+            batches = some.batches(0)
+            first, second = next(batches), next(batches)
     assert first["data_valid"][0].tolist() + second["data_valid"][0].tolist() == [
         1,
         1,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sslengine.launch.cli import main, resolve_all
+from sslengine.launch.cli import INTERRUPTED, main, resolve_all
 from tests.config.recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,3 +161,14 @@ def test_an_error_of_one_rank_reaches_the_screen_once(project: Path) -> None:
     assert "fewer than the global batch of 8" in done.stderr
     assert done.stderr.count("fewer than the global batch") == 1, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_ctrl_c_before_there_is_anything_to_save(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sslengine.launch.local.run_rank", interrupted)
+    assert main(["config=tiny"]) == INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
