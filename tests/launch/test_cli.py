@@ -166,7 +166,7 @@ def test_an_error_of_one_rank_reaches_the_screen_once(project: Path) -> None:
 def test_ctrl_c_before_there_is_anything_to_save(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sslengine.launch.local.run_rank", interrupted)
