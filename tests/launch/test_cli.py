@@ -57,6 +57,7 @@ def test_show_prints_the_config_and_writes_nothing(
     ("arguments", "message"),
     [
         (["config=tyni"], "config=tyni: there is no such config file. Did you mean 'tiny'"),
+        (["config=tiny", "SEED_VALUE=1"], "SEED_VALUE: unknown key. Did you mean 'config.SEED_V"),
         (["config=tiny", "config.SEED=1"], "config.SEED: unknown key. Did you mean 'SEED_VALUE'"),
         ([], "no config was named"),
         (["config=tiny", "--config-dir", "nowhere"], "there is no such folder"),
