@@ -66,6 +66,7 @@ class Subject:
     options: SplitOptions
     dataset: SSLDataset
     pipeline: Pipeline
+    readable: list[int]  # of the data set; so many of them as are looked at
     note: str = ""  # where the images come from, if not from where the config says
 
     @property
@@ -74,7 +75,7 @@ class Subject:
 
     def sample(self, number: int, read: Callable[[DataSource, int], Any]) -> Sample:
         """As it comes to the TRANSFORMS; `number` may go round and round."""
-        index = number % len(self.dataset)
+        index = self.readable[number % len(self.readable)]
         row, sources = int(self.dataset.rows[index]), self.dataset.sources
         rest = {"data_valid": 1, "data_idx": index, "label": 0}
         return {
@@ -99,13 +100,35 @@ def open_subject(data: DataOptions, split: str, folder: Path, count: int) -> Sub
     )
     try:
         dataset = opened(options)
-        dataset.sources[0].image(int(dataset.rows[0]))
+        readable, note = find_readable(dataset, count)
     except (SSLEngineError, OSError) as error:
         write_jpegs(folder, count)
         why = str(error).partition("\n")[0]
         note = f"generated JPEGs of {WIDTH} x {HEIGHT}, for the config's cannot be read: {why}"
-        return Subject(options, opened(_generated(options, folder)), pipeline, note)
-    return Subject(options, dataset, pipeline)
+        dataset = opened(_generated(options, folder))
+        return Subject(options, dataset, pipeline, list(range(len(dataset))), note)
+    return Subject(options, dataset, pipeline, readable, note)
+
+
+def find_readable(dataset: SSLDataset, count: int) -> tuple[list[int], str]:
+    """The first images that can be read, and what is said of those that cannot."""
+    found: list[int] = []
+    broken: list[int] = []
+    for index in range(len(dataset)):
+        row = int(dataset.rows[index])
+        try:
+            for source in dataset.sources:
+                source.image(row)
+        except Exception:  # whatever a decoder may raise
+            broken.append(index)
+        else:
+            found.append(index)
+        if len(found) == count or (not found and len(broken) == count):
+            break
+    if not found:
+        raise DataError(f"none of the first {len(broken)}, {dataset.why_unreadable(broken[0])}")
+    left_out = f"{len(broken)} that cannot be read are left out, the first is "
+    return found, left_out + dataset.why_unreadable(broken[0]) if broken else ""
 
 
 def _generated(options: SplitOptions, folder: Path) -> SplitOptions:

@@ -168,8 +168,8 @@ def parse(arguments: Sequence[str]) -> list[Override]:
     except HydraException as error:
         detail = str(error).splitlines()[0]
         raise ConfigError(
-            f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that holds spaces or "
-            f"commas: \"config.CHECKPOINT.DIR='my dir'\"."
+            f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that holds spaces, "
+            f"commas or braces: \"config.CHECKPOINT.DIR='my dir'\"."
         ) from error
     return list(overrides)
 
@@ -253,6 +253,11 @@ def _missing_file(loader: ConfigLoaderImpl, groups: list[str], error: HydraExcep
                 if source.scheme() in ("file", "group")
             )
             return f"{group}: there is no such config file. {hint}\n  Looked in: {places}"
+    if "appears more than once" in str(error):
+        return (
+            f"{', '.join(groups)}: config=... names one file. What comes on top of it lies in a "
+            f"folder below configs/: +config/FOLDER=FILE."
+        )
     return str(error)
 
 

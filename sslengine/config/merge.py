@@ -167,6 +167,8 @@ class _Writer:
         except (OmegaConfBaseException, IndexError) as error:
             expected = _expected(node, key)
             detail = f"expected {expected}, got {value!r}"
+            if expected == "list[str]" and isinstance(value, str):
+                detail += f". Write [{value}]"
             if not expected:
                 detail = str(error).split("\n")[0]
             if isinstance(error, UnsupportedValueType):
@@ -185,7 +187,13 @@ class _Writer:
         if key in ignored:
             self.merged.warnings.append(f"{path} has no effect: {ignored[key]} ({origin})")
             return False
-        if node is self.merged.root and key in node.config:
+        beside = node is self.merged.root and key in node.config
+        if beside and origin == COMMAND_LINE:  # files of VISSL have such keys
+            self.merged.problems.append(
+                f"{path}: unknown key. Did you mean 'config.{path}'? Set by {origin}."
+            )
+            return False
+        if beside:
             self.merged.warnings.append(
                 f"{key} has no effect: it stands beside `config`, not in it ({origin})"
             )

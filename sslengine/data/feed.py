@@ -94,7 +94,11 @@ class DataFeed:
         )
         self._overlap = options.ENABLE_ASYNC_GPU_COPY
         self._invalid = InvalidSamples(
-            self.where, chosen.MAX_INVALID_SHARE, len(self.dataset), self.dataset.why_unreadable
+            self.where,
+            chosen.MAX_INVALID_SHARE,
+            len(self.dataset),
+            self.dataset.name,
+            self.dataset.why_unreadable,
         )
 
     @property
@@ -125,7 +129,8 @@ class DataFeed:
         a new one ends the one before.
         """
         self._sampler.set_window(epoch, first_step, last_step)
-        batches = self._watch(self._loader.batches())
+        end = self.steps_per_epoch if last_step is None else last_step
+        batches = self._watch(self._loader.batches(), end - first_step)
         return on_device(batches, self.device, self._overlap, self._arrival)
 
     @property
@@ -158,12 +163,14 @@ class DataFeed:
                 self.where,
             )
 
-    def _watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _watch(self, batches: Iterator[Batch], steps: int) -> Iterator[Batch]:
         """Take note of unreadable images, while the batch is on the host."""
-        for batch in batches:
+        for step, batch in enumerate(batches, 1):
             if not isinstance(batch, dict):  # a collator of one's own may make anything
                 yield batch
                 continue
             for valid, index in zip(batch.get("data_valid", ()), batch.get("data_idx", ())):
                 self._invalid.note(valid.numpy() > 0, index.numpy())
+            if step == steps:  # now: who has them all does not ask for another one
+                self._invalid.tell_count()
             yield batch

@@ -1,4 +1,5 @@
-"""Samples that could not be read: told once, counted, and too many of them end the run."""
+"""Samples that could not be read: the first is told, others are logged and counted, and too many
+of them end the run."""
 
 from __future__ import annotations
 
@@ -15,18 +16,25 @@ logger = logging.getLogger(__name__)
 
 # The share is that of so many views: the latest, and no fewer than the first number.
 FEWEST, LATEST = 100, 2000
+NAMED = 1000  # in the log, at most
 
 
 class InvalidSamples:
     """Those of one split, on one rank."""
 
     def __init__(
-        self, where: str, max_share: float, num_samples: int, why: Callable[[int], str]
+        self,
+        where: str,
+        max_share: float,
+        num_samples: int,
+        name: Callable[[int], str],
+        why: Callable[[int], str],
     ) -> None:
-        """why: the file of a sample and what is wrong with it."""
-        self._where, self._max_share, self._why = where, max_share, why
+        """name: what to call a sample. why: the same and what is wrong with it, which reads it."""
+        self._where, self._max_share, self._name, self._why = where, max_share, name, why
         self._num_samples = num_samples
         self.samples: set[int] = set()
+        self._told = 1  # how many of them the user knows of; the first has a message of its own
         self._one_was_valid = False
         self._batches: deque[tuple[int, int]] = deque()
         self._seen = self._invalid = 0  # in these batches
@@ -41,12 +49,27 @@ class InvalidSamples:
         if not self.samples:
             logger.warning(
                 "%s: cannot read %s. A grey image with data_valid -1 stands for it; "
-                "further such images are counted, not told.",
+                "further such images are counted, and the log names them.",
                 self._where,
                 self._why(bad[0]),
             )
-        self.samples.update(bad)
+            self.samples.add(bad[0])
+        for sample in sorted(set(bad) - self.samples):
+            if len(self.samples) < NAMED:
+                logger.info("%s: cannot read %s either", self._where, self._name(sample))
+            self.samples.add(sample)
         self._stop_if_too_many(bad[0])
+
+    def tell_count(self) -> None:
+        """After a pass over the data: if there are more of them than was told before."""
+        if len(self.samples) > self._told:
+            self._told = len(self.samples)
+            logger.warning(
+                "%s: %d of %d samples could not be read so far; the log names them.",
+                self._where,
+                self._told,
+                self._num_samples,
+            )
 
     def _count(self, invalid: int, seen: int) -> None:
         self._batches.append((invalid, seen))

@@ -36,9 +36,10 @@ def standard_labels(
         from_file = name == "disk_filelist"
         labels = _read(options, split, position) if from_file else source.labels()
         if len(labels) != len(source):
+            file = f" in {label_path(options, split, position).path}" if from_file else ""
             raise DataError(
-                f"config.DATA.{split}.LABEL_SOURCES.{position}: there are {len(labels)} labels "
-                f"for {len(source)} images."
+                f"config.DATA.{split}.LABEL_SOURCES.{position}: there are {len(labels)} labels"
+                f"{file} for {len(source)} images; expected one for each."
             )
         columns.append(labels)
     return columns

@@ -24,7 +24,9 @@ def choose_rows(options: SplitOptions, split: str, total: int, labels: Column | 
         return range(total)
     if limit + skip > total:
         skipped = f" after {skip} skipped ones" if skip else ""
-        raise DataError(f"{where}: asks for {limit} samples{skipped}; the data set has {total}.")
+        raise DataError(
+            f"{where}: asks for {limit} samples{skipped}; the data set has {total}. -1 takes all."
+        )
     draw = np.random.RandomState(options.DATA_LIMIT_SAMPLING.SEED)
     if not options.DATA_LIMIT_SAMPLING.IS_BALANCED:
         return draw.choice(total, skip + limit, replace=False)[skip:]

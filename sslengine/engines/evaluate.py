@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sslengine.checkpoint import files
 from sslengine.checkpoint.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
@@ -35,6 +34,7 @@ from sslengine.engines.features import (
     layers_of,
     ordered_feed,
     pixels,
+    trained_weights,
 )
 from sslengine.engines.run import Run
 from sslengine.errors import CheckpointError, ConfigError
@@ -81,8 +81,7 @@ def evaluate(run: Run) -> None:
 
 
 def _weights(run: Run) -> Path:
-    given = read(run.config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE
-    path = Path(given) if given else run.run_dir / "checkpoints" / files.POINTER
+    path = trained_weights(run.config, run.run_dir)
     if not path.exists():
         raise CheckpointError(
             f"there are no trained weights at {path}. Train first, with the same config=..., or "
@@ -108,6 +107,9 @@ class _Judge:
         self.probe = read(run.config, LinearProbeOptions)
 
     def __call__(self, name: str, compute: Callable[[Any], dict[str, Tensor]]) -> list[Score]:
+        if is_primary():  # it may take minutes
+            images = " and ".join(str(feed.num_samples) for feed in self.feeds.values())
+            self.run.console.print(f"judging {images} images: {name}")
         train, test = (self._features(split, compute) for split in ("TRAIN", "TEST"))
         if not is_primary():
             return []

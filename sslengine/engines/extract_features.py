@@ -1,5 +1,7 @@
 """`extract_features`: what a trained model makes of each image, as .npy files.
 
+The weights are those of config.MODEL.WEIGHTS_INIT, or of the newest checkpoint of the run's folder.
+
 Files are named as VISSL's: `rank0_chunk0_train_res5_{features,targets,inds}.npy`. Which
 layers: config.MODEL.FEATURE_EVAL_SETTINGS.
 """
@@ -7,11 +9,13 @@ layers: config.MODEL.FEATURE_EVAL_SETTINGS.
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from sslengine.checkpoint.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
@@ -20,15 +24,22 @@ from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank
-from sslengine.engines.features import Features, extract, join, layers_of, ordered_feed
+from sslengine.engines.features import (
+    Features,
+    extract,
+    join,
+    layers_of,
+    ordered_feed,
+    trained_weights,
+)
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
+from sslengine.models.options import ModelOptions
+from sslengine.models.weights import init_from_file
 from sslengine.registry import register_engine
-from sslengine.task.build import (
-    build_base_model,
-    build_run_precision,
-    load_initial_weights,
-)
+from sslengine.task.build import build_base_model, build_run_precision
+
+log = logging.getLogger("sslengine")
 
 
 @register_engine("extract_features")
@@ -37,9 +48,10 @@ def extract_features(run: Run) -> None:
     folder = Path(options.OUTPUT_DIR or run.run_dir / "features")
     seed_all(read(run.config, RunOptions).SEED_VALUE)
     model = build_base_model(run.config, run.device)
-    load_initial_weights(run.config, model)
+    weights = _load_weights(run, model)
     precision = build_run_precision(run.config, run.device)
     run.describe()
+    run.console.print(f"  weights     {weights}")
     folder.mkdir(parents=True, exist_ok=True)
     for split in splits(run):
         feed = ordered_feed(run.config, split, run.device)
@@ -50,6 +62,20 @@ def extract_features(run: Run) -> None:
         feed.close()
         run.console.print(f"{split.lower()}: features of {feed.num_samples} images in {folder}")
     barrier()
+
+
+def _load_weights(run: Run, model: nn.Module) -> str:
+    path, options = trained_weights(run.config, run.run_dir), read(run.config, ModelOptions)
+    if not options.WEIGHTS_INIT.PARAMS_FILE and not path.exists():
+        log.warning(
+            "there is no checkpoint in %s, and config.MODEL.WEIGHTS_INIT.PARAMS_FILE names none: "
+            "these are features of a model that was not trained.",
+            path.parent,
+        )
+        return "as initialised"
+    options.WEIGHTS_INIT.PARAMS_FILE = str(path)
+    init_from_file(model, options)
+    return str(path)
 
 
 def splits(run: Run) -> list[str]:

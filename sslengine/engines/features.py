@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.checkpoint import files
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.feed import DataFeed
@@ -19,6 +21,7 @@ from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.model import Model
+from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
 from sslengine.train_steps.samples import single_input_sample
 
@@ -30,6 +33,12 @@ class Features:
     layers: dict[str, Tensor]
     targets: Tensor
     indices: Tensor
+
+
+def trained_weights(config: DictConfig, run_dir: Path) -> Path:
+    """What MODEL.WEIGHTS_INIT names, else the newest checkpoint of the run, if there is one."""
+    given = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE
+    return Path(given) if given else run_dir / "checkpoints" / files.POINTER
 
 
 def ordered_feed(config: DictConfig, split: str, device: torch.device) -> DataFeed:

@@ -34,7 +34,8 @@ from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOKS
 
 
-def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
+def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) -> list[Any]:
+    """interrupts: Ctrl-C saves the run, as other signals do."""
     hooks, model = read(config, HooksOptions), read(config, ModelOptions)
     chosen: list[Any] = [IterationTimer()] if hooks.ITERATION_TIMER else []
     if hooks.PERF_STATS.MONITOR_PERF_STATS:
@@ -76,7 +77,7 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     if hooks.EARLY_STOPPING.MONITOR:
         chosen.append(StopEarly(hooks.EARLY_STOPPING))
     chosen.extend(hook for hook in extra if not isinstance(hook, Detectron2Hook))
-    stop, profiling = StopOnSignals(checkpoints), read(config, ProfilingOptions)
+    stop, profiling = StopOnSignals(checkpoints, interrupts), read(config, ProfilingOptions)
     if profiling.asked_for:
         chosen.append(ProfileSteps(profiling, run_dir, stop))
     chosen.extend((checkpoints, stop))

@@ -2,6 +2,7 @@
 
     SIGTERM, SIGUSR1, SIGUSR2    the step is finished, the run is saved, the command ends with
                                  status 75: the same command goes on from there
+    SIGINT (Ctrl-C)              the same, in a run from the command line
     a second one                 ends the process at once; what was saved stays. Below torch's
                                  elastic agent, which passes on what it gets: a third one
 
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from sslengine.distributed.agreement import Agreement
+from sslengine.distributed.ranks import is_primary
 from sslengine.errors import Preempted
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.events import Hook, TaskView
@@ -26,6 +28,7 @@ from sslengine.hooks.events import Hook, TaskView
 log = logging.getLogger("sslengine")
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_HEARD = b"\nstopping: the step is finished and the run is saved; once more ends it at once\n"
 # A scheduler may send several at a time.
 TOGETHER = 1.0  # seconds
 
@@ -33,8 +36,10 @@ TOGETHER = 1.0  # seconds
 class StopOnSignals(Hook):
     """Comes after `checkpoints`, which it tells to save."""
 
-    def __init__(self, checkpoints: SaveCheckpoints) -> None:
+    def __init__(self, checkpoints: SaveCheckpoints, interrupts: bool = False) -> None:
+        """interrupts: Ctrl-C too. In a notebook it ends the cell, as everywhere in Python."""
         self.checkpoints = checkpoints
+        self._signals = (*SIGNALS, signal.SIGINT) if interrupts else SIGNALS
         self._steps = 0  # since the start, of train and test phases
         self._stop = False
         self._first = 0.0  # when the first signal came
@@ -45,7 +50,7 @@ class StopOnSignals(Hook):
     def on_start(self, task: TaskView) -> None:
         self._agreement = Agreement()
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in self._signals:
                 self._before[number] = signal.signal(number, self._note)
 
     def on_step(self, task: TaskView) -> None:
@@ -77,6 +82,8 @@ class StopOnSignals(Hook):
         if not self._first:
             self._first, self._signal = now, signal.Signals(number).name
             self._agreement.ask()
+            if number == signal.SIGINT and is_primary():
+                os.write(2, _HEARD)  # a stream may be in the middle of a write
         elif now - self._first > TOGETHER:
             if self._passed_on:
                 self._passed_on -= 1

@@ -17,6 +17,7 @@ from sslengine.config.show import show
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.registry import import_dotted
 
+INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 _DESCRIPTION = """\
 Run what a config describes.
 
@@ -54,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: done. 1: the run failed. 2: the config is wrong and nothing was started.
-    75: the run was told to end and is saved; the same command goes on.
+    75: the run was told to end and is saved; the same command goes on. 130: Ctrl-C elsewhere.
     """
     assert catalog  # importing it declares all names
     startup.begin()
@@ -82,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Preempted as told:
         print(told, file=sys.stderr)  # noqa: T201
         return os.EX_TEMPFAIL
+    except KeyboardInterrupt:  # not in training, which would have saved
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        return INTERRUPTED
     except SSLEngineError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2 if isinstance(error, ConfigError) else 1

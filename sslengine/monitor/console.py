@@ -7,10 +7,27 @@ end of each phase. Every figure is in metrics.jsonl.
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
-from sslengine.monitor.text import Pace, figures, phase_line, step_line, where
+from sslengine.monitor.text import Pace, eta, phase_line, step_line, values, where
 from sslengine.monitor.writers import Record, Writer
+
+
+class _Figures(ProgressColumn):
+    """The column that gives way on a narrow terminal."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["figures"], no_wrap=True, overflow="ellipsis")
 
 
 class ConsoleWriter(Writer):
@@ -36,24 +53,27 @@ class ConsoleWriter(Writer):
 
     def _update_bar(self, record: Record) -> None:
         if self._progress is None:
+            whole = Column(no_wrap=True)
             self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
+                TextColumn("{task.description}", table_column=whole),
+                BarColumn(bar_width=24 if self.console.width >= 100 else 10, table_column=whole),
+                MofNCompleteColumn(table_column=whole),
+                TextColumn("{task.fields[eta]}", table_column=whole),
+                _Figures(),
                 console=self.console,
                 transient=True,
             )
-            self._progress.start()
-            self._bar = self._progress.add_task("", total=None, figures="")
+            self._bar = self._progress.add_task("", total=None, eta="", figures="")
         assert self._bar is not None
         self._progress.update(
             self._bar,
             description=where(record),
             completed=record.display.get("step", 0),
             total=record.display.get("steps"),
-            figures=figures(record),
+            eta=eta(record),
+            figures=values(record),
         )
+        self._progress.start()  # does nothing where it is started
 
     def _end_bar(self) -> None:
         if self._progress is not None:

@@ -28,13 +28,12 @@ class Pace:
 
 def step_line(record: Record) -> str:
     display = record.display
-    return f"{where(record)}  step {display.get('step')}/{display.get('steps')}  {figures(record)}"
+    step = f"step {display.get('step')}/{display.get('steps')}"
+    return "  ".join(filter(None, (where(record), step, values(record), eta(record))))
 
 
 def phase_line(record: Record) -> str:
-    parts = [where(record)]
-    parts += [f"{name} {_number(value)}" for name, value in _leaves(record.values)]
-    return "  ".join(parts)
+    return "  ".join(filter(None, (where(record), values(record))))
 
 
 def where(record: Record) -> str:
@@ -43,11 +42,13 @@ def where(record: Record) -> str:
     return f"{record.split} {record.epoch + 1}{of}"
 
 
-def figures(record: Record) -> str:
-    parts = [f"{name} {_number(value)}" for name, value in _leaves(record.values)]
-    if "eta_seconds" in record.display:
-        parts.append(f"eta {clock(record.display['eta_seconds'])}")
-    return "  ".join(parts)
+def values(record: Record) -> str:
+    return "  ".join(f"{name} {_number(value)}" for name, value in _leaves(record.values))
+
+
+def eta(record: Record) -> str:
+    left = record.display.get("eta_seconds")
+    return "" if left is None else f"eta {clock(left)}"
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -91,7 +91,7 @@ class PythonTask(SelfSupervisionTask):
         return ScheduledOptimizer(given, [{} for _ in given.param_groups])
 
     def _make_hooks(self) -> list[Any]:
-        engine = default_hooks(self.config, self.run_dir)
+        engine = default_hooks(self.config, self.run_dir, interrupts=False)
         saving = [hook for hook in engine if isinstance(hook, (SaveCheckpoints, StopOnSignals))]
         others = [hook for hook in engine if hook not in saving]
         # Those of checkpoints come last; without a folder there is nothing to save into.

@@ -87,6 +87,7 @@ def test_the_last_to_set_a_key_wins(folder: Path) -> None:
         ([], "no config was named"),
         (["config=bse"], "config=bse: there is no such config file. Did you mean 'base'"),
         (["config=base", "+config/models=bg"], "models=bg: there is no such .* mean 'models/big'"),
+        (["config=base", "+config=plugins"], "config=base, .* on top .*: .config/FOLDER=FILE"),
         (["config=broken"], "(?s)config=broken: not valid YAML.*broken.yaml"),
         (["config=base", "config.A"], "(?s)command line: .*Write KEY=VALUE"),
     ],

@@ -117,7 +117,7 @@ def test_a_section_that_is_null_by_default() -> None:
         ({"OPTIMIZER": {"num_epochs": "ten"}}, "config.OPTIMIZER.num_epochs: expected int, got 'ten'. Set by file0.yaml."),
         ({"SEED_VALUE": 1.5}, "config.SEED_VALUE: expected int, got 1.5."),
         ({"TEST_MODEL": "perhaps"}, "config.TEST_MODEL: expected bool, got 'perhaps'."),
-        ({"DATA": {"TRAIN": {"DATA_SOURCES": "shapes"}}}, "config.DATA.TRAIN.DATA_SOURCES: expected list[str], got 'shapes'."),
+        ({"DATA": {"TRAIN": {"DATA_SOURCES": "shapes"}}}, "config.DATA.TRAIN.DATA_SOURCES: expected list[str], got 'shapes'. Write [shapes]."),
         ({"OPTIMIZER": 3}, "config.OPTIMIZER: expected a section with keys, got 3."),
         ({"LOSS": {"simclr_nce_loss": {}}}, "config.LOSS.simclr_nce_loss: neither a key nor the name of a loss. Did you mean 'simclr_info_nce_loss'"),
     ],

@@ -10,7 +10,9 @@ from sslengine.errors import DataError
 
 
 def counter(max_share: float = 0.5, num_samples: int = 100_000) -> InvalidSamples:
-    return InvalidSamples("config.DATA.TRAIN", max_share, num_samples, "{}.jpg (broken)".format)
+    return InvalidSamples(
+        "config.DATA.TRAIN", max_share, num_samples, "{}.jpg".format, "{}.jpg (broken)".format
+    )
 
 
 class Run:
@@ -26,13 +28,30 @@ class Run:
             self.next += 10
 
 
-def test_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    samples = counter()
-    with caplog.at_level(logging.WARNING):
-        Run(samples).batches(3, bad=2)
+def test_the_first_is_told_all_are_named_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    samples = counter(num_samples=30)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):  # an epoch, and the same again: nothing new
+            Run(samples).batches(3, bad=2, views=2)
+            samples.tell_count()
     assert samples.samples == {0, 1, 10, 11, 20, 21}
-    (message,) = caplog.messages
-    assert message.startswith("config.DATA.TRAIN: cannot read 0.jpg (broken). A grey image with")
+    first, *others, count = caplog.records
+    assert first.message.startswith(
+        "config.DATA.TRAIN: cannot read 0.jpg (broken). A grey image with"
+    )
+    assert [each.message.split()[3] for each in others] == [
+        f"{number}.jpg" for number in (1, 10, 11, 20, 21)
+    ]
+    assert count.message.startswith("config.DATA.TRAIN: 6 of 30 samples could not be read so far")
+    levels = [logging.WARNING, *[logging.INFO] * 5, logging.WARNING]
+    assert [each.levelno for each in caplog.records] == levels
+
+
+def test_one_alone_is_not_told_twice(caplog: pytest.LogCaptureFixture) -> None:
+    samples = counter()
+    Run(samples).batches(1, bad=1)
+    samples.tell_count()
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("views", [1, 2])

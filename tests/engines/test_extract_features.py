@@ -8,7 +8,9 @@ import torch
 
 from sslengine.engines.extract_features import chunks, extract_features
 from sslengine.engines.features import Features
+from sslengine.engines.train import train
 from tests.engines.runs import make_run, screen
+from tests.engines.test_evaluate import FROZEN, SHAPES
 from tests.engines.test_features import LABELLED
 
 
@@ -38,6 +40,22 @@ def test_chunks_and_a_folder_of_ones_own(tmp_path: Path) -> None:
     extract_features(run)
     # 7 images, 4 a batch: two batches, two chunks, three files each.
     assert len(_files(tmp_path / "out")) == 6
+
+
+def test_the_weights_are_those_of_the_run_or_nobody_is_left_in_doubt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(make_run(tmp_path / "run", **SHAPES))
+    features = {}
+    for folder in ("run", "untrained"):
+        run = make_run(tmp_path / folder, "extract_features", **FROZEN)
+        extract_features(run)
+        file = tmp_path / folder / "features" / "rank0_chunk0_train_flatten_features.npy"
+        features[folder] = np.load(file)
+        told = "checkpoints/checkpoint.torch" if folder == "run" else "weights     as initialised"
+        assert told in screen(run)
+        assert ("was not trained" in caplog.text) == (folder == "untrained")
+    assert not np.allclose(features["run"], features["untrained"])
 
 
 @pytest.mark.parametrize(("images", "sizes"), [(-1, [6]), (0, [2, 2, 2]), (3, [4, 2]), (6, [6])])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sslengine.launch.cli import main, resolve_all
+from sslengine.launch.cli import INTERRUPTED, main, resolve_all
 from tests.config.recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +57,7 @@ def test_show_prints_the_config_and_writes_nothing(
     ("arguments", "message"),
     [
         (["config=tyni"], "config=tyni: there is no such config file. Did you mean 'tiny'"),
+        (["config=tiny", "SEED_VALUE=1"], "SEED_VALUE: unknown key. Did you mean 'config.SEED_V"),
         (["config=tiny", "config.SEED=1"], "config.SEED: unknown key. Did you mean 'SEED_VALUE'"),
         ([], "no config was named"),
         (["config=tiny", "--config-dir", "nowhere"], "there is no such folder"),
@@ -161,3 +162,14 @@ def test_an_error_of_one_rank_reaches_the_screen_once(project: Path) -> None:
     assert "fewer than the global batch of 8" in done.stderr
     assert done.stderr.count("fewer than the global batch") == 1, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_ctrl_c_before_there_is_anything_to_save(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sslengine.launch.local.run_rank", interrupted)
+    assert main(["config=tiny"]) == INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"

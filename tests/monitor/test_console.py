@@ -18,9 +18,9 @@ def _step(step: int) -> Record:
 PHASE = Record("phase", 5, 0, "train", {"loss": 1.0}, {"epochs": 1})
 
 
-def _console(terminal: bool) -> tuple[Console, io.StringIO]:
+def _console(terminal: bool, width: int = 120) -> tuple[Console, io.StringIO]:
     out = io.StringIO()
-    return Console(file=out, force_terminal=terminal, width=120, highlight=False), out
+    return Console(file=out, force_terminal=terminal, width=width, highlight=False), out
 
 
 def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +50,18 @@ def test_on_a_terminal_a_bar_moves_and_leaves_the_phases_line() -> None:
     assert "eta 0:00:03" in shown
     assert shown.rstrip().endswith("train 1/1  loss 1")
     assert "\x1b[?25h" in shown  # the cursor is back
+
+
+def test_on_a_narrow_terminal_the_figures_give_way() -> None:
+    console, out = _console(terminal=True, width=60)
+    record = _step(2)
+    record.values.update({f"loss.part_{number}": 1.0 for number in range(9)})
+    writer = ConsoleWriter(console)
+    writer.write(record)
+    writer.close()
+    shown = out.getvalue()
+    assert "train 1/1" in shown
+    assert "2/5" in shown
+    assert "eta 0:00:03 loss 2" in shown
+    assert "…" in shown
+    assert "0/?" not in shown

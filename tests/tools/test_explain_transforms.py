@@ -130,3 +130,17 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "the picture cannot be written" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*arguments, "--count=0"])
+
+
+def test_images_that_cannot_be_read_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tree(tmp_path / "images", *(f"{number}.png" for number in range(4)))
+    (tmp_path / "images" / "1.png").write_text("not an image")
+    paths = [str(tmp_path / "images")]
+    data = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": paths, "DATA_LIMIT": -1}
+    arguments = config(tmp_path, [TWO, CROP, *TENSOR], **data)
+    assert main([*arguments, f"--picture={tmp_path / 'views.png'}"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "images: 1 that cannot be read are left out, the first is" in told
+    assert "1.png (UnidentifiedImageError" in told

@@ -17,7 +17,7 @@ from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import all_known
 from sslengine.data.sources.folder_scan import find_images
-from sslengine.data.sources.paths import Located, data_folder, data_path
+from sslengine.data.sources.paths import Located, data_folder, data_path, how_far
 from sslengine.errors import DataError
 from sslengine.registry import register_data_source
 
@@ -44,8 +44,9 @@ class FolderSource(EncodedSource):
         super().__init__(options, split, position)
         self.root, self.where = data_path(options, split, position)
         if not self.root.is_dir():
-            kind = "a file, not a folder" if self.root.exists() else "not there"
-            raise DataError(f"{self.where}: the image folder {self.root} is {kind}.")
+            there = self.root.exists()
+            what = "a file, not a folder." if there else f"not there: {how_far(self.root)}"
+            raise DataError(f"{self.where}: the image folder {self.root} is {what}")
         suffixes = IMAGE_SUFFIXES + ((".npy",) if options.IMAGE_MODE == "stored" else ())
         index = indexed(
             f"folder, {' '.join(suffixes)}: {self.root.resolve()}",
@@ -103,7 +104,7 @@ class ListedFiles(EncodedSource):
 
     def _indexed(self, options: SplitOptions) -> Index:
         if not self._list.is_file():
-            raise DataError(f"{self.where}: there is no file {self._list}.")
+            raise DataError(f"{self.where}: {no_file(self._list)}")
         return indexed(
             f"{self._kind()}: {self._list.resolve()}",
             f"reading {self._list}",
@@ -171,11 +172,16 @@ def _one_by_one(file: Path, paths: NDArray[np.generic], at_once: int = 2**16) ->
             yield from map(os.fsencode, part.tolist())
 
 
+def no_file(path: Path) -> str:
+    if path.is_dir():
+        return f"there is no file {path}. It is a folder: use the source disk_folder."
+    return f"there is no file {path}: {how_far(path)}"
+
+
 def load_array(file: Located, mmap: bool) -> NDArray[np.generic]:
     """A .npy file of paths or labels."""
     if not file.path.is_file():
-        hint = " It is a folder: use the source disk_folder." if file.path.is_dir() else ""
-        raise DataError(f"{file.where}: there is no file {file.path}.{hint}")
+        raise DataError(f"{file.where}: {no_file(file.path)}")
     try:
         array = np.load(file.path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sslengine.data.options import SplitOptions
 from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import EncodedSource
-from sslengine.data.sources.paths import data_path
+from sslengine.data.sources.paths import data_path, how_far
 from sslengine.errors import DataError
 from sslengine.registry import register_data_source
 
@@ -97,14 +97,17 @@ class ImageCacheSource(EncodedSource):
         )
 
 
+def _what_is_wrong(root: Path) -> str:
+    if (root / PLAN).is_file():
+        return "not complete: run make_image_cache.py again, it goes on."
+    if root.is_dir():
+        return f"none: the folder has no {MANIFEST}. make_image_cache.py makes one of images."
+    return f"not there: {how_far(root)}"
+
+
 def _read_manifest(root: Path, where: str) -> dict[str, Any]:
     if not (root / MANIFEST).is_file():
-        begun = (root / PLAN).is_file()
-        raise DataError(
-            f"{where}: the image cache {root} is "
-            + ("not complete: run make_image_cache.py again, it goes on" if begun else "not there")
-            + "."
-        )
+        raise DataError(f"{where}: the image cache {root} is {_what_is_wrong(root)}")
     told: dict[str, Any] = json.loads((root / MANIFEST).read_text())
     if told.get("version") != VERSION:
         raise DataError(f"{where}: the image cache {root} is of another version; make it anew.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,18 @@ def data_path(options: SplitOptions, split: str, position: int) -> Located:
         return located
     folder = Path(options.COPY_DESTINATION_DIR).expanduser()
     return located._replace(path=local_copy(located.path, folder, located.where))
+
+
+def how_far(path: Path) -> str:
+    """Of a path that is not there: down to which folder it is, and what is there instead."""
+    whole = path.absolute()
+    folder = next(each for each in whole.parents if each.is_dir())
+    missing = whole.relative_to(folder).parts[0]
+    try:
+        names = [each.name for each in islice(os.scandir(folder), 10_000)]
+    except OSError:  # it may not be listed
+        names = []
+    return f"{folder} has no {missing!r}. {nearest(missing, names)}".rstrip()
 
 
 def data_folder(options: SplitOptions, split: str, position: int) -> str:

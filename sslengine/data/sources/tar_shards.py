@@ -192,6 +192,8 @@ def find_shards(pattern: str, where: str) -> list[str]:
             for each in expand_braces(pattern)
             for shard in (sorted(glob.glob(each)) if glob.has_magic(each) else [each])
         ]
+    if not found and path.is_dir():
+        raise DataError(f"{where}: no file in the folder {path} ends in .tar.")
     missing = [shard for shard in found if not os.path.isfile(shard)]
     if missing or not found:
         raise DataError(

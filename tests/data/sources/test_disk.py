@@ -75,6 +75,10 @@ def test_suffixes_in_any_case_and_names_in_any_bytes(tmp_path: Path) -> None:
 def test_missing_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"config.DATA.TRAIN.DATA_PATHS.0: .*gone is not there"):
         folder(tmp_path / "gone")
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DataError) as told:
+        folder(tmp_path / "phots" / "train")
+    assert str(told.value).endswith(f": {tmp_path} has no 'phots'. Did you mean 'photos'?")
     with pytest.raises(DataError, match=r"a file, not a folder"):
         folder(write_picture(tmp_path / "one.png", 0))
     (tmp_path / "empty" / "class").mkdir(parents=True)

@@ -66,5 +66,7 @@ def test_what_is_not_whole_is_not_read(tmp_path: Path) -> None:
         cache(root).encoded(2)
     with pytest.raises(DataError, match=r"the image cache .*gone is not there"):
         cache(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"the image cache .* is none: the folder has no"):
+        cache(tmp_path)
     with pytest.raises(DataError, match=r"of another version; make it anew"):
         cache(write_cache(tmp_path / "old", version=0))
