@@ -375,6 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show(subject, f"{run.name}, {given.split}", data.AUGMENT_BACKEND, given.count, console)
             if given.picture:
                 save(draw(subject, given.images, given.views), given.picture)
+                console.print(f"picture: {given.picture}", highlight=False, soft_wrap=True)
     except SSLEngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

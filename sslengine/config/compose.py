@@ -167,6 +167,11 @@ def parse(arguments: Sequence[str]) -> list[Override]:
         overrides = OverridesParser.create().parse_overrides(list(arguments))
     except HydraException as error:
         detail = str(error).splitlines()[0]
+        bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), None)
+        if bare is not None and not bare.startswith("config."):
+            raise ConfigError(
+                f"{COMMAND_LINE}: {bare!r} is no KEY=VALUE. A file is named by config={_stem(bare)}"
+            ) from error
         raise ConfigError(
             f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that holds spaces, "
             f"commas or braces: \"config.CHECKPOINT.DIR='my dir'\"."
@@ -190,7 +195,7 @@ def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Compos
     """Read the files that the arguments select, and the values they set."""
     overrides = [each for each in parse(arguments) if not each.key_or_group.startswith("hydra")]
     groups = [str(each.input_line) for each in overrides if is_group(each)]
-    chosen = [each.value() for each in overrides if each.key_or_group == "config"]
+    chosen = [_stem(each.value()) for each in overrides if each.key_or_group == "config"]
     if not chosen:
         raise ConfigError(
             "no config was named: add config=<file without .yaml>, as in config=quickstart/simclr."
@@ -208,19 +213,29 @@ def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Compos
     except HydraException as error:
         raise ConfigError(_missing_file(loader, groups, error)) from error
     assignments = [_assignment(each) for each in overrides if not is_group(each)]
-    return Composition(layers, assignments, name=str(chosen[-1]))
+    return Composition(layers, assignments, name=chosen[-1])
+
+
+def _stem(name: Any) -> str:
+    """Both are taken; one run must not have two folders."""
+    return str(name).removesuffix(".yaml")
 
 
 def _layer(loader: ConfigLoaderImpl, config_path: str, package: str | None) -> Layer:
     result = loader.repository.load_config(config_path)
     assert result is not None  # hydra has just found it
-    tree = OmegaConf.to_container(result.config, resolve=False)
-    for name in reversed([part for part in (package or "").split(".") if part]):
-        tree = {name: tree}
     folder = result.path.split("://", 1)[-1]
     inner = config_path if (Path(folder) / "config").is_dir() else config_path[len("config/") :]
-    file = Path(folder) / f"{inner}.yaml"
-    return Layer(_readable(file), tree)  # type: ignore[arg-type]
+    file = _readable(Path(folder) / f"{_stem(inner)}.yaml")
+    tree = OmegaConf.to_container(result.config, resolve=False)
+    if package and isinstance(tree, dict) and "config" in tree:
+        raise ConfigError(
+            f"{file}: its first line has to be\n  # @package _global_\n"
+            f"  Without it, all that the file says is looked for below {package!r}."
+        )
+    for name in reversed([part for part in (package or "").split(".") if part]):
+        tree = {name: tree}
+    return Layer(file, tree)  # type: ignore[arg-type]
 
 
 def _readable(file: Path) -> str:

@@ -34,6 +34,7 @@ Files are looked for in --config-dir, ./configs and the configs that ship with s
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sslengine",
+        allow_abbrev=False,  # --config is not --config-dir
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

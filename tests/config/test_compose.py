@@ -18,6 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "models/big.yaml": GLOBAL + "engine_name: other\nconfig:\n  LOG_FREQUENCY: 2\n",
         "child.yaml": "defaults: [base, _self_]\nSEED_VALUE: 3\n",
         "broken.yaml": GLOBAL + "config: [unclosed\n",
+        "bare.yaml": "config:\n  LOG_FREQUENCY: 1\n",
         "plugins.yaml": GLOBAL + "config:\n  PLUGINS: [one]\n",
     }
     root = tmp_path / "mine"
@@ -35,6 +36,8 @@ def test_files_in_their_order_with_their_names(folder: Path) -> None:
         (Path("mine/models/big.yaml"), {"engine_name": "other", "config": {"LOG_FREQUENCY": 2}}),
     ]
     assert got.name == "base"
+    again = compose(["config=base.yaml", "+config/models=big"], [str(folder)])
+    assert again == got
 
 
 def test_a_defaults_list_and_a_file_without_a_package(folder: Path) -> None:
@@ -90,6 +93,8 @@ def test_the_last_to_set_a_key_wins(folder: Path) -> None:
         (["config=base", "+config=plugins"], "config=base, .* on top .*: .config/FOLDER=FILE"),
         (["config=broken"], "(?s)config=broken: not valid YAML.*broken.yaml"),
         (["config=base", "config.A"], "(?s)command line: .*Write KEY=VALUE"),
+        (["base.yaml"], "command line: 'base.yaml' is no KEY=VALUE. .* by config=base$"),
+        (["config=bare"], "(?s)mine/bare.yaml: its first line has to be.*# @package _global_"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_composed(folder: Path, arguments: list[str], message: str) -> None:

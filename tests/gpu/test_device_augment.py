@@ -56,7 +56,11 @@ def images(batch: Any) -> list[Tensor]:
 CASES = [*test_colour.CASES, *test_levels.CASES, (sharpness, ops.Sharpness(1.7), 1.7)]
 
 
-@pytest.mark.parametrize(("kernel", "operation", "parameter"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "operation", "parameter"),
+    CASES,
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
 def test_all_colours(
     kernel: Kernel, operation: Any, parameter: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
