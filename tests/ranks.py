@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import socket
 import time
@@ -75,7 +76,23 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
             pipe.send(("error", traceback.format_exc()))
 
 
+def end_fork_server() -> None:
+    """There is one in a process, for loader workers as well, and what it has imported they have."""
+    multiprocessing.forkserver._forkserver._stop()
+
+
+def _own_server() -> None:
+    server = multiprocessing.forkserver._forkserver
+    if server._forkserver_pid is None or server._forkserver_pid != RankPool.server:
+        end_fork_server()
+        server.set_forkserver_preload(_IMPORTED)
+        server.ensure_running()
+        RankPool.server = server._forkserver_pid
+
+
 class RankPool:
+    server = None  # the process
+
     def __init__(self, world_size: int, timeout: float = 90.0) -> None:
         self.world_size = world_size
         self.timeout = timeout
@@ -96,7 +113,7 @@ class RankPool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED)
+        _own_server()
         port = free_port()
         for rank in range(self.world_size):
             here, there = context.Pipe()

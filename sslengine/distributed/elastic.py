@@ -68,7 +68,7 @@ def start_processes(
             **_grace(),
         )
         try:
-            with _as_sigterm(*_SCHEDULERS):
+            with _handlers_kept(), _as_sigterm(*_SCHEDULERS):
                 elastic_launch(config, _until_told)(function, arguments, attempt)
             break
         except ChildFailedError as error:
@@ -119,6 +119,21 @@ def _start_tracker(*deaf_to: signal.Signals) -> None:
         resource_tracker.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, deaf_to)
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """The agent leaves its handlers behind, and Ctrl-C in a notebook would be no Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -8,16 +8,15 @@ ranks there are. A count that stands still for `silence` seconds means that the 
 stopped, that it or its node has gone, or that its connection has: a rank which is only
 slow, in a step or in reading data, goes on counting. On every rank `on_lost` is then
 called with a text that names the lost one, from the thread: the main thread is most likely
-in a collective that will not end. A lost process of the same host is killed first, lest
-it wake up later.
+in a collective that will not end. A lost process of the same host is killed, lest it wake up
+later.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,8 +88,7 @@ class _Watch(threading.Thread):
     def _declare_lost(self) -> None:
         host, process = self._store.get(f"who/{self._watched}").decode().split()
         if host == socket.gethostname():
-            with contextlib.suppress(OSError):  # it has gone
-                os.kill(int(process), signal.SIGKILL)
+            _kill_after_this(process)
         self._store.set(
             _LOST,
             f"rank {self._watched} (process {process} on {host}) has given no sign of life for "
@@ -101,3 +99,20 @@ class _Watch(threading.Thread):
     def _tell(self, text: str) -> None:
         if not self._closed.is_set():
             self._on_lost(text)
+
+
+# Not for longer than a minute, if this process does not end.
+_KILL = """\
+for tenth in $(seq 600); do kill -0 "$0" && sleep 0.1 || break; done
+kill -KILL "$1"
+"""
+
+
+def _kill_after_this(process: str) -> None:
+    """As soon as this process has ended and its parent, an agent, has seen that: of several ranks
+    that fail, an agent tells of the first alone, and this one says why."""
+    quiet = subprocess.DEVNULL
+    subprocess.Popen(
+        ["/bin/sh", "-c", _KILL, str(os.getpid()), process],
+        stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
+    )  # fmt: skip

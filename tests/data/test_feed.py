@@ -23,6 +23,7 @@ from sslengine.errors import DataError
 from sslengine.registry import COLLATORS
 from tests.data.pictures import picture, write_tree
 from tests.data.probes import LEFT_TO_MAIN
+from tests.ranks import end_fork_server
 
 SIMCLR = [
     {"name": "ImgReplicatePil"},
@@ -93,6 +94,7 @@ def alone() -> DataFeed:
 @pytest.fixture(scope="module")
 def three() -> Iterator[DataFeed]:
     """A feed with three workers, for all the tests of this file."""
+    end_fork_server()
     shared = feed(3)
     yield shared
     shared.close()

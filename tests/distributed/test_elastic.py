@@ -39,7 +39,9 @@ def _write_sum(folder: Path) -> None:
 
 
 def test_the_ranks_of_a_node_form_one_group(tmp_path: Path) -> None:
+    handlers = [signal.getsignal(number) for number in signal.Signals]
     _start(_write_sum, tmp_path)
+    assert [signal.getsignal(number) for number in signal.Signals] == handlers
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
         "rank0": "3",
         "rank1": "3",
