@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from sslengine.config.resolve import Resolved
 from sslengine.config.show import show
 from sslengine.distributed.ranks import is_primary
 from sslengine.monitor.environment import environment
+
+log = logging.getLogger("sslengine")
 
 
 def make_console() -> Console:
@@ -32,6 +35,11 @@ class Run:
     @property
     def config(self) -> DictConfig:
         return self.resolved.config
+
+    def say(self, text: str) -> None:
+        """On the screen, and in the log."""
+        self.console.print(text)
+        log.info("%s", text, extra={"on_screen": False})
 
     def describe(self) -> None:
         """Write what is run, on what, by which code: config.yaml and environment.json.

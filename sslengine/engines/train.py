@@ -49,7 +49,7 @@ def _train(task: Any, run: Run) -> None:
     resume(task, run)
     startup.mark("checkpoint")
     if task.done_training():
-        run.console.print(
+        run.say(
             f"{run.run_dir}: this run is complete, {task.iteration} steps; nothing to do. "
             f"Train it again: config.CHECKPOINT.OVERWRITE_EXISTING=true."
         )
@@ -60,7 +60,7 @@ def _train(task: Any, run: Run) -> None:
     task.writers.extend(make_writers(run, task.iteration))
     _introduce(task, run)
     loop.run(task)
-    run.console.print(
+    run.say(
         f"done: {task.iteration} steps in {clock(time.monotonic() - began)}\n"
         f"  checkpoint  {run.run_dir / 'checkpoints' / files.POINTER}"
     )
@@ -97,9 +97,10 @@ def resume(task: Any, run: Run) -> None:
     if is_primary() and path_for(found.path).exists():
         task.results.update(read_manifest(found.path).results)
     told = f"resumed from {found.path}: {_place(task)}"
-    log.info("%s", told)
-    if not task.done_training():
-        run.console.print(told)
+    if task.done_training():
+        log.info("%s", told)
+    else:
+        run.say(told)
 
 
 def _place(task: Any) -> str:
@@ -126,8 +127,7 @@ def _same_run(run: Run, options: CheckpointOptions) -> None:
             "config.CHECKPOINT.ALLOW_CHANGED_CONFIG=true."
         )
     if found:
-        run.console.print("changed since the last start:\n  " + "\n  ".join(map(str, found)))
-        log.info("changed since the last start: %s", "; ".join(map(str, found)))
+        run.say("changed since the last start:\n  " + "\n  ".join(map(str, found)))
 
 
 def _is_complete(task: Any, state: dict[str, Any]) -> bool:
@@ -138,7 +138,7 @@ def _is_complete(task: Any, state: dict[str, Any]) -> bool:
 def _start_over(run: Run) -> None:
     moved_to = set_aside(run.run_dir)
     if moved_to is not None:
-        run.console.print(f"starting anew; the earlier run's files are in {moved_to}")
+        run.say(f"starting anew; the earlier run's files are in {moved_to}")
 
 
 def _introduce(task: Any, run: Run) -> None:
@@ -153,7 +153,7 @@ def _introduce(task: Any, run: Run) -> None:
         f"{sum(p.own_steps for p in task.phases if p.train)} in all",
         f"  {_names(run)}, {trained / 1e6:.2f} M parameters",
     )
-    run.console.print("\n".join(lines))
+    run.say("\n".join(lines))
 
 
 def _names(run: Run) -> str:

@@ -31,8 +31,8 @@ class _LogFile(logging.FileHandler):
 def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
     """Send the loggers `sslengine` and `py.warnings` to the run's file, appending.
 
-    The screen gets warnings of rank 0's `sslengine` logger, and what a user waits for, which is
-    logged with extra={"on_screen": True}; all of it if `verbose`.
+    The screen gets warnings of rank 0's `sslengine` logger, all of it if `verbose`; where a line is
+    logged with extra={"on_screen": ...}, that decides.
     Deprecation warnings of libraries are the file's business alone.
     """
     close_log()
@@ -47,9 +47,7 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
         to_screen = logging.StreamHandler(sys.stderr)
         to_screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         least = logging.DEBUG if verbose else logging.WARNING
-        to_screen.addFilter(
-            lambda record: record.levelno >= least or getattr(record, "on_screen", False)
-        )
+        to_screen.addFilter(lambda record: getattr(record, "on_screen", record.levelno >= least))
         logger.addHandler(to_screen)
     logging.captureWarnings(True)
     warnings_log = logging.getLogger("py.warnings")

@@ -73,7 +73,8 @@ def _assert_same_state(one: dict[str, Any], two: dict[str, Any]) -> None:
         assert equal, f"{key} differs"
 
 
-def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+def test_what_a_run_leaves_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sslengine")
     run = make_run(tmp_path / "run", LOG_FREQUENCY=1)
     train(run)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
@@ -94,6 +95,8 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     text = screen(run)
     assert "1 rank on cpu, fp32, seed 0" in text
     assert "done: 8 steps" in text
+    for line in ("1 rank on cpu, fp32, seed 0", "done: 8 steps"):
+        assert line in caplog.text
     assert len(text.splitlines()) < 40
 
 
