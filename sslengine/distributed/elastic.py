@@ -31,6 +31,8 @@ GRACE = 600  # seconds
 
 # What a scheduler sends to all processes of a job alike. A rank that is still importing dies of it.
 _SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
+# What the agent listens to.
+_AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _WAS_TOLD = (os.EX_TEMPFAIL, *(-number for number in _SCHEDULERS))
 
 
@@ -68,7 +70,7 @@ def start_processes(
             **_grace(),
         )
         try:
-            with _handlers_kept(), _as_sigterm(*_SCHEDULERS):
+            with _as_sigterm(*_SCHEDULERS):
                 elastic_launch(config, _until_told)(function, arguments, attempt)
             break
         except ChildFailedError as error:
@@ -122,24 +124,13 @@ def _start_tracker(*deaf_to: signal.Signals) -> None:
 
 
 @contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """The agent leaves its handlers behind, and Ctrl-C in a notebook would be no Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
     """The agent passes SIGTERM on to its ranks; let it do so for these as well. Who listened
-    to them before is told too."""
+    to them before is told too.
+
+    Handlers are put back, the agent's as well: it leaves its own behind, and Ctrl-C in a notebook
+    would be no Ctrl-C.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -150,13 +141,14 @@ def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
             listener(number, frame)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before: dict[int, Any] = {}
-    before.update((number, signal.signal(number, pass_on)) for number in numbers)
+    before: dict[int, Any] = {each: signal.getsignal(each) for each in (*numbers, *_AGENTS)}
+    for number in numbers:
+        signal.signal(number, pass_on)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _describe(error: ChildFailedError) -> tuple[str, bool]:

@@ -18,6 +18,8 @@ from sslengine.models.trunks.options import (
     RegNetOptions,
     SwinTransformerOptions,
     XcitOptions,
+    cut_unevenly,
+    no_scale,
 )
 from sslengine.registry import HEADS, MODELS, TRUNKS
 
@@ -135,25 +137,15 @@ class VisionTransformerOptions:
     def check(self) -> Iterator[str]:
         if self.CLASSIFIER != "token":
             yield "CLASSIFIER: expected token; for averaged patches set USE_CLASS_TOKEN to false."
-        if self.QK_SCALE is True:
-            yield "QK_SCALE: expected a number, or false for the usual scale; got true."
+        yield from no_scale(self)
         if self.CHECKPOINT_MLP:
             yield f"CHECKPOINT_MLP: {NOT_YET} CHECKPOINT_BLOCK saves more."
         if self.HYBRID:
             yield "HYBRID: a convolutional stem is not available yet."
         if self.MASKED_IMAGE_MODELING.NAME:
             yield "MASKED_IMAGE_MODELING.NAME: masked input is not available yet."
-        yield from self._size_problems()
-
-    def _size_problems(self) -> Iterator[str]:
         sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM", "MLP_DIM")
-        too_small = [key for key in sizes if getattr(self, key) < 1]
-        for key in too_small:
-            yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if not too_small and self.HIDDEN_DIM % self.NUM_HEADS:
-            yield f"NUM_HEADS: {self.NUM_HEADS} heads do not divide HIDDEN_DIM {self.HIDDEN_DIM}."
-        if not too_small and self.IMAGE_SIZE % self.PATCH_SIZE:
-            yield f"PATCH_SIZE: {self.PATCH_SIZE} does not divide IMAGE_SIZE {self.IMAGE_SIZE}."
+        yield from cut_unevenly(self, *sizes)
 
 
 @dataclass

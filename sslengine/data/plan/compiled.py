@@ -145,13 +145,10 @@ CHANGES: dict[type[Op], Callable[[Any, Planes], Planes]] = {
         lambda op, planes: blend_with(planes, mean_luminance(planes), op.factor)
     ),
     plain.Saturation: _in_place(lambda op, planes: saturate(planes, op.factor)),
-    # A byte that wraps around, as torchvision adds it.
-    plain.Hue: _in_place(lambda op, planes: turn_hue(planes, int(op.shift * 255) % 256)),
+    plain.Hue: _in_place(lambda op, planes: turn_hue(planes, op.as_byte)),
     plain.Grey: _in_place(lambda op, planes: grey(planes)),
     plain.Solarize: _in_place(lambda op, planes: solarize(planes, op.threshold)),
-    plain.Posterize: _in_place(
-        lambda op, planes: np.bitwise_and(planes, 256 - (1 << 8 - op.bits), out=planes)
-    ),
+    plain.Posterize: _in_place(lambda op, planes: np.bitwise_and(planes, op.kept, out=planes)),
     plain.Invert: _in_place(lambda op, planes: np.invert(planes, out=planes)),
     plain.AutoContrast: _in_place(lambda op, planes: autocontrast(planes)),
     plain.Equalize: _in_place(lambda op, planes: equalize(planes)),

@@ -111,6 +111,11 @@ class Hue(Op):
 
     shift: float
 
+    @property
+    def as_byte(self) -> int:
+        """torchvision's conversion, whose sign it takes off by wrapping around."""
+        return int(self.shift * 255) % 256
+
     def on_pil(self, image: Image.Image) -> Any:
         return F.adjust_hue(image, self.shift)
 
@@ -148,6 +153,11 @@ class Posterize(Op):
     """Keep the upper `bits` of each value, from 1 to 8."""
 
     bits: int
+
+    @property
+    def kept(self) -> int:
+        """The bits of a value that stay, as a number."""
+        return 256 - (1 << 8 - self.bits)
 
     def on_pil(self, image: Image.Image) -> Image.Image:
         return ImageOps.posterize(image, self.bits)

@@ -56,7 +56,9 @@ class DataSource(ABC):
         return grey_image(side)
 
     def label(self, index: int) -> int:
-        """The class of an image, for sources that know it."""
+        """The class of an image. A source that knows it has this, or `labels`."""
+        if type(self).labels is not DataSource.labels:
+            return int(self.labels()[index])
         raise DataError(f"{self.where}: the source {type(self).__name__} has no labels.")
 
     def labels(self) -> NDArray[np.generic]:

@@ -57,9 +57,6 @@ class HuggingFaceSource(EncodedSource):
         content: bytes = stored["bytes"] or read_file(stored["path"])
         return content
 
-    def label(self, index: int) -> int:
-        return int(self.labels()[index])  # type: ignore[arg-type]
-
     def labels(self) -> NDArray[np.generic]:
         if self._labels is None:
             raise DataError(

@@ -72,9 +72,6 @@ class ImageCacheSource(EncodedSource):
             raise EOFError(f"the cache ends within it: {len(content)} of {end - begin} bytes")
         return content
 
-    def label(self, index: int) -> int:
-        return int(self.labels()[index])  # type: ignore[arg-type]
-
     def labels(self) -> NDArray[np.generic]:
         if self._labels is None:
             raise DataError(f"{self.where}: the source that was cached has no labels.")

@@ -45,9 +45,6 @@ class TableSource(ListedFiles):
             raise DataError(f"{self.where}: the table {self._list} has no row.")
         self.num_classes = max(0, int(self._labels.array.max()) + 1)
 
-    def label(self, index: int) -> int:
-        return int(self.labels()[index])
-
     def labels(self) -> NDArray[np.generic]:
         return all_known(
             self._labels.array,

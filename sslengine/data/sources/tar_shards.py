@@ -86,9 +86,6 @@ class TarSource(EncodedSource):
             raise EOFError(f"the shard ends within it: {len(content)} of {size} bytes")
         return content
 
-    def label(self, index: int) -> int:
-        return int(self.labels()[index])
-
     def labels(self) -> NDArray[np.generic]:
         return all_known(
             self._labels.array,

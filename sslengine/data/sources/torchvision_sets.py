@@ -84,8 +84,5 @@ class TorchvisionSource(DataSource):
         image: Image.Image = self._set[index][0]
         return image.convert("RGB")
 
-    def label(self, index: int) -> int:
-        return int(self._labels[index])
-
     def labels(self) -> NDArray[np.generic]:
         return self._labels

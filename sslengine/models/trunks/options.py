@@ -25,6 +25,22 @@ def too_small(options: Any, *keys: str) -> Iterator[str]:
             yield f"{key}: expected 1 or more, got {value}."
 
 
+def cut_unevenly(options: Any, *keys: str) -> Iterator[str]:
+    """The same keys, and heads and patches that do not divide what they are parts of."""
+    small = list(too_small(options, *keys))
+    yield from small
+    heads, width = options.NUM_HEADS, options.HIDDEN_DIM
+    if not small and width % heads:
+        yield f"NUM_HEADS: {heads} heads do not divide HIDDEN_DIM {width}."
+    if not small and options.IMAGE_SIZE % options.PATCH_SIZE:
+        yield f"PATCH_SIZE: {options.PATCH_SIZE} does not divide IMAGE_SIZE {options.IMAGE_SIZE}."
+
+
+def no_scale(options: Any) -> Iterator[str]:
+    if options.QK_SCALE is True:
+        yield "QK_SCALE: expected a number, or false for the usual scale; got true."
+
+
 def rates(options: Any, *keys: str) -> Iterator[str]:
     """The keys that are no probabilities below 1."""
     for key in keys:
@@ -209,8 +225,7 @@ class SwinTransformerOptions:
     QK_SCALE: bool | float | None = False
 
     def check(self) -> Iterator[str]:
-        if self.QK_SCALE is True:
-            yield "QK_SCALE: expected a number, or false for the usual scale; got true."
+        yield from no_scale(self)
         yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
         sizes = ("IMAGE_SIZE", "PATCH_SIZE", "EMBED_DIM", "DEPTHS", "NUM_HEADS", "WINDOW_SIZE")
         small = list(too_small(self, *sizes))
@@ -294,19 +309,12 @@ class BeitOptions:
     INIT_VALUES: bool | float | None = False
 
     def check(self) -> Iterator[str]:
-        if self.QK_SCALE is True:
-            yield "QK_SCALE: expected a number, or false for the usual scale; got true."
+        yield from no_scale(self)
         if self.INIT_VALUES is True or (self.INIT_VALUES or 0) < 0:
             yield f"INIT_VALUES: expected a number above 0, or false; got {self.INIT_VALUES}."
         yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
-        small = list(
-            too_small(self, "IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM")
-        )
-        yield from small
-        if not small and self.HIDDEN_DIM % self.NUM_HEADS:
-            yield f"NUM_HEADS: {self.NUM_HEADS} heads do not divide HIDDEN_DIM {self.HIDDEN_DIM}."
-        if not small and self.IMAGE_SIZE % self.PATCH_SIZE:
-            yield f"PATCH_SIZE: {self.PATCH_SIZE} does not divide IMAGE_SIZE {self.IMAGE_SIZE}."
+        sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM")
+        yield from cut_unevenly(self, *sizes)
 
 
 @dataclass

@@ -44,11 +44,10 @@ _PARAMETERS: dict[type[ops.Op], Callable[[Any], float]] = {
     ops.Brightness: attrgetter("factor"),
     ops.Contrast: attrgetter("factor"),
     ops.Saturation: attrgetter("factor"),
-    # torchvision's conversion to a byte, whose sign it takes off by wrapping around.
-    ops.Hue: lambda op: int(op.shift * 255) % 256,
+    ops.Hue: attrgetter("as_byte"),
     ops.Grey: lambda _: 0,
     ops.Solarize: attrgetter("threshold"),
-    ops.Posterize: lambda op: 256 - (1 << 8 - op.bits),  # the bits that are kept
+    ops.Posterize: attrgetter("kept"),
     ops.Invert: lambda _: 0,
     ops.AutoContrast: lambda _: 0,
     ops.Equalize: lambda _: 0,
