@@ -53,7 +53,8 @@ class CheckpointOptions:
     ALLOW_CHANGED_CONFIG: bool = False
     # 2: go on from the last but one, and so on.
     LATEST_CHECKPOINT_RESUME_FILE_NUM: int = 1
-    # Go on from where the pointer `checkpoint.torch` points, which is what always happens.
+    # Resume from the checkpoint that `checkpoint.torch` points to, if it verifies; else, and by
+    # default, from the newest one that verifies.
     USE_SYMLINK_CHECKPOINT_FOR_RESUME: bool = False
 
     def check(self) -> Iterator[str]:
