@@ -89,7 +89,8 @@ def fit(
         optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
         {"TRAIN": data, "TEST": validation},
         feeding,
-        (KeepHistory(history), *hooks),
+        tuple(hooks),
+        (KeepHistory(history),),
     )
     streams = rng_state()
     try:
