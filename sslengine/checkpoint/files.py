@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from sslengine.checkpoint.atomic import sync_folder, whole_file
+from sslengine.checkpoint.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint.manifest import Manifest, path_for, read_manifest, sha256_of, verify
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.distributed.shard_files import Peers
@@ -38,7 +38,7 @@ def write(
     """
     final = folder / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         expect_space(folder, size_of(state))
         with whole_file(final) as file:
             torch.save(dict(state), file)
