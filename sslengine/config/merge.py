@@ -109,7 +109,7 @@ class _Writer:
             return
         for name in self._chosen(path, node):
             if component_key(name) not in node:
-                self._bring(node, registry, name)
+                self._bring(node, registry, name, path)
 
     def _chosen(self, path: str, node: DictConfig) -> Iterator[str]:
         """The names of the section's components."""
@@ -118,9 +118,9 @@ class _Writer:
                 chosen = self.composition.last_value(f"{path}.{key}") or node[key]
                 yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
 
-    def _bring(self, node: DictConfig, registry: Registry[Any], name: str) -> None:
+    def _bring(self, node: DictConfig, registry: Registry[Any], name: str, where: str) -> None:
         try:
-            options = registry.options(name)
+            options = registry.options(name, where)
         except UnknownNameError:
             return  # told by check.py, with the key path
         if options is not None:
@@ -214,7 +214,7 @@ class _Writer:
             if registry.may_know(key) or key in map(component_key, self._chosen(section, node)):
                 raise _NeedsComponentError
         elif registry.may_know(key):
-            self._bring(node, registry, key)
+            self._bring(node, registry, key, path)
         if key in node:
             return True
         known = {*map(str, node), *registry.names()}
