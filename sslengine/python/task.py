@@ -42,6 +42,9 @@ class FunctionLoss(nn.Module):
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
         self.function = function
+        # The module of a bound method: its parameters and buffers are those of the loss.
+        owner = getattr(function, "__self__", None)
+        self.owner = owner if isinstance(owner, nn.Module) else None
 
     def forward(self, output: Any, target: Any) -> Any:
         return self.function(output, target)
