@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from sslengine.config.sections import read
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, DataError
@@ -17,6 +18,8 @@ from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.preemption import StopOnSignals
 from sslengine.methods.base import Method
+from sslengine.models.build import freeze_parameters
+from sslengine.models.options import ModelOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.task.set_loss import set_loss
 from sslengine.task.task import SelfSupervisionTask
@@ -76,7 +79,9 @@ class PythonTask(SelfSupervisionTask):
         return set_loss(self, feed, self._splits[True])
 
     def _make_model(self) -> nn.Module:
-        return self.parts.model.to(self.device)
+        model = self.parts.model.to(self.device)
+        freeze_parameters(model, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS)
+        return model
 
     def _make_loss(self) -> nn.Module:
         return self.parts.loss.to(self.device)
