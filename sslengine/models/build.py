@@ -30,9 +30,14 @@ from sslengine.registry import MODELS, TRUNKS, component_key, register_model
 WHERE = "config.MODEL.BASE_MODEL_NAME"
 
 
-def build_model(options: ModelOptions, ranks_per_node: int = 1) -> nn.Module:
-    """On the CPU, with initial weights. Collective where batch norms are synchronised."""
+def build_model(options: ModelOptions, ranks_per_node: int = 1, views: int = 1) -> nn.Module:
+    """On the CPU, with initial weights. Collective where batch norms are synchronised.
+
+    views: of each image, in a training batch.
+    """
     model = _chosen_model(options)
+    if options.VIEWS_APART:
+        trunk_with_heads(model, "config.MODEL.VIEWS_APART").views_apart = views
     _freeze(model, options.FEATURE_EVAL_SETTINGS)
     freeze_parameters(model, options.NON_TRAINABLE_PARAMS)
     synchronise(model, options.SYNC_BN_CONFIG, ranks_per_node)
