@@ -166,10 +166,7 @@ def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
 def build_run_optimizer(
     config: DictConfig, model: nn.Module, device: torch.device, epochs: float
 ) -> ScheduledOptimizer:
-    return build_optimizer(
-        model, read(config, OptimizerOptions), device, epochs,
-        excluded=read(config, ModelOptions).NON_TRAINABLE_PARAMS,
-    )  # fmt: skip
+    return build_optimizer(model, read(config, OptimizerOptions), device, epochs)
 
 
 def reduces_by_hand(config: DictConfig, train_step: Any) -> bool:
