@@ -339,8 +339,8 @@ class ModelOptions:
     MULTI_INPUT_HEAD_MAPPING: list[Any] = field(default_factory=list)
     # A trunk pass for every crop, where otherwise crops of one size go together. Saves memory.
     SINGLE_PASS_EVERY_CROP: bool = False
-    # Each view of an image goes through trunk and heads by itself, so that the batch of a batch norm
-    # is one view's. SimSiam, BYOL, Barlow Twins and VICReg were published so.
+    # Each view of an image goes through trunk and heads by itself: a batch norm's batch is one
+    # view's. SimSiam, BYOL, Barlow Twins and VICReg were published so.
     VIEWS_APART: bool = False
     # Keep images and filters as N x H x W x C in memory: faster for convolutions on most devices.
     CHANNELS_LAST: bool = False
