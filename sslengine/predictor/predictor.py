@@ -21,6 +21,7 @@ from sslengine.config.options import RunOptions
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.dataset import SSLDataset
+from sslengine.data.decoding import FORMATS
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
 from sslengine.distributed.device import pick_device
@@ -255,7 +256,7 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
 def open_image(path: Path) -> Image.Image:
     try:
         with path.open("rb") as file:
-            return Image.open(file).convert("RGB")
+            return Image.open(file, formats=FORMATS).convert("RGB")
     except Exception as error:  # whatever a decoder may raise
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{path} cannot be read as an image: {text}") from error
