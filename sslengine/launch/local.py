@@ -46,8 +46,8 @@ def run_node(resolved: Resolved, plan: Plan) -> None:
             processes=options.NUM_PROC_PER_NODE,
             nodes=options.NUM_NODES,
             node_id=plan.node,
-            endpoint=place.endpoint if place else "localhost:0",  # a free port
             run_id=plan.token,
+            endpoint=place.endpoint if place else "",
             max_restarts=options.MAX_RESTARTS,
         )
 
