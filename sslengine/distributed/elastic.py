@@ -62,8 +62,9 @@ def start_processes(
     """
     # The agent would print each failed rank's traceback; the first one's is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    store = None if endpoint else open_store("localhost", 0, True, _OPEN)
-    endpoint = endpoint or f"localhost:{store.port}"
+    if not endpoint:
+        store = open_store("localhost", 0, True, _OPEN)  # kept for all attempts
+        endpoint = f"localhost:{store.port}"
     _start_tracker(*_SCHEDULERS)
     for attempt in range(max_restarts + 1):
         config = LaunchConfig(

@@ -22,7 +22,6 @@ Group = dist.ProcessGroup
 LAUNCHED = "SSLENGINE_LAUNCHED"
 _PORT = "port of rank 0's store"
 _OPEN = 60.0  # seconds
-_POLL = 0.05
 
 
 def join(
@@ -92,18 +91,6 @@ def _stay_on_this_machine() -> None:
     for interface in interfaces:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-
-
-def wait_for_others(minutes: float) -> None:
-    """At a run's end: rank 0 holds the store, and leaves as the last one."""
-    if world_size() == 1:
-        return
-    store = own_store("end")
-    ended = store.add("ended", 1)
-    until = time.monotonic() + 60 * minutes
-    while rank() == 0 and ended < world_size() and time.monotonic() < until:
-        time.sleep(_POLL)
-        ended = store.add("ended", 0)
 
 
 def backend_device() -> torch.device:

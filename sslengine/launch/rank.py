@@ -55,13 +55,12 @@ def run_rank(resolved: Resolved, join: bool) -> None:
         _join(config, device)
         startup.mark("rendezvous")
     open_log(folder, rank(), options.VERBOSE)
-    ranks = read(config, DistributedOptions)
+    silence = read(config, DistributedOptions).HEARTBEAT_SECONDS
     try:
         for warning in resolved.warnings:
             log.warning("%s", warning)
-        with heartbeat(ranks.HEARTBEAT_SECONDS, partial(_leave_at_once, folder)):
+        with heartbeat(silence, partial(_leave_at_once, folder)):
             ENGINES.get(resolved.engine_name, "engine_name")(Run(resolved, folder, device))
-            process_group.wait_for_others(ranks.TIMEOUT_MINUTES)
     except Preempted:
         raise
     except BaseException:
