@@ -131,7 +131,7 @@ class Job:
 def _clear_up() -> None:
     """What this process shared with its ranks. It may now be ended without a chance to do so, and
     multiprocessing's helper would report what is left as leaked."""
-    multiprocessing.util._exit_function()
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
 
 
 def _say(text: str) -> None:
