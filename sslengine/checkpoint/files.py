@@ -126,20 +126,16 @@ def read(path: Path, peers: Peers | None = None) -> dict[str, Any]:
 
 
 def newest(
-    folder: Path, position: int = 1, contents: bool = True, pointed: bool = False
+    folder: Path, position: int = 1, contents: bool = True
 ) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that verifies, and what it holds; None if there is none at all.
 
     A broken one is skipped with a warning, and stays where it is. `position` 2 is the last
     but one, and so on. Without `contents` it is not read: in shards it may be too large.
-    pointed: look first at the one that `checkpoint.torch` points to.
     """
     candidates, broken = _listed(folder)
     for problem in broken.values():
         log.warning("skipped: %s", problem)
-    if pointed:
-        first = _target(folder)
-        candidates.sort(key=lambda path: path != first)
     for path in candidates[position - 1 :]:
         try:
             verify(path)

@@ -47,10 +47,7 @@ def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | 
             )
         return None, None
     try:
-        found = files.newest(
-            folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM, contents=False,
-            pointed=options.USE_SYMLINK_CHECKPOINT_FOR_RESUME,
-        )  # fmt: skip
+        found = files.newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM, contents=False)
     except CheckpointError as error:
         return None, str(error)
     return (None if found is None else found[0]), None

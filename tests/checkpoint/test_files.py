@@ -76,7 +76,6 @@ def test_newest_is_that_of_the_highest_number_whatever_the_pointer_says(tmp_path
     ]
     assert files.newest(tmp_path)[1] == {"name": "model_phase3"}
     assert files.newest(tmp_path, position=2)[1] == {"name": "model_phase2"}
-    assert files.newest(tmp_path, pointed=True)[1] == {"name": "model_iteration9"}
 
 
 def test_the_power_goes_between_the_name_and_the_pointer(
