@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,10 +24,8 @@ def with_inputs(
     assert isinstance(layer, nn.Conv2d)
     if layer.in_channels == in_chans:
         return layer
-    made = nn.Conv2d(
-        in_chans, layer.out_channels, layer.kernel_size, layer.stride, layer.padding,
-        bias=layer.bias is not None,
-    )  # fmt: skip
+    geometry: Any = (layer.kernel_size, layer.stride, layer.padding)
+    made = nn.Conv2d(in_chans, layer.out_channels, *geometry, bias=layer.bias is not None)
     if draw is not None:
         draw(made.weight)
     return made
