@@ -28,8 +28,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, private: bool = False) -> None:
+    """private: for its owner alone to read."""
     with whole_file(path) as file:
+        if private:
+            os.fchmod(file.fileno(), 0o600)
         file.write(content)
 
 

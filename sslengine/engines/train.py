@@ -15,6 +15,7 @@ from sslengine.checkpoint.resume import find, set_aside
 from sslengine.config.changes import changes
 from sslengine.config.options import TrainerOptions
 from sslengine.config.sections import read
+from sslengine.config.stored import as_stored
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engines.expected import check_results
@@ -59,6 +60,7 @@ def _train(task: Any, run: Run) -> None:
     run.describe()
     task.writers.extend(make_writers(run, task.iteration))
     _introduce(task, run)
+    startup.tell("making the first step")
     loop.run(task)
     run.say(
         f"done: {task.iteration} steps in {clock(time.monotonic() - began)}\n"
@@ -117,7 +119,8 @@ def _same_run(run: Run, options: CheckpointOptions) -> None:
     text = broadcast_object(path.read_text(encoding="utf-8") if there else None)
     if text is None:
         return
-    found = changes(text, run.config, run.resolved.origins)
+    now = as_stored(run.config, run.resolved.texts)
+    found = changes(text, now, run.resolved.origins)
     refused = [] if options.ALLOW_CHANGED_CONFIG else [each for each in found if not each.allowed]
     if refused:
         raise ConfigError(

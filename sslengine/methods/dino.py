@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,10 +114,6 @@ class DINOOptions:
     # Filled in from the head and the transforms.
     output_dim: int = 65536
     num_crops: int = 2
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "normalize_last_layer": "VISSL never read it; dino_head has an argument of that name."
-    }
 
     def infer(self, facts: RunFacts) -> None:
         head = facts.head("dino_head") or facts.head("swav_head")

@@ -38,6 +38,7 @@ from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.ownership import expect_owners
 from sslengine.registry import register_task
 from sslengine.task import build
 from sslengine.task.classy import ClassyTask
@@ -86,8 +87,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def prepare(self, *_: Any, **__: Any) -> None:
         """Build everything. Nothing is written, no step is made, no weights are read."""
         config, device = self.config, self.device
+        startup.tell("reading data")
         self._prepare_data()
         startup.mark("data")
+        startup.tell("building the model")
         seed_all(self.seed)
         self.base_model = self._make_model()
         self.loss = self._make_loss()
@@ -102,6 +105,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.optimizer = self._make_optimizer(
             self.length.epochs(self._feed_for_training.steps_per_epoch)
         )
+        if not self.test_only:
+            expect_owners(self.base_model, self.loss, self.optimizer.param_groups)
         self._prepare_distributed()
         self._prepare_monitoring()
         self.hooks = self._make_hooks()
