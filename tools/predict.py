@@ -26,6 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="the images beside their neighbours"
     )
+    parser.add_argument(
+        "--network",
+        choices=("auto", "student", "teacher"),
+        default="auto",
+        help="of a method that has both; auto: the one that the method is judged by",
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument(
         "--trust-config", action="store_true", help="import the code that config.yaml names"
@@ -45,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             nearest=given.nearest,
             device=given.device,
             trust_config=given.trust_config,
+            network=given.network,
         )
         found = {name: predictor(name) for name in given.images}
         if given.picture:

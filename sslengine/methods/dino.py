@@ -171,6 +171,9 @@ class Teacher(nn.Module):
 
 @register_loss("dino_loss", options=DINOOptions)
 class DINOLoss(Method):
+    teacher_part: ClassVar[str] = "momentum_teacher.module"
+    judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
+
     def __init__(self, options: DINOOptions, run: RunFacts) -> None:
         super().__init__()
         self.options = options

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.errors import ConfigError
+from sslengine.models.networks import CHOICES
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.trunks.options import (
     BeitOptions,
@@ -274,6 +275,9 @@ class WeightsInitOptions:
     PARAMS_FILE: str = ""
     # Where in the file the state dict is: a key, a list of keys one inside the other, or "".
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
+    # Of a checkpoint whose method keeps a slow copy of the model (a teacher, a momentum encoder):
+    # student, teacher, or auto, as the method has it (DINO: teacher; BYOL and MoCo: student).
+    NETWORK: str = "auto"
     # Names that contain one of these are neither read nor missed.
     SKIP_LAYERS: list[str] = field(default_factory=lambda: ["num_batches_tracked"])
     # Load any pickle, and run any code that it holds: for files of your own (--trust-pickle).
@@ -287,6 +291,7 @@ class WeightsInitOptions:
         return [key] if isinstance(key, str) and key else list(key or ())
 
     def check(self) -> Iterator[str]:
+        yield from one_of(self, "NETWORK", *CHOICES)
         key = self.STATE_DICT_KEY_NAME
         if key is not None and not (
             isinstance(key, str)

@@ -30,6 +30,7 @@ from sslengine.engines.features import extract
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
+from sslengine.models.networks import AUTO, choose
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights import load_model_state
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
@@ -72,14 +73,17 @@ class Predictor:
         nearest: int = 5,
         device: str = "auto",
         trust_config: bool = False,
+        network: str = AUTO,
     ) -> None:
+        """network: `student` or `teacher` of a method that has both; auto: as the method says."""
         self.run_folder, self.count = Path(run_folder), nearest
         self.config = _config_of(self.run_folder, trust_config)
         self.device = pick_device(device)
         self.checkpoint, state = _newest_checkpoint(self.run_folder)
         self.model = build_base_model(self.config, self.device)
         self.trunk = _trunk_of(self.model)
-        load_model_state(self.model, state["classy_state_dict"]["base_model"])
+        chosen, self.network = choose(state["classy_state_dict"], network, str(self.checkpoint))
+        load_model_state(self.model, chosen["base_model"])
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
         self.view = View(read(self.config, DataOptions), self.seed)
@@ -154,7 +158,8 @@ class Predictor:
     @cached_property
     def index(self) -> Index:
         transforms = [dict(entry) for entry in self.view.entries]
-        key = key_of(sha256_of(self.checkpoint), transforms, self.dataset)
+        weights = f"{self.network} of {sha256_of(self.checkpoint)}"
+        key = key_of(weights, transforms, self.dataset)
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
     def _make_index(self) -> Index:
