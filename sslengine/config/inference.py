@@ -18,6 +18,7 @@ from sslengine.config.lr_scaling import optimizers, scale_schedule
 from sslengine.config.merge import Merged
 from sslengine.config.reference_world_size import scale_to_ranks
 from sslengine.config.sharding import expect_no_conflict, sharding_values
+from sslengine.config.views import expect_views
 from sslengine.errors import ConfigError
 from sslengine.registry import TRAIN_STEPS, component_key
 
@@ -39,6 +40,8 @@ def infer(merged: Merged, name: str) -> None:
     for rule in RULES:
         for derived in rule(config):
             _set(merged, derived)
+    if merged.root.engine_name == "train":
+        expect_views(config)
 
 
 def _set(merged: Merged, derived: Derived) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, cast
 
@@ -23,6 +24,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError
+
+# What Pillow may take a file for, whatever its name is. Some of the other formats are programs, for
+# which Pillow starts an interpreter (EPS).
+FORMATS = (
+    "JPEG", "PNG", "BMP", "GIF", "PPM", "DIB", "TIFF", "WEBP", "JPEG2000",
+    *(["AVIF"] if find_spec("PIL.AvifImagePlugin") else []),
+)  # fmt: skip
 
 # Formats whose grey levels of more than 8 bits Pillow gives as 32-bit integers up to 65535.
 SIXTEEN_BITS_IN_32 = ("PNG", "PPM")
@@ -145,7 +153,8 @@ def _open(encoded: bytes) -> Image.Image:
     with _pillow_limit:
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            return Image.open(BytesIO(encoded))
+            Image.preinit()  # else the first file would make Pillow import all formats it has
+            return Image.open(BytesIO(encoded), formats=FORMATS)
         except UnidentifiedImageError:
             begins = bytes(encoded[:12])
             raise UnidentifiedImageError(

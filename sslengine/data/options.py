@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from sslengine.config.arguments import argument_problems
 from sslengine.config.fast import why_not
@@ -76,8 +76,6 @@ class SplitOptions:
     # Keep what was found in folders and lists in ~/.cache/sslengine ($SSLENGINE_CACHE), and use it
     # as long as they do not change.
     CACHE_INDEX: bool = True
-    # Read long file lists from there as needed; false: keep them in memory.
-    MMAP_MODE: bool = True
     REMOVE_IMG_PATH_PREFIX: str = ""
     NEW_IMG_PATH_PREFIX: str = ""
     # Side of generated images, and of the grey one that stands for an unreadable file.
@@ -102,9 +100,6 @@ class SplitOptions:
     # Copy what DATA_PATHS names into a folder of each node, and read that.
     COPY_TO_LOCAL_DISK: bool = False
     COPY_DESTINATION_DIR: str = ""
-    BASE_DATASET: str = "generic_ssl"
-    # Sample order is always resumable and the same on any number of ranks; kept for VISSL's YAML.
-    USE_STATEFUL_DISTRIBUTED_SAMPLER: bool = False
     # For training too: the samples in their order, the same in every epoch.
     USE_DEBUGGING_SAMPLER: bool = False
     STRATIFIED_SAMPLER: StratifiedSampler = field(default_factory=StratifiedSampler)
@@ -112,7 +107,6 @@ class SplitOptions:
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "LABEL_TYPE", "standard", "sample_index", "zero")
-        yield from one_of(self, "BASE_DATASET", "generic_ssl")
         yield from one_of(self, "IMAGE_MODE", "RGB", "L", "stored")
         for key in (
             "BATCHSIZE_PER_REPLICA",
@@ -212,10 +206,6 @@ class DataOptions:
     # device: loader workers crop, and a GPU does colour and blur.
     AUGMENT_BACKEND: str = "auto"
     DDP_BUCKET_CAP_MB: int = 25
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "TRANSFORMS": "transforms are read from DATA.TRAIN and DATA.TEST."
-    }
 
     def check(self) -> Iterator[str]:
         if self.NUM_DATALOADER_WORKERS < 0:

@@ -8,8 +8,9 @@ z: the model's projection, q(z): its prediction, z': the projection of the teach
 takes no gradient and after each optimizer step follows the model with a momentum that
 rises from `momentum` to 1.
 
-Batches come from `simclr_collator`, the model ends in `predictor_head`. Both views pass
-the model together, so a batch norm's batch holds both.
+Batches come from `simclr_collator`, the model ends in `predictor_head`. In the authors' code
+each view passes model and teacher by itself: `MODEL.VIEWS_APART`. Without it a batch norm's
+batch holds both.
 """
 
 from __future__ import annotations

@@ -115,10 +115,6 @@ class DINOOptions:
     output_dim: int = 65536
     num_crops: int = 2
 
-    IGNORED: ClassVar[dict[str, str]] = {
-        "normalize_last_layer": "VISSL never read it; dino_head has an argument of that name."
-    }
-
     def infer(self, facts: RunFacts) -> None:
         head = facts.head("dino_head") or facts.head("swav_head")
         if head is None:

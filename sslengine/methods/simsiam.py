@@ -7,8 +7,9 @@ Chen and He, Exploring Simple Siamese Representation Learning, 2021, equations 2
 z: projection, p: prediction. The loss lies between -1 and 1; it falls to -1 where all
 predictions are right, which without the stop-gradient a constant output would reach.
 
-Batches come from `simclr_collator`, the model ends in `predictor_head`. Both views pass
-the model together, so a batch norm's batch holds both.
+Batches come from `simclr_collator`, the model ends in `predictor_head`. In the authors' code
+each view passes the model by itself: `MODEL.VIEWS_APART`. Without it a batch norm's batch
+holds both.
 
 The published learning rate falls for all but the predictor:
 

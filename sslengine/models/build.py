@@ -13,6 +13,7 @@ options class it gets its own keyword arguments, and `model` if it asks for it b
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -29,11 +30,16 @@ from sslengine.registry import MODELS, TRUNKS, component_key, register_model
 WHERE = "config.MODEL.BASE_MODEL_NAME"
 
 
-def build_model(options: ModelOptions, ranks_per_node: int = 1) -> nn.Module:
-    """On the CPU, with initial weights. Collective where batch norms are synchronised."""
+def build_model(options: ModelOptions, ranks_per_node: int = 1, views: int = 1) -> nn.Module:
+    """On the CPU, with initial weights. Collective where batch norms are synchronised.
+
+    views: of each image, in a training batch.
+    """
     model = _chosen_model(options)
+    if options.VIEWS_APART:
+        trunk_with_heads(model, "config.MODEL.VIEWS_APART").views_apart = views
     _freeze(model, options.FEATURE_EVAL_SETTINGS)
-    _freeze_parameters(model, options.NON_TRAINABLE_PARAMS)
+    freeze_parameters(model, options.NON_TRAINABLE_PARAMS)
     synchronise(model, options.SYNC_BN_CONFIG, ranks_per_node)
     return model
 
@@ -109,7 +115,8 @@ def _freeze(model: nn.Module, settings: FeatureEvalOptions) -> None:
         trunk_with_heads(model, "FREEZE_TRUNK_ONLY").freeze("trunk")
 
 
-def _freeze_parameters(model: nn.Module, names: list[str]) -> None:
+def freeze_parameters(model: nn.Module, names: Sequence[str]) -> None:
+    """Those of NON_TRAINABLE_PARAMS; a name may have the prefix that DDP gives it, `module.`"""
     parameters = dict(model.named_parameters())
     for index, name in enumerate(names):
         parameter = parameters.get(name.removeprefix("module."))

@@ -5,6 +5,9 @@
                             go through the trunk together, then all through the heads at once
     a dict of these         one way each (MODEL.MULTI_INPUT_HEAD_MAPPING)
 
+With MODEL.VIEWS_APART each view goes through trunk and heads by itself, and the outputs are
+joined in the same order. A batch norm makes the difference: its batch is one view's.
+
 The output is a list: what each head gave, or with no heads the features. A single head
 that gives a list itself (embeddings and scores, say) makes that list the output.
 """
@@ -18,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError, listing, nearest
+from sslengine.errors import ConfigError, TrainingError, listing, nearest
 from sslengine.models.routing import MAPPING_KEY, Route
 from sslengine.models.trunks.base import Trunk
 
@@ -34,8 +37,11 @@ class Model(nn.Module):
         pooling: nn.Module | None = None,
         flip_channels: bool = False,
         single_pass_every_crop: bool = False,
+        views_apart: int = 0,
     ) -> None:
-        """`pooling` maps the list of a route's features; `flip_channels` makes RGB BGR."""
+        """`pooling` maps the list of a route's features; `flip_channels` makes RGB BGR;
+        `views_apart`: of how many views a training batch holds each goes by itself; 0: together.
+        """
         super().__init__()
         self.trunk = trunk
         self.heads = heads
@@ -43,6 +49,7 @@ class Model(nn.Module):
         self.routes = tuple(routes)
         self.flip_channels = flip_channels
         self.single_pass_every_crop = single_pass_every_crop
+        self.views_apart = views_apart
         self._all_heads = tuple(range(len(heads)))
         self._frozen: tuple[str, ...] = ()
         for route in self.routes:
@@ -94,7 +101,27 @@ class Model(nn.Module):
     def _through(
         self, route: Route, images: Images, extra: Mapping[str, Images] | None = None
     ) -> list[Any]:
-        features = self._features(route, images, extra or {})
+        views = self._views(images) if self.views_apart else []
+        if len(views) > 1:
+            return joined([self._together(route, view, {}) for view in views])
+        return self._together(route, images, extra or {})
+
+    def _views(self, images: Images) -> Sequence[Tensor]:
+        """Those of a batch that are to go by themselves. In eval mode nothing depends on it."""
+        if not isinstance(images, Tensor):
+            return images
+        if not self.training:
+            return [images]
+        if len(images) % self.views_apart:
+            raise TrainingError(
+                f"config.MODEL.VIEWS_APART: a batch of {self.views_apart} views of every image "
+                f"cannot have {len(images)} rows; is config.DATA.TRAIN.COLLATE_FUNCTION "
+                f"simclr_collator?"
+            )
+        return images.chunk(self.views_apart)
+
+    def _together(self, route: Route, images: Images, extra: Mapping[str, Images]) -> list[Any]:
+        features = self._features(route, images, extra)
         if not route.heads:
             return features
         # Indexing a ModuleList is slow; most often all heads are meant.
@@ -141,6 +168,14 @@ class Model(nn.Module):
 
     def _channels(self, images: Tensor) -> Tensor:
         return images.flip(1) if self.flip_channels else images
+
+
+def joined(outputs: Sequence[list[Any]]) -> list[Any]:
+    """The rows of all views, one view after the other, in the form of a single view's output."""
+    return [
+        torch.cat(parts) if isinstance(parts[0], Tensor) else joined(parts)
+        for parts in zip(*outputs, strict=True)
+    ]
 
 
 def _check_extra_inputs(trunk: Trunk, route: Route) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,14 +34,12 @@ def build_optimizer(
     options: OptimizerSettings,
     device: torch.device,
     num_epochs: float,
-    excluded: Collection[str] = (),
 ) -> ScheduledOptimizer:
     """The optimizer of a model that is on its device already and not yet wrapped in DDP.
 
     num_epochs: the length of the run, also where it is set in iterations.
-    excluded: names of parameters to freeze (MODEL.NON_TRAINABLE_PARAMS).
     """
-    groups = build_param_groups(model, options, excluded)
+    groups = build_param_groups(model, options)
     schedules = _schedules(options, num_epochs)
     plan = [_plan(group, schedules) for group in groups]
     optimizer_class = OPTIMIZERS.get(options.name, "OPTIMIZER.name")

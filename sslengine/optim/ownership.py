@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -68,6 +69,34 @@ def only(model: nn.Module, kept: Collection[Trainable]) -> Iterator[None]:
     finally:
         for parameter in others:
             parameter.requires_grad_(True)
+
+
+def expect_owners(model: nn.Module, loss: nn.Module, groups: Collection[Mapping[str, Any]]) -> None:
+    """Raise ConfigError if something trainable is in no group of any optimizer.
+
+    Such a parameter would keep its first value, and its gradient would grow with every step.
+    """
+    owned = {id(parameter) for group in groups for parameter in group["params"]}
+    of_model = [each.name for each in trainable(model) if id(each.parameter) not in owned]
+    owned |= {id(parameter) for parameter in model.parameters()}
+    of_loss = [each.name for each in trainable(loss) if id(each.parameter) not in owned]
+    if of_model:
+        raise ConfigError(
+            f"no optimizer owns these trainable parameters of the model, which would keep their "
+            f"first values: {listing(of_model, 10)}. Give them to the optimizer, or freeze them: "
+            f"requires_grad_(False), or config.MODEL.NON_TRAINABLE_PARAMS."
+        )
+    if of_loss:
+        names = [f"{LOSS}.{name}" for name in of_loss]
+        raise ConfigError(
+            f"config.LOSS: no optimizer owns these trainable parameters of "
+            f"{type(loss).__name__}, which would keep their first values: {listing(names, 10)}.\n"
+            f"  To train them, move their modules into the model (a head in "
+            f"config.MODEL.HEAD.PARAMS, or the trunk), or give them an optimizer: "
+            f"config.TRAINER.TRAIN_STEP_NAME=multi_optimizer_train_step, with parameters: "
+            f"[{LOSS}.*]. What is not to be trained (a teacher, a fixed projection) is frozen by "
+            f"requires_grad_(False)."
+        )
 
 
 def _matches_nothing(

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sslengine.errors import ConfigError, listing, nearest
+from sslengine.errors import ConfigError, listing
 from sslengine.optim.layer_depth import layer_depth
 from sslengine.optim.options import OptimizerSettings
 from sslengine.registry import PARAM_GROUPS, register_param_groups
@@ -52,11 +52,8 @@ class Trainable(NamedTuple):
         return isinstance(self.owner, _NORM_TYPES) or type(self.owner).__name__.endswith("Norm")
 
 
-def build_param_groups(
-    model: nn.Module, options: OptimizerSettings, excluded: Collection[str] = ()
-) -> list[Group]:
-    """The groups of a model with `trunk` and `heads`; `excluded` parameters are frozen first."""
-    _freeze(model, excluded)
+def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Group]:
+    """The groups of a model with `trunk` and `heads`."""
     constructor = PARAM_GROUPS.get(
         options.param_group_constructor, "OPTIMIZER.param_group_constructor"
     )
@@ -188,17 +185,6 @@ def _head_index(name: str, num_entries: int) -> int:
             f"number {index} ({name}). Every head needs an entry."
         )
     return index
-
-
-def _freeze(model: nn.Module, names: Collection[str]) -> None:
-    parameters = dict(model.named_parameters())
-    for name in names:
-        if name not in parameters:
-            raise ConfigError(
-                f"MODEL.NON_TRAINABLE_PARAMS: the model has no parameter {name!r}. "
-                f"{nearest(name, parameters) or 'Known: ' + listing(parameters, 10)}"
-            )
-        parameters[name].requires_grad_(False)
 
 
 def _check_complete(model: nn.Module, groups: list[Group], constructor: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from sslengine.config.sections import read
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, DataError
@@ -17,6 +18,8 @@ from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.preemption import StopOnSignals
 from sslengine.methods.base import Method
+from sslengine.models.build import freeze_parameters
+from sslengine.models.options import ModelOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.task.set_loss import set_loss
 from sslengine.task.task import SelfSupervisionTask
@@ -42,6 +45,9 @@ class FunctionLoss(nn.Module):
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
         self.function = function
+        # The module of a bound method: its parameters and buffers are those of the loss.
+        owner = getattr(function, "__self__", None)
+        self.owner = owner if isinstance(owner, nn.Module) else None
 
     def forward(self, output: Any, target: Any) -> Any:
         return self.function(output, target)
@@ -73,7 +79,9 @@ class PythonTask(SelfSupervisionTask):
         return set_loss(self, feed, self._splits[True])
 
     def _make_model(self) -> nn.Module:
-        return self.parts.model.to(self.device)
+        model = self.parts.model.to(self.device)
+        freeze_parameters(model, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS)
+        return model
 
     def _make_loss(self) -> nn.Module:
         return self.parts.loss.to(self.device)

@@ -58,7 +58,8 @@ def build_feed(
 def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     """The model with random weights, on the device. The caller has set the seed."""
     options = read(config, ModelOptions)
-    model = build_model(options, read(config, DistributedOptions).NUM_PROC_PER_NODE)
+    ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
+    model = build_model(options, ranks_per_node, run_facts(config).views_per_image)
     if options.CHANNELS_LAST:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)
@@ -167,10 +168,7 @@ def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
 def build_run_optimizer(
     config: DictConfig, model: nn.Module, device: torch.device, epochs: float
 ) -> ScheduledOptimizer:
-    return build_optimizer(
-        model, read(config, OptimizerOptions), device, epochs,
-        excluded=read(config, ModelOptions).NON_TRAINABLE_PARAMS,
-    )  # fmt: skip
+    return build_optimizer(model, read(config, OptimizerOptions), device, epochs)
 
 
 def reduces_by_hand(config: DictConfig, train_step: Any) -> bool:

@@ -38,6 +38,7 @@ from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.ownership import expect_owners
 from sslengine.registry import register_task
 from sslengine.task import build
 from sslengine.task.classy import ClassyTask
@@ -102,6 +103,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.optimizer = self._make_optimizer(
             self.length.epochs(self._feed_for_training.steps_per_epoch)
         )
+        if not self.test_only:
+            expect_owners(self.base_model, self.loss, self.optimizer.param_groups)
         self._prepare_distributed()
         self._prepare_monitoring()
         self.hooks = self._make_hooks()

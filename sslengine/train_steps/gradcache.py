@@ -44,6 +44,8 @@ class GradcacheOptions:
 
 @register_train_step(NAME, options=GradcacheOptions)
 class GradcacheTrainStep:
+    in_chunks = True  # the model does not see a batch at once
+
     def __init__(self, options: GradcacheOptions) -> None:
         self.chunk_size = options.CHUNK_SIZE
         self.chunk_statistics = options.CHUNK_STATISTICS

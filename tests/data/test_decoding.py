@@ -154,6 +154,24 @@ def test_nothing_and_something_else() -> None:
         decode(b"<html>not an im")
 
 
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "stored"])
+def test_postscript_starts_no_program(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow takes a file for what its bytes say, and hands EPS on to Ghostscript."""
+    Image.init()
+    assert Image.open(BytesIO(EPS)).format == "EPS"  # this is one
+
+    def start(*arguments: Any, **_: Any) -> None:
+        pytest.fail(f"starts {arguments}")
+
+    for name in ("Popen", "run", "call", "check_call", "check_output"):
+        monkeypatch.setattr(f"subprocess.{name}", start)
+    with pytest.raises(UnidentifiedImageError, match=r"begin with b'%!PS-Adobe-3"):
+        Decoder.of(SplitOptions(IMAGE_MODE=mode), "TRAIN")(EPS)
+
+
 def bomb(width: int, height: int) -> bytes:
     """A PNG that says it has so many pixels, in hundred bytes."""
 

@@ -175,6 +175,9 @@ SAME_RANKS: dict[str, dict[str, Any]] = {
                                                 "num_clusters": [7]}]]},
     "activation checkpointing": {
         "MODEL__ACTIVATION_CHECKPOINTING__USE_ACTIVATION_CHECKPOINTING": True},
+    "views apart": {"MODEL__VIEWS_APART": True, **LOSSES["byol"],
+                    "MODEL__HEAD__PARAMS": [["predictor_head", {"dims": [32, 12, 7],
+                                                               "predictor_dims": [7, 6, 7]}]]},
     "accumulation and batch norms": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
 }  # fmt: skip
 

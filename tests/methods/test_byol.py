@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tests.methods.teacher_runs import (
     assert_tests_move_nothing,
 )
 from tests.ranks import RankPool
-from tests.task.runs import Watch, make_task, train
+from tests.task.runs import Watch, make_task, same, train, weights
 
 HEAD = ["predictor_head", {"dims": [32, 16, 8], "predictor_dims": [8, 4, 8]}]
 RECIPE: dict[str, Any] = {"LOSS__name": "byol_loss", "MODEL__HEAD__PARAMS": [HEAD]}
@@ -209,3 +210,43 @@ def test_a_recipe_without_two_views_is_refused() -> None:
 def test_a_momentum_above_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="byol_loss.momentum: expected a number from 0 to 1"):
         make_task(tmp_path, [], **RECIPE, LOSS__byol_loss={"momentum": 1.5})
+
+
+def test_views_apart_pass_the_teacher_apart(tmp_path: Path) -> None:
+    """Its batch norms have seen two batches a step, and its targets are of one view each."""
+    task = make_task(tmp_path, [], **RECIPE, MODEL__VIEWS_APART=True)
+    task.on_start()
+    task.start_phase()
+    task.on_phase_start()
+    before = copy.deepcopy(task.loss.teacher)
+    method, seen = task.loss, []
+    method.register_forward_pre_hook(lambda *_: seen.append(method.targets))
+    task.step()
+    views = task.last_batch.sample["input"].chunk(2)
+    before.views_apart = 0
+    expected = torch.cat([before(view)[0] for view in views])
+    torch.testing.assert_close(seen[0], expected)
+    assert method.teacher.trunk.bn1.num_batches_tracked == 2
+    torch.testing.assert_close(method.teacher.trunk.bn1.running_mean, before.trunk.bn1.running_mean)
+    task.close()
+
+
+def test_views_apart_over_ranks_with_accumulation_and_autocast(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    """Ranks end with the same weights, and every batch norm has had a batch for each view."""
+    ways = {
+        "DISTRIBUTED__NUM_PROC_PER_NODE": 2,
+        "OPTIMIZER__num_epochs": 1,
+        "OPTIMIZER__accumulate": 2,
+        "MODEL__AMP_PARAMS": {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "bfloat16"},
+        "MODEL__SYNC_BN_CONFIG": {"CONVERT_BN_TO_SYNC_BN": True, "GROUP_SIZE": 0},
+    }
+    after = two_ranks.run(_weights_after, tmp_path, {**ways, "MODEL__VIEWS_APART": True})
+    assert same(*after)
+    batches = {int(each) for name, each in after[0].items() if name.endswith("batches_tracked")}
+    assert batches == {4}  # two batches of four images, of two views
+
+
+def _weights_after(folder: Path, changes: dict[str, Any]) -> dict[str, Tensor]:
+    return weights(train(folder / str(rank()), [], **RECIPE, **changes))

@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from sslengine.errors import ConfigError
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.models.compiled import compile_forward
+from sslengine.models.heads.predictor import PredictorHead
 from sslengine.models.model import Model
-from sslengine.models.options import ResNetOptions
+from sslengine.models.options import CompileOptions, ResNetOptions
 from sslengine.models.routing import Route, plan_routes
+from sslengine.models.sync_batchnorm import convert
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.resnet import ResNet
+from tests.ranks import RankPool
 
 
 class Means(Trunk):
@@ -115,6 +121,98 @@ def test_single_pass_every_crop() -> None:
     together = model([Times(3)], [Route(heads=(0,))])
     check(made(crops(8, 8, 4)), *together(crops(8, 8, 4)))
     assert made.trunk.batches == [(2, 3, 8, 8), (2, 3, 8, 8), (2, 3, 4, 4)]
+
+
+def siamese(**options: Any) -> Model:
+    """With batch norms in trunk, projector and predictor; in double precision."""
+    torch.manual_seed(0)
+    trunk = ResNet(ResNetOptions(BLOCKS=[1, 1, 1, 1], DEPTH=18, WIDTH_MULTIPLIER=0.0625))
+    head = PredictorHead([32, 8, 6], [6, 4, 6], use_bn_on_projection=True)
+    return Model(trunk, nn.ModuleList([head]), [Route(heads=(0,))], **options).double()
+
+
+def two_views(images: int) -> Tensor:
+    """One after the other. The second has another mean, which batch norm would even out."""
+    generator = torch.Generator().manual_seed(1)
+    views = torch.randn(2, images, 3, 32, 32, generator=generator, dtype=torch.float64)
+    return (views + torch.tensor([0.0, 2.0]).view(2, 1, 1, 1, 1)).flatten(0, 1)
+
+
+def test_views_apart_are_separate_forwards_one_after_the_other() -> None:
+    apart, by_hand = siamese(views_apart=2), siamese()
+    images = two_views(5)
+    outputs = apart(images)
+    first, second = by_hand(images[:5]), by_hand(images[5:])
+    check(outputs, *(torch.cat(pair) for pair in zip(first, second, strict=True)))
+    for name, value in by_hand.state_dict().items():
+        torch.testing.assert_close(apart.state_dict()[name], value, rtol=0, atol=1e-12)
+    assert apart.trunk.bn1.num_batches_tracked == 2
+    sum(each.square().sum() for each in outputs).backward()
+    sum(each.square().sum() for each in (*first, *second)).backward()
+    for got, expected in zip(apart.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)
+    together = siamese()(images)
+    assert (outputs[1] - together[1]).abs().max() > 0.1
+
+
+def test_in_eval_mode_views_go_together() -> None:
+    apart, plain = siamese(views_apart=2).eval(), siamese().eval()
+    for rows in (6, 7, 1):  # of a test set with a single view as well
+        check(apart(two_views(4)[:rows]), *plain(two_views(4)[:rows]))
+
+
+def test_crops_apart_pass_the_heads_apart_as_well() -> None:
+    apart, by_hand = siamese(views_apart=3), siamese()
+    crops = [*two_views(4).chunk(2), two_views(2)[..., :16, :16]]
+    outputs, singles = apart(crops), [by_hand(crop) for crop in crops]
+    check(outputs, *(torch.cat(parts) for parts in zip(*singles, strict=True)))
+    for name, value in by_hand.state_dict().items():
+        torch.testing.assert_close(apart.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
+def test_the_outputs_of_heads_that_give_lists_are_joined() -> None:
+    outputs = model([Two(), Times(3)], [Route(heads=(0, 1))], views_apart=2)(X)
+    check(outputs[0], MEAN, 10 * MEAN)
+    torch.testing.assert_close(outputs[1], 3 * MEAN)
+
+
+def test_compiled_parts_run_once_for_each_view() -> None:
+    apart, plain = siamese(views_apart=2), siamese(views_apart=2)
+    compile_forward(apart.heads[0], CompileOptions(USE_COMPILE=True, BACKEND="eager"))
+    check(apart(two_views(4)), *plain(two_views(4)))
+
+
+def test_rows_that_are_no_views() -> None:
+    with pytest.raises(TrainingError, match=r"VIEWS_APART: a batch of 2 views .* 7 rows"):
+        siamese(views_apart=2)(two_views(4)[:7])
+
+
+def _of_rank(images: int) -> dict[str, Any]:
+    """Synchronised, DDP around it; the gradients of the sum over ranks."""
+    share = two_views(images).unflatten(0, (2, -1)).chunk(world_size(), dim=1)[rank()].flatten(0, 1)
+    wrapped = DistributedDataParallel(convert(siamese(views_apart=2), None))
+    outputs = wrapped(share)
+    sum(each.square().sum() for each in outputs).backward()
+    return {
+        "outputs": [each.detach().unflatten(0, (2, -1)) for each in outputs],
+        "buffers": dict(wrapped.module.named_buffers()),
+        "gradients": [each.grad * world_size() for each in wrapped.parameters()],
+    }
+
+
+def test_over_ranks_a_view_is_the_batch_of_all_ranks(two_ranks: RankPool) -> None:
+    alone = siamese(views_apart=2)
+    outputs = alone(two_views(6))
+    sum(each.square().sum() for each in outputs).backward()
+    results = two_ranks.run(_of_rank, 6)
+    for index, expected in enumerate(outputs):
+        got = torch.cat([each["outputs"][index] for each in results], dim=1).flatten(0, 1)
+        torch.testing.assert_close(got, expected.detach())
+    for each in results:
+        for name, buffer in alone.named_buffers():
+            torch.testing.assert_close(each["buffers"][name], buffer, rtol=1e-9, atol=1e-12)
+        for gradient, parameter in zip(each["gradients"], alone.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-6, atol=1e-9)
 
 
 PIRL = [Route("patches", ("mean",), (0,)), Route("images", ("twice",), (1,))]

@@ -44,3 +44,16 @@ def test_a_method_needs_equal_shares(drop_last: bool) -> None:
         for text in pool.run(_method, drop_last):
             assert (text == "trained") == drop_last
             assert drop_last or "Compares compares the images of all ranks" in text
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("form", ["torch", "dict"])
+def test_parameters_that_settings_freeze(form: str, prefix: str) -> None:
+    model = net()
+    before = model[0].weight.clone()
+    lr = {"param_schedulers": {"lr": {"name": "constant", "value": 0.1}}}
+    optimizer: Any = sgd(model) if form == "torch" else {"name": "sgd", **lr}
+    settings = {"MODEL": {"NON_TRAINABLE_PARAMS": [f"{prefix}0.weight"]}}
+    fit(model, square, Points(), optimizer, epochs=1, device="cpu", settings=settings)
+    assert torch.equal(model[0].weight, before)
+    assert not torch.equal(model[3].weight, net()[3].weight)

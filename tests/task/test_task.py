@@ -424,3 +424,17 @@ def test_a_test_within_an_epoch_changes_nothing_that_is_trained(tmp_path: Path) 
     assert [phase.train_index for phase in two.phases] == [0] * 5 + [1] * 6
     # What a hook does at the start of an epoch it does once: after a test the phase goes on.
     assert begun.at == [(0, 0), (0, 4), (0, 6), (1, 0), (1, 2), (1, 6)]
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_parameters_that_are_not_trained_keep_their_values(prefix: str, tmp_path: Path) -> None:
+    """Under the name that they have within DDP, too."""
+    name = "heads.0.clf.0.weight"
+    task = make_task(tmp_path, [], MODEL__NON_TRAINABLE_PARAMS=[prefix + name])
+    task.prepare()
+    before = {each: value.clone() for each, value in task.base_model.named_parameters()}
+    loop.run(task)
+    moved = {each: not torch.equal(value, before[each])
+             for each, value in task.base_model.named_parameters()}  # fmt: skip
+    assert not moved.pop(name)
+    assert all(moved.values())

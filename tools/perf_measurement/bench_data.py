@@ -150,7 +150,9 @@ def lightly(case: str) -> Views:
     from lightly.transforms import SimCLRTransform, SwaVTransform
 
     transform = SimCLRTransform() if case == "simclr" else SwaVTransform()
-    return lambda encoded: transform(Image.open(io.BytesIO(encoded)).convert("RGB"))
+    return lambda encoded: transform(
+        Image.open(io.BytesIO(encoded), formats=["JPEG"]).convert("RGB")
+    )
 
 
 class PilBlur:
@@ -178,7 +180,7 @@ def solo_learn(case: str) -> Views:
     ]
 
     def views(encoded: bytes) -> list[Any]:
-        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        image = Image.open(io.BytesIO(encoded), formats=["JPEG"]).convert("RGB")
         return [transform(image) for transform in each]
 
     return views
@@ -202,7 +204,9 @@ def torchvision_v2(case: str) -> Views:
     ]
 
     def views(encoded: bytes) -> list[Any]:
-        image = v2.functional.pil_to_tensor(Image.open(io.BytesIO(encoded)).convert("RGB"))
+        image = v2.functional.pil_to_tensor(
+            Image.open(io.BytesIO(encoded), formats=["JPEG"]).convert("RGB")
+        )
         return [transform(image) for transform in each]
 
     return views

@@ -139,7 +139,8 @@ def _in_place(kernel: Callable[[Any, Planes], object]) -> Callable[[Any, Planes]
 
 CHANGES: dict[type[Op], Callable[[Any, Planes], Planes]] = {
     plain.Crop: lambda op, planes: _cropped(op, interleaved(planes)),
-    plain.FlipLeftRight: lambda op, planes: np.ascontiguousarray(planes[:, :, ::-1]),
+    # Copies: of one column, a view with a negative stride counts as contiguous.
+    plain.FlipLeftRight: lambda op, planes: planes[:, :, ::-1].copy(),
     plain.Brightness: _in_place(lambda op, planes: blend_with(planes, 0, op.factor)),
     plain.Contrast: _in_place(
         lambda op, planes: blend_with(planes, mean_luminance(planes), op.factor)
@@ -153,6 +154,6 @@ CHANGES: dict[type[Op], Callable[[Any, Planes], Planes]] = {
     plain.AutoContrast: _in_place(lambda op, planes: autocontrast(planes)),
     plain.Equalize: _in_place(lambda op, planes: equalize(planes)),
     plain.Sharpness: lambda op, planes: sharpened(planes, op.factor),
-    plain.QuarterTurns: lambda op, planes: np.ascontiguousarray(np.rot90(planes, op.times, (1, 2))),
+    plain.QuarterTurns: lambda op, planes: np.rot90(planes, op.times, (1, 2)).copy(),
     plain.Blur: _blurred,
 }

@@ -145,7 +145,7 @@ class FileListSource(ListedFiles):
             f"{self._kind()}: {self._list.resolve()}",
             f"reading {self._list}",
             self._find,
-            cached=options.CACHE_INDEX and options.MMAP_MODE,
+            cached=options.CACHE_INDEX,
         )
 
     def _kind(self) -> str:

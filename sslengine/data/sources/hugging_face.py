@@ -115,5 +115,5 @@ def _load(root: Path, split: str, where: str) -> Any:
     return found[names[0]]
 
 
-def _largest(labels: NDArray[np.generic] | None) -> int:
-    return -1 if labels is None or labels.dtype.kind not in "iu" else int(labels.max())
+def _largest(labels: NDArray[Any] | None) -> int:
+    return -1 if labels is None or labels.dtype.kind not in "iu" else int(np.max(labels))

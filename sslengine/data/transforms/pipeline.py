@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.registry import TRANSFORMS
@@ -97,7 +98,7 @@ class Step:
         except Exception as error:
             raise DataError(
                 f"{self.where} failed on sample {sample['data_idx'][0]}: "
-                f"{type(error).__name__}: {error}{_if_array(sample['data'])}"
+                f"{type(error).__name__}: {error}{_why_not_pil(sample['data'])}"
             ) from error
 
     def _apply(self, sample: Sample) -> None:
@@ -124,7 +125,12 @@ class Step:
             sample["data"][index] = output
 
 
-def _if_array(images: Sequence[Any]) -> str:
+def _why_not_pil(images: Sequence[Any]) -> str:
+    if any(isinstance(image, Tensor) for image in images):
+        return (
+            "\n  Images are tensors here, after ToTensor: it takes transforms of tensors, such as "
+            "torchvision's."
+        )
     if not any(isinstance(image, np.ndarray) for image in images):
         return ""
     return (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 from torchvision.transforms import RandomResizedCrop
 
 from sslengine.data.plan.draws import draw_of
@@ -27,9 +28,11 @@ class ImgReplicatePil:
             raise ValueError(f"num_times: expected 1 or more, got {num_times}.")
         self.num_times = num_times
 
-    def __call__(self, image: Image.Image) -> list[Image.Image]:
+    def __call__(self, image: Any) -> list[Any]:
+        """image: a PIL image, an array or a tensor."""
         # Copies, because a transform of the user may draw into the image that it is given.
-        return [image, *(image.copy() for _ in range(self.num_times - 1))]
+        copied = image.clone if isinstance(image, Tensor) else image.copy
+        return [image, *(copied() for _ in range(self.num_times - 1))]
 
     def draw(self, size: Size) -> list[list[Op]]:
         return [[] for _ in range(self.num_times)]

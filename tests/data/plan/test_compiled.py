@@ -81,6 +81,26 @@ def test_as_pillow_does(sequence: list[ops.Op], as_array: bool) -> None:
     assert (np.asarray(image) == pixels).all()
 
 
+THIN: list[list[ops.Op]] = [
+    [ops.FlipLeftRight(), ops.Hue(0.2)],
+    [ops.Crop(0, 0, 9, 1, to=(9, 1)), ops.Grey(), ops.FlipLeftRight(), ops.Saturation(1.3)],
+    [ops.Invert(), ops.FlipLeftRight(), ops.Contrast(0.7), ops.Blur(1.0)],
+    *([ops.QuarterTurns(times), ops.Equalize(), ops.Hue(0.1)] for times in (1, 2, 3)),
+    [ops.QuarterTurns(1), ops.QuarterTurns(2), ops.Solarize(90), ops.Sharpness(1.4)],
+]
+
+
+@pytest.mark.parametrize("sequence", THIN, ids=lambda s: "+".join(type(o).__name__ for o in s))
+@pytest.mark.parametrize("size", [(1, 9), (9, 1), (1, 1)], ids=["column", "row", "pixel"])
+def test_images_one_pixel_wide_or_high(sequence: list[ops.Op], size: tuple[int, int]) -> None:
+    image = photo(0).resize(size)
+    if any(isinstance(op, ops.Crop) for op in sequence) and size != (1, 9):
+        pytest.skip("the crop is that of the column")
+    made = COMPILED.tensor(image, sequence)
+    assert torch.equal(made, PIL.tensor(image, sequence))
+    assert min(made.stride()) > 0
+
+
 def test_what_is_drawn_into_an_image_does_not_reach_its_source() -> None:
     for source in (photo(0), np.asarray(photo(0)).copy()):
         COMPILED.image(source, []).putpixel((0, 0), (1, 2, 3))

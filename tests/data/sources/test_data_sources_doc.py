@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from extra_scripts import make_image_cache
@@ -63,11 +64,16 @@ def test_it_opens_and_gives_images_with_their_labels(example: dict[str, Any], da
     assert list(options.check()) == []
     found = SSLDataset(options, "TRAIN", 0)
     samples = [found[0, index] for index in range(len(found))]
-    assert [sample["data_valid"] for sample in samples] == [[1] * len(found.sources)] * 4
+    images_each = len(samples[0]["data"])
+    assert [sample["data_valid"] for sample in samples] == [[1] * images_each] * 4
     if "LABEL_SOURCES" in example:
         assert [sample["label"] for sample in samples] == [[0], [0], [1], [1]]
     if "IMAGE_MODE" in example:
-        assert {sample["data"][0].shape for sample in samples} == {(6, 8, 8)}
+        assert images_each == 2  # views
+        for number, sample in enumerate(samples):
+            assert {view.shape for view in sample["data"]} == {(6, 8, 8)}
+            for view in sample["data"]:
+                torch.testing.assert_close(view, torch.full((6, 8, 8), float(number)))
     else:
         images = [sample["data"][0].tobytes() for sample in samples]
         assert images == [picture(number).tobytes() for number in range(4)]

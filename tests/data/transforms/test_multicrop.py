@@ -50,6 +50,20 @@ def test_crops_are_torchvisions_one_kind_after_the_other() -> None:
     assert len({crop.tobytes() for crop in crops}) == 5
 
 
+def test_crops_of_tensors_of_many_bands() -> None:
+    image = torch.rand(6, 40, 30)
+    torch.manual_seed(11)
+    crops = ImgPilToMultiCrop(**SWAV)(image)
+    torch.manual_seed(11)
+    large, small = RandomResizedCrop(16, (0.14, 1.0)), RandomResizedCrop(8, (0.05, 0.14))
+    expected = [crop(image) for crop in (large, large, small, small, small)]
+    assert all(torch.equal(*pair) for pair in zip(crops, expected, strict=True))
+    some = ImgPilMultiCropRandomApply([torch.neg], [1.0, 0.0, 1.0, 0.0, 0.0])(crops)
+    assert [torch.equal(a, b) for a, b in zip(some, crops, strict=True)] == [
+        False, True, False, True, True,
+    ]  # fmt: skip
+
+
 def test_a_small_crop_shows_a_small_share_of_the_image() -> None:
     # Red counts the columns and green the rows, so that a crop tells how much it spans.
     ramp = np.zeros((100, 100, 3), np.uint8)

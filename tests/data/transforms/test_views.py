@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,16 @@ def test_replicas_are_equal_and_independent() -> None:
     assert [view.tobytes() for view in views] == [picture(0).tobytes()] * 3
     views[1].putpixel((0, 0), (1, 2, 3))
     assert views[0].tobytes() == views[2].tobytes() == picture(0).tobytes()
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array], ids=["tensor", "array"])
+def test_replicas_of_tensors_and_arrays(kind: Any) -> None:
+    image = kind(np.arange(24.0).reshape(2, 3, 4))
+    views = ImgReplicatePil(3)(image)
+    views[1][0, 0, 0] = 7.0
+    assert type(views[1]) is type(image)
+    assert [float(view[0, 0, 0]) for view in views] == [0.0, 7.0, 0.0]
+    assert [float(view.sum()) for view in views] == [276.0, 283.0, 276.0]
 
 
 @pytest.mark.parametrize("side", [2, 3])
