@@ -279,6 +279,12 @@ class GradClipOptions:
     USE_GRAD_CLIP: bool = False
     NORM_TYPE: float = 2.0
     MAX_NORM: float = 1.0
+    # Of each parameter's gradient by itself, as DINO has it, not of all together.
+    PER_PARAMETER: bool = False
+
+    def check(self) -> Iterator[str]:
+        if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
+            yield f"PER_PARAMETER: with NORM_TYPE 2 alone, got {self.NORM_TYPE:g}."
 
 
 @dataclass
