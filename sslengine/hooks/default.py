@@ -1,7 +1,9 @@
 """The engine's hooks that a config asks for, in the order in which they run.
 
 The method's own hooks run before these. Parameters are frozen before gradients are
-clipped, so that a frozen gradient does not count; checkpoints come last.
+clipped, so that a frozen gradient does not count. Then come the hooks of HOOKS.EXTRA; what
+they put at any event is in the record of that event, for metrics are written after them.
+What ends or saves a run comes last.
 """
 
 from __future__ import annotations
@@ -72,12 +74,10 @@ def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) ->
     frequency, rolling = read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ
     if hooks.MEMORY_SUMMARY.LOG_PEAKS:
         chosen.append(LogMemoryPeaks(frequency))
-    # They may put figures, which LogMetrics then writes.
-    chosen.extend(hook for hook in extra if isinstance(hook, Detectron2Hook))
+    chosen.extend(extra)
     chosen.append(LogMetrics(frequency, rolling))
     if hooks.EARLY_STOPPING.MONITOR:
         chosen.append(StopEarly(hooks.EARLY_STOPPING))
-    chosen.extend(hook for hook in extra if not isinstance(hook, Detectron2Hook))
     stop, profiling = StopOnSignals(checkpoints, interrupts), read(config, ProfilingOptions)
     if profiling.asked_for:
         chosen.append(ProfileSteps(profiling, run_dir, stop))
