@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sslengine.distributed.sharding import copy_into
 from sslengine.errors import CheckpointError, listing, nearest
+from sslengine.models.channels import fit_channels
 from sslengine.models.model import Model
 from sslengine.models.networks import MODEL, choose
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
@@ -87,6 +88,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         return _init_whole(expected, content, weights, network)
     named = _in_our_names(model, _without(_named_tensors(content, weights), weights.SKIP_LAYERS))
     given = fit_positions(model.trunk, _without(named, weights.SKIP_LAYERS))
+    given = fit_channels(expected, given, weights)
     problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
     chosen = set(_part(expected, "trunk"))
     if not settings.EVAL_MODE_ON or settings.EVAL_TRUNK_AND_HEAD:
@@ -114,7 +116,7 @@ def _init_whole(
 ) -> Loaded:
     parts = _parts(content)
     named = _renamed(content, weights) if parts is None else _flat(parts)
-    given = _without(named, weights.SKIP_LAYERS)
+    given = fit_channels(expected, _without(named, weights.SKIP_LAYERS), weights)
     problems = _mismatches(expected, given)
     if problems:
         raise CheckpointError(
