@@ -9,12 +9,13 @@ second: `student`, `teacher`, or `auto`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.registry import LOSSES
+
+if TYPE_CHECKING:
+    from torch import nn
 
 AUTO, STUDENT, TEACHER = CHOICES = ("auto", "student", "teacher")
 # Of a checkpoint without a teacher there is one network, and nothing to choose.
