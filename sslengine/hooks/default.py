@@ -53,8 +53,9 @@ def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) ->
         chosen.append(ReportUnreachedParameters())
     if model.TEMP_FROZEN_PARAMS_ITER_MAP:
         chosen.append(FreezeParameters(model.TEMP_FROZEN_PARAMS_ITER_MAP))
-    if model.GRAD_CLIP.USE_GRAD_CLIP:
-        chosen.append(ClipGradients(model.GRAD_CLIP.MAX_NORM, model.GRAD_CLIP.NORM_TYPE))
+    clip = model.GRAD_CLIP
+    if clip.USE_GRAD_CLIP:
+        chosen.append(ClipGradients(clip.MAX_NORM, clip.NORM_TYPE, clip.PER_PARAMETER))
     board = hooks.TENSORBOARD_SETUP
     if board.USE_TENSORBOARD and (board.LOG_PARAMS or board.LOG_PARAMS_GRADIENTS):
         chosen.append(
