@@ -27,7 +27,7 @@ from sslengine.config.sections import (
     schema,
     typed_nodes,
 )
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, listing, nearest
 from sslengine.registry import ENGINES, Registry, component_key
 
 
@@ -123,7 +123,7 @@ class _Writer:
     def _bring(self, node: DictConfig, registry: Registry[Any], name: str) -> None:
         try:
             options = registry.options(name)
-        except UnknownNameError:
+        except ConfigError:
             return  # told by check.py, with the key path
         if options is not None:
             extend(node, component_key(name), options)
@@ -150,7 +150,7 @@ class _Writer:
         is_section = isinstance(current, DictConfig) and not current._is_none()
         if is_section and isinstance(value, Mapping):
             self.put_all(current, value, path, origin)  # type: ignore[arg-type]
-        elif is_section and value is None and not _null_by_default(node, key):
+        elif is_section and value is None and (path == "config" or not _null_by_default(node, key)):
             return  # `MACHINE:` with nothing under it
         elif is_section and value is not None and fields_of(current):  # type: ignore[arg-type]
             self.merged.problems.append(

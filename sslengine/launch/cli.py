@@ -15,6 +15,7 @@ from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.show import show
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
+from sslengine.launch.folder import make_run_folder
 from sslengine.registry import import_dotted
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
@@ -77,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
         # Imported only now: --help and a config error should not wait for torch.
         launch = import_dotted("sslengine.launch.local:launch")
+        for run in runs:
+            make_run_folder(run.config)
         for number, run in enumerate(runs):
             if number:
                 startup.begin()

@@ -277,7 +277,7 @@ class ActivationCheckpointingOptions:
 @dataclass
 class GradClipOptions:
     USE_GRAD_CLIP: bool = False
-    NORM_TYPE: float = 2.0
+    NORM_TYPE: float = field(default=2.0, metadata={"infinite": True})
     MAX_NORM: float = 1.0
 
 
