@@ -7,7 +7,8 @@ One `Registry` per kind of thing. A name comes from one of three places:
   declares `LOSSES.declare("pkg.module", "my_loss")`, and the module is imported
   the first time the name is asked for. So listing names costs nothing, and a
   data worker never imports a loss;
-- a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is.
+- a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is; not while a folder
+  is open that is not trusted (trust.py).
 
 A component may bring a dataclass of its YAML options: `register(..., options=Cls)`.
 """
@@ -16,13 +17,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
 from sslengine.startup import importing
+from sslengine.trust import expect_trust, is_closed
 
 T = TypeVar("T")
 
@@ -106,7 +109,8 @@ class Registry(Generic[T]):
     def get(self, name: str, where: str = "") -> T:
         """The thing called `name`; `where` (a key path) makes the error precise."""
         if ":" in name:
-            return import_dotted(name, where)  # type: ignore[no-any-return]
+            own = self._own(name, where) if is_closed() else None
+            return import_dotted(name, where) if own is None else own
         if name not in self._things and name in self._declared:
             _import(self._declared[name])
         if name in self._things:
@@ -116,15 +120,36 @@ class Registry(Generic[T]):
             raise self.unknown(name, where)
         return borrowed[name]  # type: ignore[no-any-return]
 
-    def unfit(self, name: str) -> str:
+    def unfit(self, name: str, where: str = "") -> str:
         """Why what a dotted path points to cannot be of this kind; nothing where it may be."""
-        thing = self.get(name)
+        thing = self.get(name, where)
         if isinstance(thing, type):
-            base = import_dotted(self._base) if self._base else object
+            module, _, name = self._base.partition(":")
+            base = getattr(_import(module), name) if name else object
             return "" if issubclass(thing, base) else f"a class that derives from {self._base}"
         # A function made in Python may return anything; those of C return no component.
         plain = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
         return "" if plain else "a class or a function"
+
+    def _own(self, path: str, where: str) -> T | None:
+        """What a dotted path means if that needs no trust: it is registered, or borrowed.
+
+        None: the user typed it. An error otherwise.
+        """
+        module, _, attribute = path.partition(":")
+        if module in self._declared.values():
+            _import(module)
+        thing = vars(sys.modules.get(module, types)).get(attribute)
+        if any(thing is each for each in self._things.values()):
+            return thing  # type: ignore[no-any-return]
+        package = module.partition(".")[0]
+        if module in self._packages.values() and importlib.util.find_spec(package) is not None:
+            thing = vars(_import(module)).get(attribute)
+            inside = getattr(thing, "__module__", "").startswith(f"{module}.")
+            if isinstance(thing, type) and inside:
+                return thing  # type: ignore[return-value]
+        expect_trust(_named(path), where, path)
+        return None
 
     def _borrowed(self) -> dict[str, Any]:
         """The classes of the fallback module."""
@@ -202,12 +227,20 @@ def _import(module: str) -> types.ModuleType:
         return importlib.import_module(module)
 
 
+def _named(path: str) -> str:
+    return f"{path!r} names Python code, which would be imported and run"
+
+
 def import_dotted(path: str, where: str = "") -> Any:
     """What `pkg.module:Name` points to."""
     module_name, _, attribute = path.partition(":")
+    if not module_name.startswith("sslengine."):  # the engine's own use
+        expect_trust(_named(path), where, path)
     place = f"{where}: " if where else ""
     try:
         module = _import(module_name)
+    except SSLEngineError:
+        raise
     except Exception as error:
         if not _is_missing(error, module_name):
             raise ConfigError(f"{place}{_why_not_imported(module_name, error)}") from error
@@ -227,8 +260,12 @@ def import_dotted(path: str, where: str = "") -> Any:
 def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
     """Import the user's modules, so that what they register is known."""
     for index, module in enumerate(modules):
+        if module not in sys.modules:
+            expect_trust(_named(module), f"{where}.{index}", module)
         try:
             _import(module)
+        except SSLEngineError:
+            raise
         except Exception as error:
             why = f"cannot import {module!r}. Is it on PYTHONPATH or in the current folder?"
             if not _is_missing(error, module):
@@ -244,8 +281,6 @@ def _is_missing(error: Exception, module: str) -> bool:
 
 def _why_not_imported(module: str, error: Exception) -> str:
     """The error of the module itself, and the last place outside the import machinery."""
-    if isinstance(error, ConfigError):  # it registers a name that is taken, say
-        return f"importing {module!r} fails. {error}"
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sslengine.config.arguments import argument_problems
 from sslengine.config.merge import Merged
 from sslengine.config.sections import components_of, fields_of, typed_nodes
-from sslengine.errors import ConfigError, UnknownNameError
+from sslengine.errors import ConfigError, UnknownNameError, UntrustedError
 from sslengine.registry import Registry, component_key
 
 
@@ -145,6 +145,8 @@ def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator
         return  # what ships with sslengine is imported where it is built
     try:
         registry.get(name, path)
+    except UntrustedError:
+        raise
     except ConfigError as error:
         yield str(error)
         return
@@ -153,8 +155,8 @@ def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator
 
 def _kind_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
     """Of a dotted path, which may point to anything."""
-    if ":" in name and (expected := registry.unfit(name)):
-        thing = registry.get(name)
+    if ":" in name and (expected := registry.unfit(name, path)):
+        thing = registry.get(name, path)
         yield f"{path}: {name!r} is no {registry.kind}: expected {expected}, got {thing!r}."
 
 
@@ -163,6 +165,8 @@ def _call_problems(
 ) -> Iterator[str]:
     try:
         thing = registry.get(name, path)
+    except UntrustedError:
+        raise
     except ConfigError as error:
         yield str(error)
         return

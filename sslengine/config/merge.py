@@ -27,7 +27,7 @@ from sslengine.config.sections import (
     schema,
     typed_nodes,
 )
-from sslengine.errors import ConfigError, listing, nearest
+from sslengine.errors import ConfigError, UntrustedError, listing, nearest
 from sslengine.registry import ENGINES, Registry, component_key
 
 
@@ -111,7 +111,7 @@ class _Writer:
             return
         for name in self._chosen(path, node):
             if component_key(name) not in node:
-                self._bring(node, registry, name)
+                self._bring(node, registry, name, path)
 
     def _chosen(self, path: str, node: DictConfig) -> Iterator[str]:
         """The names of the section's components."""
@@ -120,9 +120,11 @@ class _Writer:
                 chosen = self.composition.last_value(f"{path}.{key}") or node[key]
                 yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
 
-    def _bring(self, node: DictConfig, registry: Registry[Any], name: str) -> None:
+    def _bring(self, node: DictConfig, registry: Registry[Any], name: str, where: str) -> None:
         try:
-            options = registry.options(name)
+            options = registry.options(name, where)
+        except UntrustedError:
+            raise
         except ConfigError:
             return  # told by check.py, with the key path
         if options is not None:
@@ -150,7 +152,11 @@ class _Writer:
         is_section = isinstance(current, DictConfig) and not current._is_none()
         if is_section and isinstance(value, Mapping):
             self.put_all(current, value, path, origin)  # type: ignore[arg-type]
-        elif is_section and value is None and (path == "config" or not _null_by_default(node, key)):
+        elif path == "config" and value is None:
+            self.merged.problems.append(
+                f"config: expected keys below it, got null. Set by {origin}."
+            )
+        elif is_section and value is None and not _null_by_default(node, key):
             return  # `MACHINE:` with nothing under it
         elif is_section and value is not None and fields_of(current):  # type: ignore[arg-type]
             self.merged.problems.append(
@@ -240,7 +246,7 @@ class _Writer:
             if registry.may_know(key) or key in map(component_key, self._chosen(section, node)):
                 raise _NeedsComponentError
         elif registry.may_know(key):
-            self._bring(node, registry, key)
+            self._bring(node, registry, key, path)
         if key in node:
             return True
         known = {*map(str, node), *registry.names()}

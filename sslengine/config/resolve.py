@@ -15,6 +15,7 @@ from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
 from sslengine.errors import ConfigError
 from sslengine.registry import load_plugins
+from sslengine.trust import Opened
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Resolved:
     origins: dict[str, str]
     warnings: tuple[str, ...]
     name: str
+    # The folder that the config was read from, if it is not trusted: see trust.py.
+    opened: Opened | None = None
 
 
 def resolve(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Resolved:

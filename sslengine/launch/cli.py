@@ -17,6 +17,7 @@ from sslengine.config.show import show
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.folder import make_run_folder
 from sslengine.registry import import_dotted
+from sslengine.trust import closed, expect_trust
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 _DESCRIPTION = """\
@@ -73,9 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.show:
         print("\n---\n".join(show(run) for run in runs), end="")  # noqa: T201
         return 0
+    return start(runs)
+
+
+def start(runs: Sequence[Resolved]) -> int:
+    """Run all of them, or submit them to SLURM. The command's exit status: see main."""
     try:
         if any(run.config.SLURM.USE_SLURM for run in runs):
-            return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
+            return _submit(runs)
         # Imported only now: --help and a config error should not wait for torch.
         launch = import_dotted("sslengine.launch.local:launch")
         for run in runs:
@@ -83,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, run in enumerate(runs):
             if number:
                 startup.begin()
-            launch(run)
+            with closed(run.opened):
+                launch(run)
     except Preempted as told:
         print(told, file=sys.stderr)  # noqa: T201
         return os.EX_TEMPFAIL
@@ -94,6 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _submit(runs: Sequence[Resolved]) -> int:
+    for run in runs:
+        with closed(run.opened):
+            expect_trust(
+                "a job would be submitted as its config says (here without one: "
+                "config.SLURM.USE_SLURM=false)", "config.SLURM.USE_SLURM",
+            )  # fmt: skip
+    return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
 
 
 def resolve_all(overrides: Sequence[str], config_dirs: Sequence[str]) -> list[Resolved]:

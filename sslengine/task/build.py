@@ -88,7 +88,8 @@ def build_loss(config: DictConfig, num_train_samples: int, device: torch.device)
         loss = chosen(options, facts)
     if not isinstance(loss, nn.Module):
         raise ConfigError(
-            f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, not a torch.nn.Module."
+            f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
+            f"torch.nn.Module."
         )
     return loss.to(device)
 

@@ -153,12 +153,16 @@ def test_a_model_without_a_trunk_is_told() -> None:
 
 
 def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -> None:
+    """Hooks are no part of a prediction: theirs is not asked for."""
     make_classifier(
-        tmp_path, OPTIMIZER__num_epochs=1, HOOKS__EXTRA=["tests.hooks.test_default:Plain"]
-    )
-    with pytest.raises(ConfigError, match=r"HOOKS.EXTRA.0: tests.hooks.test_default:Plain"):
+        tmp_path, OPTIMIZER__num_epochs=1, HOOKS__EXTRA=["tests.hooks.test_default:Plain"],
+        DATA__TEST__TRANSFORMS=[{"name": "torchvision.transforms:ToTensor"}],
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"TEST.TRANSFORMS.0: 'torchvision.transforms:ToTensor'"):
         Predictor(tmp_path / "run")
     assert len(Predictor(tmp_path / "run", trust_config=True).dataset) == CLASSES * EACH
+    typed = ["config.DATA.TEST.TRANSFORMS=[{name: 'torchvision.transforms:ToTensor'}]"]
+    assert len(Predictor(tmp_path / "run", overrides=typed).dataset) == CLASSES * EACH
 
 
 def test_a_model_of_ones_own_that_has_a_trunk(tmp_path: Path) -> None:
