@@ -59,6 +59,7 @@ def _train(task: Any, run: Run) -> None:
     run.describe()
     task.writers.extend(make_writers(run, task.iteration))
     _introduce(task, run)
+    startup.tell("making the first step")
     loop.run(task)
     run.say(
         f"done: {task.iteration} steps in {clock(time.monotonic() - began)}\n"

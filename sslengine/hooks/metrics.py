@@ -6,6 +6,7 @@ Those are the losses, the speed, and what was put into `task.storage`.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from typing import Any
@@ -15,6 +16,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.monitor.loss_ledger import MAIN, LossEntry
 from sslengine.monitor.writers import Record
+from sslengine.screen import columns, wrapped
 
 log = logging.getLogger("sslengine")
 
@@ -132,7 +134,7 @@ def _losses(entries: list[LossEntry]) -> dict[str, Any]:
 def _tell_start_up() -> None:
     line = startup.finish()
     if line and is_primary():
-        print(line, flush=True)  # noqa: T201
+        print(wrapped(line, columns(sys.stdout)), flush=True)  # noqa: T201
         log.info("%s", line)
 
 

@@ -17,6 +17,7 @@ from sslengine.config.show import show
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.folder import make_run_folder
 from sslengine.registry import import_dotted
+from sslengine.screen import columns, wrapped
 from sslengine.trust import closed, expect_trust
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
@@ -63,12 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert catalog  # importing it declares all names
     startup.begin()
     given = make_parser().parse_intermixed_args(arguments)
+    if not given.show:
+        startup.tell("reading the config, importing torch")
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     try:
         runs = resolve_all([*given.overrides, *(given.overrides_of_flags or ())], given.config_dir)
     except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        _complain(f"error: {error}")
         return 2
     startup.mark("config")
     if given.show:
@@ -92,15 +95,19 @@ def start(runs: Sequence[Resolved]) -> int:
             with closed(run.opened):
                 launch(run)
     except Preempted as told:
-        print(told, file=sys.stderr)  # noqa: T201
+        _complain(str(told))
         return os.EX_TEMPFAIL
     except KeyboardInterrupt:  # not in training, which would have saved
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
     except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        _complain(f"error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _complain(text: str) -> None:
+    print(wrapped(text, columns(sys.stderr)), file=sys.stderr)  # noqa: T201
 
 
 def _submit(runs: Sequence[Resolved]) -> int:

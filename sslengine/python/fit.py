@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -25,7 +24,7 @@ from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engines.run import Run
 from sslengine.engines.train import resume
 from sslengine.errors import ConfigError, DataError
-from sslengine.monitor.console import ConsoleWriter
+from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.monitor.writers import JsonLinesWriter
 from sslengine.python.history import History, KeepHistory
 from sslengine.python.place import amp_params, choose_device, join_others
@@ -103,7 +102,7 @@ def fit(
 
 
 def _train(task: PythonTask, resolved: Resolved, verbose: bool) -> None:
-    console = Console(quiet=not (verbose and is_primary()), soft_wrap=True, highlight=False)
+    console = Screen(quiet=not (verbose and is_primary()))
     if task.folder is not None:
         resume(task, Run(resolved, task.folder, task.device, console))
     if is_primary() and verbose:

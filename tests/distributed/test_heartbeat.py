@@ -24,7 +24,7 @@ RANKS = 3
 
 def _start(function: object, *arguments: object) -> None:
     start_processes(
-        function, arguments, processes=RANKS, nodes=1, node_id=0, endpoint="localhost:0",
+        function, arguments, processes=RANKS, nodes=1, node_id=0,
         run_id="test",
     )  # fmt: skip
 
