@@ -208,12 +208,7 @@ def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Compos
     overrides = [each for each in parse(arguments) if not each.key_or_group.startswith("hydra")]
     groups = [str(each.input_line) for each in overrides if is_group(each)]
     selected = [each for each in overrides if is_group(each) and each.type != OverrideType.DEL]
-    named = [(each.key_or_group, _stem(_file_named(each))) for each in selected]
-    chosen = [name for group, name in named if group == "config"]
-    if not chosen:
-        raise ConfigError(
-            "no config was named: add config=<file without .yaml>, as in config=quickstart/simclr."
-        )
+    name = _chosen([_file_named(each) for each in selected if each.key_or_group == "config"])
     loader = _loader(search_folders(config_dirs))
     try:
         defaults = loader.compute_defaults_list(_PRIMARY, groups, RunMode.RUN).defaults
@@ -224,15 +219,31 @@ def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Compos
         ]
     except RecursionError as error:
         raise ConfigError(
-            f"config={chosen[-1]}: `defaults` lists name each other in a circle, or a file names "
-            f"itself."
+            f"config={name}: `defaults` lists name each other in a circle, or a file names itself."
         ) from error
     except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"config={chosen[-1]}: not valid YAML. {error}") from error
+        raise ConfigError(f"config={name}: not valid YAML. {error}") from error
     except HydraException as error:
         raise ConfigError(_missing_file(loader, groups, error)) from error
+    found = {_stem(default.config_path) for default in defaults}
+    for each in selected:  # a folder that is not there is passed over by hydra
+        if f"{each.key_or_group}/{_file_named(each)}" not in found:
+            raise ConfigError(_missing_file(loader, [str(each.input_line)]))
     assignments = [_assignment(each) for each in overrides if not is_group(each)]
-    return Composition(layers, assignments, name=chosen[-1])
+    return Composition(layers, assignments, name)
+
+
+def _chosen(names: Sequence[str]) -> str:
+    if not names:
+        raise ConfigError(
+            "no config was named: add config=<file without .yaml>, as in config=quickstart/simclr."
+        )
+    if len(names) > 1:
+        raise ConfigError(
+            f"{', '.join(f'config={name}' for name in names)}: config=... names one file. What "
+            f"comes on top of it lies in a folder below configs/: +config/FOLDER=FILE."
+        )
+    return names[0]
 
 
 def _file_named(override: Override) -> str:
@@ -242,7 +253,7 @@ def _file_named(override: Override) -> str:
             f"{COMMAND_LINE}: {override.input_line}: expected the name of a file, as in "
             f"{override.key_or_group}=quickstart/simclr."
         )
-    return value
+    return _stem(value)
 
 
 def compose_on(layer: Layer, arguments: Sequence[str], name: str) -> Composition:
@@ -295,7 +306,9 @@ def _assignment(override: Override) -> Assignment:
     )
 
 
-def _missing_file(loader: ConfigLoaderImpl, groups: list[str], error: HydraException) -> str:
+def _missing_file(
+    loader: ConfigLoaderImpl, groups: list[str], error: HydraException | None = None
+) -> str:
     known = list(_options(loader, "config"))
     for group in groups:
         key, _, value = group.lstrip("+").partition("=")
@@ -308,12 +321,7 @@ def _missing_file(loader: ConfigLoaderImpl, groups: list[str], error: HydraExcep
                 if source.scheme() == "group"
             )
             return f"{group}: there is no such config file. {hint}\n  Looked in: {places}"
-    if "appears more than once" in str(error):
-        return (
-            f"{', '.join(groups)}: config=... names one file. What comes on top of it lies in a "
-            f"folder below configs/: +config/FOLDER=FILE."
-        )
-    return str(error)
+    return str(error or f"{', '.join(groups)}: there is no such config file.")
 
 
 def _options(loader: ConfigLoaderImpl, group: str) -> Iterator[str]:

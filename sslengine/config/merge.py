@@ -153,9 +153,7 @@ class _Writer:
         if is_section and isinstance(value, Mapping):
             self.put_all(current, value, path, origin)  # type: ignore[arg-type]
         elif path == "config" and value is None:
-            self.merged.problems.append(
-                f"config: expected keys below it, got null. Set by {origin}."
-            )
+            self.merged.problems.append(f"config: expected keys, got null. Set by {origin}.")
         elif is_section and value is None and not _null_by_default(node, key):
             return  # `MACHINE:` with nothing under it
         elif is_section and value is not None and fields_of(current):  # type: ignore[arg-type]

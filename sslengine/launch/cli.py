@@ -83,9 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def start(runs: Sequence[Resolved]) -> int:
     """Run all of them, or submit them to SLURM. The command's exit status: see main."""
     try:
+        # Imported only now: --help and a config error should not wait for torch.
+        expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
+        for run in runs:
+            with closed(run.opened):
+                expect_fitting_shapes(run.config)
+        startup.mark("check")
         if any(run.config.SLURM.USE_SLURM for run in runs):
             return _submit(runs)
-        # Imported only now: --help and a config error should not wait for torch.
         launch = import_dotted("sslengine.launch.local:launch")
         for run in runs:
             make_run_folder(run.config)

@@ -19,3 +19,10 @@ def test_a_folder_per_run_id_needs_an_id_that_stays() -> None:
     assert run_folder(resolved(**both, DISTRIBUTED__RUN_ID="h:1").config) == Path("a/h_1")
     with pytest.raises(ConfigError, match="RUN_ID of your own"):
         run_folder(resolved(**both).config)
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside", "a\0b"])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="config.CHECKPOINT.DIR"):
+        make_run_folder(resolved(CHECKPOINT__DIR=str(tmp_path / name)).config)
