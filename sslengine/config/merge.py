@@ -17,6 +17,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, UnsupportedValueType
 
 from sslengine.config import dead_keys
+from sslengine.config.changes import is_fixed
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
 from sslengine.config.sections import (
     components_of,
@@ -27,6 +28,7 @@ from sslengine.config.sections import (
     schema,
     typed_nodes,
 )
+from sslengine.config.stored import Path, is_secret, texts_of_environment
 from sslengine.errors import ConfigError, UntrustedError, listing, nearest
 from sslengine.registry import ENGINES, Registry, component_key
 
@@ -46,6 +48,8 @@ class Merged:
     origins: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    # What took its value from the environment, as it was written: see stored.py.
+    texts: dict[Path, str] = field(default_factory=dict)
 
     def raise_problems(self) -> None:
         if self.problems:
@@ -74,6 +78,12 @@ def merge(
         writer.bring_chosen(path, node)
     writer.put_what_waits()
     merged.raise_problems()
+    # What makes the weights what they are is stored, for a later start is compared with it.
+    merged.texts = {
+        path: text
+        for path, text in texts_of_environment(root.config).items()
+        if is_secret(path[-1]) or not is_fixed(".".join(map(str, path)))
+    }
     try:
         OmegaConf.resolve(root)
     except OmegaConfBaseException as error:

@@ -9,11 +9,13 @@ from typing import Any
 from sslengine.config.arguments import argument_problems
 from sslengine.config.fast import why_not
 from sslengine.config.sections import named, one_of, section
+from sslengine.data.pixel_range import PixelRange
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
 # Options of a split that have an effect with some sources alone; see DataSource.reads.
 OF_ENCODED_SOURCES = (
-    "IMAGE_MODE", "EXIF_ROTATION", "READ_RETRIES", "READ_RETRY_WAIT", "MAX_IMAGE_PIXELS"
+    "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION", "READ_RETRIES", "READ_RETRY_WAIT",
+    "MAX_IMAGE_PIXELS",
 )  # fmt: skip
 OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
 
@@ -90,6 +92,13 @@ class SplitOptions:
     MAX_IMAGE_PIXELS: int = 178_956_970
     # RGB; L, grey levels; stored, as the file has them, with any number of channels.
     IMAGE_MODE: str = "RGB"
+    # Of images with more than 8 bits in modes RGB and L: the values that become black and white,
+    # [0, 4095]; shares of each image's values, [1%, 99%]; image, its least and greatest; type,
+    # those of its type. Without it such images are refused. 8-bit images stay as they are.
+    PIXEL_RANGE: Any = ""
+    # Of files with several pages: the number of one, from 0; all, with mode stored, makes bands of
+    # them. null: the first frame of an animation, and no stack in mode stored.
+    IMAGE_PAGE: int | str | None = None
     # Turn images as their EXIF data says. VISSL does not.
     EXIF_ROTATION: bool = False
     # A read error is no verdict: so many more attempts, the first after so many seconds and each
@@ -114,6 +123,7 @@ class SplitOptions:
     def check(self) -> Iterator[str]:
         yield from one_of(self, "LABEL_TYPE", "standard", "sample_index", "zero")
         yield from one_of(self, "IMAGE_MODE", "RGB", "L", "stored")
+        yield from self._pixel_problems()
         for key in (
             "BATCHSIZE_PER_REPLICA",
             "TRAIN_PHASES_PER_EPOCH",
@@ -133,6 +143,20 @@ class SplitOptions:
         yield from self._sampler_problems()
         if self.COPY_TO_LOCAL_DISK and not self.COPY_DESTINATION_DIR:
             yield "COPY_DESTINATION_DIR: COPY_TO_LOCAL_DISK needs a folder on a disk of each node."
+
+    def _pixel_problems(self) -> Iterator[str]:
+        try:
+            given = PixelRange.parse(self.PIXEL_RANGE)
+        except ValueError as error:
+            yield f"PIXEL_RANGE: {error}"
+            return
+        if given is not None and self.IMAGE_MODE == "stored":
+            yield "PIXEL_RANGE: mode stored keeps all values; leave one of the two out."
+        page = self.IMAGE_PAGE
+        if page == "all" and self.IMAGE_MODE != "stored":
+            yield "IMAGE_PAGE: all makes bands of pages, which takes IMAGE_MODE stored."
+        elif page not in (None, "all") and (not isinstance(page, int) or page < 0):
+            yield f"IMAGE_PAGE: expected a number from 0, all or null; got {page!r}."
 
     @property
     def chooses_by_class(self) -> bool:

@@ -52,4 +52,6 @@ class Run:
             suffix = "" if engine == "train" else f"_{engine}"
             write_whole(self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode())
             report = json.dumps(environment(), indent=2) + "\n"
-            write_whole(self.run_dir / f"environment{suffix}.json", report.encode())
+            # It holds values of the environment.
+            path = self.run_dir / f"environment{suffix}.json"
+            write_whole(path, report.encode(), private=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.errors import ConfigError
+from sslengine.models.networks import CHOICES
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.trunks.options import (
     BeitOptions,
@@ -242,6 +243,12 @@ class WeightsInitOptions:
     PARAMS_FILE: str = ""
     # Where in the file the state dict is: a key, a list of keys one inside the other, or "".
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
+    # Of a checkpoint whose method keeps a slow copy of the model (a teacher, a momentum encoder):
+    # student, teacher, or auto, as the method has it (DINO: teacher; BYOL and MoCo: student).
+    NETWORK: str = "auto"
+    # Let weights for RGB images start a trunk that takes another number of channels, as timm does:
+    # for one channel the sum of the three filters, for more these in turn, scaled by 3 / channels.
+    ADAPT_INPUT_CHANNELS: bool = False
     # Names that contain one of these are neither read nor missed.
     SKIP_LAYERS: list[str] = field(default_factory=lambda: ["num_batches_tracked"])
     # Load any pickle, and run any code that it holds: for files of your own (--trust-pickle).
@@ -255,6 +262,7 @@ class WeightsInitOptions:
         return [key] if isinstance(key, str) and key else list(key or ())
 
     def check(self) -> Iterator[str]:
+        yield from one_of(self, "NETWORK", *CHOICES)
         key = self.STATE_DICT_KEY_NAME
         if key is not None and not (
             isinstance(key, str)
@@ -279,6 +287,12 @@ class GradClipOptions:
     USE_GRAD_CLIP: bool = False
     NORM_TYPE: float = field(default=2.0, metadata={"infinite": True})
     MAX_NORM: float = 1.0
+    # Of each parameter's gradient by itself, as DINO has it, not of all together.
+    PER_PARAMETER: bool = False
+
+    def check(self) -> Iterator[str]:
+        if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
+            yield f"PER_PARAMETER: with NORM_TYPE 2 alone, got {self.NORM_TYPE:g}."
 
 
 @dataclass
@@ -334,6 +348,8 @@ class ModelOptions:
     HEAD: HeadOptions = field(default_factory=HeadOptions)
     # rgb or bgr: the order in which the trunk gets the channels.
     INPUT_TYPE: str = "rgb"
+    # Channels of the images that the trunk takes; auto: those that DATA's images have.
+    INPUT_CHANNELS: int | str = "auto"
     # [[input key, [features]], ...] or
     # [[input key, {feat_names, head_index, additional_keys}], ...]: which head reads which input.
     MULTI_INPUT_HEAD_MAPPING: list[Any] = field(default_factory=list)
@@ -363,10 +379,19 @@ class ModelOptions:
         if not self.BASE_MODEL_NAME:
             yield "BASE_MODEL_NAME: expected the name of a model."
         yield from one_of(self, "INPUT_TYPE", "rgb", "bgr")
+        channels = self.INPUT_CHANNELS
+        if channels != "auto" and (not isinstance(channels, int) or channels < 1):
+            yield f"INPUT_CHANNELS: expected auto, or a number of 1 or more; got {channels!r}."
+        elif self.INPUT_TYPE == "bgr" and channels not in ("auto", 3):
+            yield f"INPUT_TYPE: bgr is an order of three channels, not of {channels}."
         try:
             self.routes(where="")
         except ConfigError as error:
             yield str(error)
+
+    def in_chans(self) -> int:
+        """Where nobody has looked at the data, images are RGB."""
+        return 3 if isinstance(self.INPUT_CHANNELS, str) else self.INPUT_CHANNELS
 
     def routes(self, where: str = "config.MODEL.") -> list[Route]:
         """Which input passes through what; raises ConfigError where the keys contradict."""

@@ -6,6 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
+from sslengine.checkpoint.atomic import make_folder
 from sslengine.monitor.text import Pace, phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
 from sslengine.screen import columns, wrapped
@@ -62,7 +63,7 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
     Python's own warnings are the file's business alone.
     """
     close_log()
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     to_file = _LogFile(log_path(run_dir, rank), encoding="utf-8", delay=True)
     to_file.setFormatter(logging.Formatter(_FORMAT))
     _log.setLevel(logging.DEBUG if verbose else logging.INFO)

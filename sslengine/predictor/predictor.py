@@ -29,6 +29,7 @@ from sslengine.engines.features import extract
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
+from sslengine.models.networks import AUTO, choose
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights import load_model_state
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
@@ -82,6 +83,7 @@ class Predictor:
     overrides: as on the command line, `config.DATA.TRAIN.DATA_PATHS=[/where/they/are/here]`.
     trust_config: the run's config.yaml may name Python code, which is then imported, and refer to
     other files and the environment. Without it that is refused, or not read.
+    network: `student` or `teacher` of a method that has both; auto: as the method says.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Predictor:
         device: str = "auto",
         overrides: Sequence[str] = (),
         trust_config: bool = False,
+        network: str = AUTO,
     ) -> None:
         self.run_folder, self.count = Path(run_folder), nearest
         self.resolved = open_run(self.run_folder, overrides, trusted=trust_config, judged=True)
@@ -99,14 +102,15 @@ class Predictor:
         for warning in self.resolved.warnings:
             log.warning("%s", warning)
         self.device = pick_device(device)
-        self._load()
+        self._load(network)
 
     @_untrusting
-    def _load(self) -> None:
+    def _load(self, network: str) -> None:
         self.checkpoint, state = _newest_checkpoint(self.run_folder)
         self.model = build_base_model(self.config, self.device)
         self.trunk = _trunk_of(self.model)
-        load_model_state(self.model, state["classy_state_dict"]["base_model"])
+        chosen, self.network = choose(state["classy_state_dict"], network, str(self.checkpoint))
+        load_model_state(self.model, chosen["base_model"])
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
         self.view = View(read(self.config, DataOptions), self.seed)
@@ -186,7 +190,8 @@ class Predictor:
     @_untrusting
     def index(self) -> Index:
         transforms = [dict(entry) for entry in self.view.entries]
-        key = key_of(sha256_of(self.checkpoint), transforms, self.dataset)
+        weights = f"{self.network} of {sha256_of(self.checkpoint)}"
+        key = key_of(weights, transforms, self.dataset)
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
     def _make_index(self) -> Index:

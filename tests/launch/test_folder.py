@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sslengine.errors import ConfigError
-from sslengine.launch.folder import run_folder
+from sslengine.launch.folder import make_run_folder, run_folder
 from tests.config.recipes import resolved
 
 

@@ -38,3 +38,17 @@ def test_secrets_of_the_command_line_stay_out(monkeypatch: pytest.MonkeyPatch) -
         "run 'config.TRACKER.API_KEY=***' --auth-token '***' '--secret=***' "
         "'config.DATA.TRAIN.INPUT_KEY_NAMES=[data]'"
     )
+
+
+def test_secrets_at_any_depth_of_the_command_line_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "sys.argv",
+        ["run", "+config.TRACKER={url: x, login: {api_key: hunter2, 'Password': 'hunter2, too'}}",
+         "config.HOOKS.EXTRA=[{name: a:B, auth_token: hunter2}]", "a={secret:hunter2,keys:[1]}"],
+    )  # fmt: skip
+    command = environment()["command"]
+    assert "hunter2" not in command
+    assert "too" not in command
+    assert "url: x" in command
+    assert "{name: a:B, auth_token: ***}" in command
+    assert "keys:[1]" in command

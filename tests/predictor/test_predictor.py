@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +181,33 @@ def test_a_model_of_ones_own_that_has_a_trunk(tmp_path: Path) -> None:
     assert found.features.shape == (8,)
     assert found.nearest[0].path == str(paths[3])
     assert found.nearest[0].similarity == pytest.approx(1.0)
+
+
+_ELSEWHERE = """
+import sys
+sys.modules["numba"] = sys.modules["simplejpeg"] = sys.modules["tensorboard"] = None
+from sslengine.predictor import Predictor
+predictor = Predictor(sys.argv[1], nearest=2, overrides=sys.argv[3:])
+print([each.path for each in predictor(sys.argv[2]).nearest][0])
+print(predictor.config.DATA.AUGMENT_BACKEND)
+"""
+
+
+def test_a_run_opens_where_it_was_not_trained(tmp_path: Path) -> None:
+    """Trained with what cannot be imported here, on images that lie elsewhere here."""
+    make_classifier(
+        tmp_path, OPTIMIZER__num_epochs=1,
+        HOOKS__TENSORBOARD_SETUP__USE_TENSORBOARD=importlib.util.find_spec("tensorboard") is not None,
+    )  # fmt: skip
+    config = tmp_path / "run" / "config.yaml"
+    text = config.read_text()
+    assert "AUGMENT_BACKEND: auto" in text
+    config.write_text(text.replace("AUGMENT_BACKEND: auto", "AUGMENT_BACKEND: numba"))
+    (tmp_path / "images").rename(tmp_path / "moved")
+    query = tmp_path / "moved" / "class1" / "06.png"
+    done = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE, str(tmp_path / "run"), str(query),
+         f"config.DATA.TRAIN.DATA_PATHS=['{tmp_path / 'moved'}']"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == f"{query}\nauto\n", done.stderr
