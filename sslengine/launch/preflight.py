@@ -70,7 +70,7 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
     pipeline = Pipeline(options.TRANSFORMS, f"{where}.TRANSFORMS")
     if not _can_be_run(options):
         return None
-    sizes = _ANY_SIZE
+    sizes: tuple[tuple[int, int], ...] = _ANY_SIZE
     if set(options.DATA_SOURCES) <= set(_ONE_SIZE):
         sizes = ((options.DEFAULT_GRAY_IMG_SIZE,) * 2,)
     tries = [_transformed(pipeline, options, size, number) for number, size in enumerate(sizes)]

@@ -117,9 +117,9 @@ def test_a_trunk_that_needs_values_is_left_to_the_run() -> None:
 
 def test_no_memory_is_taken_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """80 billion of them: 320 GB."""
-    vit = {"IMAGE_SIZE": 32, "PATCH_SIZE": 16, "NUM_LAYERS": 2, "NUM_HEADS": 1,
+    vit = {"IMAGE_SIZE": 16, "PATCH_SIZE": 8, "NUM_LAYERS": 2, "NUM_HEADS": 1,
            "HIDDEN_DIM": 65536, "MLP_DIM": 262144}  # fmt: skip
-    run = dict(MODEL__TRUNK__NAME="vision_transformer", MODEL__TRUNK__VISION_TRANSFORMERS=vit)
+    run = {"MODEL__TRUNK__NAME": "vision_transformer", "MODEL__TRUNK__VISION_TRANSFORMERS": vit}
     with pytest.raises(ConfigError, match="65536"):
         _expect(**run)  # the head has 32
 
