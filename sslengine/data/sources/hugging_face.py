@@ -21,8 +21,8 @@ except ImportError:
 
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.sources.base import EncodedSource
-from sslengine.data.sources.disk import read_file
 from sslengine.data.sources.paths import data_path
+from sslengine.data.sources.regular_file import read_file
 from sslengine.errors import DataError, listing, nearest
 from sslengine.registry import register_data_source
 
