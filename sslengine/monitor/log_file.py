@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from sslengine.checkpoint.atomic import make_folder
@@ -33,10 +34,19 @@ class _Formatter(logging.Formatter):
         return readable(super().format(record), but="\n\t").replace("\n", self._line_feed)
 
 
-class _LogFile(logging.FileHandler):
-    """A log that cannot be written (a full disk) says so once, and not at each line."""
+class _LogFile(WatchedFileHandler):
+    """A log that cannot be written (a full disk) says so once, and not at each line.
+
+    It follows its name: when an earlier run's log is moved aside, a new file is begun.
+    """
 
     _failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not self._failed:
