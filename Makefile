@@ -2,7 +2,16 @@
 # make test VENV=/path. Another Python: make test PYTHON=python3.12.
 VENV ?= .venv
 PYTHON ?= python3
-CONSTRAINTS ?= constraints.txt
+# Every package is pinned for each Python; a Python without a file gets torch's pair alone.
+IN_VENV = $(wildcard $(VENV)/bin/python)
+tag = $(shell $(1) -c 'import sys; print("py%d%d" % sys.version_info[:2])' 2> /dev/null)
+TAG := $(call tag,$(or $(IN_VENV),$(PYTHON)))
+CONSTRAINTS ?= $(or $(wildcard constraints/$(TAG).txt),constraints/torch.txt)
+ifeq ($(origin PYTHON)$(if $(IN_VENV),, none),command line)
+ifneq ($(call tag,$(PYTHON)),$(TAG))
+$(error $(VENV) has another Python than $(PYTHON): make clean, or say VENV=.venv-other)
+endif
+endif
 # Stealing keeps the tests of a module, and what they share, in one process for the most part.
 PARALLEL = -n 2 --dist worksteal
 RUN = $(VENV)/bin/python tools/run_distributed_engines.py
@@ -14,6 +23,7 @@ help:
 	@echo "make test-floor     the tests with the oldest versions that are supported"
 	@echo "make bench          what the engine costs a step, and the same losses as other engines"
 	@echo "make methods-table  train and judge every method (hours; can be resumed)"
+	@echo "make lock           renew constraints/: the newest version of each package"
 	@echo "make chaos          kill small runs of six methods a hundred times (minutes)"
 	@echo "make clean          remove the environments and build files"
 
@@ -33,7 +43,7 @@ test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest $(PARALLEL) -m "slow or not slow"
 
 test-floor:
-	$(MAKE) test VENV=.venv-floor CONSTRAINTS=constraints-floor.txt
+	$(MAKE) test VENV=.venv-floor CONSTRAINTS=constraints/floor.txt
 
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[bench]'
@@ -64,7 +74,10 @@ methods-table: $(VENV)/.installed
 chaos: $(VENV)/.installed
 	$(VENV)/bin/python tools/chaos.py --series --kills 100
 
+lock:
+	$(PYTHON) .ci/lock.py
+
 clean:
 	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help quickstart test test-slow test-floor bench methods-table chaos clean
+.PHONY: help quickstart test test-slow test-floor bench methods-table chaos lock clean

@@ -14,6 +14,10 @@ from collections.abc import Iterable, Sequence
 class SSLEngineError(Exception):
     """Base of every error that is meant to be read by a user."""
 
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(readable(each, but="\n\t") if isinstance(each, str) else each
+                           for each in parts))  # fmt: skip
+
 
 class ConfigError(SSLEngineError):
     """The YAML or the command line asks for something that cannot be."""
@@ -21,6 +25,10 @@ class ConfigError(SSLEngineError):
 
 class UnknownNameError(ConfigError):
     """A name that no registry knows."""
+
+
+class UntrustedError(ConfigError):
+    """What was opened would bring code, and the user did not say to trust it."""
 
 
 class DataError(SSLEngineError):
@@ -51,6 +59,21 @@ class Preempted(SSLEngineError):
     """The run was told to end and is saved: start it again. The command ends with status 75."""
 
 
+def readable(text: object, but: str = "") -> str:
+    """Text that others wrote, such as a file's name, without what a terminal would obey.
+
+    Control characters, those that turn the direction of writing and bytes that are not UTF-8
+    are escaped: \\x1b, \\u202e, \\udce9. Line feeds too, unless they are in `but`.
+    """
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(
+        each if each.isprintable() or each in but else each.encode("unicode_escape").decode()
+        for each in plain
+    )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the closest known names, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}
@@ -68,6 +91,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def listing(names: Iterable[str], limit: int = 30) -> str:
     """`a, b, c` in order, cut after `limit` names."""
-    ordered: Sequence[str] = sorted(names)
+    ordered: Sequence[str] = sorted(map(readable, names))
     shown = ", ".join(ordered[:limit])
     return shown if len(ordered) <= limit else f"{shown}, ... ({len(ordered)} in all)"

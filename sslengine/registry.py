@@ -7,7 +7,8 @@ One `Registry` per kind of thing. A name comes from one of three places:
   declares `LOSSES.declare("pkg.module", "my_loss")`, and the module is imported
   the first time the name is asked for. So listing names costs nothing, and a
   data worker never imports a loss;
-- a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is.
+- a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is; not while a folder
+  is open that is not trusted (trust.py).
 
 A component may bring a dataclass of its YAML options: `register(..., options=Cls)`.
 """
@@ -16,12 +17,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 from sslengine.startup import importing
+from sslengine.trust import expect_trust, is_closed
 
 T = TypeVar("T")
 
@@ -102,7 +105,8 @@ class Registry(Generic[T]):
     def get(self, name: str, where: str = "") -> T:
         """The thing called `name`; `where` (a key path) makes the error precise."""
         if ":" in name:
-            return import_dotted(name, where)  # type: ignore[no-any-return]
+            own = self._own(name, where) if is_closed() else None
+            return import_dotted(name, where) if own is None else own
         if name not in self._things and name in self._declared:
             _import(self._declared[name])
         if name in self._things:
@@ -111,6 +115,26 @@ class Registry(Generic[T]):
         if name not in borrowed:
             raise self.unknown(name, where)
         return borrowed[name]  # type: ignore[no-any-return]
+
+    def _own(self, path: str, where: str) -> T | None:
+        """What a dotted path means if that needs no trust: it is registered, or borrowed.
+
+        None: the user typed it. An error otherwise.
+        """
+        module, _, attribute = path.partition(":")
+        if module in self._declared.values():
+            _import(module)
+        thing = vars(sys.modules.get(module, types)).get(attribute)
+        if any(thing is each for each in self._things.values()):
+            return thing  # type: ignore[no-any-return]
+        package = module.partition(".")[0]
+        if module in self._packages.values() and importlib.util.find_spec(package) is not None:
+            thing = vars(_import(module)).get(attribute)
+            inside = getattr(thing, "__module__", "").startswith(f"{module}.")
+            if isinstance(thing, type) and inside:
+                return thing  # type: ignore[return-value]
+        expect_trust(_named(path), where, path)
+        return None
 
     def _borrowed(self) -> dict[str, Any]:
         """The classes of the fallback module."""
@@ -188,9 +212,15 @@ def _import(module: str) -> types.ModuleType:
         return importlib.import_module(module)
 
 
+def _named(path: str) -> str:
+    return f"{path!r} names Python code, which would be imported and run"
+
+
 def import_dotted(path: str, where: str = "") -> Any:
     """What `pkg.module:Name` points to."""
     module_name, _, attribute = path.partition(":")
+    if not module_name.startswith("sslengine."):  # the engine's own use
+        expect_trust(_named(path), where, path)
     place = f"{where}: " if where else ""
     try:
         module = _import(module_name)
@@ -213,6 +243,8 @@ def import_dotted(path: str, where: str = "") -> Any:
 def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
     """Import the user's modules, so that what they register is known."""
     for index, module in enumerate(modules):
+        if module not in sys.modules:
+            expect_trust(_named(module), f"{where}.{index}", module)
         try:
             _import(module)
         except ModuleNotFoundError as error:

@@ -6,12 +6,15 @@ There is one account for a run. A phase is all that has passed since the phase b
 imports in it: those of components, which registry.py makes when a name is first asked for.
 A process that starts ranks hands its account on to them by the environment. Where no command
 has begun, as in a notebook, nothing is counted.
+
+On a terminal each phase that may last is named when it begins.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +51,12 @@ def mark(phase: str) -> None:
     """The phase ends."""
     if _account is not None:
         _account.add(phase, now())
+
+
+def tell(doing: str) -> None:
+    """On a terminal, what begins now: of the next seconds there may be nothing else to see."""
+    if _account is not None and os.environ.get("RANK", "0") == "0" and sys.stdout.isatty():
+        print(f"{doing} ...", flush=True)  # noqa: T201
 
 
 @contextmanager

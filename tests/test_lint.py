@@ -1,39 +1,54 @@
-"""ruff and mypy (strict), as tests."""
+"""ruff and mypy (strict), as tests.
+
+They run in the locked environment alone (constraints/, `make lock`): other versions of the
+checkers, and of the libraries whose types they read, complain of other things.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
-
-def torch_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in version("torch").split("+")[0].split(".")[:2])
-
-
 ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "constraints" / f"py{sys.version_info.major}{sys.version_info.minor}.txt"
+
+
+def _not_as_locked() -> list[str]:
+    if not LOCK.exists():
+        return [f"no {LOCK.name}"]
+    lines = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    return [line for line in lines if _installed(line.split("==")[0]) != line.split("==")[1]]
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["ruff", "check", "."],
-        ["ruff", "format", "--check", "."],
-        pytest.param(
-            ["mypy"],  # strict, by pyproject.toml
-            marks=pytest.mark.skipif(
-                torch_version() < (2, 14), reason="older libraries tell less of their types"
-            ),
-            id="mypy",
-        ),
-    ],
+    [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]],
     ids=" ".join,
 )
 def test_nothing_to_complain_about(command: list[str]) -> None:
+    if others := _not_as_locked():
+        pytest.skip(f"not the locked environment: {', '.join(others[:3])} ...")
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_python_that_is_supported_has_its_lock() -> None:
+    locks = {path.stem for path in (ROOT / "constraints").glob("py*.txt")}
+    assert locks == {"py310", "py311", "py312", "py313"}
+    for name in locks:
+        assert {"torch==2.14.1", "torchvision==0.29.1"} <= set(
+            (ROOT / "constraints" / f"{name}.txt").read_text().split()
+        )

@@ -26,9 +26,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="the images beside their neighbours"
     )
+    parser.add_argument(
+        "--network",
+        choices=("auto", "student", "teacher"),
+        default="auto",
+        help="of a method that has both; auto: the one that the method is judged by",
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument(
-        "--trust-config", action="store_true", help="import the code that config.yaml names"
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="a value of the run's config, as config.DATA.TRAIN.DATA_PATHS=[/images]; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trust-config", action="store_true", help="let config.yaml bring code: it is your own"
     )
     given = parser.parse_args(arguments)
 
@@ -37,14 +47,16 @@ def main(arguments: list[str] | None = None) -> int:
     from sslengine.predictor.picture import save
     from sslengine.predictor.report import as_json, as_text
 
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # plugins in the current folder
+    if given.trust_config and "" not in sys.path:
+        sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
     try:
         predictor = Predictor(
             given.folder,
             nearest=given.nearest,
             device=given.device,
+            overrides=given.overrides,
             trust_config=given.trust_config,
+            network=given.network,
         )
         found = {name: predictor(name) for name in given.images}
         if given.picture:

@@ -4,42 +4,44 @@
     python tools/replay.py runs/mine
 
 The steps since the newest checkpoint are made as they were, with every module's output and every
-gradient checked. The run's own files stay as they are. If its config.yaml names Python code, this
-asks for --trust-config: a config that you type yourself may bring code, one that lies in a folder
-may be anybody's.
+gradient checked. The run's own files stay as they are. A config that lies in a folder may be
+anybody's: if the run's config.yaml would bring Python code, other files or values of the
+environment, this asks for --trust-config.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-import yaml
 
-from sslengine.config.code import code_named_in
-
-if __name__ == "__main__":
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="of the run")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a run")
     parser.add_argument(
-        "--trust-config", action="store_true", help="import the code that config.yaml names"
+        "--trust-config", action="store_true", help="let config.yaml bring code: it is your own"
     )
-    given = parser.parse_intermixed_args()
-    if not (given.folder / "config.yaml").is_file():
-        parser.error(f"{given.folder} has no config.yaml: it is not the folder of a run")
+    given = parser.parse_intermixed_args(arguments)
 
-    tree = yaml.safe_load((given.folder / "config.yaml").read_text(encoding="utf-8"))
-    named = list(code_named_in((tree or {}).get("config")))
-    if named and not given.trust_config:
-        parser.error(
-            f"{given.folder / 'config.yaml'} names code, which a replay would import and run:\n  "
-            + "\n  ".join(named)
-            + "\nIf the run is yours: --trust-config"
-        )
+    from sslengine import catalog
+    from sslengine.config.compose import sweep
+    from sslengine.config.run_folder import open_run
+    from sslengine.errors import SSLEngineError
+    from sslengine.launch.cli import start
 
-    from sslengine.launch.cli import main
+    assert catalog  # importing it declares all names
+    if given.trust_config and "" not in sys.path:
+        sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
+    what = ["engine_name=replay", f"config.CHECKPOINT.DIR='{given.folder}'", *given.overrides]
+    try:
+        runs = [open_run(given.folder, each, trusted=given.trust_config) for each in sweep(what)]
+    except SSLEngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return start(runs)
 
-    what = ["config=config", "engine_name=replay", f"config.CHECKPOINT.DIR='{given.folder}'"]
-    sys.exit(main([*what, *given.overrides, "--config-dir", str(given.folder)]))
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,7 +31,6 @@ class CheckpointOptions:
     DIR: str = "."
     # Runs under DIR/<RUN_ID>, so that several may share one DIR.
     APPEND_DISTR_RUN_ID: bool = False
-    BACKEND: str = "disk"
     # Go on from the newest checkpoint in DIR.
     AUTO_RESUME: bool = True
     # Train phases between two checkpoints; -1: only the last.
@@ -53,11 +52,13 @@ class CheckpointOptions:
     ALLOW_CHANGED_CONFIG: bool = False
     # 2: go on from the last but one, and so on.
     LATEST_CHECKPOINT_RESUME_FILE_NUM: int = 1
-    # Go on from where the pointer `checkpoint.torch` points, which is what always happens.
-    USE_SYMLINK_CHECKPOINT_FOR_RESUME: bool = False
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "BACKEND", "disk")
+        if not self.DIR.strip():
+            yield (
+                "DIR: it is empty (a shell variable that is not set?). Give the folder of the run; "
+                "or leave DIR away: runs/<name of the config>."
+            )
         for key in (
             "CHECKPOINT_FREQUENCY",
             "CHECKPOINT_ITER_FREQUENCY",

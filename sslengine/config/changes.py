@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.options import SHARDED_TASK
 
@@ -35,17 +34,24 @@ class Change(NamedTuple):
     def allowed(self) -> bool:
         if self.path == "TRAINER.TASK_NAME" and {self.before, self.now} <= _SAME_TASK:
             return True
-        return not _below(self.path, _FIXED) or _below(self.path, _FREE)
+        return not is_fixed(self.path)
 
 
-def changes(before: str, now: DictConfig, origins: Mapping[str, str]) -> list[Change]:
+def is_fixed(path: str) -> bool:
+    """Does it make the weights what they are?"""
+    return _below(path, _FIXED) and not _below(path, _FREE)
+
+
+def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> list[Change]:
     """Between the YAML that an earlier start left (`config.yaml`) and the config of this one.
+
+    now: as it would be stored (stored.py).
 
     Values that follow from others are left out, and where the run lives.
     """
     tree = yaml.safe_load(before) or {}  # type: ignore[no-untyped-call]
     old = dict(_leaves(tree.get("config") or {}))
-    new = dict(_leaves(OmegaConf.to_container(now)))
+    new = dict(_leaves(now))
     found = []
     for path in dict.fromkeys((*new, *old)):
         derived = origins.get(f"config.{path}", "").startswith("derived:")

@@ -40,7 +40,6 @@ def check(merged: Merged) -> None:
     for path, node in typed_nodes(merged.root.config):
         for verb in ("check", "check_chosen"):
             merged.problems.extend(_told_by_section(node, path, verb))
-        merged.warnings.extend(_told_by_section(node, path, "remarks"))
         merged.problems.extend(_free_component_problems(node, path))
     merged.raise_problems()
 

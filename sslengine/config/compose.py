@@ -216,6 +216,18 @@ def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Compos
     return Composition(layers, assignments, name=chosen[-1])
 
 
+def compose_on(layer: Layer, arguments: Sequence[str], name: str) -> Composition:
+    """Values that are typed on top of one file. No other file is looked for."""
+    overrides = parse(arguments)
+    groups = [str(each.input_line) for each in overrides if is_group(each)]
+    if groups:
+        raise ConfigError(
+            f"{COMMAND_LINE}: {groups[0]}: no file can be put on top of {layer.origin}, which was "
+            f"opened as plain values. Set single values: config.KEY=VALUE."
+        )
+    return Composition([layer], [_assignment(each) for each in overrides], name)
+
+
 def _stem(name: Any) -> str:
     """Both are taken; one run must not have two folders."""
     return str(name).removesuffix(".yaml")

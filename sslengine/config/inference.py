@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.facts import run_facts, world_size
-from sslengine.config.fast import best_backend
 from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
 from sslengine.config.merge import Merged
 from sslengine.config.reference_world_size import scale_to_ranks
@@ -84,11 +83,6 @@ def _label_type(config: DictConfig) -> Iterator[Derived]:
         data = config.DATA[split]
         if not data.LABEL_SOURCES and data.LABEL_TYPE == "standard":
             yield Derived(f"DATA.{split}.LABEL_TYPE", "sample_index", "there are no LABEL_SOURCES")
-
-
-def _augment_backend(config: DictConfig) -> Iterator[Derived]:
-    if config.DATA.AUGMENT_BACKEND == "auto":
-        yield Derived("DATA.AUGMENT_BACKEND", best_backend(), "the fastest that is installed")
 
 
 def _backend(config: DictConfig) -> Iterator[Derived]:
@@ -179,7 +173,6 @@ def _changes(path: str, old: dict[str, Any], new: dict[str, Any], reason: str) -
 RULES: tuple[Callable[[DictConfig], Iterator[Derived]], ...] = (
     _meter_names,
     _label_type,
-    _augment_backend,
     _backend,
     _reference_world_size,
     _sharding,

@@ -3,7 +3,10 @@
     scaled = base_value * f(global batch / base_lr_batch_size),   f = identity or sqrt
 
 The scaled value becomes the peak of the schedule; what the schedule does around
-its peak keeps its proportions.
+its peak keeps its proportions. Where a warm-up begins is another matter: VISSL lets it begin at
+what one node alone would use (Goyal et al., 2017), whatever is written. So it is here, but for a
+warm-up that is written to begin at 0, which does at any batch size; and with
+`warmup_start: as_written` any value stays.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from sslengine.config.sections import fields_of, typed_nodes
 from sslengine.errors import ConfigError, nearest
 
 Schedule = dict[str, Any]
+ONE_NODE, AS_WRITTEN = "one_node", "as_written"
 _SCALINGS = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 
 
@@ -120,7 +124,8 @@ def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Sched
     for part, length, scaling in zip(parts, schedule["lengths"], scalings, strict=True):
         scaled = _rescale(dict(part), peak, node_lr)
         if part["name"] == "linear":
-            scaled["start_value"] = _warmup_start(part, peak, node_lr)
+            how = schedule["auto_lr_scaling"].get("warmup_start", ONE_NODE)
+            scaled["start_value"] = _warmup_start(part, peak, node_lr, how)
             if scaled["start_value"] >= peak:
                 continue
         kept.append((scaled, length, scaling))
@@ -141,9 +146,12 @@ def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Sched
     }
 
 
-def _warmup_start(part: Mapping[str, Any], peak: float, node_lr: float) -> float:
+def _warmup_start(part: Mapping[str, Any], peak: float, node_lr: float, how: str) -> float:
     """From what one node alone would use; on a single node, in the YAML's own proportion."""
+    written = float(part["start_value"])
+    if written == 0 or how == AS_WRITTEN:
+        return written
     if node_lr < peak:
         return node_lr
     end = float(part["end_value"])
-    return peak * float(part["start_value"]) / end if end else peak
+    return peak * written / end if end else peak

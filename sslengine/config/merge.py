@@ -16,6 +16,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, UnsupportedValueType
 
+from sslengine.config import dead_keys
+from sslengine.config.changes import is_fixed
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
 from sslengine.config.sections import (
     components_of,
@@ -26,6 +28,7 @@ from sslengine.config.sections import (
     schema,
     typed_nodes,
 )
+from sslengine.config.stored import Path, is_secret, texts_of_environment
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 from sslengine.registry import ENGINES, Registry, component_key
 
@@ -45,6 +48,8 @@ class Merged:
     origins: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    # What took its value from the environment, as it was written: see stored.py.
+    texts: dict[Path, str] = field(default_factory=dict)
 
     def raise_problems(self) -> None:
         if self.problems:
@@ -73,6 +78,12 @@ def merge(
         writer.bring_chosen(path, node)
     writer.put_what_waits()
     merged.raise_problems()
+    # What makes the weights what they are is stored, for a later start is compared with it.
+    merged.texts = {
+        path: text
+        for path, text in texts_of_environment(root.config).items()
+        if is_secret(path[-1]) or not is_fixed(".".join(map(str, path)))
+    }
     try:
         OmegaConf.resolve(root)
     except OmegaConfBaseException as error:
@@ -89,6 +100,7 @@ class _Writer:
         self.merged, self.composition = merged, composition
         # What waits for the options of components; None: they may be brought.
         self._waiting: list[Callable[[], None]] | None = []
+        self._told: set[str] = set()  # keys without effect
 
     def now_or_later(self, put: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -109,7 +121,7 @@ class _Writer:
             return
         for name in self._chosen(path, node):
             if component_key(name) not in node:
-                self._bring(node, registry, name)
+                self._bring(node, registry, name, path)
 
     def _chosen(self, path: str, node: DictConfig) -> Iterator[str]:
         """The names of the section's components."""
@@ -118,9 +130,9 @@ class _Writer:
                 chosen = self.composition.last_value(f"{path}.{key}") or node[key]
                 yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
 
-    def _bring(self, node: DictConfig, registry: Registry[Any], name: str) -> None:
+    def _bring(self, node: DictConfig, registry: Registry[Any], name: str, where: str) -> None:
         try:
-            options = registry.options(name)
+            options = registry.options(name, where)
         except UnknownNameError:
             return  # told by check.py, with the key path
         if options is not None:
@@ -136,6 +148,9 @@ class _Writer:
             self.now_or_later(self.put, node, str(key), value, below, origin)
 
     def put(self, node: DictConfig, key: str, value: Any, path: str, origin: str) -> None:
+        if self._is_dead(node, key, path):
+            self._tell_dead(path, value, origin)
+            return
         if not self._known(node, key, path, origin):
             return
         if isinstance(value, Mapping):
@@ -183,10 +198,6 @@ class _Writer:
         if not fields or key in node:
             return True
         registry = components_of(node)
-        ignored = getattr(OmegaConf.get_type(node), "IGNORED", {})
-        if key in ignored:
-            self.merged.warnings.append(f"{path} has no effect: {ignored[key]} ({origin})")
-            return False
         beside = node is self.merged.root and key in node.config
         if beside and origin == COMMAND_LINE:  # files of VISSL have such keys
             self.merged.problems.append(
@@ -205,6 +216,31 @@ class _Writer:
             return False
         return self._bring_component(node, key, path, origin)
 
+    def _is_dead(self, node: DictConfig, key: str, path: str) -> bool:
+        """What a plugin brings under such a name is a key like any other."""
+        registry = components_of(node)
+        if not fields_of(node) or key in node or (registry is not None and key in registry):
+            return False
+        return bool(dead_keys.dead_key(path) or dead_keys.is_above_dead_keys(path))
+
+    def _tell_dead(self, path: str, value: Any, origin: str) -> None:
+        """One warning for each key, however many files set it."""
+        for place, each in dead_keys.leaves(value, path):
+            key = dead_keys.dead_key(place)
+            if key is None:
+                if each:
+                    self.merged.problems.append(f"{place}: unknown key. Set by {origin}.")
+            elif key.describes(each):
+                continue
+            elif key.refused:
+                expected = " or ".join(map(repr, key.happens))
+                self.merged.problems.append(
+                    f"{place}: expected {expected}, got {each!r}: {key.instead}. Set by {origin}."
+                )
+            elif place not in self._told:
+                self._told.add(place)
+                self.merged.warnings.append(f"{place} has no effect: {key.instead} ({origin})")
+
     def _bring_component(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
         """Options of a component that is not the chosen one: a key that is a name."""
         registry = components_of(node)
@@ -214,7 +250,7 @@ class _Writer:
             if registry.may_know(key) or key in map(component_key, self._chosen(section, node)):
                 raise _NeedsComponentError
         elif registry.may_know(key):
-            self._bring(node, registry, key)
+            self._bring(node, registry, key, path)
         if key in node:
             return True
         known = {*map(str, node), *registry.names()}
@@ -233,6 +269,10 @@ class _Writer:
         may_be_new = assignment.may_be_new
         for name in parents:
             walked = f"{walked}.{name}" if walked else name
+            if isinstance(node, DictConfig) and self._is_dead(node, name, walked):
+                at = walked if dead_keys.dead_key(walked) else assignment.path
+                self._tell_dead(at, assignment.value, COMMAND_LINE)
+                return
             if isinstance(node, DictConfig) and name not in fields_of(node):
                 may_be_new = may_be_new and components_of(node) is None
                 if may_be_new and name not in node:

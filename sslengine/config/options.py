@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.registry import TASKS, TRAIN_STEPS
@@ -46,22 +46,6 @@ class RunOptions:
     EXPECTED_RESULTS: list[Any] = field(default_factory=list)
     # How loader workers start: forkserver, spawn or fork.
     MULTI_PROCESSING_METHOD: str = "forkserver"
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "MONITOR_PERF_STATS": "VISSL reads HOOKS.PERF_STATS.MONITOR_PERF_STATS.",
-        **dict.fromkeys(
-            (
-                "SVM_FEATURES_PATH",
-                "CLUSTERFIT",
-                "RANKING",
-                "SVM",
-                "LOW_SHOT_BENCHMARK",
-                "IMG_RETRIEVAL",
-                "GEO_LOCALIZATION",
-            ),
-            "it is read by a tool of VISSL that sslengine does not have.",
-        ),
-    }
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "MULTI_PROCESSING_METHOD", "forkserver", "spawn", "fork")
@@ -140,8 +124,6 @@ class DistributedOptions:
     BACKEND: str = "nccl"
     NUM_NODES: int = 1
     NUM_PROC_PER_NODE: int = 8
-    # tcp, env (MASTER_ADDR and friends are set) or file.
-    INIT_METHOD: str = "tcp"
     # auto: a free port on this node; host:port of the first node when there are several.
     RUN_ID: str = "auto"
     # true or forward_pass: rank 0's buffers before every forward; before_eval; false or disabled.
@@ -172,8 +154,6 @@ class DistributedOptions:
     NCCL_DEBUG: bool = False
     NCCL_SOCKET_NTHREADS: int | str | None = ""
 
-    IGNORED: ClassVar[dict[str, str]] = {"DISTR_ON": "VISSL never reads it."}
-
     def check(self) -> Iterator[str]:
         for key in (
             "NUM_NODES", "NUM_PROC_PER_NODE", "GATHER_METRIC_PERIOD", "POWERSGD_RANK"
@@ -187,7 +167,6 @@ class DistributedOptions:
         for key in ("HEARTBEAT_SECONDS", "MAX_RESTARTS"):
             if getattr(self, key) < 0:
                 yield f"{key}: expected 0 or more, got {getattr(self, key)}."
-        yield from one_of(self, "INIT_METHOD", "tcp", "env", "file")
         yield from one_of(self, "GRADIENT_COMPRESSION", "none", "fp16", "bf16", "powersgd")
         yield from one_of(
             self, "BROADCAST_BUFFERS", True, False, "disabled", "forward_pass", "before_eval"

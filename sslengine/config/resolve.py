@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,8 +14,10 @@ from sslengine.config.inference import infer
 from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
 from sslengine.config.schedules import settle_schedules
+from sslengine.config.stored import Path
 from sslengine.errors import ConfigError
 from sslengine.registry import load_plugins
+from sslengine.trust import Opened
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class Resolved:
     origins: dict[str, str]
     warnings: tuple[str, ...]
     name: str
+    # What took its value from the environment, as it was written: see stored.py.
+    texts: Mapping[Path, str] = field(default_factory=dict)
+    # The folder that the config was read from, if it is not trusted: see trust.py.
+    opened: Opened | None = None
 
 
 def resolve(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Resolved:
@@ -56,6 +62,7 @@ def freeze(composition: Composition) -> Resolved:
         origins=merged.origins,
         warnings=tuple(merged.warnings),
         name=composition.name,
+        texts=merged.texts,
     )
 
 

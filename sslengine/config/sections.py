@@ -9,12 +9,12 @@ adds `config.OPTIMIZER` to the schema. A plugin adds a section of its own in the
 same way, at any depth. `read(config, OptimizerOptions)` gives the section back as
 a plain typed object: a copy, so nobody can change the config by accident.
 
+Every field has a reader. VISSL's keys that nothing reads are in no dataclass: dead_keys.py.
+
 A dataclass may say more about its keys:
 
-    IGNORED: ClassVar[dict[str, str]]    keys that get a warning instead of an error, and why
     def check(self) -> Iterator[str]     rules between its values; yields "KEY: what is wrong"
     def check_chosen(self)               the same where a component must be imported to tell
-    def remarks(self)                    what is not wrong and not as one may think: a warning
     def infer(self, facts: RunFacts)     (a loss's options) fills in what the run decides
 """
 

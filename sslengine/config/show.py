@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from sslengine.config.resolve import Resolved
+from sslengine.config.stored import as_stored
 
 
 def show(resolved: Resolved) -> str:
-    """YAML that could be run as it stands; origins are comments."""
+    """YAML that could be run as it stands, but for masked secrets; origins are comments."""
     lines = ["# @package _global_"]
     for key in ("engine_name", "node_id"):
         origin = resolved.origins.get(key)
         lines.append(_line(0, f"{key}: {getattr(resolved, key)}", origin))
     lines.append("config:")
-    lines.extend(_section(resolved.config, "config", resolved.origins, depth=1))
+    stored = as_stored(resolved.config, resolved.texts)
+    lines.extend(_section(stored, "config", resolved.origins, depth=1))
     return "\n".join(lines) + "\n"
 
 
-def _section(node: DictConfig, path: str, origins: dict[str, str], depth: int) -> list[str]:
+def _section(node: dict[str, Any], path: str, origins: dict[str, str], depth: int) -> list[str]:
     lines = []
     for key, value in node.items():
         child = f"{path}.{key!s}"
-        if isinstance(value, DictConfig) and len(value):
+        if isinstance(value, dict) and value:
             lines.append(_line(depth, f"{key!s}:", origins.get(child)))
             lines.extend(_section(value, child, origins, depth + 1))
         else:

@@ -1,13 +1,14 @@
 """The one place where encoded bytes become an image.
 
 As in VISSL an image is RGB, transparency is dropped, an animation is its first frame, and
-nothing is turned as EXIF may say. Two things differ. Grey levels of 16 bits are scaled to 8,
-where Pillow would clip nearly all of them to white. And what an image takes in memory is known
-before its pixels are read: one with more than MAX_IMAGE_PIXELS of them is refused.
+nothing is turned as EXIF may say. What an image takes in memory is known before its pixels are
+read: one with more than MAX_IMAGE_PIXELS of them is refused.
 
-IMAGE_MODE says otherwise: L, grey levels; stored, as the file has them. What Pillow has no image
-for, arrays in .npy files and TIFFs of many bands, comes as an array height x width x channels,
-which ToTensor takes: uint8 stays so, all other numbers become float32 and keep their values.
+No value is narrowed without being asked for. An image of more than 8 bits becomes one of 8 as
+PIXEL_RANGE says, and is refused without it. IMAGE_MODE says otherwise: L, grey levels; stored, as
+the file has them. Then images of 8 bits come as Pillow's, and all others as arrays height x width x
+channels, which ToTensor takes: uint8 stays so, all other numbers become float32 and keep their
+values.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sslengine.data.options import SplitOptions
-from sslengine.errors import DataError
+from sslengine.data.pixel_range import FORMS, PixelRange
+from sslengine.data.true_values import TIFF, Bands, Page, read_bands
+from sslengine.errors import ConfigError
 
 # What Pillow may take a file for, whatever its name is. Some of the other formats are programs, for
 # which Pillow starts an interpreter (EPS).
@@ -32,12 +35,31 @@ FORMATS = (
     *(["AVIF"] if find_spec("PIL.AvifImagePlugin") else []),
 )  # fmt: skip
 
-# Formats whose grey levels of more than 8 bits Pillow gives as 32-bit integers up to 65535.
-SIXTEEN_BITS_IN_32 = ("PNG", "PPM")
-
-NPY, TIFF = b"\x93NUMPY", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+NPY = b"\x93NUMPY"
+ORIENTATION = 0x0112
+# What float32 holds exactly.
+LARGEST = 2**24
 
 _pillow_limit = threading.Lock()
+
+
+class NarrowedError(ConfigError):
+    """An image has more than 8 bits, and nothing says which of its values is white."""
+
+    def __init__(self, where: str, mode: str, dtype: str, low: float, high: float) -> None:
+        self.where, self.mode = where, mode
+        self.dtype, self.low, self.high = dtype, low, high
+        super().__init__(self.told(low, high))
+
+    def told(self, low: float, high: float) -> str:
+        return (
+            f"its values are of type {self.dtype}, from {low:g} to {high:g}, and IMAGE_MODE "
+            f"{self.mode} has 8 bits. Say which are black and white with {self.where}.PIXEL_RANGE: "
+            f"{FORMS}; or keep all values with IMAGE_MODE: stored."
+        )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.where, self.mode, self.dtype, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -48,6 +70,8 @@ class Decoder:
     max_pixels: int
     exif_rotation: bool
     mode: str = "RGB"
+    pixel_range: PixelRange | None = None
+    page: Page = None
 
     @classmethod
     def of(cls, options: SplitOptions, split: str) -> Decoder:
@@ -56,6 +80,8 @@ class Decoder:
             options.MAX_IMAGE_PIXELS,
             options.EXIF_ROTATION,
             options.IMAGE_MODE,
+            PixelRange.parse(options.PIXEL_RANGE),
+            options.IMAGE_PAGE,
         )
 
     def __call__(self, encoded: bytes) -> Image.Image:
@@ -63,18 +89,23 @@ class Decoder:
         return self.pixels(self.opened(encoded))
 
     def opened(self, encoded: bytes) -> Image.Image:
-        """With its header read, and no pixels yet, if it is no array."""
+        """With its header read, and no pixels yet, if it is one of 8 bits."""
         if not encoded:
             raise UnidentifiedImageError("the file is empty")
         if encoded.startswith(NPY):
             return self._array(np.load(BytesIO(encoded), allow_pickle=False))
         try:
-            image = _open(encoded)
+            image: Image.Image | None = _open(encoded)
         except UnidentifiedImageError:
-            if encoded.startswith(TIFF) and self.mode == "stored":
-                return self._array(_bands(encoded))
-            raise
-        self._check_size(*image.size)
+            if not encoded.startswith(TIFF):
+                raise
+            image = None
+        if image is not None:
+            self._check_size(*image.size)
+        bands = read_bands(encoded, image, self.page, self.mode == "stored")
+        if bands is not None:
+            return self._of_bands(bands, image)
+        assert image is not None
         return image
 
     def pixels(self, image: Image.Image) -> Image.Image:
@@ -87,10 +118,33 @@ class Decoder:
             return _as_stored(image)
         return to_rgb(image) if self.mode == "RGB" else to_grey(image)
 
+    def _of_bands(self, bands: Bands, image: Image.Image | None) -> Image.Image:
+        values = bands.values
+        self._check_size(values.shape[1], values.shape[0])
+        if self.exif_rotation and image is not None:
+            values = _turned(values, image.getexif().get(ORIENTATION, 1))
+        if self.mode == "stored":
+            return self._array(values)
+        if bands.colours not in (1, 3):
+            raise ConfigError(
+                f"it has {bands.colours} bands, and IMAGE_MODE {self.mode} is for one or three: "
+                f"set {self.where}.IMAGE_MODE to stored."
+            )
+        made = self._in_8_bits(values[..., : bands.colours])
+        return Image.fromarray(made if bands.colours == 3 else made[..., 0])
+
+    def _in_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+        if values.dtype == np.uint8:
+            return np.array(values, order="C")
+        if self.pixel_range is None:
+            low, high = float(np.nanmin(values)), float(np.nanmax(values))
+            raise NarrowedError(self.where, self.mode, str(values.dtype), low, high)
+        return np.array(self.pixel_range.to_8_bits(values), order="C")
+
     def _array(self, values: NDArray[Any]) -> Image.Image:
         """As ToTensor takes it; an image by its use alone, not by its type."""
         if self.mode != "stored":
-            raise ValueError(
+            raise ConfigError(
                 f"it holds an array of shape {values.shape}, not an image: "
                 f"set {self.where}.IMAGE_MODE to stored"
             )
@@ -101,8 +155,16 @@ class Decoder:
             )
         self._check_size(values.shape[1], values.shape[0])
         values = values.reshape(*values.shape[:2], -1)
-        values = values if values.dtype == np.uint8 else values.astype(np.float32)
-        return cast(Image.Image, values)
+        if values.dtype.kind in "iu" and values.dtype.itemsize > 2:
+            least, most = int(values.min(initial=0)), int(values.max(initial=0))
+            if max(-least, most) > LARGEST:
+                raise ValueError(
+                    f"its values go from {least} to {most}, and float32, which they become, has "
+                    f"whole numbers up to {LARGEST} alone"
+                )
+        if values.dtype == np.uint8:
+            return cast(Image.Image, np.array(values, order="C"))
+        return cast(Image.Image, values.astype(np.float32, order="C"))
 
     def _check_size(self, width: int, height: int) -> None:
         if width * height > self.max_pixels:
@@ -113,9 +175,7 @@ class Decoder:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """What Pillow's convert makes of it, but for grey levels beyond 8 bits."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        image = _to_8_bits(image)
+    """What Pillow's convert makes of an image of 8 bits."""
     if "transparency" in image.info and image.mode == "P":
         image = image.convert("RGBA")  # Pillow warns of the direct way, with the same colours
     return image.convert("RGB")
@@ -133,19 +193,13 @@ def _as_stored(image: Image.Image) -> Image.Image:
     return image
 
 
-def _bands(encoded: bytes) -> NDArray[Any]:
-    """A TIFF that Pillow cannot read, its bands last."""
-    try:
-        import tifffile
-    except ImportError as error:
-        raise DataError(
-            "Pillow cannot read this TIFF, which may have many bands: pip install tifffile"
-        ) from error
-    with tifffile.TiffFile(BytesIO(encoded)) as file:
-        page = file.pages[0]
-        planar = page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and page.samplesperpixel > 1
-        values: NDArray[Any] = page.asarray()
-    return np.moveaxis(values, 0, -1) if planar else values
+def _turned(values: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """As EXIF's numbers from 1 to 8 say how to look at an image."""
+    if orientation in (5, 6, 7, 8):
+        values = values.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        values = values[::-1]
+    return values[:, ::-1] if orientation in (2, 3, 6, 7) else values
 
 
 def _open(encoded: bytes) -> Image.Image:
@@ -162,16 +216,3 @@ def _open(encoded: bytes) -> Image.Image:
             ) from None
         finally:
             Image.MAX_IMAGE_PIXELS = before
-
-
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image)
-    if image.mode.startswith("I;16") or image.format in SIXTEEN_BITS_IN_32:
-        return Image.fromarray((values.astype(np.uint32) * 255 + 32767) // 65535).convert("L")
-    low, high = values.min(), values.max()
-    if not 0 <= low <= high <= 255:
-        raise ValueError(
-            f"its values, of mode {image.mode}, go from {low:g} to {high:g}, and nothing says "
-            f"which of them is white; save it with values from 0 to 255, or with 16 bits"
-        )
-    return image.convert("L")

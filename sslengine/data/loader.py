@@ -35,6 +35,7 @@ from sslengine.data.options import DataOptions
 from sslengine.data.samplers import BatchSampler
 from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
+from sslengine.trust import Opened, hand_on, take_over
 
 Collate = Callable[[Sequence[Sample]], Batch]
 
@@ -77,7 +78,9 @@ class Loader:
                 prefetch_factor=options.PREFETCH_FACTOR if workers else None,
                 persistent_workers=workers > 0,
                 multiprocessing_context=mp_method if workers else None,
-                worker_init_fn=partial(prepare_worker, main=os.getpid(), places=self._places),
+                worker_init_fn=partial(
+                    prepare_worker, main=os.getpid(), places=self._places, opened=hand_on()
+                ),
                 pin_memory=pin_memory,
                 # An iterator draws a seed for its workers: not from the global stream.
                 generator=torch.Generator(),
@@ -127,12 +130,16 @@ def boot_server(more: Sequence[str] = ()) -> None:
         multiprocessing.forkserver.ensure_running()
 
 
-def prepare_worker(worker: int, main: int, places: torch.Tensor) -> None:
+def prepare_worker(
+    worker: int, main: int, places: torch.Tensor, opened: tuple[Opened, ...] = ()
+) -> None:
     """Runs in each worker before its first sample. (torch limits it to one thread itself.)
 
     main: the process that the worker loads for.
     places: where it notes which sample it is at.
+    opened: what it loads for and was opened without trust.
     """
+    take_over(opened)
     current_sample.note_in(places, worker)
     # The main process decides what a signal means; a worker forked from it has its handlers.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from sslengine.config.arguments import argument_problems
 from sslengine.config.fast import why_not
 from sslengine.config.sections import named, one_of, section
+from sslengine.data.pixel_range import PixelRange
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
 
@@ -76,8 +77,6 @@ class SplitOptions:
     # Keep what was found in folders and lists in ~/.cache/sslengine ($SSLENGINE_CACHE), and use it
     # as long as they do not change.
     CACHE_INDEX: bool = True
-    # Read long file lists from there as needed; false: keep them in memory.
-    MMAP_MODE: bool = True
     REMOVE_IMG_PATH_PREFIX: str = ""
     NEW_IMG_PATH_PREFIX: str = ""
     # Side of generated images, and of the grey one that stands for an unreadable file.
@@ -86,6 +85,13 @@ class SplitOptions:
     MAX_IMAGE_PIXELS: int = 178_956_970
     # RGB; L, grey levels; stored, as the file has them, with any number of channels.
     IMAGE_MODE: str = "RGB"
+    # Of images with more than 8 bits in modes RGB and L: the values that become black and white,
+    # [0, 4095]; shares of each image's values, [1%, 99%]; image, its least and greatest; type,
+    # those of its type. Without it such images are refused. 8-bit images stay as they are.
+    PIXEL_RANGE: Any = ""
+    # Of files with several pages: the number of one, from 0; all, with mode stored, makes bands of
+    # them. null: the first frame of an animation, and no stack in mode stored.
+    IMAGE_PAGE: int | str | None = None
     # Turn images as their EXIF data says. VISSL does not.
     EXIF_ROTATION: bool = False
     # A read error is no verdict: so many more attempts, the first after so many seconds and each
@@ -102,9 +108,6 @@ class SplitOptions:
     # Copy what DATA_PATHS names into a folder of each node, and read that.
     COPY_TO_LOCAL_DISK: bool = False
     COPY_DESTINATION_DIR: str = ""
-    BASE_DATASET: str = "generic_ssl"
-    # Sample order is always resumable and the same on any number of ranks; kept for VISSL's YAML.
-    USE_STATEFUL_DISTRIBUTED_SAMPLER: bool = False
     # For training too: the samples in their order, the same in every epoch.
     USE_DEBUGGING_SAMPLER: bool = False
     STRATIFIED_SAMPLER: StratifiedSampler = field(default_factory=StratifiedSampler)
@@ -112,8 +115,8 @@ class SplitOptions:
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "LABEL_TYPE", "standard", "sample_index", "zero")
-        yield from one_of(self, "BASE_DATASET", "generic_ssl")
         yield from one_of(self, "IMAGE_MODE", "RGB", "L", "stored")
+        yield from self._pixel_problems()
         for key in (
             "BATCHSIZE_PER_REPLICA",
             "TRAIN_PHASES_PER_EPOCH",
@@ -133,6 +136,20 @@ class SplitOptions:
         yield from self._sampler_problems()
         if self.COPY_TO_LOCAL_DISK and not self.COPY_DESTINATION_DIR:
             yield "COPY_DESTINATION_DIR: COPY_TO_LOCAL_DISK needs a folder on a disk of each node."
+
+    def _pixel_problems(self) -> Iterator[str]:
+        try:
+            given = PixelRange.parse(self.PIXEL_RANGE)
+        except ValueError as error:
+            yield f"PIXEL_RANGE: {error}"
+            return
+        if given is not None and self.IMAGE_MODE == "stored":
+            yield "PIXEL_RANGE: mode stored keeps all values; leave one of the two out."
+        page = self.IMAGE_PAGE
+        if page == "all" and self.IMAGE_MODE != "stored":
+            yield "IMAGE_PAGE: all makes bands of pages, which takes IMAGE_MODE stored."
+        elif page not in (None, "all") and (not isinstance(page, int) or page < 0):
+            yield f"IMAGE_PAGE: expected a number from 0, all or null; got {page!r}."
 
     @property
     def chooses_by_class(self) -> bool:
@@ -212,10 +229,6 @@ class DataOptions:
     # device: loader workers crop, and a GPU does colour and blur.
     AUGMENT_BACKEND: str = "auto"
     DDP_BUCKET_CAP_MB: int = 25
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "TRANSFORMS": "transforms are read from DATA.TRAIN and DATA.TEST."
-    }
 
     def check(self) -> Iterator[str]:
         if self.NUM_DATALOADER_WORKERS < 0:

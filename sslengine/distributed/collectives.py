@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.distributed.process_group import Group
@@ -99,7 +100,8 @@ def permuted(rows: Tensor, order: Tensor) -> Tensor:
     """
     if world_size() == 1:
         return rows[order.to(rows.device)]
-    share, host = len(rows), np.from_dlpack(order)  # refuses what is on a device
+    share = len(rows)
+    host: NDArray[Any] = np.from_dlpack(order)  # refuses what is on a device
     owners = host[rank() * share : (rank() + 1) * share] // share
     places = np.flatnonzero(host // share == rank())  # of this rank's rows, afterwards
     leaving, arriving = (

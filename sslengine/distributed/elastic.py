@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -21,13 +22,19 @@ from torch.distributed.elastic.multiprocessing.errors import (
     get_error_handler,
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.multiprocessing import (  # type: ignore[attr-defined]
+    _prctl_pr_set_pdeathsig as set_parent_death_signal,
+)
 
+from sslengine.distributed.meeting import open_store
+from sslengine.distributed.process_group import LAUNCHED
 from sslengine.errors import LaunchError, Preempted, SSLEngineError
 
 log = logging.getLogger("sslengine")
 
 # How long ranks may take to save when they are told to end; then they are killed.
 GRACE = 600  # seconds
+_OPEN = 60.0  # seconds, for a store
 
 # What a scheduler sends to all processes of a job alike. A rank that is still importing dies of it.
 _SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -42,19 +49,22 @@ def start_processes(
     processes: int,
     nodes: int,
     node_id: int,
-    endpoint: str,
     run_id: str,
+    endpoint: str = "",
     max_restarts: int = 0,
 ) -> None:
     """`function(*arguments)` in each of `processes` new processes, as ranks of one run.
 
     If one fails all end, and are started again up to `max_restarts` times. Not by the agent:
     it would also start again what was told to end, and what a user has to put right.
-    Several nodes have met at the endpoint (meeting.py), and the first holds the store there.
+    Several nodes have met at the endpoint (meeting.py), and the first holds the store there. The
+    store of one node is reached from this machine alone.
     """
     # The agent would print each failed rank's traceback; the first one's is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    single = nodes == 1
+    if not endpoint:
+        store = open_store("localhost", 0, True, _OPEN)  # kept for all attempts
+        endpoint = f"localhost:{store.port}"
     _start_tracker(*_SCHEDULERS)
     for attempt in range(max_restarts + 1):
         config = LaunchConfig(
@@ -62,9 +72,9 @@ def start_processes(
             max_nodes=nodes,
             nproc_per_node=processes,
             run_id=f"{run_id}-{attempt}",
-            rdzv_backend="c10d" if single else "static",
+            rdzv_backend="static",  # c10d's reads pickles out of its store
             rdzv_endpoint=endpoint,
-            rdzv_configs={} if single else {"rank": node_id},
+            rdzv_configs={"rank": node_id},
             max_restarts=0,
             start_method="spawn",
             **_grace(),
@@ -91,10 +101,27 @@ def _until_told(function: Callable[..., Any], arguments: tuple[Any, ...], attemp
     """In each rank. It leaves by a status: to return would be to wait for the agent, which
     reads what ranks return only when it is not ending them itself."""
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # as if the agent had restarted it
+    os.environ[LAUNCHED] = "1"
+    _heed_the_launchers_end()
     try:
         function(*arguments)
     except Preempted:
         sys.exit(os.EX_TEMPFAIL)
+
+
+def _heed_the_launchers_end() -> None:
+    """A launcher that is killed tells nobody. This rank is then told to end as by a scheduler: it
+    saves if it trains. Torch's own signal, SIGINT and on Linux alone, would come on top of it."""
+    set_parent_death_signal(0)
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    threading.Thread(target=_follow, args=(launcher,), daemon=True, name="launcher").start()
+
+
+def _follow(launcher: Any) -> None:
+    launcher.join()
+    log.warning("the process that started the ranks has ended; they save and end as well")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def fail_at_once(error: Exception) -> NoReturn:

@@ -14,10 +14,12 @@ later.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,13 +27,17 @@ from sslengine.distributed.process_group import own_store
 from sslengine.distributed.ranks import rank, world_size
 
 BEAT = 1.0  # seconds
+_POLL = 0.1
 _DONE = "done"
 _LOST = "lost"
 
 
 @contextmanager
 def heartbeat(silence: float, on_lost: Callable[[str], None]) -> Iterator[None]:
-    """Within it all ranks watch each other. silence 0: they do not."""
+    """Within it all ranks watch each other. silence 0: they do not.
+
+    Rank 0 leaves last: it may hold the store.
+    """
     if world_size() == 1 or silence <= 0:
         yield
         return
@@ -39,6 +45,8 @@ def heartbeat(silence: float, on_lost: Callable[[str], None]) -> Iterator[None]:
     watch.start()
     try:
         yield
+        if rank() == 0:
+            watch.wait_for_others()
     finally:
         watch.close()
 
@@ -71,19 +79,34 @@ class _Watch(threading.Thread):
             if not self._closed.wait(self._silence):
                 self._tell("the process that holds the ranks' store (on the first node) has gone")
 
+    def wait_for_others(self) -> None:
+        """Until all are done, or none of the rest has given a sign of life for `silence`."""
+        still, before = 0.0, [""]
+        with contextlib.suppress(RuntimeError):  # another process held the store
+            while still <= self._silence:
+                beats = [self._count(each) for each in range(1, world_size())]
+                if all(each == _DONE for each in beats):
+                    return
+                still = still + _POLL if beats == before else 0.0
+                before = beats
+                time.sleep(_POLL)
+
     def close(self) -> None:
         self._closed.set()
         self.join(timeout=2 * BEAT)
 
     def _look(self) -> None:
-        key = f"beat/{self._watched}"
-        now = self._store.get(key).decode() if self._store.check([key]) else ""
+        now = self._count(self._watched)
         if now != self._last or now == _DONE:
             self._last, self._silent_for = now, 0.0
         else:
             self._silent_for += BEAT
         if self._silent_for > self._silence:
             self._declare_lost()
+
+    def _count(self, rank: int) -> str:
+        key = f"beat/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _declare_lost(self) -> None:
         host, process = self._store.get(f"who/{self._watched}").decode().split()

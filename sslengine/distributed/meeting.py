@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import socket
 import threading
 import time
@@ -26,6 +27,7 @@ _LOOK = 0.05  # seconds; between two looks it doubles up to
 _LOOK_AT_MOST = 1.0
 _ANSWER = 10.0  # seconds that a store may take to answer
 _NAMED = 20  # of the missing
+_BACKLOG = 2048  # connections that wait to be taken: those of all ranks may come at once
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _open(host: str, ports: Sequence[int], token: str, until: float) -> Place:
     for port in ports:
         try:
             store = open_store(host, port, True, until - time.monotonic())
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             if "EADDRINUSE" not in str(error):
                 raise LaunchError(f"cannot open {host}:{port}: {error}") from error
             continue
@@ -135,8 +137,20 @@ def _look_at(host: str, port: int) -> TCPStore | None:
     return found[0] if found else None
 
 
+def is_loopback(host: str) -> bool:
+    """Does nobody but this machine reach it?"""
+    return host == "localhost" or host.startswith("127.")
+
+
 def open_store(host: str, port: int, mine: bool, seconds: float) -> TCPStore:
-    """mine: held by this process, and shared within it; else by another."""
+    """mine: held by this process, and shared within it; else by another. Port 0: a free one.
+
+    Torch listens on all interfaces, and anyone who reaches a store can write to it; so at
+    `localhost` the socket is made here, and listens there alone.
+    """
+    listener = _listen(port) if mine and is_loopback(host) else None
+    if listener is not None:
+        port = listener.getsockname()[1]
     return TCPStore(
         host,
         port,
@@ -144,4 +158,15 @@ def open_store(host: str, port: int, mine: bool, seconds: float) -> TCPStore:
         timeout=datetime.timedelta(seconds=max(1.0, seconds)),
         wait_for_workers=False,
         multi_tenant=mine,
+        master_listen_fd=None if listener is None else listener.detach(),
     )
+
+
+def _listen(port: int) -> socket.socket | None:
+    """None: the port is taken. If a store of this process has it, torch shares that one."""
+    try:
+        return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import time
 from typing import cast
 
@@ -11,11 +12,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from sslengine.distributed.meeting import open_store, wait_for_all
+from sslengine.distributed.meeting import is_loopback, open_store, wait_for_all
 from sslengine.distributed.ranks import initialized, rank, world_size
 from sslengine.errors import LaunchError
 
 Group = dist.ProcessGroup
+
+# In the environment of ranks whose launcher is ours: rank 0 runs at MASTER_ADDR.
+LAUNCHED = "SSLENGINE_LAUNCHED"
+_PORT = "port of rank 0's store"
+_OPEN = 60.0  # seconds
 
 
 def join(
@@ -32,9 +38,16 @@ def join(
     # An elastic agent's store outlives the attempt that failed: without a prefix of its own
     # the next one would find the addresses of ranks that have ended.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = c10d.PrefixStore(f"attempt/{attempt}", _store(rank, rendezvous_minutes))
-    store.set_timeout(timeout)
+    store: c10d.Store = c10d.PrefixStore(f"attempt/{attempt}", _store(rank, rendezvous_minutes))
+    own = _open_own(store) if rank == 0 and LAUNCHED in os.environ else None
     wait_for_all(c10d.PrefixStore("join", store), rank, world_size, 60 * rendezvous_minutes, "rank")
+    if LAUNCHED in os.environ:
+        store = own or open_store(
+            os.environ["MASTER_ADDR"], int(store.get(_PORT)), False, 60 * rendezvous_minutes
+        )
+    store.set_timeout(timeout)
+    if is_loopback(os.environ["MASTER_ADDR"]):
+        _stay_on_this_machine()
     dist.init_process_group(
         backend,
         store=store,
@@ -61,6 +74,23 @@ def _store(rank: int, minutes: float) -> c10d.Store:
         raise LaunchError(
             f"rank {rank} cannot {'open' if opens else 'reach'} {host}:{port}: {error}"
         ) from error
+
+
+def _open_own(agents: c10d.Store) -> c10d.Store:
+    """Rank 0's store, for the time of the run. The agent's ends with the launcher; with this one
+    ranks whose launcher was killed still agree on the step after which they save."""
+    own = open_store(os.environ["MASTER_ADDR"], 0, True, _OPEN)
+    agents.set(_PORT, str(own.port))
+    return own
+
+
+def _stay_on_this_machine() -> None:
+    """gloo and NCCL would listen on the interface of the host's name. Who has chosen one keeps
+    it."""
+    interfaces = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    for interface in interfaces:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 def backend_device() -> torch.device:

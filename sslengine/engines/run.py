@@ -15,6 +15,7 @@ from sslengine.checkpoint.atomic import write_whole
 from sslengine.config.resolve import Resolved
 from sslengine.config.show import show
 from sslengine.distributed.ranks import is_primary
+from sslengine.monitor.console import Screen
 from sslengine.monitor.environment import environment
 
 log = logging.getLogger("sslengine")
@@ -22,7 +23,7 @@ log = logging.getLogger("sslengine")
 
 def make_console() -> Console:
     """Rank 0 prints; the others have nothing to say on the screen."""
-    return Console(quiet=not is_primary(), soft_wrap=True, highlight=False)
+    return Screen(quiet=not is_primary())
 
 
 @dataclass
@@ -51,4 +52,6 @@ class Run:
             suffix = "" if engine == "train" else f"_{engine}"
             write_whole(self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode())
             report = json.dumps(environment(), indent=2) + "\n"
-            write_whole(self.run_dir / f"environment{suffix}.json", report.encode())
+            # It holds values of the environment.
+            path = self.run_dir / f"environment{suffix}.json"
+            write_whole(path, report.encode(), private=True)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from sslengine.config.sections import section
 
 Metric = Literal["cosine", "dot", "euclid"]
-
-
-@dataclass
-class FeatureFiles:
-    # A folder of extracted features; empty: extract them first.
-    PATH: str = ""
 
 
 @section("NEAREST_NEIGHBOR")
@@ -26,13 +20,6 @@ class NearestNeighborOptions:
     TOPK: Any = 200
     # Compare by cosine instead of by dot product.
     L2_NORM_FEATS: bool = False
-    # On the GPU, where there is one.
-    USE_CUDA: bool = True
-    FEATURES: FeatureFiles = field(default_factory=FeatureFiles)
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "OPTIMIZE_MEMORY": "similarities are always computed in pieces that fit into memory."
-    }
 
     @property
     def neighbours(self) -> list[int]:

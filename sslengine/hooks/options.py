@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from sslengine.config.sections import named, one_of, section
 from sslengine.registry import HOOKS, WRITERS
 
 DEFAULT_WRITERS = ["console", "log", "json", "images"]
-
-
-@dataclass
-class EmaModelOptions:
-    SAVE_EMA_MODEL: bool = False
-    ENABLE_EMA_METERS: bool = False
-    UPDATE_ITER: int = 1
-    WARMUP: float = 0.05
-    DECAY: float = 0.9999
-    EMA_DEVICE: str = "gpu"
 
 
 @dataclass
@@ -52,7 +42,6 @@ class MemorySummaryOptions:
     LOG_ITERATION_NUM: int = 0
     # With each log line the peak of the process's memory, and of the GPU's.
     LOG_PEAKS: bool = False
-    DUMP_MEMORY_ON_EXCEPTION: bool = False
 
 
 @dataclass
@@ -71,11 +60,6 @@ class TensorBoardOptions:
     LOG_PARAMS: bool = True
     LOG_PARAMS_GRADIENTS: bool = True
     LOG_PARAMS_EVERY_N_ITERS: int = 310
-
-    IGNORED: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("LOG_DIR", "EXPERIMENT_LOG_DIR"),
-        "TensorBoard files are in tb_logs of the run's folder, as in VISSL.",
-    )
 
 
 @dataclass
@@ -137,28 +121,10 @@ class HooksOptions:
     MEMORY_SUMMARY: MemorySummaryOptions = field(default_factory=MemorySummaryOptions)
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
-    EMA_MODEL: EmaModelOptions = field(default_factory=EmaModelOptions)
     EVALUATE_LOSS: EvaluateLossOptions = field(default_factory=EvaluateLossOptions)
     EARLY_STOPPING: EarlyStoppingOptions = field(default_factory=EarlyStoppingOptions)
     # Spread and rank of projections and features, at the end of each train phase.
     COLLAPSE_SIGNS: bool = True
-
-    def check(self) -> Iterator[str]:
-        for key in ("SAVE_EMA_MODEL", "ENABLE_EMA_METERS"):
-            if getattr(self.EMA_MODEL, key):
-                yield f"EMA_MODEL.{key}: not available yet; set it to false."
-        if self.MEMORY_SUMMARY.DUMP_MEMORY_ON_EXCEPTION:
-            yield "MEMORY_SUMMARY.DUMP_MEMORY_ON_EXCEPTION: not available yet; set it to false."
-
-
-@section("MONITORING")
-@dataclass
-class MonitoringOptions:
-    MONITOR_ACTIVATION_STATISTICS: int = 0
-
-    def check(self) -> Iterator[str]:
-        if self.MONITOR_ACTIVATION_STATISTICS:
-            yield "MONITOR_ACTIVATION_STATISTICS: not available yet; set it to 0."
 
 
 @dataclass
@@ -175,10 +141,6 @@ class RuntimeProfilingOptions:
     PROFILE_GPU: bool = True
     # The trace a second time, in `tensorboard`, for TensorBoard's profiler.
     TENSORBOARD_TRACE: bool = False
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "LEGACY_PROFILER": "it is torch.profiler in any case; torch's older one has gone."
-    }
 
     def check(self) -> Iterator[str]:
         if self.USE_PROFILER and not (self.PROFILE_CPU or self.PROFILE_GPU):

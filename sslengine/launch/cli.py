@@ -16,6 +16,8 @@ from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.show import show
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.registry import import_dotted
+from sslengine.screen import columns, wrapped
+from sslengine.trust import closed, expect_trust
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 _DESCRIPTION = """\
@@ -61,36 +63,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert catalog  # importing it declares all names
     startup.begin()
     given = make_parser().parse_intermixed_args(arguments)
+    if not given.show:
+        startup.tell("reading the config, importing torch")
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     try:
         runs = resolve_all([*given.overrides, *(given.overrides_of_flags or ())], given.config_dir)
     except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        _complain(f"error: {error}")
         return 2
     startup.mark("config")
     if given.show:
         print("\n---\n".join(show(run) for run in runs), end="")  # noqa: T201
         return 0
+    return start(runs)
+
+
+def start(runs: Sequence[Resolved]) -> int:
+    """Run all of them, or submit them to SLURM. The command's exit status: see main."""
     try:
         if any(run.config.SLURM.USE_SLURM for run in runs):
-            return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
+            return _submit(runs)
         # Imported only now: --help and a config error should not wait for torch.
         launch = import_dotted("sslengine.launch.local:launch")
         for number, run in enumerate(runs):
             if number:
                 startup.begin()
-            launch(run)
+            with closed(run.opened):
+                launch(run)
     except Preempted as told:
-        print(told, file=sys.stderr)  # noqa: T201
+        _complain(str(told))
         return os.EX_TEMPFAIL
     except KeyboardInterrupt:  # not in training, which would have saved
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
     except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        _complain(f"error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _complain(text: str) -> None:
+    print(wrapped(text, columns(sys.stderr)), file=sys.stderr)  # noqa: T201
+
+
+def _submit(runs: Sequence[Resolved]) -> int:
+    for run in runs:
+        with closed(run.opened):
+            expect_trust(
+                "a job would be submitted as its config says (here without one: "
+                "config.SLURM.USE_SLURM=false)", "config.SLURM.USE_SLURM",
+            )  # fmt: skip
+    return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
 
 
 def resolve_all(overrides: Sequence[str], config_dirs: Sequence[str]) -> list[Resolved]:

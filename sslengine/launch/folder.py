@@ -6,10 +6,31 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from sslengine.checkpoint.contents import foreign
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import DistributedOptions
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError
+
+
+def expect_run_folder(config: DictConfig) -> Path:
+    """The folder, if a run may write into it: one that is new, empty, or a run's already."""
+    folder = run_folder(config)
+    try:
+        names = foreign(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: {folder} cannot be the folder of a run: {error.strerror}."
+        ) from error
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: {folder} holds files that no run of this engine wrote "
+            f"({shown}), and nothing by which a run is known (its config.yaml, its checkpoints "
+            f"with their manifests). Give the run a folder of its own, new or empty, such as "
+            f"{folder / 'run'}."
+        )
+    return folder
 
 
 def run_folder(config: DictConfig) -> Path:

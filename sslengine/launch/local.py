@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from sslengine import startup
 from sslengine.config.facts import world_size
 from sslengine.config.options import DistributedOptions
 from sslengine.config.resolve import Resolved
@@ -11,14 +12,15 @@ from sslengine.config.sections import read
 from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.meeting import Place, meet, ports_from
 from sslengine.errors import ConfigError
+from sslengine.launch.folder import expect_run_folder
 from sslengine.launch.plan import Plan, make_plan
 from sslengine.launch.rank import run_rank
 from sslengine.launch.started import Started
-from sslengine.startup import handed_on
 
 
 def launch(resolved: Resolved) -> None:
     """Run to the end; an error of any rank is raised here."""
+    expect_run_folder(resolved.config)
     options = read(resolved.config, DistributedOptions)
     plan = make_plan(options, resolved.node_id)
     if plan.speaks:
@@ -39,15 +41,16 @@ def run_node(resolved: Resolved, plan: Plan) -> None:
     """The ranks of this node, below an elastic agent."""
     options = read(resolved.config, DistributedOptions)
     place = _meet_nodes(options, plan) if options.NUM_NODES > 1 else None
-    with handed_on():
+    startup.tell(f"starting {options.NUM_PROC_PER_NODE} processes")
+    with startup.handed_on():
         start_processes(
             run_rank,
             (resolved, world_size(resolved.config) > 1),
             processes=options.NUM_PROC_PER_NODE,
             nodes=options.NUM_NODES,
             node_id=plan.node,
-            endpoint=place.endpoint if place else "localhost:0",  # a free port
             run_id=plan.token,
+            endpoint=place.endpoint if place else "",
             max_restarts=options.MAX_RESTARTS,
         )
 

@@ -11,6 +11,7 @@ from typing import Literal
 from sslengine.config.options import DistributedOptions
 from sslengine.errors import ConfigError, LaunchError
 from sslengine.launch.started import Started, is_rank, known_place, started
+from sslengine.trust import expect_trust
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def _wrong_size(configured: int, started: int) -> LaunchError:
 
 
 def _by_hand(options: DistributedOptions, node_id: int) -> Plan:
-    nodes = options.NUM_NODES
+    nodes, where = options.NUM_NODES, "config.DISTRIBUTED.RUN_ID"
+    expect_trust(f"{options.RUN_ID!r} would be connected to, and commanded from", where, where)
     host, _, port = options.RUN_ID.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(

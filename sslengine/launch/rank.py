@@ -31,12 +31,18 @@ from sslengine.errors import LaunchError, Preempted
 from sslengine.launch.folder import run_folder
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.registry import ENGINES, load_plugins
+from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
 
 
 def run_rank(resolved: Resolved, join: bool) -> None:
     """join: the environment describes a process group to join (RANK, WORLD_SIZE ...)."""
+    with closed(resolved.opened):
+        _run_rank(resolved, join)
+
+
+def _run_rank(resolved: Resolved, join: bool) -> None:
     assert catalog  # in a new process: importing it declares all names
     startup.take_over()
     config = resolved.config

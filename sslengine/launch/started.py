@@ -62,16 +62,18 @@ def _srun(environment: Mapping[str, str]) -> Started | None:
         return None
     job = environment.get("SLURM_JOB_ID", "")
     token = f"job {job}.{step}.{environment.get('SLURM_RESTART_COUNT', '0')}"
+    nodes = int(_first(environment, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES") or 1)
+    host = first_host(_first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
     return Started(
         by="srun",
         number=int(environment["SLURM_PROCID"]),
         count=int(_first(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or 1),
         local=int(environment.get("SLURM_LOCALID", 0)),
-        host=first_host(_first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")),
+        host=host if nodes > 1 else "localhost",
         port=_port(environment, token),
         token=token,
         node=int(environment.get("SLURM_NODEID", 0)),
-        nodes=int(_first(environment, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES") or 1),
+        nodes=nodes,
     )
 
 

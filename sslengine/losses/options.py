@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sslengine.config.sections import named, section
 from sslengine.registry import LOSSES
@@ -16,7 +15,3 @@ class LossOptions:
     # section of that name (the part after the colon). Empty where the model gives its losses
     # itself (loss_dict_train_step, model_train_step).
     name: str = named(LOSSES, "CrossEntropyLoss")
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "ignore_index": "options of a loss stand under its name, and VISSL never read this one."
-    }

@@ -43,15 +43,10 @@ class BarlowTwinsOptions:
     lambda_: float = 0.0051
     # A factor of the whole loss.
     scale_loss: float = 0.024
-    # Filled in from the last head. The width that counts is that of the embedding itself.
-    embedding_dim: int = 8192
 
     def infer(self, facts: RunFacts) -> None:
         expect_two_views(facts, NAME)
         expect_several_images(facts, NAME)
-        _, arguments = facts.heads[-1] if facts.heads else ("", {})
-        if arguments.get("dims"):
-            self.embedding_dim = int(arguments["dims"][-1])
 
     def check(self) -> Iterator[str]:
         if self.lambda_ < 0:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -74,11 +73,6 @@ class DeepClusterOptions:
     memory_params: ClusteredMemory = field(default_factory=ClusteredMemory)
     # Filled in from the data.
     num_train_samples: int = -1
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "DROP_LAST": "every sample has a row in the memory.",
-        "BATCHSIZE_PER_REPLICA": "every sample has a row in the memory.",
-    }
 
     def infer(self, facts: RunFacts) -> None:
         if facts.collator not in ("", "multicrop_collator"):

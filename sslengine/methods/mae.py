@@ -65,7 +65,8 @@ class MaskedAutoencoder(nn.Module):
         super().__init__()
         self.options = options
         self.trunk = _trunk(model)
-        self.decoder = Decoder(options, self.trunk)
+        side = model.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE // self.trunk.patch_size
+        self.decoder = Decoder(options, self.trunk, (side, side))
         self.apply(_initialise)
         patches = self.trunk.patch_embed.proj.weight
         nn.init.xavier_uniform_(patches.view(len(patches), -1))  # a linear layer on patches
@@ -137,9 +138,15 @@ class MaskedAutoencoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, options: MaeOptions, trunk: VisionTransformer) -> None:
+    def __init__(
+        self, options: MaeOptions, trunk: VisionTransformer, grid: tuple[int, int]
+    ) -> None:
+        """grid: patches down and across, of images of the usual size."""
         super().__init__()
         width = options.DECODER_DIM
+        self.grid = grid
+        self.positions: Tensor
+        self.register_buffer("positions", sine_positions(*grid, width), persistent=False)
         self.first = trunk.num_prefix_tokens  # those that stand before the patches
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
         self.embed = nn.Linear(trunk.embed_dim, width)
@@ -154,16 +161,24 @@ class Decoder(nn.Module):
         self.pixels = nn.Linear(width, trunk.patch_embed.proj.weight[0].numel())
 
     def forward(self, tokens: Tensor, places: Tensor, grid: tuple[int, int]) -> Tensor:
-        """places, N x L: where each patch of the image stands among the shown, then hidden."""
-        tokens = self.embed(tokens)
+        """places, N x L: where each patch of the image stands among the shown, then hidden.
+
+        Under autocast what passes from block to block stays in float32, as in the authors' code.
+        """
+        tokens = self.embed(tokens).to(self.hidden_token.dtype)
         first, shown = tokens[:, : self.first], tokens[:, self.first :]
         missing = places.shape[1] - shown.shape[1]
-        hidden = self.hidden_token.to(shown.dtype).expand(len(shown), missing, -1)
+        hidden = self.hidden_token.expand(len(shown), missing, -1)
         patches = torch.cat([shown, hidden], dim=1)
         patches = patches.gather(1, places.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
-        positions = sine_positions(*grid, patches.shape[-1]).to(patches)
-        painted = self.blocks(torch.cat([first, patches + positions], dim=1))
+        painted = self.blocks(torch.cat([first, patches + self._positions(grid)], dim=1))
         return self.pixels(self.norm(painted))[:, self.first :]  # type: ignore[no-any-return]
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        if grid == self.grid:
+            return self.positions
+        width = self.positions.shape[-1]
+        return sine_positions(*grid, width, device=self.positions.device).to(self.positions.dtype)
 
 
 def _trunk(model: ModelOptions) -> VisionTransformer:

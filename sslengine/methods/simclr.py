@@ -19,7 +19,7 @@ that of one process with the whole batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,23 +37,11 @@ MULTI_CROP = "multicrop_simclr_info_nce_loss"
 
 
 @dataclass
-class SimCLRBuffers:
-    """Filled in from the run. The sizes that count are those of the batch itself."""
-
-    world_size: int = 1
-    embedding_dim: int = 128
-    effective_batch_size: int = 0
-
-
-@dataclass
 class SimCLROptions:
     temperature: float = 0.1
-    buffer_params: SimCLRBuffers = field(default_factory=SimCLRBuffers)
 
     def infer(self, facts: RunFacts) -> None:
         expect_two_views(facts, NAME)
-        self.buffer_params.world_size = facts.world_size
-        self.buffer_params.effective_batch_size = 2 * facts.global_batch_size
 
     def check(self) -> Iterator[str]:
         if self.temperature <= 0:
@@ -68,8 +56,6 @@ class MultiCropSimCLROptions(SimCLROptions):
     def infer(self, facts: RunFacts) -> None:
         expect_crops(facts, f"config.LOSS.{MULTI_CROP}", ["multicrop_collator"])
         self.num_crops = facts.views_per_image
-        self.buffer_params.world_size = facts.world_size
-        self.buffer_params.effective_batch_size = facts.global_batch_size  # images, as in VISSL
 
 
 @register_loss(NAME, options=SimCLROptions)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
-from sslengine.config.sections import one_of
 from sslengine.errors import TrainingError
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
@@ -32,8 +30,6 @@ class CrossEntropyOptions:
     normalize_output: bool = False
     temperature: float = 1.0
     label_smoothing: float = 0.0
-
-    IGNORED: ClassVar[dict[str, str]] = {"reduction": "it is the mean, as it was in VISSL."}
 
     def check(self) -> Iterator[str]:
         if self.temperature <= 0:
@@ -76,17 +72,7 @@ class CrossEntropyLoss(Method):
 
 @dataclass
 class BinaryCrossEntropyOptions:
-    # none: the sum over classes of each class's mean, as in VISSL.
-    reduction: str = "none"
     normalize_output: bool = False
-    # Filled in from the run; kept for VISSL's YAML.
-    world_size: int = 1
-
-    def infer(self, facts: RunFacts) -> None:
-        self.world_size = facts.world_size
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "reduction", "none")
 
 
 @register_loss("bce_logits_multiple_output_single_target", options=BinaryCrossEntropyOptions)

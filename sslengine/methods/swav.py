@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -139,8 +139,6 @@ class SwAVQueueOptions:
     queue_length: int = 0
     # Train steps before the queue counts.
     start_iter: int = iterations(0)
-    # Filled in from the run: what a rank scores of the queue.
-    local_queue_length: int = 0
 
     def check(self) -> Iterator[str]:
         for key in ("queue_length", "start_iter"):
@@ -171,10 +169,6 @@ class SwAVOptions:
     num_prototypes: list[int] = field(default_factory=lambda: [3000])
     num_crops: int = 2
 
-    IGNORED: ClassVar[dict[str, str]] = {
-        "output_dir": "a loss that is not finite stops the run and is named; no scores are dumped."
-    }
-
     def infer(self, facts: RunFacts) -> None:
         head = facts.head("swav_head")
         if head is None:
@@ -185,7 +179,6 @@ class SwAVOptions:
         self.num_crops = facts.views_per_image
         self.embedding_dim = head["dims"][-1]
         self.num_prototypes = list(head["num_clusters"])
-        self.queue.local_queue_length = self.queue.queue_length // facts.world_size
 
     def check(self) -> Iterator[str]:
         for key in ("temperature", "epsilon"):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -85,10 +86,12 @@ def build_trunk(options: ModelOptions) -> Trunk:
     where = "config.MODEL.TRUNK"
     name = options.TRUNK.NAME
     cls, options_class = TRUNKS.get(name, f"{where}.NAME"), TRUNKS.options(name)
+    channels = _channels(cls, name, options.in_chans())
+    make = partial(cls, **channels)
     if options_class is None:
-        trunk = cls()
+        trunk = make()
     elif isinstance(options.TRUNK, options_class):
-        trunk = cls(options.TRUNK)  # it reads several sections
+        trunk = make(options.TRUNK)  # it reads several sections
     else:
         sections = [each for each in vars(options.TRUNK).values() if type(each) is options_class]
         if not sections:
@@ -96,16 +99,28 @@ def build_trunk(options: ModelOptions) -> Trunk:
                 f"{where}: the trunk {name!r} brings {options_class.__name__}, which is no section "
                 f'of the config; put @section("MODEL.TRUNK.<its name>") above that class.'
             )
-        trunk = cls(sections[0])
+        trunk = make(sections[0])
     if not isinstance(trunk, Trunk):
         raise ConfigError(
             f"{where}.NAME: {name!r} is no trunk: subclass sslengine.models.trunks.base.Trunk."
         )
+    trunk.in_chans = channels.get("in_chans")
     if options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
         trunk.checkpoint_activations(
             options.ACTIVATION_CHECKPOINTING.NUM_ACTIVATION_CHECKPOINTING_SPLITS
         )
     return trunk
+
+
+def _channels(cls: type, name: str, in_chans: int) -> dict[str, int]:
+    if "in_chans" in inspect.signature(cls).parameters:
+        return {"in_chans": in_chans}
+    if in_chans != 3:
+        raise ConfigError(
+            f"config.MODEL.INPUT_CHANNELS: images have {in_chans} channels, and the trunk {name!r} "
+            f"takes 3: its __init__ has no argument `in_chans`."
+        )
+    return {}
 
 
 def _freeze(model: nn.Module, settings: FeatureEvalOptions) -> None:

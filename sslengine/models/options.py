@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.errors import ConfigError
+from sslengine.models.networks import CHOICES
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.trunks.options import (
     BeitOptions,
@@ -32,7 +33,6 @@ RESNET_STAGES: dict[int, tuple[int, int, int, int]] = {
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
-NOT_YET = "not available yet; set it to false."
 
 
 @dataclass
@@ -58,8 +58,6 @@ class ResNetOptions:
     LAYER4_STRIDE: int = 2
     # imagenet: 7x7 stride 2 and max-pool; small (32 to 96 pixels): 3x3 stride 1, no max-pool.
     STEM: str = "imagenet"
-
-    IGNORED: ClassVar[dict[str, str]] = {"STANDARDIZE_CONVOLUTIONS": "VISSL never reads it."}
 
     def stages(self) -> tuple[int, ...]:
         return tuple(self.BLOCKS) or RESNET_STAGES[self.DEPTH]
@@ -102,12 +100,6 @@ class ResNetOptions:
 
 
 @dataclass
-class MaskedImageModeling:
-    NAME: str = ""
-    PARAMS: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
 class VisionTransformerOptions:
     # The side for which position embeddings are made; other sizes interpolate them.
     IMAGE_SIZE: int = 224
@@ -118,8 +110,7 @@ class VisionTransformerOptions:
     MLP_DIM: int = 3072
     DROPOUT_RATE: float = 0.0
     ATTENTION_DROPOUT_RATE: float = 0.0
-    # token; without a class token (USE_CLASS_TOKEN: false) patches are averaged.
-    CLASSIFIER: str = "token"
+    # false: patches are averaged.
     USE_CLASS_TOKEN: bool = True
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
@@ -128,22 +119,9 @@ class VisionTransformerOptions:
     QK_SCALE: bool | float | None = False
     # Recompute each block in the backward pass instead of keeping what is inside it.
     CHECKPOINT_BLOCK: bool = False
-    CHECKPOINT_MLP: bool = False
-    HYBRID: str | None = None
-    MASKED_IMAGE_MODELING: MaskedImageModeling = field(default_factory=MaskedImageModeling)
-
-    IGNORED: ClassVar[dict[str, str]] = {"name": "VISSL never reads it."}
 
     def check(self) -> Iterator[str]:
-        if self.CLASSIFIER != "token":
-            yield "CLASSIFIER: expected token; for averaged patches set USE_CLASS_TOKEN to false."
         yield from no_scale(self)
-        if self.CHECKPOINT_MLP:
-            yield f"CHECKPOINT_MLP: {NOT_YET} CHECKPOINT_BLOCK saves more."
-        if self.HYBRID:
-            yield "HYBRID: a convolutional stem is not available yet."
-        if self.MASKED_IMAGE_MODELING.NAME:
-            yield "MASKED_IMAGE_MODELING.NAME: masked input is not available yet."
         sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM", "MLP_DIM")
         yield from cut_unevenly(self, *sizes)
 
@@ -161,12 +139,6 @@ class TrunkOptions:
     CONVNEXT: ConvNextOptions = field(default_factory=ConvNextOptions)
     BEIT: BeitOptions = field(default_factory=BeitOptions)
     MOBILE_NET: MobileNetOptions = field(default_factory=MobileNetOptions)
-    # Of the trunk of VISSL that is not available yet: any keys.
-    RESNETS_SK: dict[str, Any] = field(default_factory=dict)
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "TRUNK_PARAMS": "VISSL never reads it; write the keys directly under MODEL.TRUNK."
-    }
 
 
 @dataclass
@@ -215,13 +187,10 @@ class FeatureEvalOptions:
 @dataclass
 class SyncBatchNormOptions:
     CONVERT_BN_TO_SYNC_BN: bool = False
-    # pytorch or apex: the same code serves both.
-    SYNC_BN_TYPE: str = "pytorch"
     # Ranks that share statistics: -1 those of a node, 0 all, N that many.
     GROUP_SIZE: int = -1
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "SYNC_BN_TYPE", "pytorch", "apex")
         if self.GROUP_SIZE < -1:
             yield f"GROUP_SIZE: expected -1, 0 or a number of ranks; got {self.GROUP_SIZE}."
 
@@ -274,6 +243,12 @@ class WeightsInitOptions:
     PARAMS_FILE: str = ""
     # Where in the file the state dict is: a key, a list of keys one inside the other, or "".
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
+    # Of a checkpoint whose method keeps a slow copy of the model (a teacher, a momentum encoder):
+    # student, teacher, or auto, as the method has it (DINO: teacher; BYOL and MoCo: student).
+    NETWORK: str = "auto"
+    # Let weights for RGB images start a trunk that takes another number of channels, as timm does:
+    # for one channel the sum of the three filters, for more these in turn, scaled by 3 / channels.
+    ADAPT_INPUT_CHANNELS: bool = False
     # Names that contain one of these are neither read nor missed.
     SKIP_LAYERS: list[str] = field(default_factory=lambda: ["num_batches_tracked"])
     # Load any pickle, and run any code that it holds: for files of your own (--trust-pickle).
@@ -287,6 +262,7 @@ class WeightsInitOptions:
         return [key] if isinstance(key, str) and key else list(key or ())
 
     def check(self) -> Iterator[str]:
+        yield from one_of(self, "NETWORK", *CHOICES)
         key = self.STATE_DICT_KEY_NAME
         if key is not None and not (
             isinstance(key, str)
@@ -311,16 +287,12 @@ class GradClipOptions:
     USE_GRAD_CLIP: bool = False
     NORM_TYPE: float = 2.0
     MAX_NORM: float = 1.0
-
-
-@dataclass
-class ShardedDdpOptions:
-    USE_SDP: bool = False
-    reduce_buffer_size: int = -1
+    # Of each parameter's gradient by itself, as DINO has it, not of all together.
+    PER_PARAMETER: bool = False
 
     def check(self) -> Iterator[str]:
-        if self.USE_SDP:
-            yield f"USE_SDP: {NOT_YET} OPTIMIZER.use_zero splits the optimizer's state."
+        if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
+            yield f"PER_PARAMETER: with NORM_TYPE 2 alone, got {self.NORM_TYPE:g}."
 
 
 @dataclass
@@ -331,17 +303,12 @@ class FsdpOptions:
     AUTO_WRAP_THRESHOLD: int = 0
     # With AUTO_SETUP_FSDP and USE_AMP. O1: weights in float32; O2: in AMP_DTYPE.
     AMP_TYPE: str = "01"
-    FORCE_SYNC_CUDA: bool = False
-    flatten_parameters: bool = True
     # Weights and inputs of a unit in compute_dtype while it runs.
     mixed_precision: bool = True
     # Add up gradients over ranks in float32, whatever compute_dtype is.
     fp32_reduce_scatter: bool = False
     # float32, bfloat16 or float16.
     compute_dtype: str = "float32"
-    bucket_cap_mb: int = 0
-    clear_autocast_cache: bool = True
-    verbose: bool = True
 
     def compute(self) -> str:
         """What mixed precision computes in; float32 without it."""
@@ -352,13 +319,6 @@ class FsdpOptions:
         yield from one_of(self, "AMP_TYPE", "01", "O1", "O2")
         if self.AUTO_WRAP_THRESHOLD < 0:
             yield f"AUTO_WRAP_THRESHOLD: expected 0 or more, got {self.AUTO_WRAP_THRESHOLD}."
-
-    def remarks(self) -> Iterator[str]:
-        for key, default in (
-            ("FORCE_SYNC_CUDA", False), ("bucket_cap_mb", 0), ("clear_autocast_cache", True)
-        ):  # fmt: skip
-            if getattr(self, key) != default:
-                yield f"{key}: does nothing; it is of fairscale's FSDP, and torch's has no such."
 
 
 @dataclass
@@ -388,13 +348,15 @@ class ModelOptions:
     HEAD: HeadOptions = field(default_factory=HeadOptions)
     # rgb or bgr: the order in which the trunk gets the channels.
     INPUT_TYPE: str = "rgb"
+    # Channels of the images that the trunk takes; auto: those that DATA's images have.
+    INPUT_CHANNELS: int | str = "auto"
     # [[input key, [features]], ...] or
     # [[input key, {feat_names, head_index, additional_keys}], ...]: which head reads which input.
     MULTI_INPUT_HEAD_MAPPING: list[Any] = field(default_factory=list)
     # A trunk pass for every crop, where otherwise crops of one size go together. Saves memory.
     SINGLE_PASS_EVERY_CROP: bool = False
-    # Each view of an image goes through trunk and heads by itself, so that the batch of a batch norm
-    # is one view's. SimSiam, BYOL, Barlow Twins and VICReg were published so.
+    # Each view of an image goes through trunk and heads by itself: a batch norm's batch is one
+    # view's. SimSiam, BYOL, Barlow Twins and VICReg were published so.
     VIEWS_APART: bool = False
     # Keep images and filters as N x H x W x C in memory: faster for convolutions on most devices.
     CHANNELS_LAST: bool = False
@@ -410,25 +372,26 @@ class ModelOptions:
         default_factory=ActivationCheckpointingOptions
     )
     GRAD_CLIP: GradClipOptions = field(default_factory=GradClipOptions)
-    SHARDED_DDP_SETUP: ShardedDdpOptions = field(default_factory=ShardedDdpOptions)
     FSDP_CONFIG: FsdpOptions = field(default_factory=FsdpOptions)
     COMPILE: CompileOptions = field(default_factory=CompileOptions)
-
-    IGNORED: ClassVar[dict[str, str]] = {
-        "CUDA_CACHE": "PyTorch's allocator needs no clearing; it only slowed VISSL down."
-    }
 
     def check(self) -> Iterator[str]:
         if not self.BASE_MODEL_NAME:
             yield "BASE_MODEL_NAME: expected the name of a model."
-        if self.INPUT_TYPE == "lab":
-            yield "INPUT_TYPE: lab (lightness alone) is not available yet; expected rgb or bgr."
-        else:
-            yield from one_of(self, "INPUT_TYPE", "rgb", "bgr")
+        yield from one_of(self, "INPUT_TYPE", "rgb", "bgr")
+        channels = self.INPUT_CHANNELS
+        if channels != "auto" and (not isinstance(channels, int) or channels < 1):
+            yield f"INPUT_CHANNELS: expected auto, or a number of 1 or more; got {channels!r}."
+        elif self.INPUT_TYPE == "bgr" and channels not in ("auto", 3):
+            yield f"INPUT_TYPE: bgr is an order of three channels, not of {channels}."
         try:
             self.routes(where="")
         except ConfigError as error:
             yield str(error)
+
+    def in_chans(self) -> int:
+        """Where nobody has looked at the data, images are RGB."""
+        return 3 if isinstance(self.INPUT_CHANNELS, str) else self.INPUT_CHANNELS
 
     def routes(self, where: str = "config.MODEL.") -> list[Route]:
         """Which input passes through what; raises ConfigError where the keys contradict."""

@@ -16,6 +16,9 @@ from safetensors.torch import load_file
 
 from sslengine.distributed.shard_files import Peers, is_folder_of_shards, read_folder
 from sslengine.errors import CheckpointError
+from sslengine.trust import expect_trust
+
+TRUST_PICKLE = "config.MODEL.WEIGHTS_INIT.TRUST_PICKLE"
 
 
 class NeedsCodeError(CheckpointError):
@@ -32,6 +35,8 @@ def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) 
     peers: the ranks of a sharded run. Of a folder they get their shares; a file is mapped
     into memory, where only what is used takes room.
     """
+    if trusted:
+        expect_trust(f"the code that {str(path)!r} holds would be run", TRUST_PICKLE, TRUST_PICKLE)
     if is_folder_of_shards(path):
         return _read_shards(path, peers)
     if not path.is_file():

@@ -2,11 +2,18 @@
 
 Plain lines are thinned out: one at the first step, one every few seconds, one at the
 end of each phase. Every figure is in metrics.jsonl.
+
+On a terminal a phase leaves one line. Figures are shown whole or not at all; of those that do
+not fit the line says how many.
 """
 
 from __future__ import annotations
 
-from rich.console import Console
+import sys
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,20 +28,48 @@ from rich.text import Text
 
 from sslengine.monitor.text import Pace, eta, phase_line, step_line, values, where
 from sslengine.monitor.writers import Record, Writer
+from sslengine.screen import whole, wrapped
+
+
+class Screen(Console):
+    """On a terminal, text is wrapped between words, and a path that is too long stays whole."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(highlight=False, **how)
+        self.soft_wrap = not self.is_terminal
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        if self.is_terminal:
+            objects = tuple(
+                wrapped(each, self.width) if isinstance(each, str) else each for each in objects
+            )
+            how = {"overflow": "ignore", "crop": False, **how}
+        super().print(*objects, **how)
+
+
+class _Whole:
+    """The column that gives way on a narrow terminal."""
+
+    def __init__(self, figures: list[str]) -> None:
+        self.figures = figures
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(0, len(whole(self.figures, None)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(whole(self.figures, options.max_width, more=False), no_wrap=True)
 
 
 class _Figures(ProgressColumn):
-    """The column that gives way on a narrow terminal."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["figures"], no_wrap=True, overflow="ellipsis")
+    def render(self, task: Task) -> _Whole:  # type: ignore[override]
+        return _Whole(task.fields["figures"])
 
 
 class ConsoleWriter(Writer):
     """Reads `record.display`: step, steps, epochs, eta_seconds, images_per_second."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(soft_wrap=True, highlight=False)
+        self.console = console or Screen()
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
         self._pace = Pace()
@@ -42,7 +77,8 @@ class ConsoleWriter(Writer):
     def write(self, record: Record) -> None:
         if record.kind == "phase":
             self._end_bar()
-            self.console.print(phase_line(record))
+            width = self.console.width if self.console.is_terminal else None
+            self.console.print(phase_line(record, width))
         elif self.console.is_terminal:
             self._update_bar(record)
         elif self._pace.is_due():
@@ -53,17 +89,18 @@ class ConsoleWriter(Writer):
 
     def _update_bar(self, record: Record) -> None:
         if self._progress is None:
-            whole = Column(no_wrap=True)
+            fixed = Column(no_wrap=True)
             self._progress = Progress(
-                TextColumn("{task.description}", table_column=whole),
-                BarColumn(bar_width=24 if self.console.width >= 100 else 10, table_column=whole),
-                MofNCompleteColumn(table_column=whole),
-                TextColumn("{task.fields[eta]}", table_column=whole),
+                TextColumn("{task.description}", table_column=fixed),
+                BarColumn(bar_width=24 if self.console.width >= 100 else 10, table_column=fixed),
+                MofNCompleteColumn(table_column=fixed),
+                TextColumn("{task.fields[eta]}", table_column=fixed),
                 _Figures(),
                 console=self.console,
                 transient=True,
+                redirect_stderr=sys.stderr.isatty(),
             )
-            self._bar = self._progress.add_task("", total=None, eta="", figures="")
+            self._bar = self._progress.add_task("", total=None, eta="", figures=[])
         assert self._bar is not None
         self._progress.update(
             self._bar,

@@ -31,6 +31,8 @@ _PACKAGES = (
     "timm",
     "scikit-learn",
     "rich",
+    "numba",  # with simplejpeg: what DATA.AUGMENT_BACKEND: auto stands for
+    "simplejpeg",
 )
 # Variables that change what a run does; anything else in the environment is private.
 _VARIABLES = re.compile(
@@ -41,8 +43,11 @@ _SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 
 
 # `config.MY_TRACKER.API_KEY=...`, but not `config.DATA.TRAIN.INPUT_KEY_NAMES=...`
-_SECRET_ARGUMENT = re.compile(
-    r"^(.*(token|key|secret|password|passwd|credentials?))=.*$", re.IGNORECASE | re.DOTALL
+_NAMED = r"(token|key|secret|password|passwd|passphrase|credentials?|auth)"
+_SECRET_ARGUMENT = re.compile(rf"^([^={{\[]*{_NAMED})=.*$", re.IGNORECASE | re.DOTALL)
+# `config.MY_TRACKER={url: x, login: {api_key: ...}}`: up to what ends the value.
+_SECRET_INSIDE = re.compile(
+    rf"""([{{\[,\s'"][\w.-]*{_NAMED}['"]?\s*:\s*)('[^']*'|"[^"]*"|[^,}}\]]+)""", re.IGNORECASE
 )
 
 
@@ -80,8 +85,9 @@ def _gpus() -> list[str]:
 
 
 def _masked(arguments: list[str]) -> list[str]:
-    """The value of what is named like a secret: `name=value`, or `--name value`."""
+    """The value of what is named like a secret: `name=value`, `--name value`, `{name: value}`."""
     masked = [_SECRET_ARGUMENT.sub(r"\1=***", each) for each in arguments]
+    masked = [_SECRET_INSIDE.sub(r"\1***", each) for each in masked]
     for index, before in enumerate(arguments[:-1]):
         if before.startswith("--") and "=" not in before and _SECRET_ARGUMENT.match(f"{before}="):
             masked[index + 1] = "***"

@@ -1,15 +1,19 @@
-"""The run's log: everything goes to a file per rank, warnings and errors also to the screen."""
+"""The run's log: what any logger says goes to a file per rank, warnings also to the screen."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
+from sslengine.checkpoint.atomic import make_folder
 from sslengine.monitor.text import Pace, phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
+from sslengine.screen import columns, wrapped
 
 _log = logging.getLogger("sslengine")
+_levels: dict[logging.Logger, int] = {}  # to be put back
 _FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
@@ -17,10 +21,19 @@ def log_path(run_dir: Path, rank: int) -> Path:
     return run_dir / ("log.txt" if rank == 0 else f"log_rank{rank}.txt")
 
 
-class _LogFile(logging.FileHandler):
-    """A log that cannot be written (a full disk) says so once, and not at each line."""
+class _LogFile(WatchedFileHandler):
+    """A log that cannot be written (a full disk) says so once, and not at each line.
+
+    It follows its name: when an earlier run's log is moved aside, a new file is begun.
+    """
 
     _failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not self._failed:
@@ -28,31 +41,71 @@ class _LogFile(logging.FileHandler):
         self._failed = True
 
 
-def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
-    """Send the loggers `sslengine` and `py.warnings` to the run's file, appending.
+class _Screen(logging.Handler):
+    """stderr as it is when a line comes: while a bar moves, rich prints above it."""
 
-    The screen gets warnings of rank 0's `sslengine` logger, all of it if `verbose`; where a line is
-    logged with extra={"on_screen": ...}, that decides.
-    Deprecation warnings of libraries are the file's business alone.
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            stream = sys.stderr
+            stream.write(wrapped(self.format(record), columns(stream)) + "\n")
+            stream.flush()
+        except Exception:
+            self.handleError(record)
+
+
+class _Others(logging.Handler):
+    """The root logger's: hands records of other loggers on."""
+
+    def __init__(self, to: logging.Handler) -> None:
+        super().__init__(logging.INFO)
+        self._to = to
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._to.handle(record)
+
+
+def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
+    """Send what is logged to the run's file, appending.
+
+    The screen gets warnings on rank 0, and all of `sslengine` if `verbose`; where a line is
+    logged with extra={"on_screen": ...}, that decides. Other loggers are heard from INFO on:
+    libraries write much for themselves below it.
+    Python's own warnings are the file's business alone.
     """
     close_log()
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     to_file = _LogFile(log_path(run_dir, rank), encoding="utf-8", delay=True)
     to_file.setFormatter(logging.Formatter(_FORMAT))
-    logger = logging.getLogger("sslengine")
-    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
-    logger.propagate = False
-    logger.addHandler(to_file)
+    _log.setLevel(logging.DEBUG if verbose else logging.INFO)
+    _log.propagate = False
+    _log.addHandler(to_file)
+    root = logging.getLogger()
+    root.addHandler(_Others(to_file))
+    prints = any(map(_prints, root.handlers))  # then it would print what is meant for the file
+    if not prints and root.level > logging.INFO:
+        _levels[root] = root.level
+        root.setLevel(logging.INFO)
     if rank == 0:
-        to_screen = logging.StreamHandler(sys.stderr)
-        to_screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        least = logging.DEBUG if verbose else logging.WARNING
-        to_screen.addFilter(lambda record: getattr(record, "on_screen", record.levelno >= least))
-        logger.addHandler(to_screen)
+        to_screen = _to_screen(logging.DEBUG if verbose else logging.WARNING)
+        _log.addHandler(to_screen)
+        if not prints:
+            root.addHandler(_Others(_to_screen(logging.WARNING)))
     logging.captureWarnings(True)
     warnings_log = logging.getLogger("py.warnings")
     warnings_log.propagate = False
     warnings_log.addHandler(to_file)
+
+
+def _to_screen(least: int) -> logging.Handler:
+    handler = _Screen()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.addFilter(lambda record: getattr(record, "on_screen", record.levelno >= least))
+    return handler
+
+
+def _prints(handler: logging.Handler) -> bool:
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return any(getattr(handler, "stream", None) is each for each in streams)
 
 
 def close_log() -> None:
@@ -62,6 +115,11 @@ def close_log() -> None:
             logger.removeHandler(handler)
             handler.close()
         logger.propagate = True
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _Others)]:
+        root.removeHandler(handler)
+    if root in _levels:
+        root.setLevel(_levels.pop(root))
     logging.captureWarnings(False)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sslengine.monitor.writers import Record
+from sslengine.screen import whole
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -29,11 +30,12 @@ class Pace:
 def step_line(record: Record) -> str:
     display = record.display
     step = f"step {display.get('step')}/{display.get('steps')}"
-    return "  ".join(filter(None, (where(record), step, values(record), eta(record))))
+    return "  ".join(filter(None, (where(record), step, *values(record), eta(record))))
 
 
-def phase_line(record: Record) -> str:
-    return "  ".join(filter(None, (where(record), values(record))))
+def phase_line(record: Record, width: int | None = None) -> str:
+    """width: as many whole figures as fit into one line, and how many do not."""
+    return whole([where(record), *values(record)], width)
 
 
 def where(record: Record) -> str:
@@ -42,8 +44,8 @@ def where(record: Record) -> str:
     return f"{record.split} {record.epoch + 1}{of}"
 
 
-def values(record: Record) -> str:
-    return "  ".join(f"{name} {_number(value)}" for name, value in _leaves(record.values))
+def values(record: Record) -> list[str]:
+    return [f"{name} {_number(value)}" for name, value in _leaves(record.values)]
 
 
 def eta(record: Record) -> str:

@@ -26,9 +26,13 @@ class AutoLrScaling:
     base_lr_batch_size: int = 256
     # linear, or sqrt of the ratio of the batch sizes.
     scaling_type: str = "linear"
+    # Where a linear warm-up begins: one_node, at the learning rate of one node's batch; as_written,
+    # at its start_value. One that is written to begin at 0 does so in any case.
+    warmup_start: str = "one_node"
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "scaling_type", "linear", "sqrt")
+        yield from one_of(self, "warmup_start", "one_node", "as_written")
         if self.base_lr_batch_size < 1:
             yield f"base_lr_batch_size: expected 1 or more, got {self.base_lr_batch_size}."
 

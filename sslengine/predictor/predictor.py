@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
-import yaml
 from PIL import Image
 from torch import Tensor, nn
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
 from sslengine.checkpoint import files
 from sslengine.checkpoint.manifest import sha256_of
-from sslengine.config.code import code_named_in
 from sslengine.config.options import RunOptions
-from sslengine.config.resolve import resolve
+from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.dataset import SSLDataset
 from sslengine.data.decoding import FORMATS
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
+from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import extract
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
+from sslengine.models.networks import AUTO, choose
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights import load_model_state
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View
 from sslengine.registry import LOSSES, TRANSFORMS
 from sslengine.task.build import build_base_model, build_run_precision
+from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
 
@@ -60,10 +62,30 @@ class Prediction:
     nearest: list[Neighbour]
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _untrusting(
+    method: Callable[Concatenate[Predictor, P], R],
+) -> Callable[Concatenate[Predictor, P], R]:
+    """What the method builds may bring no code unless the run's config is trusted."""
+
+    @wraps(method)
+    def guarded(self: Predictor, /, *arguments: P.args, **named: P.kwargs) -> R:
+        with closed(self.resolved.opened):
+            return method(self, *arguments, **named)
+
+    return guarded
+
+
 class Predictor:
     """The model is loaded at once, the index of the training set with the first image.
 
-    A config that names Python code is refused unless `trust_config`: it would be imported.
+    overrides: as on the command line, `config.DATA.TRAIN.DATA_PATHS=[/where/they/are/here]`.
+    trust_config: the run's config.yaml may name Python code, which is then imported, and refer to
+    other files and the environment. Without it that is refused, or not read.
+    network: `student` or `teacher` of a method that has both; auto: as the method says.
     """
 
     def __init__(
@@ -72,21 +94,32 @@ class Predictor:
         *,
         nearest: int = 5,
         device: str = "auto",
+        overrides: Sequence[str] = (),
         trust_config: bool = False,
+        network: str = AUTO,
     ) -> None:
         self.run_folder, self.count = Path(run_folder), nearest
-        self.config = _config_of(self.run_folder, trust_config)
+        self.resolved = open_run(self.run_folder, overrides, trusted=trust_config, judged=True)
+        self.config = self.resolved.config
+        for warning in self.resolved.warnings:
+            log.warning("%s", warning)
         self.device = pick_device(device)
+        self._load(network)
+
+    @_untrusting
+    def _load(self, network: str) -> None:
         self.checkpoint, state = _newest_checkpoint(self.run_folder)
         self.model = build_base_model(self.config, self.device)
         self.trunk = _trunk_of(self.model)
-        load_model_state(self.model, state["classy_state_dict"]["base_model"])
+        chosen, self.network = choose(state["classy_state_dict"], network, str(self.checkpoint))
+        load_model_state(self.model, chosen["base_model"])
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
         self.view = View(read(self.config, DataOptions), self.seed)
         self._precision = build_run_precision(self.config, self.device)
         self._scores = _scores_of(self.config)
 
+    @_untrusting
     @torch.no_grad()
     def __call__(self, image: str | Path | Image.Image) -> Prediction:
         opened = image if isinstance(image, Image.Image) else open_image(Path(image))
@@ -123,6 +156,7 @@ class Predictor:
     # ---- the training set
 
     @cached_property
+    @_untrusting
     def data(self) -> DataOptions:
         """The training images one by one, made ready as queries are."""
         data = read(self.config, DataOptions)
@@ -143,19 +177,23 @@ class Predictor:
         return data
 
     @cached_property
+    @_untrusting
     def dataset(self) -> SSLDataset:
         return SSLDataset(self.data.TRAIN, "TRAIN", self.seed)
 
     def training_path(self, index: int) -> str:
         return self.dataset.sources[0].path(int(self.dataset.rows[index]))
 
+    @_untrusting
     def training_image(self, index: int) -> Image.Image:
         return self.dataset.sources[0].image(int(self.dataset.rows[index]))
 
     @cached_property
+    @_untrusting
     def index(self) -> Index:
         transforms = [dict(entry) for entry in self.view.entries]
-        key = key_of(sha256_of(self.checkpoint), transforms, self.dataset)
+        weights = f"{self.network} of {sha256_of(self.checkpoint)}"
+        key = key_of(weights, transforms, self.dataset)
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
     def _make_index(self) -> Index:
@@ -177,21 +215,6 @@ class Predictor:
             torch.cat([unit_length(part.layers["trunk"]) for part in parts]),
             torch.cat([part.targets for part in parts]) if labelled else None,
         )
-
-
-def _config_of(folder: Path, trusted: bool) -> Any:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
-    tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}  # type: ignore[no-untyped-call]
-    named = list(code_named_in(tree.get("config")))
-    if named and not trusted:
-        raise ConfigError(
-            f"{path} names code, which would be imported and run:\n  "
-            + "\n  ".join(named)
-            + "\nIf the run is yours: --trust-config (Predictor(..., trust_config=True))."
-        )
-    return resolve(["config=config"], [str(folder)]).config
 
 
 def _trunk_of(model: nn.Module) -> Trunk:
@@ -239,8 +262,7 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
 
 def open_image(path: Path) -> Image.Image:
     try:
-        with path.open("rb") as file:
-            return Image.open(file, formats=FORMATS).convert("RGB")
+        return Image.open(BytesIO(read_file(path)), formats=FORMATS).convert("RGB")
     except Exception as error:  # whatever a decoder may raise
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{path} cannot be read as an image: {text}") from error

@@ -15,6 +15,7 @@ def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, 
     return {
         "run": str(predictor.run_folder),
         "checkpoint": predictor.checkpoint.name,
+        "network": predictor.network,
         "transforms": predictor.view.said,
         "images": [
             {
@@ -31,6 +32,7 @@ def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, 
 def as_text(predictor: Predictor, found: Mapping[str, Prediction]) -> str:
     lines = [
         f"checkpoint  {predictor.checkpoint}",
+        f"network     {predictor.network}",
         f"transforms  {predictor.view.said}",
     ]
     for name, each in found.items():

@@ -87,8 +87,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def prepare(self, *_: Any, **__: Any) -> None:
         """Build everything. Nothing is written, no step is made, no weights are read."""
         config, device = self.config, self.device
+        startup.tell("reading data")
         self._prepare_data()
         startup.mark("data")
+        startup.tell("building the model")
         seed_all(self.seed)
         self.base_model = self._make_model()
         self.loss = self._make_loss()

@@ -10,7 +10,6 @@ def test_the_defaults_are_right() -> None:
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"BACKEND": "dsik"}, "BACKEND"),
         ({"CHECKPOINT_FREQUENCY": 0}, "CHECKPOINT_FREQUENCY"),
         ({"CHECKPOINT_ITER_FREQUENCY": 0}, "CHECKPOINT_ITER_FREQUENCY"),
         ({"LATEST_CHECKPOINT_RESUME_FILE_NUM": 0}, "LATEST_CHECKPOINT_RESUME_FILE_NUM"),

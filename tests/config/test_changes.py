@@ -6,12 +6,14 @@ import pytest
 
 from sslengine.config.changes import Change, changes
 from sslengine.config.show import show
+from sslengine.config.stored import as_stored
 from tests.config.recipes import resolved
 
 
 def _between(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
     new = resolved(**now)
-    return changes(show(resolved(**before)), new.config, new.origins)
+    now_stored = as_stored(new.config, new.texts)
+    return changes(show(resolved(**before)), now_stored, new.origins)
 
 
 def test_the_same_config_has_not_changed() -> None:

@@ -49,32 +49,6 @@ def test_what_is_told_before_anything_runs(changes: dict[str, Any], message: str
     assert message in _problem(**changes)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"HOOKS__EMA_MODEL__SAVE_EMA_MODEL": True},
-        {"HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION": True},
-        {"MONITORING__MONITOR_ACTIVATION_STATISTICS": 1},
-        {"METERS__model_output_mask": True},
-        {"EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME": True},
-    ],
-)
-def test_what_cannot_be_done_is_refused_and_not_ignored(changes: dict[str, Any]) -> None:
-    key = "config." + next(iter(changes)).replace("__", ".")
-    problem = _problem(**changes)
-    assert key in problem
-    assert "not available yet" in problem
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("FORCE_SYNC_CUDA", True), ("bucket_cap_mb", 25), ("clear_autocast_cache", False)],
-)
-def test_what_does_nothing_is_told(key: str, value: object) -> None:
-    (warning,) = resolved(**{f"MODEL__FSDP_CONFIG__{key}": value}).warnings
-    assert warning.startswith(f"config.MODEL.FSDP_CONFIG.{key}: does nothing")
-
-
 def test_all_mistakes_come_together() -> None:
     text = _problem(OPTIMIZER__name="sdg", MODEL__TRUNK__NAME="restnet")
     assert "sdg" in text

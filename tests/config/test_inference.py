@@ -89,10 +89,15 @@ def test_heads_follow_the_trunks_weight_decay_unless_they_have_their_own() -> No
 
 
 def test_a_method_derives_its_own_options() -> None:
-    run = resolved()
-    assert run.config.LOSS.simclr_info_nce_loss.buffer_params.effective_batch_size == 8
-    key = "LOSS.simclr_info_nce_loss.buffer_params.effective_batch_size"
-    assert _derived(run)[key] == "derived: by simclr_info_nce_loss from the run"
+    name = "multicrop_simclr_info_nce_loss"
+    views = [{"name": "ImgReplicatePil", "num_times": 3}, {"name": "ToTensor"}]
+    run = resolved(
+        LOSS__name=name,
+        DATA__TRAIN__TRANSFORMS=views,
+        DATA__TRAIN__COLLATE_FUNCTION="multicrop_collator",
+    )
+    assert run.config.LOSS[name].num_crops == 3
+    assert _derived(run)[f"LOSS.{name}.num_crops"] == f"derived: by {name} from the run"
 
 
 def test_rules_are_pure(monkeypatch: pytest.MonkeyPatch) -> None:

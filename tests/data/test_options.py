@@ -18,7 +18,7 @@ def test_defaults_are_those_of_vissl() -> None:
     assert problems() == []
     assert (split.BATCHSIZE_PER_REPLICA, split.DEFAULT_GRAY_IMG_SIZE) == (256, 224)
     assert (split.LABEL_TYPE, split.COLLATE_FUNCTION) == ("standard", "default_collate")
-    assert (split.DATA_LIMIT, split.DROP_LAST, split.MMAP_MODE) == (-1, False, True)
+    assert (split.DATA_LIMIT, split.DROP_LAST) == (-1, False)
     assert (DataOptions().NUM_DATALOADER_WORKERS, DataOptions().DDP_BUCKET_CAP_MB) == (4, 25)
 
 

@@ -26,7 +26,7 @@ from tests.ranks import free_port
 
 def _start(function: object, *arguments: object) -> None:
     start_processes(
-        function, arguments, processes=2, nodes=1, node_id=0, endpoint="localhost:0",
+        function, arguments, processes=2, nodes=1, node_id=0,
         run_id="test",
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def _fail_at_first(folder: Path, kind: str, times: int = 1) -> None:
 
 def _start_again(folder: Path, kind: str, max_restarts: int, times: int = 1) -> None:
     start_processes(
-        _fail_at_first, (folder, kind, times), processes=2, nodes=1, node_id=0, endpoint="localhost:0",
+        _fail_at_first, (folder, kind, times), processes=2, nodes=1, node_id=0,
         run_id="test", max_restarts=max_restarts,
     )  # fmt: skip
 

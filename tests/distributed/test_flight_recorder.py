@@ -24,9 +24,7 @@ def _keep(folder: Path) -> None:
 
 
 def test_what_was_reduced_last_is_last_and_stacks_name_the_function(tmp_path: Path) -> None:
-    start_processes(
-        _keep, (tmp_path,), processes=2, nodes=1, node_id=0, endpoint="localhost:0", run_id="test"
-    )
+    start_processes(_keep, (tmp_path,), processes=2, nodes=1, node_id=0, run_id="test")
     for rank in (0, 1):
         about, *entries = map(
             json.loads, (tmp_path / f"kept/rank{rank}.json").read_text().split("\n")[:-1]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
-from sslengine.distributed.meeting import meet, ports_from
+from sslengine.distributed.meeting import is_loopback, meet, open_store, ports_from
 from sslengine.errors import LaunchError
 from tests.ranks import free_port
 
@@ -77,3 +78,28 @@ def test_a_port_that_was_given_and_is_taken() -> None:
         taken.listen()
         with pytest.raises(LaunchError, match="is in use on .* give all nodes another one"):
             meet("127.0.0.1", [taken.getsockname()[1]], "mine", 0, 2, 0.1, noun="node")
+
+
+def _listening(port: int) -> set[str]:
+    """Addresses on which something listens on the port, in the kernel's digits."""
+    tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+    rows = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
+    return {
+        row[1].split(":")[0] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")
+    }
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux tells who listens")
+def test_the_store_of_one_machine_is_not_on_its_network() -> None:
+    store = open_store("localhost", 0, True, 10)
+    assert _listening(store.port) == {"0100007F"}
+    again = open_store("localhost", store.port, True, 10)  # of the same process: shared
+    other = open_store("localhost", store.port, False, 10)
+    other.set("key", "value")
+    assert again.get("key") == b"value"
+    assert _listening(store.port) == {"0100007F"}
+
+
+def test_what_only_this_machine_reaches() -> None:
+    hosts = ("localhost", "127.0.0.1", "127.0.1.1", "node1", "10.0.0.1", "0.0.0.0")
+    assert [is_loopback(host) for host in hosts] == [True, True, True, False, False, False]

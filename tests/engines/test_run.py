@@ -24,3 +24,8 @@ def test_a_run_describes_itself_and_leaves_anothers_description_alone(
     shown = yaml.safe_load((tmp_path / "run" / names[0]).read_text())
     assert shown["engine_name"] == engine
     assert json.loads((tmp_path / "run" / names[1]).read_text())["sslengine"]
+
+
+def test_what_holds_values_of_the_environment_is_the_owners_alone(tmp_path: Path) -> None:
+    make_run(tmp_path / "run").describe()
+    assert (tmp_path / "run" / "environment.json").stat().st_mode & 0o777 == 0o600

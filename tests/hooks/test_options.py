@@ -2,39 +2,15 @@ import pytest
 
 from sslengine.hooks.options import (
     EarlyStoppingOptions,
-    EmaModelOptions,
     EvaluateLossOptions,
-    HooksOptions,
-    MemorySummaryOptions,
-    MonitoringOptions,
     ProfilingOptions,
     RuntimeProfilingOptions,
 )
 
 
 def test_the_defaults_are_right() -> None:
-    for options in (HooksOptions(), MonitoringOptions(), ProfilingOptions()):
+    for options in (ProfilingOptions(), RuntimeProfilingOptions(), EarlyStoppingOptions()):
         assert list(options.check()) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (HooksOptions(EMA_MODEL=EmaModelOptions(SAVE_EMA_MODEL=True)), "EMA_MODEL.SAVE_EMA_MODEL"),
-        (
-            HooksOptions(EMA_MODEL=EmaModelOptions(ENABLE_EMA_METERS=True)),
-            "EMA_MODEL.ENABLE_EMA_METERS",
-        ),
-        (
-            HooksOptions(MEMORY_SUMMARY=MemorySummaryOptions(DUMP_MEMORY_ON_EXCEPTION=True)),
-            "MEMORY_SUMMARY.DUMP_MEMORY_ON_EXCEPTION",
-        ),
-        (MonitoringOptions(MONITOR_ACTIVATION_STATISTICS=5), "MONITOR_ACTIVATION_STATISTICS"),
-    ],
-)
-def test_what_is_not_there_is_refused(options: object, key: str) -> None:
-    (problem,) = options.check()
-    assert problem.startswith(f"{key}: not available yet")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,12 @@ def test_a_task_of_srun() -> None:
     }  # fmt: skip
 
 
+def test_tasks_of_one_node_meet_on_it_and_not_on_its_network() -> None:
+    task = started({**SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "node03"})
+    assert task is not None
+    assert task.host == "localhost"
+
+
 def test_a_requeued_job_meets_under_another_token() -> None:
     again = started({**SRUN, "SLURM_RESTART_COUNT": "2"})
     assert again is not None

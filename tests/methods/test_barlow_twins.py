@@ -152,21 +152,6 @@ def test_a_run_lowers_the_loss(tmp_path: Path) -> None:
 # ---- what a user can get wrong
 
 
-def test_options_follow_the_head() -> None:
-    config = resolved(**RUN).config
-    assert config.LOSS.barlow_twins_loss.embedding_dim == 8
-    assert (config.LOSS.barlow_twins_loss.lambda_, config.LOSS.barlow_twins_loss.scale_loss) == (
-        0.0051,
-        0.024,
-    )
-
-
-def test_an_embedding_behind_another_head_keeps_what_was_said() -> None:
-    options = BarlowTwinsOptions(embedding_dim=5)
-    options.infer(RunFacts(views_per_image=2, batch_size_per_replica=2, heads=(("identity", {}),)))
-    assert options.embedding_dim == 5
-
-
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [("lambda_", -1.0, "0 or more, got -1.0"), ("scale_loss", 0.0, "a number above 0, got 0.0")],

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,11 +18,14 @@ from sslengine.methods.mae import MaskedAutoencoder
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.models.weights import init_from_file, model_state
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import build_param_groups
 from tests.config.recipes import recipe
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.task.runs import train
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 SIDE, PATCH, WIDTH, PAINT = 16, 4, 24, 16
 VIT = {
     "IMAGE_SIZE": SIDE, "PATCH_SIZE": PATCH, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": WIDTH,
@@ -218,6 +222,46 @@ def test_larger_images_get_positions_of_their_own() -> None:
     assert painted.shape == (2, 24, 48)
     assert hidden.sum(1).tolist() == [18.0, 18.0]
     assert math.isfinite(losses["loss"].item())
+
+
+def test_positions_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the host in each step; and they are no part of checkpoints."""
+    model = make()
+    monkeypatch.setattr("sslengine.methods.mae.sine_positions", None)
+    model(images(), mode="loss")
+    rows = model.decoder.positions.unflatten(0, (SIDE // PATCH, -1))
+    torch.testing.assert_close(rows[2, 3], position((2, 3), PAINT))
+    assert "decoder.positions" not in model.state_dict()
+
+
+def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:
+    """As in the authors' code, where a mask token in float32 is joined to the others."""
+    model, seen = make(DECODER_LAYERS=3), []
+    for module in (*model.decoder.blocks, model.decoder.norm):
+        module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        painted, _ = model.paint(images(), noise())
+    assert [each.dtype for each in seen] == [torch.float32] * 4
+    assert painted.dtype == torch.bfloat16
+    # What a block adds is not rounded to the 8 bits of bfloat16 along the way.
+    assert not torch.equal(seen[-1], seen[-1].bfloat16().float())
+
+
+def test_weight_decay_as_timm_2021_set_it() -> None:
+    """None on what has one dimension and on biases; the tokens decay (optim_factory)."""
+    tree = yaml.safe_load((CONFIGS / "quickstart" / "mae.yaml").read_text())["config"]
+    config = resolve_dict(tree).config
+    model = build_model(read(config, ModelOptions))
+    decayed = {
+        id(each)
+        for group in build_param_groups(model, read(config, OptimizerOptions))
+        if group.get("weight_decay") != 0.0
+        for each in group["params"]
+    }
+    for name, each in model.named_parameters():
+        expected = each.requires_grad and each.ndim > 1 and not name.endswith(".bias")
+        assert (id(each) in decayed) == expected, name
+    assert len(decayed) == 4 * 4 + 1 + 2 * 4 + 1 + 2  # of blocks, patches, tokens, ends
 
 
 def test_the_picture_shows_input_mask_and_painting() -> None:

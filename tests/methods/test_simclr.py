@@ -218,13 +218,6 @@ def test_an_output_that_is_not_two_views(output: object) -> None:
         _loss(0.1)(output)
 
 
-def test_options_follow_the_run() -> None:
-    options = SimCLROptions()
-    options.infer(RunFacts(world_size=4, batch_size_per_replica=8, views_per_image=2))
-    assert options.buffer_params.world_size == 4
-    assert options.buffer_params.effective_batch_size == 64
-
-
 def test_a_recipe_without_two_views_is_refused() -> None:
     with pytest.raises(ConfigError, match="TRANSFORMS make 1.*ImgReplicatePil"):
         SimCLROptions().infer(RunFacts(views_per_image=1))
@@ -235,7 +228,6 @@ def test_crops_follow_the_run() -> None:
     facts = RunFacts(4, batch_size_per_replica=8, views_per_image=6, collator="multicrop_collator")
     options.infer(facts)
     assert options.num_crops == 6
-    assert options.buffer_params.effective_batch_size == 32
     with pytest.raises(ConfigError, match="COLLATE_FUNCTION must be multicrop_collator"):
         options.infer(RunFacts(views_per_image=6, collator="simclr_collator"))
     with pytest.raises(TrainingError, match=r"\(6B, D\).*multicrop_collator"):

@@ -78,8 +78,7 @@ def test_as_many_labels_as_predictions() -> None:
 @pytest.mark.parametrize(
     ("options", "key"),
     [(CrossEntropyOptions(temperature=0), "temperature"),
-     (CrossEntropyOptions(label_smoothing=1.5), "label_smoothing"),
-     (BinaryCrossEntropyOptions(reduction="men"), "reduction")],
+     (CrossEntropyOptions(label_smoothing=1.5), "label_smoothing")],
 )  # fmt: skip
 def test_options_out_of_range(options: object, key: str) -> None:
     assert [problem.split(":")[0] for problem in options.check()] == [key]
@@ -110,9 +109,3 @@ def test_binary_sums_outputs_and_normalises_if_asked() -> None:
     plain = BinaryCrossEntropyLoss(BinaryCrossEntropyOptions(), RUN)
     expected = 2 * plain(logits / logits.norm(), target)
     torch.testing.assert_close(once([logits, logits], target), expected)
-
-
-def test_binary_options_know_the_ranks() -> None:
-    options = BinaryCrossEntropyOptions()
-    options.infer(RunFacts(world_size=3))
-    assert options.world_size == 3

@@ -460,7 +460,6 @@ def test_options_follow_the_run() -> None:
     options = SwAVOptions(queue=SwAVQueueOptions(queue_length=3840))
     options.infer(_facts())
     assert (options.num_crops, options.embedding_dim, options.num_prototypes) == (5, 8, [6, 4])
-    assert options.queue.local_queue_length == 960
 
 
 @pytest.mark.parametrize(
@@ -491,10 +490,6 @@ def test_numbers_that_cannot_be(tmp_path: Path, key: str, value: float) -> None:
     changes = {**RUN, f"LOSS__swav_loss__{key}": value}
     with pytest.raises(ConfigError, match=f"swav_loss.{key.replace('__', '.')}: expected"):
         make_task(tmp_path, [], **changes)
-
-
-def test_vissls_place_for_dumps_is_named_and_ignored() -> None:
-    assert "output_dir" in SwAVOptions.IGNORED
 
 
 def test_outputs_that_are_not_crops_with_scores() -> None:

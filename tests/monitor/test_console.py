@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from sslengine.monitor import text
-from sslengine.monitor.console import ConsoleWriter
+from sslengine.monitor.console import ConsoleWriter, Screen
+from sslengine.monitor.log_file import close_log, open_log
 from sslengine.monitor.writers import Record
+from tests.terminal import Terminal
+
+
+class _Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def _step(step: int) -> Record:
@@ -52,16 +63,63 @@ def test_on_a_terminal_a_bar_moves_and_leaves_the_phases_line() -> None:
     assert "\x1b[?25h" in shown  # the cursor is back
 
 
-def test_on_a_narrow_terminal_the_figures_give_way() -> None:
-    console, out = _console(terminal=True, width=60)
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_figures_are_whole_or_not_shown_and_a_phase_is_one_line(width: int) -> None:
+    console, out = _console(terminal=True, width=width)
     record = _step(2)
-    record.values.update({f"loss.part_{number}": 1.0 for number in range(9)})
+    figures = {f"loss.part_{number}": 1.25 for number in range(9)}
+    record.values.update(figures)
     writer = ConsoleWriter(console)
     writer.write(record)
+    (bar,) = Terminal(width).feed(out.getvalue()).shown
+    assert "2/5" in bar
+    assert re.search(r"eta 0:00:03 loss 2(  loss\.part_\d 1\.25)*$", bar)
+    writer.write(Record("phase", 5, 0, "train", {"loss": 1.0, **figures}, {"epochs": 1}))
     writer.close()
-    shown = out.getvalue()
-    assert "train 1/1" in shown
-    assert "2/5" in shown
-    assert "eta 0:00:03 loss 2" in shown
-    assert "…" in shown
-    assert "0/?" not in shown
+    terminal = Terminal(width).feed(out.getvalue())
+    (line,) = terminal.shown
+    shown = line.count("loss.part")
+    assert re.fullmatch(r"train 1/1  loss 1(  loss\.part_\d 1\.25)+  \+\d", line)
+    assert line.endswith(f"+{9 - shown}")
+    assert terminal.cursor_shown
+    assert "0/?" not in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_warning_in_mid_epoch_is_above_the_bar_and_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    out = _Tty()
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("COLUMNS", str(width))
+    warning = "a warning that is longer than most lines, of a file that has a name: " + "x" * 30
+    writer = ConsoleWriter(Screen(file=out, force_terminal=True, width=width))
+    open_log(tmp_path, rank=0)
+    try:
+        writer.write(_step(1))
+        logging.getLogger("sslengine").warning(warning)
+        logging.getLogger("my_project").warning("odd")
+        bar = Terminal(width).feed(out.getvalue()).shown[-1]
+        writer.write(_step(2))
+        writer.write(PHASE)
+    finally:
+        writer.close()
+        close_log()
+    assert bar.startswith("train 1/1 ")
+    *told, odd, phase = Terminal(width).feed(out.getvalue()).shown
+    assert " ".join(line.strip() for line in told) == f"WARNING: {warning}"
+    assert all(len(line) <= width for line in told)
+    assert [odd, phase] == ["WARNING: odd", "train 1/1  loss 1"]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_what_the_engine_says_ends_between_words(width: int) -> None:
+    text = "  checkpoint  /home/somebody/" + "x" * 90 + "\nfive thousand images, " * 9
+    out = io.StringIO()
+    Screen(file=out, force_terminal=True, width=width).print(text)
+    lines = out.getvalue().splitlines()
+    assert sum(len(line) > width for line in lines) == 1  # the path, to be copied in one piece
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    plain = io.StringIO()
+    Screen(file=plain, force_terminal=False, width=width).print(text)
+    assert plain.getvalue() == text + "\n"

@@ -84,6 +84,55 @@ def test_phases_are_lines_of_the_log_and_steps_now_and_then(tmp_path: Path) -> N
     assert "test 1/2  loss 1.5" in text
 
 
+def test_other_loggers_are_in_the_file_and_their_warnings_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = logging.getLogger().level
+    open_log(tmp_path, rank=0, verbose=True)
+    logging.info("a hook in the manner of Classy Vision")
+    logging.getLogger("my_project.hooks").info("half done")
+    logging.getLogger("my_project.hooks").warning("odd")
+    logging.getLogger("PIL.PngImagePlugin").debug("STREAM b'IHDR'")
+    log.warning("ours")
+    lines = [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()]
+    assert lines == [
+        "I root: a hook in the manner of Classy Vision", "I my_project.hooks: half done",
+        "W my_project.hooks: odd", "W sslengine: ours",
+    ]  # fmt: skip
+    assert capsys.readouterr().err == "WARNING: odd\nWARNING: ours\n"
+    close_log()
+    logging.getLogger("my_project.hooks").warning("after the run")
+    assert "after" not in (tmp_path / "log.txt").read_text()
+    assert logging.getLogger().level == before
+
+
+def test_on_other_ranks_other_loggers_are_in_the_file_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_log(tmp_path, rank=2)
+    logging.getLogger("my_project").warning("odd")
+    assert "W my_project: odd" in log_path(tmp_path, 2).read_text()
+    assert capsys.readouterr().err == ""
+
+
+def test_where_a_user_prints_the_log_nothing_is_printed_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, own = logging.getLogger(), logging.StreamHandler()  # as logging.basicConfig() makes it
+    own.setFormatter(logging.Formatter("mine %(message)s"))
+    root.addHandler(own)
+    try:
+        open_log(tmp_path, rank=0)
+        logging.getLogger("my_project").info("quiet")
+        logging.getLogger("my_project").warning("odd")
+        log.warning("ours")
+    finally:
+        root.removeHandler(own)
+    assert capsys.readouterr().err == "mine odd\nWARNING: ours\n"
+    text = (tmp_path / "log.txt").read_text()
+    assert [text.count(word) for word in ("odd", "ours")] == [1, 1]
+
+
 def _log_own_rank(folder: Path) -> None:
     open_log(folder, rank())
     try:

@@ -12,6 +12,7 @@ from sslengine.engines.train import train
 from tests.engines.runs import make_run
 
 CLASSES, EACH = 3, 4
+BATCH = 4
 
 
 def pictures(folder: Path) -> list[Path]:
@@ -36,6 +37,7 @@ def changes(images: Path, **more: Any) -> dict[str, Any]:
         "DATA__TRAIN__DATA_PATHS": [str(images)],
         "DATA__TRAIN__LABEL_SOURCES": ["disk_folder"],
         "DATA__TRAIN__DATA_LIMIT": -1,
+        "DATA__TRAIN__BATCHSIZE_PER_REPLICA": BATCH,
         "DATA__TRAIN__TRANSFORMS": [
             {"name": "RandomResizedCrop", "size": 8},
             {"name": "ToTensor"},

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from sslengine.predictor import Predictor
 from sslengine.predictor.predictor import _trunk_of
 from sslengine.task.build import build_base_model
 from tests.engines.runs import make_run
-from tests.predictor.runs import CLASSES, EACH, changes, make_classifier
+from tests.predictor.runs import BATCH, CLASSES, EACH, changes, make_classifier
 
 
 def _by_hand(path: Path) -> torch.Tensor:
@@ -43,12 +46,19 @@ def test_features_classes_and_neighbours_are_those_computed_by_hand(tmp_path: Pa
     assert "resized to 9, cropped to 8 in the centre, normalised" in predictor.view.said
     found = predictor(paths[5])
     model = _model(tmp_path / "run", tmp_path / "images")
-    every = model.trunk(torch.stack([_by_hand(path) for path in paths]))[0].flatten(1)
-    torch.testing.assert_close(found.features, every[5])
+
+    # In the predictor's own batches: one image that is asked about, training images by four.
+    def features(batch: torch.Tensor) -> torch.Tensor:
+        return model.trunk(batch)[0].flatten(1)
+
+    (alone,) = features(_by_hand(paths[5])[None])
+    torch.testing.assert_close(found.features, alone)
+    images = torch.stack([_by_hand(path) for path in paths])
+    every = torch.cat([features(batch) for batch in images.split(BATCH)])
     assert found.classes is not None
     logits = model(_by_hand(paths[5])[None])[0][0]
     torch.testing.assert_close(found.classes, logits.softmax(0))
-    similar = F.cosine_similarity(every, every[5][None])
+    similar = F.cosine_similarity(every, alone[None])
     expected = similar.sort(descending=True).values[:5].tolist()
     assert [each.similarity for each in found.nearest] == pytest.approx(expected, abs=1e-5)
     # Another may be as near, to rounding.
@@ -146,12 +156,16 @@ def test_a_model_without_a_trunk_is_told() -> None:
 
 
 def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -> None:
+    """Hooks are no part of a prediction: theirs is not asked for."""
     make_classifier(
-        tmp_path, OPTIMIZER__num_epochs=1, HOOKS__EXTRA=["tests.hooks.test_default:Plain"]
-    )
-    with pytest.raises(ConfigError, match=r"HOOKS.EXTRA.0: tests.hooks.test_default:Plain"):
+        tmp_path, OPTIMIZER__num_epochs=1, HOOKS__EXTRA=["tests.hooks.test_default:Plain"],
+        DATA__TEST__TRANSFORMS=[{"name": "torchvision.transforms:ToTensor"}],
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"TEST.TRANSFORMS.0: 'torchvision.transforms:ToTensor'"):
         Predictor(tmp_path / "run")
     assert len(Predictor(tmp_path / "run", trust_config=True).dataset) == CLASSES * EACH
+    typed = ["config.DATA.TEST.TRANSFORMS=[{name: 'torchvision.transforms:ToTensor'}]"]
+    assert len(Predictor(tmp_path / "run", overrides=typed).dataset) == CLASSES * EACH
 
 
 def test_a_model_of_ones_own_that_has_a_trunk(tmp_path: Path) -> None:
@@ -167,3 +181,33 @@ def test_a_model_of_ones_own_that_has_a_trunk(tmp_path: Path) -> None:
     assert found.features.shape == (8,)
     assert found.nearest[0].path == str(paths[3])
     assert found.nearest[0].similarity == pytest.approx(1.0)
+
+
+_ELSEWHERE = """
+import sys
+sys.modules["numba"] = sys.modules["simplejpeg"] = sys.modules["tensorboard"] = None
+from sslengine.predictor import Predictor
+predictor = Predictor(sys.argv[1], nearest=2, overrides=sys.argv[3:])
+print([each.path for each in predictor(sys.argv[2]).nearest][0])
+print(predictor.config.DATA.AUGMENT_BACKEND)
+"""
+
+
+def test_a_run_opens_where_it_was_not_trained(tmp_path: Path) -> None:
+    """Trained with what cannot be imported here, on images that lie elsewhere here."""
+    make_classifier(
+        tmp_path, OPTIMIZER__num_epochs=1,
+        HOOKS__TENSORBOARD_SETUP__USE_TENSORBOARD=importlib.util.find_spec("tensorboard") is not None,
+    )  # fmt: skip
+    config = tmp_path / "run" / "config.yaml"
+    text = config.read_text()
+    assert "AUGMENT_BACKEND: auto" in text
+    config.write_text(text.replace("AUGMENT_BACKEND: auto", "AUGMENT_BACKEND: numba"))
+    (tmp_path / "images").rename(tmp_path / "moved")
+    query = tmp_path / "moved" / "class1" / "06.png"
+    done = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE, str(tmp_path / "run"), str(query),
+         f"config.DATA.TRAIN.DATA_PATHS=['{tmp_path / 'moved'}']"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == f"{query}\nauto\n", done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from tools.methods_table import (
     Cost,
     Job,
     Measured,
+    Row,
     Scores,
     cost_of,
     scores_of,
     table,
     write_table,
 )
+
+SIMCLR = Row("simclr")
 
 
 def _measured(*knn: float, cost: Cost | None = None) -> dict[str, Any]:
@@ -36,14 +40,15 @@ class _Runs:
         self.calls: list[tuple[str, list[str]]] = []
 
     def __call__(self, job: Job, more: list[str]) -> float:
-        self.calls.append((job.method, more))
+        self.calls.append((job.row.name, [*job.row.overrides, *more]))
         job.folder.mkdir(parents=True, exist_ok=True)
         if "+config/benchmark/frozen=shapes" in more:
             scores = [
                 {"features": "trained", "knn": {"20": 81.0}, "linear": 85.0},
                 {"features": "untrained", "knn": {"20": 30.0}, "linear": 40.0},
             ]
-            (job.folder / "evaluation.json").write_text(json.dumps({"scores": scores}))
+            report = {"network": "teacher", "scores": scores}
+            (job.folder / "evaluation.json").write_text(json.dumps(report))
         else:
             speeds = (1.0, 100.0, 400.0, 200.0)
             lines = [{"kind": "step", "images_per_s": speed} for speed in speeds]
@@ -60,9 +65,9 @@ def test_a_run_is_trained_judged_and_never_done_twice(
 ) -> None:
     runs = _Runs()
     monkeypatch.setattr(methods_table, "_call", runs)
-    job = Job("simclr", 3, tmp_path / "simclr_seed3")
+    job = Job(SIMCLR, 3, tmp_path / "simclr_seed3")
     first = scores_of(job)
-    assert first == Scores(81.0, 85.0, 30.0, 40.0)
+    assert first == Scores(81.0, 85.0, 30.0, 40.0, "teacher")
     assert [bool(more) for _, more in runs.calls] == [False, True]
     assert scores_of(job) == first
     assert len(runs.calls) == 2
@@ -74,7 +79,7 @@ def test_the_cost_is_of_a_short_run_of_its_own(
     runs = _Runs()
     monkeypatch.setattr(methods_table, "_call", runs)
     # Without the first entry the median speed is 200 images a second: 50 of them take 250 ms.
-    assert cost_of("simclr", tmp_path) == Cost(batch=50, step_ms=250.0, memory_mib=700.0)
+    assert cost_of(SIMCLR, tmp_path) == Cost(batch=50, step_ms=250.0, memory_mib=700.0)
     assert runs.calls == [("simclr", ["config.OPTIMIZER.num_epochs=2", "config.LOG_FREQUENCY=5"])]
 
 
@@ -89,17 +94,16 @@ def test_what_is_measured_is_kept_until_the_config_changes(
         "simclr", "--seeds", "0", "1", "--folder", f"{tmp_path}/runs", "--doc", str(doc),
         "--measured", f"{tmp_path}/methods.json",
     ]  # fmt: skip
+    monkeypatch.setattr(methods_table, "code_commit", lambda: "abc")
     assert methods_table.main(call) == 0
-    row = (
-        "| simclr | 2 | 81.0 (81.0 to 81.0) | 85.0 (85.0 to 85.0) | 30.0 | 40.0 | 50 | 250 | 700 |"
-    )
-    assert row in doc.read_text()
+    row = "| simclr | teacher | 2 | 81.0 (81.0 to 81.0) | 85.0 (85.0 to 85.0) | 30.0 | 40.0 |"
+    assert f"{row} 50 | 250 | 700 | abc |" in doc.read_text()
     made = len(runs.calls)
     assert made == 5  # two seeds trained and judged, and the cost
     assert methods_table.main(call) == 0
     assert len(runs.calls) == made
-    monkeypatch.setattr(methods_table, "_digest", lambda config: "another")
-    assert Measured(tmp_path / "methods.json").of("simclr")["scores"] == {}
+    monkeypatch.setattr(methods_table, "_digest", lambda config, overrides: "another")
+    assert Measured(tmp_path / "methods.json").of(SIMCLR)["scores"] == {}
 
 
 def test_comments_of_a_config_do_not_count(tmp_path: Path) -> None:
@@ -116,7 +120,7 @@ def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(
 ) -> None:
     runs = _Runs()
     monkeypatch.setattr(methods_table, "_call", runs)
-    job = Job("simclr", 0, tmp_path / "run")
+    job = Job(SIMCLR, 0, tmp_path / "run")
     scores_of(job)
     (job.folder / "evaluation.json").unlink()
     scores_of(job)
@@ -130,17 +134,113 @@ def test_a_failed_run_is_told_with_what_it_said(
 ) -> None:
     monkeypatch.setattr(methods_table, "RUN", ["sh", "-c", "echo out of luck; exit 3"])
     with pytest.raises(SystemExit, match=r"simclr, seed 0, failed:\nout of luck"):
-        scores_of(Job("simclr", 0, tmp_path / "run"))
+        scores_of(Job(SIMCLR, 0, tmp_path / "run"))
 
 
 def test_best_first_with_mean_and_range_and_costs_where_they_are_known() -> None:
     cost = Cost(batch=128, step_ms=250.4, memory_mib=512.3)
     lines = table({"b": _measured(50.0), "a": _measured(80.0, 82.0, cost=cost)}).splitlines()
-    assert (
-        lines[2]
-        == "| a | 2 | 81.0 (80.0 to 82.0) | 50.0 (50.0 to 50.0) | 30.0 | 40.0 | 128 | 250 | 512 |"
-    )
-    assert lines[3] == "| b | 1 | 50.0 | 50.0 | 30.0 | 40.0 |  |  |  |"
+    scores = "81.0 (80.0 to 82.0) | 50.0 (50.0 to 50.0) | 30.0 | 40.0"
+    assert lines[2] == f"| a | model | 2 | {scores} | 128 | 250 | 512 | not recorded |"
+    assert lines[3] == "| b | model | 1 | 50.0 | 50.0 | 30.0 | 40.0 |  |  |  | not recorded |"
+
+
+def test_what_was_trained_on_other_images_says_so() -> None:
+    """In the row itself: of the quickstarts this is RotNet."""
+    other = {**_measured(50.0), "trained_on": ["upright_shapes"]}
+    assert "| a (trained on `upright_shapes`) | model | 1 |" in table({"a": other})
+    measured = Measured(Path("none yet"))
+    assert measured.of(Row("rotnet"))["trained_on"] == ["upright_shapes"]
+    assert measured.of(SIMCLR)["trained_on"] == ["shapes"]
+
+
+def _call(folder: Path, *more: str) -> list[str]:
+    doc = folder / "methods.md"
+    if not doc.exists():
+        doc.write_text(f"{BEGIN}{END}")
+    return ["simclr", "--seeds", "0", "--folder", f"{folder}/runs", "--doc", str(doc),
+            "--measured", f"{folder}/methods.json", *more]  # fmt: skip
+
+
+def test_rows_of_other_code_say_so_and_are_measured_again_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = _Runs()
+    monkeypatch.setattr(methods_table, "_call", runs)
+    for code, more, made in (
+        ("old", [], 3), ("new", [], 3), ("new", ["--again"], 6), ("new", ["--again"], 6)
+    ):  # fmt: skip
+        monkeypatch.setattr(methods_table, "code_commit", lambda code=code: code)
+        assert methods_table.main(_call(tmp_path, *more)) == 0
+        assert len(runs.calls) == made
+        shown = "old" if made == 3 else "new"
+        assert f"| 700 | {shown} |" in (tmp_path / "methods.md").read_text()
+    # A run that the old code has begun is not resumed by the new.
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"old", "new"}
+
+
+def test_code_that_changes_meanwhile_is_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods_table, "_call", _Runs())
+    commits = iter(["old", "old", "new"])
+    monkeypatch.setattr(methods_table, "code_commit", lambda: next(commits))
+    with pytest.raises(SystemExit, match="changed from old to new"):
+        methods_table.main([*_call(tmp_path), "--seeds", "0", "1"])
+    (only,) = json.loads((tmp_path / "methods.json").read_text())["simclr"]["scores"].items()
+    assert only[0] == "0"
+
+
+def test_a_variant_is_a_row_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = _Runs()
+    monkeypatch.setattr(methods_table, "_call", runs)
+    monkeypatch.setattr(methods_table, "code_commit", lambda: "abc")
+    methods_table.main(_call(tmp_path))
+    assert {name for name, _ in runs.calls} == {"simclr"}
+    variant = ["--variant", "views apart: config.MODEL.VIEWS_APART=true config.SEED=1"]
+    methods_table.main(_call(tmp_path, *variant))
+    name, overrides = runs.calls[3]
+    assert name == "simclr, views apart"
+    assert overrides == ["config.MODEL.VIEWS_APART=true", "config.SEED=1"]
+    for _ in range(2):  # and stays when the others are measured
+        text = (tmp_path / "methods.md").read_text()
+        assert "| simclr | teacher | 1 |" in text
+        assert "| simclr, views apart | teacher | 1 |" in text
+        methods_table.main(_call(tmp_path))
+    assert len(runs.calls) == 6
+
+
+def test_a_variant_of_what(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        methods_table.main(["--variant", "views apart: config.MODEL.VIEWS_APART=true"])
+    assert "of which METHODs?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        methods_table.main(["simclr", "--variant", "config.MODEL.VIEWS_APART=true"])
+    assert "expected a name, a colon and overrides" in capsys.readouterr().err
+
+
+def test_the_commit_is_the_last_that_changed_the_code(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *names, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(path: str, text: str) -> str:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+        git("add", "-A")
+        git("commit", "-qm", path)
+        return git("rev-parse", "HEAD")
+
+    assert methods_table.code_commit(tmp_path) == "unknown"
+    git("init", "-q")
+    code = commit("sslengine/a.py", "1")
+    commit("docs/methods.json", "{}")
+    assert code.startswith(methods_table.code_commit(tmp_path))
+    (tmp_path / "docs" / "methods.json").write_text("{1}")  # the table itself, half made
+    assert code.startswith(methods_table.code_commit(tmp_path))
+    (tmp_path / "sslengine" / "a.py").write_text("2")
+    assert methods_table.code_commit(tmp_path) == f"{code[:9]}+changes"
 
 
 def test_the_document_keeps_what_stands_around_the_table(tmp_path: Path) -> None:

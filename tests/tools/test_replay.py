@@ -38,17 +38,18 @@ def test_a_folder_that_is_no_runs(tmp_path: Path) -> None:
 
 
 def test_code_that_a_folders_config_names_is_not_run_unasked(tmp_path: Path) -> None:
+    """As a process; see tests/integration/test_untrusted.py for all that may be named."""
     (tmp_path / "evil.py").write_text("open('code_was_run', 'w')")
     (tmp_path / "run").mkdir()
-    tree = {"PLUGINS": ["evil"], "HOOKS": {"EXTRA": [{"name": "evil:Hook"}]}, "A": {"m:N": 1}}
+    tree = recipe(PLUGINS=["evil"])
     (tmp_path / "run" / "config.yaml").write_text(
         "# @package _global_\n" + yaml.safe_dump({"config": tree})
     )
     done = _replay("run", cwd=tmp_path)
     assert done.returncode == 2
-    named = ("config.PLUGINS: evil", "config.HOOKS.EXTRA.0.name: evil:Hook", "config.A: m:N")
-    assert all(f"\n  {each}\n" in done.stderr for each in named), done.stderr
+    expected = "error: run/config.yaml: config.PLUGINS.0: 'evil' names Python code"
+    assert done.stderr.startswith(expected), done.stderr
     assert "--trust-config" in done.stderr
     assert not (tmp_path / "code_was_run").exists()
-    _replay("run", "--trust-config", cwd=tmp_path)
+    _replay("run", "--trust-config", "config.LOSS.name=nothing", cwd=tmp_path)
     assert (tmp_path / "code_was_run").exists()

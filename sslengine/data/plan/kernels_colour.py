@@ -7,6 +7,8 @@ same bytes: the tests compare all 2^24 colours. Integers are float32 too, becaus
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 from numba import float32, int64, uint8, void
@@ -45,7 +47,7 @@ def blend_with(planes: Array, low: float, factor: float) -> None:
 @kernel(int64(PLANES))
 def mean_luminance(planes: Array) -> int:
     red, green, blue = planes[0].reshape(-1), planes[1].reshape(-1), planes[2].reshape(-1)
-    total = int64(0)
+    total: Any = int64(0)
     for i in range(red.size):
         total += int64(_luminance(float32(red[i]), float32(green[i]), float32(blue[i])))
     return int(total / red.size + 0.5)

@@ -21,8 +21,8 @@ except ImportError:
 
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.base import EncodedSource
-from sslengine.data.sources.disk import read_file
 from sslengine.data.sources.paths import data_path
+from sslengine.data.sources.regular_file import read_file
 from sslengine.errors import DataError, listing, nearest
 from sslengine.registry import register_data_source
 
@@ -115,5 +115,5 @@ def _load(root: Path, split: str, where: str) -> Any:
     return found[names[0]]
 
 
-def _largest(labels: NDArray[np.generic] | None) -> int:
-    return -1 if labels is None or labels.dtype.kind not in "iu" else int(labels.max())
+def _largest(labels: NDArray[Any] | None) -> int:
+    return -1 if labels is None or labels.dtype.kind not in "iu" else int(np.max(labels))

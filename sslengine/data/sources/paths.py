@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from sslengine.data.local_copy import local_copy
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, listing, nearest
+from sslengine.trust import is_closed
 
 CATALOGUE_VARIABLES = ("SSLENGINE_DATASET_CATALOG", "VISSL_DATASET_CATALOG_PATH")
 DEFAULT_CATALOGUE = Path("configs/dataset_catalog.json")
@@ -33,7 +34,8 @@ class Located(NamedTuple):
 def data_path(options: SplitOptions, split: str, position: int) -> Located:
     """The folder or file of the source at `position`: the original, or its copy on this node."""
     located = _locate(options, split, position, "DATA_PATHS", column=0)
-    if not options.COPY_TO_LOCAL_DISK:
+    # A config that is not trusted does not say where files are written.
+    if not options.COPY_TO_LOCAL_DISK or is_closed():
         return located
     folder = Path(options.COPY_DESTINATION_DIR).expanduser()
     return located._replace(path=local_copy(located.path, folder, located.where))

@@ -70,15 +70,19 @@ class RegionSource(DataSource):
         return len(self._files)
 
     def image(self, index: int) -> Image.Image:
-        image = self._files.image(index)
+        image: Any = self._files.image(index)
+        an_array = isinstance(image, np.ndarray)  # IMAGE_MODE stored
+        height, width = image.shape[:2] if an_array else (image.height, image.width)
         left, top, right, bottom = (round(each) for each in self._boxes.array[index].tolist())
-        box = (max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height))
+        box = (max(left, 0), max(top, 0), min(right, width), min(bottom, height))
         if box[0] >= box[2] or box[1] >= box[3]:
             raise ValueError(
                 f"the box {left, top, right, bottom} has nothing in common with the image of "
-                f"{image.width} x {image.height} pixels"
+                f"{width} x {height} pixels"
             )
-        return image.crop(box)
+        if an_array:
+            return image[box[1] : box[3], box[0] : box[2]].copy()  # type: ignore[no-any-return]
+        return image.crop(box)  # type: ignore[no-any-return]
 
     def path(self, index: int) -> str:
         return self._files.path(index)

@@ -61,6 +61,26 @@ def check_partition(wanted: str) -> None:
             )
 
 
+def check_nodes(partition: str, count: int, cpus: int, gigabytes: int) -> None:
+    """Are there so many nodes of this size? Some clusters queue for ever what no node can run."""
+    nodes: dict[str, tuple[int, int]] = {}
+    where = ["-p", partition] if partition else []
+    for line in ask("sinfo", "-h", "-N", "-o", "%P|%N|%c|%m", *where).splitlines():
+        each, name, has_cpus, megabytes = line.strip().split("|")
+        if partition or each.endswith("*"):
+            nodes[name] = int(has_cpus.rstrip("+")), int(megabytes.rstrip("+"))
+    fit = [1 for has, mb in nodes.values() if has >= cpus and (mb >= 1024 * gigabytes or mb <= 1)]
+    if nodes and len(fit) < count:
+        most = [max(values) for values in zip(*nodes.values(), strict=True)]
+        raise ConfigError(
+            f"config.SLURM asks {count} node{'s' if count > 1 else ''} (config.DISTRIBUTED."
+            f"NUM_NODES) for {gigabytes} GB each (config.SLURM.MEM_GB) and {cpus} CPUs each "
+            f"(config.SLURM.NUM_CPU_PER_PROC x config.DISTRIBUTED.NUM_PROC_PER_NODE), and "
+            f"{len(fit) or 'none'} of the partition's {len(nodes)} nodes can give that: they have "
+            f"at most {most[1] // 1024} GB and {most[0]} CPUs."
+        )
+
+
 def has_gpus(partition: str) -> bool:
     where = ["-p", partition] if partition else []
     return "gpu" in ask("sinfo", "-h", "-o", "%G", *where)

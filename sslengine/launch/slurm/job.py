@@ -7,6 +7,7 @@ scancel: the ranks save, and that is the end.
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -94,6 +95,7 @@ class Job:
 
     def _queue_again(self, environment: Mapping[str, str]) -> int:
         """The status to end with, if this is not ended from outside."""
+        _clear_up()
         for number in _AGAIN:
             signal.signal(number, lambda number, frame: self._told.add(number))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -124,6 +126,12 @@ class Job:
             )
         _say(f"job {job} goes into the queue again")  # before: it may end this process at once
         ask("scontrol", "requeue", job)
+
+
+def _clear_up() -> None:
+    """What this process shared with its ranks. It may now be ended without a chance to do so, and
+    multiprocessing's helper would report what is left as leaked."""
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
 
 
 def _say(text: str) -> None:

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# In the job's folder, a line for each life: which checkpoint was the newest when it began.
+from sslengine.errors import CheckpointError
+from sslengine.registry import import_dotted
+
+# In the job's folder, a line for each life: the iteration of the newest checkpoint at its start.
 _FILE = "{}_lives.txt"
 
 
 def begin_life(job_folder: Path, job: str, run_folder: Path) -> None:
     with (job_folder / _FILE.format(job)).open("a") as lives:
-        lives.write(f"{_newest(run_folder)}\n")
+        lives.write(f"{_reached(run_folder)}\n")
 
 
 def lives_without_progress(job_folder: Path, job: str, run_folder: Path) -> int:
-    """So many in a row, this one included, have left no newer checkpoint."""
+    """How many in a row, this one included, have left no checkpoint of a later iteration."""
     file = job_folder / _FILE.format(job)
-    lives = file.read_text().split() if file.exists() else []
-    now = _newest(run_folder)
+    lives = [int(line) for line in file.read_text().split()] if file.exists() else []
+    now = _reached(run_folder)
     count = 0
-    while count < len(lives) and lives[-1 - count] == now:
+    while count < len(lives) and lives[-1 - count] >= now:
         count += 1
     return count
 
 
-def _newest(run_folder: Path) -> str:
-    files = (run_folder / "checkpoints").glob("model_*.torch")
-    return str(max((file.stat().st_mtime_ns for file in files), default=0))
+def _reached(run_folder: Path) -> int:
+    """The iteration of the furthest checkpoint, sharded or not; 0 if there is none."""
+    # Imported only now: who submits a job does not wait for torch.
+    in_order = import_dotted("sslengine.checkpoint.files:in_order")
+    read_manifest = import_dotted("sslengine.checkpoint.manifest:read_manifest")
+    reached = 0
+    for checkpoint in in_order(run_folder / "checkpoints"):
+        try:
+            reached = max(reached, read_manifest(checkpoint).iteration)
+        except CheckpointError:
+            continue  # such a checkpoint is not resumed from
+    return reached

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import io
 import os
 import shlex
 import shutil
 import sys
 import uuid
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,14 @@ from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.config.show import show
 from sslengine.errors import ConfigError, LaunchError
-from sslengine.launch.folder import run_folder
+from sslengine.launch.folder import expect_run_folder, run_folder
 from sslengine.launch.options import SlurmOptions
-from sslengine.launch.slurm.cluster import check_installed, check_partition, has_gpus
+from sslengine.launch.slurm.cluster import (
+    check_installed,
+    check_nodes,
+    check_partition,
+    has_gpus,
+)
 from sslengine.launch.slurm.follow import follow
 from sslengine.launch.slurm.job import Job
 from sslengine.launch.slurm.snapshot import copy_code
@@ -32,7 +40,7 @@ def submit(runs: Sequence[Resolved]) -> int:
     """The command's status: with SLURM.WAIT that of the first job that fails."""
     options = _same_for_all(runs)
     _check(runs, options)
-    folder = _make_folder(options)
+    folder, parents = _make_folder(options)
     try:
         code = copy_code(folder, (name for run in runs for name in run.config.PLUGINS))
         for index, run in enumerate(runs):
@@ -40,6 +48,7 @@ def submit(runs: Sequence[Resolved]) -> int:
         jobs = _send(runs, options, folder, code)
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)  # nothing is in the queue
+        _remove_empty(parents)
         raise
     _tell(jobs, runs, folder)
     if not options.WAIT:
@@ -71,21 +80,35 @@ def _check(runs: Sequence[Resolved], options: SlurmOptions) -> None:
         )
     check_installed()
     check_partition(options.PARTITION)
+    distributed = read(runs[0].config, DistributedOptions)
+    cpus = options.NUM_CPU_PER_PROC * distributed.NUM_PROC_PER_NODE
+    check_nodes(options.PARTITION, distributed.NUM_NODES, cpus, options.MEM_GB)
     for run in runs:
-        run_folder(run.config)
+        expect_run_folder(run.config)
 
 
-def _make_folder(options: SlurmOptions) -> Path:
-    """Not named by the job's id, which is not known before the code is there."""
+def _make_folder(options: SlurmOptions) -> tuple[Path, list[Path]]:
+    """The job's, and which folders above it were made for it, innermost first.
+
+    It is not named by the job's id, which is not known before the code is there.
+    """
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "".join(each if each.isalnum() or each in "-_." else "_" for each in options.NAME)
     root = Path(options.LOG_FOLDER).expanduser().resolve()
     folder = root / f"{name}-{now}-{uuid.uuid4().hex[:6]}"
+    parents = list(takewhile(lambda each: not each.exists(), folder.parents))
     try:
         folder.mkdir(parents=True)
     except OSError as error:
+        _remove_empty(parents)
         raise ConfigError(f"config.SLURM.LOG_FOLDER: cannot make {folder}: {error}") from error
-    return folder
+    return folder, parents
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):  # another submission may use it by now
+        for folder in folders:
+            folder.rmdir()
 
 
 def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: Path) -> list[Any]:
@@ -93,12 +116,33 @@ def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: P
 
     executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=_ALWAYS)
     executor.update_parameters(**parameters(runs[0], options, code))
+    printed = io.StringIO()  # by submitit, which prints what it also raises
     try:
-        with executor.batch():  # of one: a job; of several: an array
+        with contextlib.redirect_stderr(printed), executor.batch():  # of one: a job; else an array
             jobs = [executor.submit(Job(run, str(Path.cwd()), str(folder))) for run in runs]
     except submitit.core.utils.FailedJobError as error:
-        raise LaunchError(f"sbatch refuses the job: {error}") from error
+        raise LaunchError(f"sbatch refuses the job: {error}\n{_asked(runs[0], options)}") from error
+    sys.stderr.write(printed.getvalue())
     return jobs
+
+
+def _asked(run: Resolved, options: SlurmOptions) -> str:
+    """What the job asks for, by the keys that say so."""
+    distributed = read(run.config, DistributedOptions)
+    ranks = distributed.NUM_PROC_PER_NODE
+    keys = {
+        "DISTRIBUTED.NUM_NODES": distributed.NUM_NODES,
+        "SLURM.MEM_GB": options.MEM_GB,
+        "SLURM.NUM_CPU_PER_PROC": f"{options.NUM_CPU_PER_PROC} for each of {ranks} ranks a node",
+        "SLURM.TIME_HOURS": options.TIME_HOURS,
+        "SLURM.TIME_MINUTES": options.TIME_MINUTES,
+        "SLURM.PARTITION": options.PARTITION,
+        "SLURM.CONSTRAINT": options.CONSTRAINT,
+        "MACHINE.DEVICE": read(run.config, MachineOptions).DEVICE,
+        "SLURM.ADDITIONAL_PARAMETERS": options.ADDITIONAL_PARAMETERS,
+    }
+    lines = [f"  config.{key}: {value}" for key, value in keys.items() if value not in ("", {})]
+    return "\n".join(["It was asked for by", *lines])
 
 
 def parameters(run: Resolved, options: SlurmOptions, code: Path) -> dict[str, Any]:

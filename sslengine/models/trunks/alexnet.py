@@ -15,6 +15,7 @@ from collections.abc import Collection
 from torch import Tensor, nn
 from torchvision.models import AlexNet as TorchvisionAlexNet
 
+from sslengine.models.trunks.inputs import with_inputs
 from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
@@ -29,11 +30,12 @@ ENDS = {
 class AlexNet(StepTrunk):
     feature_names = (*ENDS, "flatten")
 
-    def __init__(self) -> None:
+    def __init__(self, in_chans: int = 3) -> None:
         super().__init__()
         whole = TorchvisionAlexNet(num_classes=1)
         # torchvision's name for them is that of a trunk's verb.
         self.layers = whole.features
+        self.layers[0] = with_inputs(self.layers[0], in_chans)
         for layer in self.layers:
             if isinstance(layer, nn.ReLU):
                 layer.inplace = False  # what enters a part of the trunk is kept for recomputing

@@ -6,8 +6,10 @@ A trunk of your own names its features and computes those that are wanted:
     class MyTrunk(Trunk):
         feature_names = ("stem", "flatten")
 
-        def __init__(self, options: MyTrunkOptions) -> None: ...
+        def __init__(self, options: MyTrunkOptions, in_chans: int = 3) -> None: ...
         def features(self, x, wanted): ...
+
+One whose __init__ has no `in_chans` takes images of three channels.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Trunk(nn.Module, ABC):
     block_names: str | None = None
     # VISSL saves these too, though nothing in them is learned (a regular expression on names).
     vissl_constants: str | None = None
+    # Channels of the images; None: nobody said.
+    in_chans: int | None = None
 
     @abstractmethod
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
@@ -41,6 +45,11 @@ class Trunk(nn.Module, ABC):
         self, x: Tensor, out_feat_keys: Sequence[str] = (), **extra: Tensor
     ) -> list[Tensor]:
         """The features asked for, in that order; a name may come twice."""
+        if self.in_chans is not None and x.shape[1] != self.in_chans:
+            raise ConfigError(
+                f"config.MODEL.INPUT_CHANNELS: the trunk takes images of {self.in_chans} "
+                f"channels, and got a batch of shape {tuple(x.shape)}."
+            )
         if not out_feat_keys:
             last = self.feature_names[-1]
             return [self.features(x, (last,), **extra)[last]]

@@ -31,8 +31,8 @@ class Beit(StepTrunk, TimmBeit):  # type: ignore[misc] # Trunk's forward
     block_names = r"blocks\.\d+"
     vissl_constants = r"(^|\.)relative_position_index$"
 
-    def __init__(self, options: BeitOptions) -> None:
-        super().__init__(**_timm_arguments(options))
+    def __init__(self, options: BeitOptions, in_chans: int = 3) -> None:
+        super().__init__(in_chans=in_chans, **_timm_arguments(options))
         self.patch_size = options.PATCH_SIZE
         self._blocks_of = dict(_features(options.NUM_LAYERS, options.USE_MEAN_POOLING))
         self.feature_names = tuple(self._blocks_of)

@@ -33,9 +33,9 @@ class Convit(StepTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
     feature_names = ("lastMAP", "lastCLS")
     block_names = r"blocks\.\d+"
 
-    def __init__(self, options: TrunkOptions) -> None:
+    def __init__(self, options: TrunkOptions, in_chans: int = 3) -> None:
         convit, transformer = options.CONVIT, options.VISION_TRANSFORMERS
-        super().__init__(**_timm_arguments(convit, transformer))
+        super().__init__(in_chans=in_chans, **_timm_arguments(convit, transformer))
         self.parts = transformer.NUM_LAYERS if transformer.CHECKPOINT_BLOCK else 0
         self.patch_size, self.copies = transformer.PATCH_SIZE, convit.LOCALITY_DIM
         self.side = transformer.IMAGE_SIZE // transformer.PATCH_SIZE

@@ -24,8 +24,9 @@ from sslengine.registry import register_trunk
 class ConvNext(StepTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
     block_names = r"stages\.\d+\.blocks\.\d+"
 
-    def __init__(self, options: ConvNextOptions) -> None:
+    def __init__(self, options: ConvNextOptions, in_chans: int = 3) -> None:
         super().__init__(
+            in_chans=in_chans,
             num_classes=0,
             depths=tuple(options.DEPTH),
             dims=tuple(options.DIMS),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.models.trunks import classy
+from sslengine.models.trunks.inputs import by_fan_out, with_inputs
 from sslengine.models.trunks.options import EfficientNetOptions
 from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
@@ -28,13 +29,14 @@ from sslengine.registry import register_trunk
 class EfficientNet(StepTrunk):
     block_names = r"blocks\.[^.]+"
 
-    def __init__(self, options: EfficientNetOptions) -> None:
+    def __init__(self, options: EfficientNetOptions, in_chans: int = 3) -> None:
         super().__init__()
         arguments = asdict(options)
         size = classy.MODEL_PARAMS[arguments.pop("model_version")]
         # Its classifier is left behind.
         whole = classy.EfficientNet(num_classes=1, model_params=size, **arguments)
         self.conv_stem, self.bn0, self.blocks = whole.conv_stem, whole.bn0, whole.blocks
+        self.conv_stem = with_inputs(self.conv_stem, in_chans, by_fan_out)
         self.conv_head, self.bn1 = whole.conv_head, whole.bn1
         self.activation = nn.SiLU()
         self.avgpool, self.dropout = whole.avg_pooling, whole.dropout

@@ -16,6 +16,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection
 from functools import partial
+from typing import Any
 
 from timm.models.mobilenetv3 import mobilenetv3_large_100
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from torch.nn.functional import adaptive_avg_pool2d, hardswish, normalize
 from torchvision.models.mobilenetv3 import mobilenet_v3_large
 
 from sslengine.errors import ConfigError
+from sslengine.models.trunks.inputs import by_fan_out, with_inputs
 from sslengine.models.trunks.options import MobileNetOptions
 from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
@@ -45,7 +47,7 @@ class MobileNetV3(StepTrunk):
 class TorchvisionMobileNetV3(MobileNetV3):
     block_names = r"layers\.\d+"
 
-    def __init__(self, options: MobileNetOptions) -> None:
+    def __init__(self, options: MobileNetOptions, in_chans: int = 3) -> None:
         super().__init__()
         if not options.TRUNK_ONLY:
             raise ConfigError(
@@ -55,6 +57,8 @@ class TorchvisionMobileNetV3(MobileNetV3):
         norm = partial(nn.BatchNorm2d, eps=1e-5, momentum=0.1) if options.TIMM_BN else None
         # torchvision's name for them is that of a trunk's verb.
         self.layers = mobilenet_v3_large(norm_layer=norm).features
+        first: Any = self.layers[0]
+        first[0] = with_inputs(first[0], in_chans, by_fan_out)
 
     def _steps(self) -> list[Step]:
         # As calls: a layer is not to be taken apart, for it works in place inside.
@@ -69,9 +73,9 @@ class TorchvisionMobileNetV3(MobileNetV3):
 class TimmMobileNetV3(MobileNetV3):
     block_names = r"blocks\.\d+\.\d+"
 
-    def __init__(self, options: MobileNetOptions) -> None:
+    def __init__(self, options: MobileNetOptions, in_chans: int = 3) -> None:
         super().__init__()
-        whole = mobilenetv3_large_100()
+        whole = mobilenetv3_large_100(in_chans=in_chans)
         self.conv_stem, self.bn1, self.blocks = whole.conv_stem, whole.bn1, whole.blocks
         self.conv_head = nn.Identity() if options.TRUNK_ONLY else whole.conv_head
         pooled, flat = ("trunk_pool_norm", "trunk_pool"), ("flatten_norm", "flatten")

@@ -93,10 +93,6 @@ class RegNetOptions:
         "bn_momentum",
     )
     BLOCKS: ClassVar[tuple[str, ...]] = ("block_type", "activation", "use_se", "se_ratio")
-    IGNORED: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("stage_checkpoints", "stage_checkpointing"),
-        "ACTIVATION_CHECKPOINTING splits the trunk into parts of nearly equal length.",
-    )
 
     def given(self, *keys: str) -> dict[str, Any]:
         """Those of the keys that are set, and their values."""
@@ -266,7 +262,6 @@ class ConvitOptions:
 
     # First layers whose attention is gated between place and content.
     N_GPSA_LAYERS: int = 10
-    CLASS_TOKEN_IN_LOCAL_LAYERS: bool = False
     # How sharply a head looks at one neighbour at first; 0: 1 / layer.
     LOCALITY_STRENGTH: float = 1.0
     # Copies of each of the three relative coordinates.
@@ -275,8 +270,6 @@ class ConvitOptions:
     USE_LOCAL_INIT: bool = True
 
     def check(self) -> Iterator[str]:
-        if self.CLASS_TOKEN_IN_LOCAL_LAYERS:
-            yield "CLASS_TOKEN_IN_LOCAL_LAYERS: a class token has no place; expected false."
         if self.N_GPSA_LAYERS < 0:
             yield f"N_GPSA_LAYERS: expected 0 or more, got {self.N_GPSA_LAYERS}."
         yield from too_small(self, "LOCALITY_DIM")
@@ -319,17 +312,7 @@ class BeitOptions:
 
 @dataclass
 class MobileNetOptions:
-    NAME: str = "mobilenetv3_large_100"
     # Batch norms with eps 1e-5 and momentum 0.1, which timm's has; false: torchvision's 1e-3, 0.01.
     TIMM_BN: bool = False
     # timm's without its last convolution, which is a head here: mobilenet_v3_head_timm.
     TRUNK_ONLY: bool = True
-    PRETRAINED: bool = False
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "NAME", "mobilenetv3_large_100")
-        if self.PRETRAINED:
-            yield (
-                "PRETRAINED: weights are not downloaded; get the file and name it in "
-                "config.MODEL.WEIGHTS_INIT.PARAMS_FILE."
-            )

@@ -43,11 +43,14 @@ def join_patches(patches: Tensor, size: int, shape: torch.Size) -> Tensor:
     return cut.permute(0, 5, 1, 3, 2, 4).reshape(shape)
 
 
-def sine_positions(rows: int, columns: int, width: int) -> Tensor:
+def sine_positions(
+    rows: int, columns: int, width: int, device: torch.device | None = None
+) -> Tensor:
     """(rows * columns) x width: a quarter each sines and cosines of the column, then of the row."""
-    steps = torch.arange(width // 4, dtype=torch.float64) / (width // 4)
+    make: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    steps = torch.arange(width // 4, **make) / (width // 4)
     frequencies = 10_000.0**-steps
-    across = torch.arange(columns, dtype=torch.float64).outer(frequencies)
-    down = torch.arange(rows, dtype=torch.float64).outer(frequencies)
+    across = torch.arange(columns, **make).outer(frequencies)
+    down = torch.arange(rows, **make).outer(frequencies)
     across, down = across.repeat(rows, 1), down.repeat_interleave(columns, dim=0)
     return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1).float()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.trunks import classy
+from sslengine.models.trunks.inputs import by_fan_out, with_inputs
 from sslengine.models.trunks.options import RegNetOptions
 from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
@@ -28,10 +29,12 @@ from sslengine.registry import register_trunk
 class RegNet(StepTrunk):
     block_names = r"trunk_output\.[^.]+\.[^.]+"
 
-    def __init__(self, options: RegNetOptions) -> None:
+    def __init__(self, options: RegNetOptions, in_chans: int = 3) -> None:
         super().__init__()
         whole = _build(options)
         self.stem, self.trunk_output = whole.stem, whole.trunk_output
+        first: Any = self.stem.stem
+        first[0] = with_inputs(first[0], in_chans, by_fan_out)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         stages = tuple(f"res{index}" for index in range(2, 2 + len(self.trunk_output)))
         self.feature_names = ("conv1", *stages, "avgpool", "flatten")

@@ -28,14 +28,18 @@ class ResNet(StepTrunk):
     feature_names = ("conv1", "res1", "res2", "res3", "res4", "res5", "res5avg", "flatten")
     block_names = r"layer\d+\.\d+"
 
-    def __init__(self, options: ResNetOptions) -> None:
+    def __init__(self, options: ResNetOptions, in_chans: int = 3) -> None:
         super().__init__()
         norm, channels = _norm(options), options.channels()
         if options.STEM == "imagenet":
-            self.conv1 = nn.Conv2d(3, channels, kernel_size=7, stride=2, padding=3, bias=False)
+            self.conv1 = nn.Conv2d(
+                in_chans, channels, kernel_size=7, stride=2, padding=3, bias=False
+            )
             self.maxpool: nn.Module = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
         else:
-            self.conv1 = nn.Conv2d(3, channels, kernel_size=3, stride=1, padding=1, bias=False)
+            self.conv1 = nn.Conv2d(
+                in_chans, channels, kernel_size=3, stride=1, padding=1, bias=False
+            )
             self.maxpool = nn.Identity()
         self.bn1 = norm(channels)
         self.relu = nn.ReLU(inplace=True)

@@ -29,8 +29,8 @@ class SwinTransformer(StepTrunk, TimmSwinTransformer):  # type: ignore[misc] # T
     vissl_constants = r"\.(relative_position_index|attn_mask)$"
     block_names = r"layers\.\d+\.blocks\.\d+"
 
-    def __init__(self, options: SwinTransformerOptions) -> None:
-        super().__init__(**_timm_arguments(options))
+    def __init__(self, options: SwinTransformerOptions, in_chans: int = 3) -> None:
+        super().__init__(in_chans=in_chans, **_timm_arguments(options))
         self.patch_size = options.PATCH_SIZE
         self.pos_drop = nn.Dropout(options.DROPOUT_RATE)
         stages = (f"stage{index}" for index in range(1, 1 + len(options.DEPTHS)))

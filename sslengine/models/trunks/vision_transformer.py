@@ -38,8 +38,8 @@ class VisionTransformer(StepTrunk, TimmVisionTransformer):  # type: ignore[misc]
     extra_inputs = ("shown",)
     block_names = r"blocks\.\d+"
 
-    def __init__(self, options: VisionTransformerOptions) -> None:
-        super().__init__(**_timm_arguments(options))
+    def __init__(self, options: VisionTransformerOptions, in_chans: int = 3) -> None:
+        super().__init__(in_chans=in_chans, **_timm_arguments(options))
         self.parts = options.NUM_LAYERS if options.CHECKPOINT_BLOCK else 0
         self.patch_size = options.PATCH_SIZE
         self._recipes = dict(_recipes(options.NUM_LAYERS, options.USE_CLASS_TOKEN))

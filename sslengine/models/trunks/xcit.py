@@ -26,8 +26,8 @@ class Xcit(Trunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
     feature_names = ("lastMAP", "lastCLS")
     block_names = r"(cls_attn_)?blocks\.\d+"
 
-    def __init__(self, options: XcitOptions) -> None:
-        super().__init__(**_timm_arguments(options))
+    def __init__(self, options: XcitOptions, in_chans: int = 3) -> None:
+        super().__init__(in_chans=in_chans, **_timm_arguments(options))
         self.patch_size = options.PATCH_SIZE
         self.parts = len(self.blocks) + 1 if options.CHECKPOINT_XCA_BLOCK else 0
         self.class_parts = len(self.cls_attn_blocks) + 2 if options.CHECKPOINT_ATTN_BLOCK else 0

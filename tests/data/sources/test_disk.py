@@ -130,12 +130,12 @@ def test_keys_of_the_decoder_reach_it(tmp_path: Path) -> None:
     assert folder(tmp_path, EXIF_ROTATION=True).decoder.exif_rotation
 
 
-@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("dtype", [str, bytes])
-def test_file_list(tmp_path: Path, mmap: bool, dtype: type) -> None:
+def test_file_list(tmp_path: Path, cached: bool, dtype: type) -> None:
     paths = [str(write_picture(tmp_path / f"{number}.png", number)) for number in (3, 1, 2)]
     np.save(tmp_path / "list.npy", np.array([p.encode() if dtype is bytes else p for p in paths]))
-    source = file_list(tmp_path / "list.npy", MMAP_MODE=mmap)
+    source = file_list(tmp_path / "list.npy", CACHE_INDEX=cached)
     assert len(source) == 3
     assert [source.path(i) for i in range(3)] == paths
     assert source.path(-1) == paths[2]
@@ -187,4 +187,4 @@ def test_bad_file_lists(tmp_path: Path) -> None:
         file_list(tmp_path / "text.npy")
     np.savez(tmp_path / "several.npz", a=np.arange(2))
     with pytest.raises(DataError, match=r"is a .npz archive"):
-        file_list(tmp_path / "several.npz", MMAP_MODE=False)
+        file_list(tmp_path / "several.npz", CACHE_INDEX=False)

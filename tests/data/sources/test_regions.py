@@ -47,6 +47,20 @@ def test_what_lies_outside_is_left_out(tmp_path: Path) -> None:
             source.image(index)
 
 
+def test_of_an_array_of_many_bands(tmp_path: Path) -> None:
+    bands = np.arange(8 * 9 * 5, dtype=np.uint16).reshape(8, 9, 5)
+    np.save(tmp_path / "bands.npy", bands)
+    entries = [{"path": str(tmp_path / "bands.npy"), "bbox": [2, 3, 6, 99]}]
+    (tmp_path / "boxes.json").write_text(json.dumps(entries))
+    options = SplitOptions(
+        DATA_SOURCES=["disk_roi_annotations"],
+        DATA_PATHS=[str(tmp_path / "boxes.json")],
+        IMAGE_MODE="stored",
+    )
+    (source,) = build_sources(options, "TRAIN")
+    np.testing.assert_array_equal(np.asarray(source.image(0)), bands[3:, 2:6])
+
+
 def test_prefixes(tmp_path: Path) -> None:
     (tmp_path / "moved").mkdir()
     source = regions(

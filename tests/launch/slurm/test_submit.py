@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from sslengine.config.sections import read
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, LaunchError
 from sslengine.launch.options import SlurmOptions
 from sslengine.launch.slurm import submit as module
 from sslengine.launch.slurm.submit import parameters, submit
 from tests.config.recipes import resolved
+from tests.launch.slurm.fakes import put_on_path
 
 EACH_KEY = {
     "SLURM__NAME": "my run", "SLURM__COMMENT": "why", "SLURM__PARTITION": "gpu",
@@ -94,3 +95,39 @@ def test_an_interrupted_wait_leaves_the_job_alone(
     assert folder.name.startswith("a_b_c-")
     assert (folder / "code" / "sslengine" / "__init__.py").exists()
     assert "config:" in (folder / "config_0.yaml").read_text()
+
+
+def test_what_sbatch_refuses_is_told_once_with_its_keys_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("submitit")
+    scripts, home = tmp_path / "bin", tmp_path / "home"
+    scripts.mkdir()
+    home.mkdir()
+    put_on_path(scripts, monkeypatch, sinfo="echo none", sbatch="echo 'too much' >&2; exit 1",
+                srun="true")  # fmt: skip
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(module, "_check", lambda *_: None)
+    run = resolved(SLURM__LOG_FOLDER="new/jobs", SLURM__MEM_GB=77)
+    with pytest.raises(LaunchError) as error:
+        submit([run])
+    text = str(error.value) + capsys.readouterr().err
+    assert text.count("too much") == 1
+    assert "config.SLURM.MEM_GB: 77" in text
+    assert "config.SLURM.NUM_CPU_PER_PROC: 8 for each of 1 ranks a node" in text
+    assert list(home.iterdir()) == []
+
+
+def test_folders_that_were_there_or_are_used_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        (tmp_path / "old" / "new" / "of another").touch()
+        raise LaunchError("no")
+
+    (tmp_path / "old").mkdir()
+    monkeypatch.setattr(module, "_check", lambda *_: None)
+    monkeypatch.setattr(module, "_send", refuse)
+    with pytest.raises(LaunchError, match="no"):
+        submit([resolved(SLURM__LOG_FOLDER=str(tmp_path / "old" / "new" / "jobs"))])
+    assert [file.name for file in (tmp_path / "old").rglob("*")] == ["new", "of another"]

@@ -1,0 +1,209 @@
+"""VISSL's keys that have no effect here: the one table of them.
+
+A key of this table is in no schema: nothing reads it. Setting it is a warning that says what to
+do instead, or an error where the run would not be what the key asks for. A value that asks for
+what happens in any case is accepted without a word.
+
+`*` in a path stands for one name: the split of DATA, or the loss whose options these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DeadKey:
+    # Why it has no effect, and what to set in its place.
+    instead: str
+    # Values that ask for what happens in any case.
+    happens: tuple[Any, ...] = ()
+    # Is another value an error? A warning otherwise.
+    refused: bool = False
+
+    def describes(self, value: Any) -> bool:
+        return any(type(value) is type(each) and value == each for each in self.happens)
+
+
+def _off(instead: str, *happens: Any) -> DeadKey:
+    """A feature that is not there: only the values that leave it off are possible."""
+    return DeadKey(instead, happens or (False,), refused=True)
+
+
+def _same(paths: Iterable[str], key: DeadKey) -> dict[str, DeadKey]:
+    return dict.fromkeys(paths, key)
+
+
+_OTHER_TOOL = DeadKey("it is read by a tool of VISSL that sslengine does not have.")
+_NOT_READ = DeadKey("VISSL never reads it.")
+_METER = DeadKey("this meter is not available; METERS.names: [accuracy_list_meter] is.")
+_EMA = "there is no moving average of the model; DINO, BYOL and MoCo keep their own teacher."
+_FAIRSCALE = DeadKey("it is a setting of fairscale's FSDP; torch's FSDP, used here, has none such.")
+
+DEAD_KEYS: dict[str, DeadKey] = {
+    "MONITOR_PERF_STATS": DeadKey("set HOOKS.PERF_STATS.MONITOR_PERF_STATS."),
+    **_same(
+        (
+            "SVM_FEATURES_PATH", "CLUSTERFIT", "RANKING", "SVM", "LOW_SHOT_BENCHMARK",
+            "IMG_RETRIEVAL", "GEO_LOCALIZATION",
+        ),
+        _OTHER_TOOL,
+    ),
+    # ---- processes
+    "DISTRIBUTED.DISTR_ON": _NOT_READ,
+    "DISTRIBUTED.INIT_METHOD": DeadKey(
+        "processes always meet through a store; DISTRIBUTED.RUN_ID=host:port says where several "
+        "nodes meet."
+    ),
+    # ---- data
+    "DATA.TRANSFORMS": DeadKey("set TRANSFORMS of DATA.TRAIN and DATA.TEST."),
+    "DATA.*.BASE_DATASET": _off(
+        "DATA_SOURCES says what is read", "generic_ssl"
+    ),
+    "DATA.*.MMAP_MODE": DeadKey(
+        "long file lists are read from an index on disk as needed; CACHE_INDEX: false keeps them "
+        "in memory.", (True,),
+    ),
+    "DATA.*.USE_STATEFUL_DISTRIBUTED_SAMPLER": DeadKey("every sampler can be resumed.", (True,)),
+    # ---- model
+    "MODEL.CUDA_CACHE": DeadKey("PyTorch's allocator needs no clearing; leave it out."),
+    "MODEL.SYNC_BN_CONFIG.SYNC_BN_TYPE": DeadKey(
+        "torch's own form serves both types; CONVERT_BN_TO_SYNC_BN switches it on.", ("pytorch",)
+    ),
+    "MODEL.SHARDED_DDP_SETUP.USE_SDP": _off(
+        "not available; set OPTIMIZER.use_zero, or TRAINER.TASK_NAME of a sharded run"
+    ),
+    "MODEL.SHARDED_DDP_SETUP.reduce_buffer_size": DeadKey("see OPTIMIZER.use_zero.", (-1,)),
+    **_same(
+        (
+            f"MODEL.FSDP_CONFIG.{key}"
+            for key in (
+                "FORCE_SYNC_CUDA", "flatten_parameters", "bucket_cap_mb", "clear_autocast_cache",
+                "verbose",
+            )
+        ),
+        _FAIRSCALE,
+    ),
+    # ---- trunks
+    "MODEL.TRUNK.TRUNK_PARAMS": DeadKey("VISSL never reads it; set the keys of MODEL.TRUNK."),
+    "MODEL.TRUNK.RESNETS_SK": DeadKey("the trunk that reads it is not available."),
+    "MODEL.TRUNK.RESNETS.STANDARDIZE_CONVOLUTIONS": _NOT_READ,
+    **_same(
+        (f"MODEL.TRUNK.REGNET.{key}" for key in ("stage_checkpoints", "stage_checkpointing")),
+        DeadKey("set MODEL.ACTIVATION_CHECKPOINTING: its parts have nearly equal length."),
+    ),
+    "MODEL.TRUNK.VISION_TRANSFORMERS.name": _NOT_READ,
+    "MODEL.TRUNK.VISION_TRANSFORMERS.CLASSIFIER": _off(
+        "to average the patches set USE_CLASS_TOKEN to false", "token"
+    ),
+    "MODEL.TRUNK.VISION_TRANSFORMERS.CHECKPOINT_MLP": _off(
+        "set CHECKPOINT_BLOCK, which saves more"
+    ),
+    "MODEL.TRUNK.VISION_TRANSFORMERS.HYBRID": _off(
+        "a convolutional stem is not available", None, ""
+    ),
+    "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.NAME": _off(
+        "masked input of this trunk is not available; see docs/methods.md for MAE", ""
+    ),
+    "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.PARAMS": DeadKey(
+        "masked input of this trunk is not available.", ({},)
+    ),
+    "MODEL.TRUNK.CONVIT.CLASS_TOKEN_IN_LOCAL_LAYERS": _off("a class token has no place"),
+    "MODEL.TRUNK.MOBILE_NET.NAME": _off("there is one network", "mobilenetv3_large_100"),
+    "MODEL.TRUNK.MOBILE_NET.PRETRAINED": _off(
+        "weights are not downloaded; get the file and set MODEL.WEIGHTS_INIT.PARAMS_FILE"
+    ),
+    # ---- losses
+    "LOSS.ignore_index": DeadKey("set it in the section of the loss."),
+    "LOSS.*.buffer_params": DeadKey("the sizes are those of the batch; leave it out."),
+    "LOSS.*.embedding_dim": DeadKey("the width is that of the last head; leave it out."),
+    "LOSS.*.world_size": DeadKey("it is the number of ranks of the run; leave it out."),
+    "LOSS.*.queue.local_queue_length": DeadKey("set queue_length, for all ranks together."),
+    "LOSS.*.output_dir": DeadKey("a loss that is not finite stops the run; no scores are dumped."),
+    "LOSS.*.normalize_last_layer": DeadKey("VISSL never reads it; the head has such an argument."),
+    "LOSS.*.DROP_LAST": DeadKey("every sample has a row in the memory; leave it out."),
+    "LOSS.*.BATCHSIZE_PER_REPLICA": DeadKey("every sample has a row in the memory; leave it out."),
+    "LOSS.*.reduction": DeadKey(
+        "how a loss averages is its own; leave it out.", ("mean", "none")
+    ),
+    # ---- what is measured
+    "METERS.model_output_mask": _off("not available"),
+    **_same(
+        (
+            f"METERS.{name}"
+            for name in (
+                "precision_at_k_list_meter", "recall_at_k_list_meter", "mean_ap_list_meter"
+            )
+        ),
+        _METER,
+    ),
+    "EXTRACT_FEATURES.MAP_FEATURES_TO_IMG_NAME": _off(
+        "not available; the `inds` files say which row is of which image"
+    ),
+    "NEAREST_NEIGHBOR.OPTIMIZE_MEMORY": DeadKey(
+        "similarities are always computed in pieces that fit into memory."
+    ),
+    "NEAREST_NEIGHBOR.USE_CUDA": DeadKey("set MACHINE.DEVICE.", (True,)),
+    "NEAREST_NEIGHBOR.FEATURES.PATH": _off(
+        "features are extracted from the trunk of MODEL.WEIGHTS_INIT, or of the run's folder", ""
+    ),
+    # ---- hooks
+    **_same(
+        ("HOOKS.EMA_MODEL.SAVE_EMA_MODEL", "HOOKS.EMA_MODEL.ENABLE_EMA_METERS"),
+        _off(_EMA.removesuffix(".")),
+    ),
+    **_same(
+        (f"HOOKS.EMA_MODEL.{key}" for key in ("UPDATE_ITER", "WARMUP", "DECAY", "EMA_DEVICE")),
+        DeadKey(_EMA),
+    ),
+    "HOOKS.MEMORY_SUMMARY.DUMP_MEMORY_ON_EXCEPTION": _off("set HOOKS.MEMORY_SUMMARY.LOG_PEAKS"),
+    **_same(
+        (f"HOOKS.TENSORBOARD_SETUP.{key}" for key in ("LOG_DIR", "EXPERIMENT_LOG_DIR")),
+        DeadKey("TensorBoard files are in tb_logs of the run's folder, as in VISSL."),
+    ),
+    "MONITORING.MONITOR_ACTIVATION_STATISTICS": _off("not available", 0),
+    "PROFILING.RUNTIME_PROFILING.LEGACY_PROFILER": DeadKey(
+        "it is torch.profiler in any case; torch's older one no longer exists."
+    ),
+    # ---- checkpoints
+    "CHECKPOINT.BACKEND": _off("checkpoints are files", "disk"),
+    "CHECKPOINT.USE_SYMLINK_CHECKPOINT_FOR_RESUME": DeadKey(
+        "AUTO_RESUME begins at the newest checkpoint in any case; "
+        "LATEST_CHECKPOINT_RESUME_FILE_NUM chooses an older one.", (True,),
+    ),
+}  # fmt: skip
+
+
+def dead_key(path: str) -> DeadKey | None:
+    """The entry of a key path, which begins with `config.`."""
+    root, _, bare = path.partition(".")
+    found = (key for pattern, key in DEAD_KEYS.items() if _matches(bare, pattern))
+    return next(found, None) if root == "config" else None
+
+
+def is_above_dead_keys(path: str) -> bool:
+    """Is it the name of a section that holds such keys?"""
+    root, *names = path.split(".")
+    for pattern in DEAD_KEYS:
+        section = pattern.split(".")[: len(names)]
+        deeper = root == "config" and pattern.count(".") >= len(names) > 0
+        if deeper and section[-1] != "*" and all(map(fnmatchcase, names, section)):
+            return True
+    return False
+
+
+def _matches(path: str, pattern: str) -> bool:
+    names, parts = path.split("."), pattern.split(".")
+    return len(names) == len(parts) and all(map(fnmatchcase, names, parts))
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The keys that a value sets, down to those that the table knows."""
+    if isinstance(value, Mapping) and dead_key(path) is None:
+        for key, each in value.items():
+            yield from leaves(each, f"{path}.{key}")
+    else:
+        yield path, value

@@ -1,0 +1,95 @@
+"""A YAML file that may be anybody's, read as plain values.
+
+One file: no `defaults:` that pulls in others, no package header that moves its keys, no tags, no
+aliases (a few lines of them can mean gigabytes), no interpolation, and so nothing of the
+environment. `${oc.env:TOKEN}` becomes the text `$not_read{oc.env:TOKEN}`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf._utils import get_yaml_loader
+
+from sslengine.errors import ConfigError, readable
+
+LARGEST = 4 * 2**20  # bytes; a config of ours has some 30,000
+NOT_READ = "$not_read{"
+
+
+def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The tree of the file, and the key paths whose interpolations were not read."""
+    try:
+        tree = yaml.load(_text(path), Loader=_Plain)  # type: ignore[no-untyped-call]
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not plain YAML: {error or type(error).__name__}") from error
+    if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
+        raise ConfigError(f"{path}: expected `config:` with keys below it, as a run writes it.")
+    if "defaults" in tree:
+        raise ConfigError(
+            f"{path}: defaults: this file would pull in others, which is refused where it was "
+            f"opened without trust. If it is your own: --trust-config."
+        )
+    found = list(_interpolations(tree, ""))
+    return _without_interpolations(tree), found
+
+
+def _text(path: Path) -> str:
+    """Of a regular file that lies where its name says: a link may lead to any file of the user."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{path} is not a regular file.")
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        linked = ". It is a link: give the folder that it leads to" if path.is_symlink() else ""
+        raise ConfigError(f"{path} cannot be read: {error.strerror}{linked}.") from error
+    if len(content) > LARGEST:
+        raise ConfigError(f"{path} has more than {LARGEST} bytes: not the config of a run.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}") from error
+
+
+class _Plain(get_yaml_loader()):  # type: ignore[misc]
+    """Scalars, lists and mappings as they stand; numbers as in all our YAML (1e-4)."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        what = ""
+        if isinstance(event, yaml.events.AliasEvent) or event.anchor is not None:
+            what = "an anchor or alias"
+        elif event.tag is not None:
+            what = f"the tag {event.tag}"
+        if what:
+            raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
+                None, None, f"{what} is refused in a file that was opened without trust",
+                event.start_mark,
+            )  # fmt: skip
+        return super().compose_node(parent, index)
+
+
+def _interpolations(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _interpolations(each, f"{path}.{readable(key)}".lstrip("."))
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _interpolations(each, f"{path}.{number}")
+    elif isinstance(value, str) and "${" in value:
+        yield path
+
+
+def _without_interpolations(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_interpolations(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_interpolations(each) for each in value]
+    return value.replace("${", NOT_READ) if isinstance(value, str) else value

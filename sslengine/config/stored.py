@@ -1,0 +1,101 @@
+"""What of a config is written to disk and shown: no value of the environment, no secret.
+
+Text that came from the environment stays the interpolation that it was, `${oc.env:TRACKER_URL}`.
+Text under a key that is named like a secret (`api_key`, `token`, at any depth) is masked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
+from omegaconf.errors import OmegaConfBaseException
+
+from sslengine.config.sections import fields_of
+
+MASK = "***"
+_SECRET = re.compile(
+    r"(^|[_.-])(token|secret|password|passwd|passphrase|credentials?|auth|"
+    r"(api|access|private|secret|auth|license)_?key)$",
+    re.IGNORECASE,
+)
+
+Path = tuple[Any, ...]
+
+
+def is_secret(name: object) -> bool:
+    return _SECRET.search(str(name)) is not None
+
+
+def as_stored(config: DictConfig, texts: Mapping[Path, str]) -> dict[str, Any]:
+    """The config as plain containers. texts: see `texts_of_environment`."""
+    return {str(key): _stored(config, key, (key,), texts) for key in config}
+
+
+def _stored(node: Any, key: Any, path: Path, texts: Mapping[Path, str]) -> Any:
+    if path in texts:
+        return texts[path]
+    value = node[key]
+    if isinstance(value, DictConfig):
+        return {str(each): _stored(value, each, (*path, each), texts) for each in value}
+    if isinstance(value, ListConfig):
+        return [_stored(value, each, (*path, each), texts) for each in range(len(value))]
+    if isinstance(value, str) and value and is_secret(key) and not _is_ours(node, key):
+        return MASK
+    return OmegaConf.to_container(OmegaConf.create([value]))[0]  # type: ignore[index]
+
+
+def _is_ours(node: Any, key: Any) -> bool:
+    """A key of sslengine's own schema: none of them holds a secret."""
+    if not isinstance(node, DictConfig) or key not in fields_of(node):
+        return False
+    return str(getattr(OmegaConf.get_type(node), "__module__", "")).startswith("sslengine.")
+
+
+def texts_of_environment(root: DictConfig) -> dict[Path, str]:
+    """The interpolations in which, directly or by other values, the environment is read."""
+    found = {}
+    with _reading_noted() as noted:
+        for path, node, key in _interpolations(root, ()):
+            noted.clear()
+            try:
+                value = node[key]
+            except OmegaConfBaseException:
+                continue  # reported by the one that resolves them all
+            if noted and isinstance(value, str):
+                found[path] = str(node._get_node(key)._value())
+    return found
+
+
+def _interpolations(node: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
+    keys = list(node.keys()) if isinstance(node, DictConfig) else range(len(node))
+    for key in keys:
+        child = node._get_node(key)
+        if child is None or child._is_none() or child._is_missing():
+            continue
+        if child._is_interpolation():
+            yield (*path, key), node, key
+        elif isinstance(child, (DictConfig, ListConfig)):
+            yield from _interpolations(child, (*path, key))
+
+
+@contextmanager
+def _reading_noted() -> Iterator[list[str]]:
+    """A note is made whenever `oc.env` is asked meanwhile."""
+    noted: list[str] = []
+    resolvers = BaseContainer._resolvers
+    kept = resolvers["oc.env"]
+
+    def noting(*arguments: Any, **named: Any) -> Any:
+        noted.append("oc.env")
+        return kept(*arguments, **named)
+
+    resolvers["oc.env"] = noting
+    try:
+        yield noted
+    finally:
+        resolvers["oc.env"] = kept

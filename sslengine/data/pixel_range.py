@@ -1,0 +1,70 @@
+"""Which values become black and white where an image of more than 8 bits is brought to 8.
+
+    PIXEL_RANGE: [0, 4095]      these
+    PIXEL_RANGE: [1%, 99%]      those that such shares of the image's values do not exceed
+    PIXEL_RANGE: image          the least and the greatest of the image
+    PIXEL_RANGE: type           the least and the greatest that its type of whole numbers has
+
+In between values are spread evenly, and rounded; beyond, they are black or white.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # options are read without numpy, which takes its time
+    import numpy as np
+    from numpy.typing import NDArray
+
+FORMS = "[low, high] (values), [1%, 99%] (shares of an image's values), image, or type"
+
+
+@dataclass(frozen=True)
+class PixelRange:
+    kind: str  # fixed, percentile, image, type
+    low: float = 0.0
+    high: float = 0.0
+
+    @classmethod
+    def parse(cls, given: Any) -> PixelRange | None:
+        """None where nothing is given. Raises ValueError."""
+        match given:
+            case "" | None:
+                return None
+            case "image" | "type":
+                return cls(given)
+            case [str(low), str(high)] if low.endswith("%") and high.endswith("%"):
+                made = cls("percentile", float(low[:-1]), float(high[:-1]))
+                if not 0 <= made.low < made.high <= 100:
+                    raise ValueError(f"expected two shares from 0% to 100% in order, got {given}.")
+                return made
+            case [int() | float() as low, int() | float() as high] if low < high:
+                return cls("fixed", float(low), float(high))
+        raise ValueError(f"expected {FORMS}; got {given!r}.")
+
+    def to_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+        import numpy as np
+
+        low, high = self._limits(values)
+        numbers = np.clip(values.astype(np.float64), low, high) - low
+        return np.rint(numbers * 255 / ((high - low) or 1.0)).astype(np.uint8)
+
+    def _limits(self, values: NDArray[Any]) -> tuple[float, float]:
+        import numpy as np
+
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError("some of its values are not finite")
+        if self.kind == "fixed":
+            return self.low, self.high
+        if self.kind == "image":
+            return float(values.min()), float(values.max())
+        if self.kind == "percentile":
+            low, high = np.percentile(values, [self.low, self.high]).tolist()
+            return low, high
+        if values.dtype.kind not in "iu":
+            raise ValueError(
+                f"PIXEL_RANGE is type, and {values.dtype} has no greatest value for white"
+            )
+        limits = np.iinfo(values.dtype)
+        return float(limits.min), float(limits.max)

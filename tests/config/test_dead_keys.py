@@ -1,0 +1,178 @@
+"""VISSL's keys without effect: each is told once, or refused, wherever it is set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from sslengine import catalog, registry
+from sslengine.config.compose import shipped_configs
+from sslengine.config.dead_keys import DEAD_KEYS, dead_key, is_above_dead_keys
+from sslengine.config.resolve import Resolved, resolve
+from sslengine.config.sections import schema
+from sslengine.errors import ConfigError
+from tests.config.recipes import recipe, resolved
+
+SIMCLR = "LOSS__simclr_info_nce_loss"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "instead"),
+    [
+        ("DISTRIBUTED__INIT_METHOD", "file", "DISTRIBUTED.RUN_ID"),
+        ("DISTRIBUTED__DISTR_ON", True, "VISSL never reads it"),
+        ("CHECKPOINT__USE_SYMLINK_CHECKPOINT_FOR_RESUME", False, "LATEST_CHECKPOINT_RESUME"),
+        ("DATA__TRAIN__MMAP_MODE", False, "CACHE_INDEX: false"),
+        ("DATA__TEST__USE_STATEFUL_DISTRIBUTED_SAMPLER", False, "every sampler can be resumed"),
+        ("DATA__TRANSFORMS", [], "TRANSFORMS of DATA.TRAIN"),
+        ("MODEL__CUDA_CACHE", {"CLEAR_CUDA_CACHE": True}, "leave it out"),
+        ("MODEL__SYNC_BN_CONFIG__SYNC_BN_TYPE", "apex", "CONVERT_BN_TO_SYNC_BN"),
+        ("MODEL__FSDP_CONFIG__flatten_parameters", False, "fairscale"),
+        ("MODEL__FSDP_CONFIG__verbose", True, "fairscale"),
+        ("MODEL__FSDP_CONFIG__bucket_cap_mb", 25, "fairscale"),
+        ("MODEL__SHARDED_DDP_SETUP__reduce_buffer_size", 10, "OPTIMIZER.use_zero"),
+        ("MODEL__TRUNK__RESNETS_SK", {"DEPTH": 152}, "trunk that reads it is not available"),
+        ("MODEL__TRUNK__REGNET__stage_checkpoints", [[1]], "MODEL.ACTIVATION_CHECKPOINTING"),
+        (f"{SIMCLR}__buffer_params", {"embedding_dim": 128}, "those of the batch"),
+        ("LOSS__barlow_twins_loss__embedding_dim", 8192, "the last head"),
+        ("LOSS__swav_loss__queue__local_queue_length", 4, "set queue_length"),
+        ("LOSS__swav_loss__output_dir", "x", "no scores are dumped"),
+        ("LOSS__bce_logits_multiple_output_single_target__world_size", 4, "number of ranks"),
+        ("LOSS__ignore_index", -1, "in the section of the loss"),
+        ("NEAREST_NEIGHBOR__USE_CUDA", False, "MACHINE.DEVICE"),
+        ("HOOKS__EMA_MODEL__DECAY", 0.9, "no moving average"),
+        ("METERS__mean_ap_list_meter", {"num_classes": 3}, "accuracy_list_meter"),
+        ("SVM_FEATURES_PATH", "x", "a tool of VISSL"),
+    ],
+)
+def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
+    key: str, value: Any, instead: str
+) -> None:
+    (warning,) = resolved(**{key: value}).warnings
+    assert warning.startswith(f"config.{key.replace('__', '.')} has no effect: ")
+    assert instead in warning
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted", "as_it_is", "instead"),
+    [
+        ("DATA__TRAIN__BASE_DATASET", "airstore", "generic_ssl", "DATA_SOURCES"),
+        ("CHECKPOINT__BACKEND", "s3", "disk", "files"),
+        ("HOOKS__EMA_MODEL__SAVE_EMA_MODEL", True, False, "no moving average"),
+        ("HOOKS__EMA_MODEL__ENABLE_EMA_METERS", True, False, "no moving average"),
+        ("HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION", True, False, "LOG_PEAKS"),
+        ("MONITORING__MONITOR_ACTIVATION_STATISTICS", 5, 0, "not available"),
+        ("METERS__model_output_mask", True, False, "not available"),
+        ("EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME", True, False, "inds"),
+        ("NEAREST_NEIGHBOR__FEATURES__PATH", "/features", "", "MODEL.WEIGHTS_INIT"),
+        ("MODEL__SHARDED_DDP_SETUP__USE_SDP", True, False, "OPTIMIZER.use_zero"),
+        ("MODEL__TRUNK__MOBILE_NET__PRETRAINED", True, False, "WEIGHTS_INIT.PARAMS_FILE"),
+        ("MODEL__TRUNK__VISION_TRANSFORMERS__CLASSIFIER", "gap", "token", "USE_CLASS_TOKEN"),
+        ("MODEL__TRUNK__VISION_TRANSFORMERS__CHECKPOINT_MLP", True, False, "CHECKPOINT_BLOCK"),
+        ("MODEL__TRUNK__VISION_TRANSFORMERS__HYBRID", "resnet", None, "stem"),
+        ("MODEL__TRUNK__VISION_TRANSFORMERS__MASKED_IMAGE_MODELING__NAME", "ibot", "", "masked"),
+        ("MODEL__TRUNK__CONVIT__CLASS_TOKEN_IN_LOCAL_LAYERS", True, False, "class token"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_its_absence_is_accepted(
+    key: str, wanted: Any, as_it_is: Any, instead: str
+) -> None:
+    with pytest.raises(ConfigError) as told:
+        resolved(**{key: wanted})
+    assert f"config.{key.replace('__', '.')}: expected {as_it_is!r}" in str(told.value)
+    assert instead in str(told.value)
+    assert resolved(**{key: as_it_is}).warnings == ()
+
+
+def _from_files(folder: Path, *arguments: str, **changes: Any) -> Resolved:
+    tree = {"config": recipe(**changes)}
+    (folder / "own.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tree))
+    return resolve(["config=own", *arguments], [str(folder)])
+
+
+def test_a_key_set_in_several_places_is_told_once(tmp_path: Path) -> None:
+    run = _from_files(
+        tmp_path, "config.DISTRIBUTED.INIT_METHOD=env", DISTRIBUTED__INIT_METHOD="tcp"
+    )
+    (warning,) = run.warnings
+    assert "own.yaml" in warning
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("config.HOOKS.EMA_MODEL.DECAY=0.5", "config.HOOKS.EMA_MODEL.DECAY has no effect"),
+        ("config.LOSS.simclr_info_nce_loss.buffer_params.embedding_dim=3",
+         "config.LOSS.simclr_info_nce_loss.buffer_params has no effect"),
+        ("config.NEAREST_NEIGHBOR.USE_CUDA=false", "config.NEAREST_NEIGHBOR.USE_CUDA has no"),
+    ],
+)  # fmt: skip
+def test_on_the_command_line(tmp_path: Path, argument: str, told: str) -> None:
+    (warning,) = _from_files(tmp_path, argument).warnings
+    assert warning.startswith(told)
+    assert "command line" in warning
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("HOOKS__EMA_MODEL__DECAI", 0.5), ("LOSS__simclr_info_nce_loss__buffer_parms", {"x": 1})],
+)
+def test_a_misspelled_dead_key_is_an_unknown_key(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        resolved(**{key: value})
+
+
+def test_no_key_of_the_table_is_in_the_schema() -> None:
+    """Or it would be accepted there, and do nothing."""
+    assert catalog
+    for pattern in DEAD_KEYS:
+        if pattern.startswith("LOSS.*"):
+            continue  # a key of one loss may be dead in another
+        path = pattern.replace("*", "TRAIN")
+        assert OmegaConf.select(schema(), path) is None, path
+        assert dead_key(f"config.{path}") is DEAD_KEYS[pattern]
+
+
+def test_sections_above_dead_keys() -> None:
+    assert is_above_dead_keys("config.HOOKS.EMA_MODEL")
+    assert not is_above_dead_keys("config.HOOKS.EMA_MODEL.DECAY")
+    assert not is_above_dead_keys("config.LOSS.any_loss")
+
+
+def test_a_component_of_that_name_is_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.METERS._things, "mean_ap_list_meter", dict)
+    run = resolved(METERS__mean_ap_list_meter={"num_classes": 3})
+    assert run.warnings == ()
+    assert run.config.METERS.mean_ap_list_meter.num_classes == 3
+
+
+SHIPPED = sorted(
+    path.relative_to(shipped_configs()).with_suffix("").as_posix()
+    for folder in ("quickstart", "pretrain")
+    for path in (shipped_configs() / folder).rglob("*.yaml")
+)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_set_no_key_without_effect(name: str) -> None:
+    assert not [each for each in resolve([f"config={name}"]).warnings if "no effect" in each]
+
+
+def as_markdown() -> str:
+    """The table as docs/vissl_differences.md has it."""
+    lines = ["| key | accepted silently | another value | what to do |", "|---|---|---|---|"]
+    for path, key in DEAD_KEYS.items():
+        silent = ", ".join(f"`{each!r}`" for each in key.happens) or "–"  # noqa: RUF001
+        lines.append(
+            f"| `{path}` | {silent} | {'an error' if key.refused else 'a warning'} | {key.instead} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_has_the_table() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "vissl_differences.md").read_text()
+    assert page.partition("## Keys without effect\n")[2].endswith(as_markdown())

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sslengine import catalog  # noqa: F401 - declares the names that ship with sslengine
+from sslengine.config.run_folder import open_run
+from sslengine.errors import ConfigError, UntrustedError
+from tests.config.recipes import recipe
+
+
+def _folder(folder: Path, **changes: Any) -> Path:
+    text = "# @package _global_\n" + yaml.safe_dump({"config": recipe(**changes)})
+    (folder / "config.yaml").write_text(text)
+    return folder
+
+
+def test_values_that_the_user_types_come_on_top(tmp_path: Path) -> None:
+    run = open_run(_folder(tmp_path), ["config.SEED_VALUE=7", "engine_name=replay"])
+    assert (run.config.SEED_VALUE, run.engine_name) == (7, "replay")
+    assert run.opened is not None
+    assert run.opened.file == str(tmp_path / "config.yaml")
+    assert run.opened.typed >= {"config.SEED_VALUE", "replay"}
+    trusted = open_run(tmp_path, ["config.SEED_VALUE=7"], trusted=True)
+    assert trusted.opened is None
+    assert trusted.config.SEED_VALUE == 7
+    with pytest.raises(
+        ConfigError, match=r"\+config/x=y: no file can be put on top of .*config.yam"
+    ):
+        open_run(tmp_path, ["+config/x=y"])
+    with pytest.raises(ConfigError, match="has no config.yaml: it is not the folder of a run"):
+        open_run(tmp_path / "none")
+
+
+def test_code_that_the_user_types_is_his_own(tmp_path: Path) -> None:
+    path = "tests.hooks.test_default:Plain"
+    _folder(tmp_path, HOOKS__EXTRA=[path])
+    with pytest.raises(UntrustedError, match=r"config\.HOOKS\.EXTRA\.0: 'tests.hooks"):
+        open_run(tmp_path)
+    assert [path] == open_run(tmp_path, [f"config.HOOKS.EXTRA=['{path}']"]).config.HOOKS.EXTRA
+
+
+def test_a_judged_run_is_opened_without_what_training_alone_needs(tmp_path: Path) -> None:
+    _folder(tmp_path, HOOKS={"EXTRA": ["no.such:Hook"]}, SLURM={"USE_SLURM": True})
+    for trusted in (False, True):
+        run = open_run(tmp_path, judged=True, trusted=trusted)
+        assert not run.config.HOOKS.EXTRA
+        assert not run.config.SLURM.USE_SLURM
+
+
+def test_what_was_not_read_is_told_unless_the_user_gives_it(tmp_path: Path) -> None:
+    paths = ["${oc.env:IMAGES}/train"]
+    _folder(tmp_path, DATA__TRAIN__DATA_PATHS=paths, DATA__TRAIN__DATA_SOURCES=["disk_folder"])
+    run = open_run(tmp_path)
+    assert run.config.DATA.TRAIN.DATA_PATHS == ["$not_read{oc.env:IMAGES}/train"]
+    (warning,) = (each for each in run.warnings if "environment" in each)
+    assert warning.startswith("config.DATA.TRAIN.DATA_PATHS.0 refers to another value or to the")
+    for typed in ("config.DATA.TRAIN.DATA_PATHS=[x]", "config.DATA.TRAIN.DATA_PATHS.0=x"):
+        run = open_run(tmp_path, [typed])
+        assert run.config.DATA.TRAIN.DATA_PATHS == ["x"]
+        assert not any("environment" in each for each in run.warnings)

@@ -1,0 +1,404 @@
+"""Run folders that would run code when they are opened: not without trust, and with it they do.
+
+Each case leaves a mark if its code runs. The second test of a pair proves that the case can.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import hydra.utils
+import numpy as np
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+
+from sslengine import trust
+from sslengine.errors import LaunchError, UntrustedError
+from sslengine.launch import local
+from sslengine.predictor import Predictor
+from tests.predictor.runs import make_classifier
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _tool(name: str) -> Callable[[list[str]], int]:
+    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    main: Callable[[list[str]], int] = module.main
+    return main
+
+
+TOOLS = {name: _tool(name) for name in ("predict", "replay")}
+
+
+class Place:
+    """A run's folder and what a case puts into it. Code that runs makes the file `mark`."""
+
+    def __init__(self, folder: Path, number: int, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+        self.run, self.mark = folder / "run", folder / "mark"
+        self.image = next((folder / "images").rglob("*.png"))
+        self.module = f"hostile_{number}"  # one that no other case has imported
+        (folder / f"{self.module}.py").write_text(
+            f"open({str(self.mark)!r}, 'w').close()\nraise RuntimeError('code was run')\n"
+        )
+
+    def change(self, **changes: Any) -> None:
+        """By key path: DATA__TEST__TRANSFORMS=[...]. `header` and all else stay."""
+        path = self.run / "config.yaml"
+        tree = yaml.safe_load(path.read_text())
+        for key, value in changes.items():
+            *parents, last = key.split("__")
+            node = tree["config"]
+            for each in parents:
+                node = node.setdefault(each, {})
+            node[last] = value
+        path.write_text("# @package _global_\n" + yaml.safe_dump(tree))
+
+    def write(self, text: str, name: str = "config.yaml") -> None:
+        path = self.run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def command(self, tool: str, *arguments: str) -> list[str]:
+        return [str(self.run), *([str(self.image)] if tool == "predict" else []), *arguments]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    make_classifier(folder, OPTIMIZER__num_epochs=1)
+    return folder
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> Iterator[Place]:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    yield Place(tmp_path, abs(hash(request.node.name)), monkeypatch)
+    for name in set(sys.modules) - before:
+        if name.startswith("hostile_"):
+            del sys.modules[name]
+
+
+class _Hostile:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+# ---- cases: what the folder holds. (tool, case, arguments of the command)
+
+
+def plugin(p: Place) -> None:
+    p.change(PLUGINS=[p.module])
+
+
+def loss(p: Place) -> None:
+    p.change(LOSS={"name": f"{p.module}:Loss"})
+
+
+def trunk(p: Place) -> None:
+    p.change(MODEL__TRUNK={"NAME": f"{p.module}:Trunk"})
+
+
+def options_of_a_loss_by_path(p: Place) -> None:
+    p.change(**{f"LOSS__{p.module}:Loss": {"a": 1}})
+
+
+def transform_that_is_a_function(p: Place) -> None:
+    p.change(DATA__TEST__TRANSFORMS=[{"name": "os:mkdir", "path": str(p.mark)}])
+
+
+def transform_in_a_transform(p: Place) -> None:
+    inner = {"name": "os:mkdir", "path": str(p.mark)}
+    p.change(DATA__TEST__TRANSFORMS=[{"name": "ImgPilMultiCropRandomApply", "transforms": [inner]}])
+
+
+def source(p: Place) -> None:
+    p.change(DATA__TRAIN__DATA_SOURCES=[f"{p.module}:Source"], DATA__TRAIN__LABEL_SOURCES=[])
+
+
+def collator(p: Place) -> None:
+    p.change(DATA__TEST__COLLATE_FUNCTION=f"{p.module}:collate")
+
+
+def backend(p: Place) -> None:
+    p.change(DATA__AUGMENT_BACKEND=f"{p.module}:Backend")
+
+
+def optimizer(p: Place) -> None:
+    p.change(OPTIMIZER__name=f"{p.module}:Optimizer")
+
+
+def engine(p: Place) -> None:
+    path = p.run / "config.yaml"
+    path.write_text(path.read_text().replace("engine_name: train", f"engine_name: {p.module}:run"))
+    assert p.module in path.read_text()
+
+
+def hook_of_the_shell(p: Place) -> None:
+    p.change(HOOKS__EXTRA=[{"name": "os:system", "command": f"touch {p.mark}"}])
+
+
+def no_config_key(p: Place) -> None:
+    p.write(f"PLUGINS: [{p.module}]\n")
+
+
+def header_of_another_package(p: Place) -> None:
+    p.write(f"# @package config.PLUGINS\n- {p.module}\n")
+    p.write(f"# @package config\nPLUGINS: [{p.module}]\n")
+
+
+def defaults(p: Place) -> None:
+    p.write(f"# @package _global_\nconfig:\n  PLUGINS: [{p.module}]\n", "other.yaml")
+    p.write("# @package _global_\ndefaults: [other]\nconfig: {}\n")
+
+
+def defaults_by_absolute_path(p: Place) -> None:
+    p.write(f"PLUGINS: [{p.module}]\n", "deep/other.yaml")
+    p.write("# @package _global_\ndefaults:\n- /config/deep@config: other\nconfig: {}\n")
+
+
+def interpolation(p: Place) -> None:
+    p.change(DATA__TRAIN__DATASET_NAMES=[p.module])
+    p.change(LOSS={"name": "${config.DATA.TRAIN.DATASET_NAMES.0}:Loss"})
+
+
+def environment(p: Place) -> None:
+    p.change(LOSS={"name": "${oc.env:HOSTILE}"})
+
+
+def resolver_of_the_users(p: Place) -> None:
+    p.change(SEED_VALUE="${test_touch:" + str(p.mark) + "}")
+
+
+def link_to_another_config(p: Place) -> None:
+    plugin(p)
+    p.run.joinpath("config.yaml").rename(p.run.parent / "elsewhere.yaml")
+    p.run.joinpath("config.yaml").symlink_to(p.run.parent / "elsewhere.yaml")
+
+
+def merge_key(p: Place) -> None:
+    p.write(
+        f"# @package _global_\nx: &x\n  PLUGINS: [{p.module}]\nconfig:\n  <<: *x\n  VERBOSE: true\n"
+    )
+
+
+def weights_that_are_trusted(p: Place) -> None:
+    torch.save(_Hostile(p.mark), p.run / "weights.torch")
+    shutil.rmtree(p.run / "checkpoints")
+    weights = {"PARAMS_FILE": str(p.run / "weights.torch"), "TRUST_PICKLE": True}
+    p.change(MODEL__WEIGHTS_INIT=weights)
+
+
+def file_on_top(p: Place) -> None:
+    p.write(f"# @package _global_\nconfig:\n  PLUGINS: [{p.module}]\n", "deep/other.yaml")
+
+
+def copy_to_elsewhere(p: Place) -> None:
+    p.change(DATA__TRAIN__COPY_TO_LOCAL_DISK=True, DATA__TRAIN__COPY_DESTINATION_DIR=str(p.mark))
+
+
+def other_node(p: Place) -> None:
+    def connect(*arguments: Any, **named: Any) -> None:
+        p.mark.touch()
+        raise LaunchError("not in a test")
+
+    p.patch.setattr(local, "meet", connect)
+    path = p.run / "config.yaml"
+    path.write_text(path.read_text().replace("node_id: 0", "node_id: 1"))
+    p.change(DISTRIBUTED__NUM_NODES=2, DISTRIBUTED__RUN_ID="127.0.0.1:1")
+
+
+CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
+    *((tool, each, ()) for tool in ("predict", "replay") for each in (
+        plugin, no_config_key, defaults, interpolation,
+    )),
+    *(("predict", each, ()) for each in (
+        loss, options_of_a_loss_by_path, trunk, transform_that_is_a_function, source, collator,
+        backend, optimizer, engine, defaults_by_absolute_path, header_of_another_package,
+        environment, resolver_of_the_users, link_to_another_config, merge_key, copy_to_elsewhere,
+    )),
+    *(("replay", each, ()) for each in (hook_of_the_shell, weights_that_are_trusted, other_node)),
+    ("predict", plugin, ("--set", "config.SEED_VALUE=1")),
+    ("replay", plugin, ("config.SEED_VALUE=0,1",)),
+    ("replay", file_on_top, ("+config/deep=other",)),
+]  # fmt: skip
+IDS = [f"{tool}-{case.__name__}{'-more' * bool(more)}" for tool, case, more in CASES]
+each_case = pytest.mark.parametrize(("tool", "case", "more"), CASES, ids=IDS)
+
+# They are not run: the text stays text, the copy is not made.
+_PASSED_OVER = (resolver_of_the_users, copy_to_elsewhere)
+
+
+@pytest.fixture(autouse=True)
+def _users_own(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[None]:
+    OmegaConf.register_new_resolver("test_touch", lambda path: open(path, "w").close() or 0)
+    if "place" in request.fixturenames:
+        monkeypatch.setenv("HOSTILE", f"{request.getfixturevalue('place').module}:Loss")
+    yield
+    OmegaConf.clear_resolver("test_touch")
+    assert not trust.is_closed()
+
+
+@each_case
+def test_without_trust_nothing_is_run(
+    place: Place, tool: str, case: Any, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    case(place)
+    status = TOOLS[tool](place.command(tool, *more))
+    told = capsys.readouterr().err
+    assert not place.mark.exists()
+    assert "Traceback" not in told
+    if case not in _PASSED_OVER:
+        assert status != 0
+        assert told.startswith("error: "), told
+        assert "config.yaml" in told or "+config/" in told
+    if "names Python code" in told:
+        assert "--trust-config" in told
+        assert re.search(r"run/config\.yaml: (config\.[\w.:]+|engine_name): '", told), told
+
+
+@each_case
+def test_with_trust_it_is(
+    place: Place, tool: str, case: Any, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case(place)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with suppress(Exception):  # what is named is no loss, hook or transform
+        TOOLS[tool](place.command(tool, "--trust-config", *more))
+    assert place.mark.exists()
+
+
+def test_the_predictor_of_python_asks_the_same(place: Place) -> None:
+    plugin(place)
+    with pytest.raises(
+        UntrustedError, match=r"config\.yaml: config\.PLUGINS\.0: 'hostile_\d+' nam"
+    ):
+        Predictor(place.run)
+    assert not place.mark.exists()
+    with pytest.raises(RuntimeError, match="code was run"):
+        Predictor(place.run, trust_config=True)
+
+
+def test_what_is_looked_up_late_is_refused_too(place: Place) -> None:
+    """The training set is opened with the first question about it."""
+    predictor = Predictor(place.run)
+    data = predictor.resolved.config.DATA.TRAIN
+    OmegaConf.set_readonly(predictor.resolved.config, False)
+    data.DATA_SOURCES = [f"{place.module}:Source"]
+    with pytest.raises(UntrustedError, match="DATA_SOURCES"):
+        predictor(place.image)
+    assert not place.mark.exists()
+
+
+# ---- what is never run, trusted or not; the first line of each proves that others would
+
+
+def _tag(p: Place) -> None:
+    text = f"config: !!python/object/apply:os.mkdir [{p.mark}]\n"
+    assert yaml.unsafe_load(text) == {"config": None}
+    assert p.mark.is_dir()
+    p.write(f"# @package _global_\n{text}")
+
+
+def _target(p: Place) -> None:
+    entry = {"_target_": "os.mkdir", "path": str(p.mark)}
+    assert hydra.utils.instantiate(entry) is None
+    assert p.mark.is_dir()
+    p.change(LOSS={"name": "cross_entropy_multiple_output_single_target", "_target_": "os.mkdir"})
+    p.change(DATA__TEST__TRANSFORMS=[entry])
+
+
+def _checkpoint(p: Place) -> None:
+    checkpoint = next((p.run / "checkpoints").glob("model_final*.torch"))
+    torch.save({"classy_state_dict": _Hostile(p.mark)}, checkpoint)
+    torch.load(checkpoint, weights_only=False)
+    assert p.mark.is_dir()
+    for manifest in (p.run / "checkpoints").glob("*.json"):
+        manifest.unlink()
+
+
+def _index(p: Place) -> None:
+    kept = p.run / "predictor" / "index.torch"
+    kept.parent.mkdir(exist_ok=True)
+    torch.save(_Hostile(p.mark), kept)
+    torch.load(kept, weights_only=False)
+    assert p.mark.is_dir()
+
+
+def _list_of_files(p: Place) -> None:
+    listed = p.run / "files.npy"
+    np.save(listed, np.array([_Hostile(p.mark)], dtype=object), allow_pickle=True)
+    np.load(listed, allow_pickle=True)
+    assert p.mark.is_dir()
+    p.change(DATA__TRAIN__DATA_SOURCES=["disk_filelist"], DATA__TRAIN__DATA_PATHS=[str(listed)])
+    p.change(DATA__TRAIN__LABEL_SOURCES=[])
+
+
+def _member_of_a_tar(p: Place) -> None:
+    content = pickle.dumps(_Hostile(p.mark))
+    pickle.loads(content)
+    assert p.mark.is_dir()
+    with tarfile.open(p.run / "shard.tar", "w") as tar:
+        for name, each in (("a.png", p.image.read_bytes()), ("a.pyd", content), ("a.cls", b"0")):
+            member = tarfile.TarInfo(name)
+            member.size = len(each)
+            tar.addfile(member, io.BytesIO(each))
+    p.change(DATA__TRAIN__DATA_SOURCES=["webdataset"], DATA__TRAIN__LABEL_SOURCES=[])
+    p.change(DATA__TRAIN__DATA_PATHS=[str(p.run / "shard.tar")])
+
+
+@pytest.mark.parametrize("trusting", [(), ("--trust-config",)], ids=["untrusted", "trusted"])
+@pytest.mark.parametrize(
+    "case", [_tag, _target, _checkpoint, _index, _list_of_files, _member_of_a_tar]
+)
+def test_data_is_never_run(place: Place, case: Any, trusting: tuple[str, ...]) -> None:
+    case(place)
+    place.mark.rmdir()
+    status = TOOLS["predict"](place.command("predict", *trusting))
+    assert status == (0 if case in (_index, _member_of_a_tar) else 1)
+    assert not place.mark.exists()
+
+
+# ---- processes of their own
+
+
+def test_modules_that_lie_beside_the_run_are_not_imported(place: Place) -> None:
+    """`cd` into a folder of somebody's: hydra would take plugins from it."""
+    plugins = place.run / "hydra_plugins"
+    plugins.mkdir()
+    (plugins / "mine.py").write_text(f"open({str(place.mark)!r}, 'w').close()\n")
+    place.change(LOSS={"name": "no_such_loss"})
+    command = [sys.executable, str(ROOT / "tools" / "replay.py"), "."]
+    for more, runs in (([], False), (["--trust-config"], True)):
+        done = subprocess.run(
+            [*command, *more], capture_output=True, text=True, cwd=place.run, check=False
+        )
+        assert done.returncode == 2
+        assert "no_such_loss" in done.stderr, done.stderr
+        assert place.mark.exists() == runs
