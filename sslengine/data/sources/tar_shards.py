@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslengine.data.index_cache import Found, indexed, stamp, string_arrays
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.progress import Progress
 from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.base import EncodedSource
@@ -43,6 +43,7 @@ OPEN_SHARDS = 64  # in each process
 class TarSource(EncodedSource):
     """The samples of all shards, shard by shard."""
 
+    reads = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
