@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -175,6 +175,9 @@ class Teacher(nn.Module):
 
 @register_loss("dino_loss", options=DINOOptions)
 class DINOLoss(Method):
+    teacher_part: ClassVar[str] = "momentum_teacher.module"
+    judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
+
     def __init__(self, options: DINOOptions, run: RunFacts) -> None:
         super().__init__()
         self.options = options
