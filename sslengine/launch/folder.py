@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -11,6 +12,24 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import DistributedOptions
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError
+
+
+def make_run_folder(config: DictConfig) -> None:
+    """Before anything is started: a folder that cannot be is the user's mistake."""
+    folder = run_folder(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(each for each in (folder, *folder.parents) if each.exists())
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: {folder} cannot be a folder: {file} is a file."
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: the folder {folder} cannot be made: {error}"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"config.CHECKPOINT.DIR: the folder {folder} may not be written to.")
 
 
 def expect_run_folder(config: DictConfig) -> Path:

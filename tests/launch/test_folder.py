@@ -6,7 +6,7 @@ import pytest
 
 from sslengine.errors import ConfigError
 from sslengine.launch.cli import main
-from sslengine.launch.folder import expect_run_folder, run_folder
+from sslengine.launch.folder import expect_run_folder, make_run_folder, run_folder
 from tests.config.recipes import resolved
 
 
@@ -20,6 +20,13 @@ def test_a_folder_per_run_id_needs_an_id_that_stays() -> None:
     assert run_folder(resolved(**both, DISTRIBUTED__RUN_ID="h:1").config) == Path("a/h_1")
     with pytest.raises(ConfigError, match="RUN_ID of your own"):
         run_folder(resolved(**both).config)
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside", "a\0b"])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="config.CHECKPOINT.DIR"):
+        make_run_folder(resolved(CHECKPOINT__DIR=str(tmp_path / name)).config)
 
 
 @pytest.mark.parametrize("value", ["", " "])

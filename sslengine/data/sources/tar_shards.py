@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslengine.data.index_cache import Found, indexed, stamp, string_arrays
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.progress import Progress
 from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.base import EncodedSource
@@ -31,7 +31,7 @@ from sslengine.data.sources.class_numbers import ClassNumbers, all_known
 from sslengine.data.sources.disk import IMAGE_SUFFIXES
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.tar_samples import Samples
-from sslengine.errors import DataError
+from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
@@ -43,6 +43,7 @@ OPEN_SHARDS = 64  # in each process
 class TarSource(EncodedSource):
     """The samples of all shards, shard by shard."""
 
+    reads = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
@@ -87,8 +88,9 @@ class TarSource(EncodedSource):
             self._labels.array,
             lambda missing: (
                 f"{self.where}: labels are asked for, and {missing.size} of {len(self)} samples "
-                f"have none, the first is {self.path(int(missing[0]))}. Looked for .cls and for "
-                f"{self._label_key or 'label'!r} in .json (config.DATA.{self._split}.LABEL_COLUMN)."
+                f"have none, the first is {readable(self.path(int(missing[0])))}. Looked for .cls "
+                f"and for {self._label_key or 'label'!r} in .json "
+                f"(config.DATA.{self._split}.LABEL_COLUMN)."
             ),
         )
 
