@@ -13,6 +13,7 @@ from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.meeting import Place, meet, ports_from
 from sslengine.errors import ConfigError
 from sslengine.launch.plan import Plan, make_plan
+from sslengine.launch.preflight import preflight
 from sslengine.launch.rank import run_rank
 from sslengine.launch.started import Started
 
@@ -21,6 +22,7 @@ def launch(resolved: Resolved) -> None:
     """Run to the end; an error of any rank is raised here."""
     options = read(resolved.config, DistributedOptions)
     plan = make_plan(options, resolved.node_id)
+    resolved = preflight(resolved, plan.speaks)
     if plan.speaks:
         print(f"launch: {plan.text}", flush=True)  # noqa: T201
     if plan.how == "here":
