@@ -32,9 +32,10 @@ from sslengine.config.sections import read
 from sslengine.errors import CheckpointError, SSLEngineError, listing
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.model import Model
+from sslengine.models.networks import AUTO, CHOICES, MODEL
 from sslengine.models.options import ModelOptions
 from sslengine.models.vissl_names import to_vissl
-from sslengine.models.weights import init_from_file, model_state, read_file, vissl_state
+from sslengine.models.weights import Loaded, init_from_file, model_state, read_file, vissl_state
 
 # Float32 sums in another order; a wrong tensor is off by far more.
 TOLERANCE = 1e-4
@@ -42,8 +43,8 @@ LIBRARIES = ("torchvision", "timm")
 FORMS = ("vissl", "sslengine", *(f"{each}:MODEL" for each in LIBRARIES))
 
 
-def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, bool]:
-    """The model with the file's weights, and whether its heads came with them."""
+def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, Loaded]:
+    """The model with the file's weights, and what came with them."""
     weights = options.WEIGHTS_INIT
     weights.PARAMS_FILE = file
     content = read_file(weights)
@@ -56,7 +57,11 @@ def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, 
         weights.APPEND_PREFIX = "trunk."
     model = trunk_with_heads(build_model(options), "to convert weights")
     loaded = init_from_file(model, options)
-    return model.eval(), not any(name.startswith("heads.") for name in loaded.left_out)
+    return model.eval(), loaded
+
+
+def _with_heads(loaded: Loaded) -> bool:
+    return not any(name.startswith("heads.") for name in loaded.left_out)
 
 
 def _key_path(content: Any) -> list[str]:
@@ -159,6 +164,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--from", dest="source", required=True, metavar="FILE")
     parser.add_argument("--to", required=True, metavar="FORM", help=", ".join(FORMS))
     parser.add_argument("--made-by", metavar="FORM", help="compare with the original model as well")
+    parser.add_argument(
+        "--network",
+        choices=CHOICES,
+        default=AUTO,
+        help="of a method that has both; auto: the one that the method is judged by",
+    )
     parser.add_argument("--skip", action="append", default=[], help="names that contain this")
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
     parser.add_argument("--image-size", type=int, default=224, help="of the images to compare on")
@@ -182,17 +193,21 @@ def convert(options: argparse.Namespace) -> list[str]:
     """What was done, line by line."""
     config = resolve(options.config, options.config_dir).config
 
-    def settings(heads: bool = True) -> ModelOptions:
+    def settings(heads: bool = True, network: str = AUTO) -> ModelOptions:
         chosen = read(config, ModelOptions)
+        chosen.WEIGHTS_INIT.NETWORK = network
         chosen.WEIGHTS_INIT.TRUST_PICKLE = options.trust_pickle
         if not heads:
             chosen.HEAD.PARAMS, chosen.MULTI_INPUT_HEAD_MAPPING = [], []
         return chosen
 
-    model, heads = load(settings(), str(options.source), options.skip)
+    network = options.network
+    model, loaded = load(settings(network=network), str(options.source), options.skip)
+    heads = _with_heads(loaded)
     if not heads:
-        model, _ = load(settings(heads=False), str(options.source), options.skip)
-    told = [f"{options.source}: the trunk {'and the heads' if heads else 'alone'}"]
+        model, _ = load(settings(False, network), str(options.source), options.skip)
+    whose = "" if loaded.network == MODEL else f" of the {loaded.network}"
+    told = [f"{options.source}: the trunk{' and the heads' if heads else ' alone'}{whose}"]
     side = options.image_size
     images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
     if options.made_by:

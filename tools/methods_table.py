@@ -113,6 +113,8 @@ class Scores:
     linear: float
     untrained_knn: float
     untrained_linear: float
+    # student or teacher of a method that has both, model otherwise.
+    network: str = "model"
 
 
 @dataclass(frozen=True)
@@ -188,9 +190,16 @@ def scores_of(job: Job) -> Scores:
     report = job.folder / "evaluation.json"
     if not report.exists():
         _call(job, ["+config/benchmark/frozen=shapes"])
-    scores = {each["features"]: each for each in json.loads(report.read_text())["scores"]}
+    judged = json.loads(report.read_text())
+    scores = {each["features"]: each for each in judged["scores"]}
     of, untrained = scores["trained"], scores["untrained"]
-    return Scores(_only(of["knn"]), of["linear"], _only(untrained["knn"]), untrained["linear"])
+    return Scores(
+        _only(of["knn"]),
+        of["linear"],
+        _only(untrained["knn"]),
+        untrained["linear"],
+        judged["network"],
+    )
 
 
 def cost_of(row: Row, folder: Path) -> Cost:
@@ -235,12 +244,14 @@ def _step(folder: Path) -> dict[str, float]:
 
 def table(measured: dict[str, dict[str, Any]]) -> str:
     """Markdown: mean over seeds, and the range where there are several. Best kNN first."""
-    titles = ["method", "seeds", "kNN %", "linear %", "untrained kNN %", "untrained linear %"]
+    titles = ["method", "network", "seeds", "kNN %", "linear %"]
+    titles += ["untrained kNN %", "untrained linear %"]
     titles += ["batch", "ms/step", "MiB", "code"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     rows = {name: list(of["scores"].values()) for name, of in measured.items() if of["scores"]}
     for name in sorted(rows, key=lambda name: -_mean(rows[name], "knn")):
-        cells = [_titled(name, measured[name]), str(len(rows[name]))]
+        networks = sorted({row["network"] for row in rows[name]})
+        cells = [_titled(name, measured[name]), ", ".join(networks), str(len(rows[name]))]
         cells += [_spread(rows[name], key) for key in ("knn", "linear")]
         cells += [f"{_mean(rows[name], key):.1f}" for key in ("untrained_knn", "untrained_linear")]
         cost = measured[name]["cost"]

@@ -26,6 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="the images beside their neighbours"
     )
+    parser.add_argument(
+        "--network",
+        choices=("auto", "student", "teacher"),
+        default="auto",
+        help="of a method that has both; auto: the one that the method is judged by",
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
@@ -50,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             device=given.device,
             overrides=given.overrides,
             trust_config=given.trust_config,
+            network=given.network,
         )
         found = {name: predictor(name) for name in given.images}
         if given.picture:

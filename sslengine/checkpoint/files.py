@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from sslengine.checkpoint.atomic import sync_folder, whole_file
+from sslengine.checkpoint.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint.manifest import Manifest, path_for, read_manifest, sha256_of, verify
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.distributed.shard_files import Peers
@@ -25,6 +25,7 @@ POINTER, BEST = "checkpoint.torch", "best.torch"
 _NAME = re.compile(
     r"model_(?:final_checkpoint_phase|phase|iteration)\d+(?:\.torch|(?:\.\d+)?\.shards)"
 )
+_UNFINISHED = re.compile(r"\.(?:model_.+|(?:checkpoint|best)\.torch\.\d+)\.tmp")
 
 
 def write(
@@ -37,7 +38,7 @@ def write(
     """
     final = folder / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         expect_space(folder, size_of(state))
         with whole_file(final) as file:
             torch.save(dict(state), file)
@@ -82,12 +83,17 @@ def point_to(folder: Path, pointer: str, name: str) -> None:
 def remove_leftovers(folder: Path) -> None:
     """What a run that was killed had begun to write, or to remove. It has no final name."""
     for path in folder.glob(".*.tmp"):
-        _remove_now(path)
+        if _UNFINISHED.fullmatch(path.name):
+            _remove_now(path)
 
 
 def remove(checkpoint: Path) -> None:
     """With its manifest. A folder loses its name first, so that no part of one is ever found."""
-    if checkpoint.is_dir():
+    linked, folder = checkpoint.is_symlink(), checkpoint.is_dir()
+    if folder and not linked and checkpoint.suffix != ".shards":
+        log.warning("%s is a folder that this engine did not make: it is not removed", checkpoint)
+        return
+    if folder and not linked:
         hidden = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.tmp")
         _remove_now(hidden)
         checkpoint.rename(hidden)
@@ -127,36 +133,55 @@ def newest(
     A broken one is skipped with a warning, and stays where it is. `position` 2 is the last
     but one, and so on. Without `contents` it is not read: in shards it may be too large.
     """
-    candidates = in_order(folder)
+    candidates, broken = _listed(folder)
+    for problem in broken.values():
+        log.warning("skipped: %s", problem)
     for path in candidates[position - 1 :]:
         try:
             verify(path)
             return path, read(path) if contents else {}
         except CheckpointError as error:
             log.warning("skipped: %s", error)
-    if candidates:
+    if candidates or broken:
         raise CheckpointError(
-            f"none of the {len(candidates)} checkpoints in {folder} can be read. Move them away to "
-            f"start anew; nothing was deleted."
+            f"none of the {len(candidates) + len(broken)} checkpoints in {folder} can be read. "
+            f"Move them away to start again from zero; nothing was deleted."
         )
     return None
 
 
 def in_order(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, newest first: what the pointer says, then by their numbers."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if is_checkpoint(path)]
-    found.sort(key=lambda path: (_number(path), path.stat().st_mtime_ns), reverse=True)
-    pointed = folder / POINTER
-    if pointed.is_symlink():
-        target = folder / os.readlink(pointed)
-        found.sort(key=lambda path: path != target)
-    return found
+    """All checkpoints of a folder, newest first; those without a sound manifest come last."""
+    candidates, broken = _listed(folder)
+    return [*candidates, *broken]
 
 
-def _number(path: Path) -> int:
-    try:
-        return read_manifest(path).number
-    except CheckpointError:
-        return 0
+def _listed(folder: Path) -> tuple[list[Path], dict[Path, str]]:
+    """Checkpoints by their numbers, newest first; and those that have none, with the reason.
+
+    The number of a save decides, not the pointer: that one is set last, and a run may be
+    killed before it is.
+    """
+    numbers: dict[Path, int] = {}
+    broken: dict[Path, str] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not is_checkpoint(path) or _is_export(path):
+            continue
+        try:
+            numbers[path] = read_manifest(path).number
+        except CheckpointError as error:
+            broken[path] = str(error)
+    pointed = _target(folder)
+    candidates = sorted(numbers, key=lambda path: (-numbers[path], path != pointed))
+    return candidates, broken
+
+
+def _is_export(path: Path) -> bool:
+    """All weights of a sharded run in one file, written beside its last checkpoint."""
+    shards = path.parent.glob(f"{path.stem}.*shards")
+    return path.suffix == ".torch" and not path_for(path).exists() and any(shards)
+
+
+def _target(folder: Path) -> Path | None:
+    pointer = folder / POINTER
+    return folder / os.readlink(pointer) if pointer.is_symlink() else None

@@ -47,6 +47,8 @@ class Manifest:
         """Why the checkpoint is not what it should be. Reads all of it."""
         if self.files:
             return self._problem_of_shards(path)
+        if path.exists() and not path.is_file():
+            return "it is not a regular file"
         size = path.stat().st_size
         if size != self.bytes and not self.replaces:
             return f"it has {size} bytes, and its manifest says {self.bytes}"
@@ -74,15 +76,63 @@ def path_for(checkpoint: Path) -> Path:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
+    """The manifest of this checkpoint. It is data: each value has the type it should have."""
     path = path_for(checkpoint)
+    if not path.exists():
+        raise CheckpointError(f"{checkpoint} has no manifest {path.name} beside it.")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a manifest: it is not a regular file.")
     try:
-        stored: Mapping[str, Any] = json.loads(path.read_bytes())
-        known = {each.name for each in fields(Manifest)}
-        return Manifest(**{key: value for key, value in stored.items() if key in known})
-    except FileNotFoundError:
-        raise CheckpointError(f"{checkpoint} has no manifest {path.name} beside it.") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        stored = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a manifest: {error}") from error
+    problem = _problem_of_values(stored, checkpoint.name)
+    if problem is not None:
+        raise CheckpointError(f"{path} is not a manifest: {problem}")
+    known = {each.name for each in fields(Manifest)}
+    return Manifest(**{key: value for key, value in stored.items() if key in known})
+
+
+_TEXTS, _NUMBERS = ("sha256", "replaces", "config"), ("number", "iteration", "world_size")
+
+
+def _problem_of_values(stored: Any, name: str) -> str | None:
+    """Why this cannot be the manifest of the checkpoint `name`."""
+    if not isinstance(stored, dict):
+        return f"it holds {type(stored).__name__}, not names and values."
+    missing = [key for key in ("file", "bytes", "sha256") if key not in stored]
+    if missing:
+        return f"it has no {' and no '.join(missing)}."
+    if stored["file"] != name:
+        return f"it is of {stored['file']!r}, and lies beside {name}."
+    for key in _TEXTS:
+        if not isinstance(stored.get(key, ""), str):
+            return f"{key} is {stored[key]!r}, and should be text."
+    for key in ("bytes", *_NUMBERS, "train_phase"):
+        least = -1 if key == "train_phase" else 0
+        if not _is_number(stored.get(key, 0), least):
+            return f"{key} is {stored[key]!r}, and should be a number from {least} on."
+    return _problem_of_parts(stored)
+
+
+def _problem_of_parts(stored: Mapping[str, Any]) -> str | None:
+    kinds = {"versions": str, "results": dict, "files": dict}
+    for key, kind in kinds.items():
+        found = stored.get(key, {})
+        if not isinstance(found, dict) or not all(isinstance(v, kind) for v in found.values()):
+            return f"{key} should be names and, for each, {kind.__name__}; got {found!r:.100}."
+    if bool(stored.get("files")) != stored["file"].endswith(".shards"):
+        return "it should list the files of a folder .shards, and of nothing else."
+    for name, facts in stored.get("files", {}).items():
+        plain = name == Path(name).name and name not in ("", "..")
+        whole = _is_number(facts.get("bytes"), 0) and isinstance(facts.get("sha256"), str)
+        if not (plain and whole):
+            return f"files: {name!r} should be a name in the folder, with its bytes and sha256."
+    return None
+
+
+def _is_number(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def verify(checkpoint: Path) -> Manifest:

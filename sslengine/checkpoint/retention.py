@@ -42,7 +42,7 @@ def remove_surplus(folder: Path, options: CheckpointOptions) -> None:
     """Called once the newest was read back. What the pointers show is never removed."""
     shown = {os.readlink(link) for link in _pointers(folder)}
     for manifest in surplus(saved(folder), options):
-        if manifest.file not in shown:
+        if manifest.file not in shown:  # the name that was listed: `read_manifest` sees to it
             files.remove(folder / manifest.file)
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sslengine.checkpoint import files, sharded
+from sslengine.checkpoint.atomic import sync_files
 from sslengine.checkpoint.manifest import Manifest
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.retention import keep_best, remove_surplus, saved, unknown_metric
@@ -43,8 +44,14 @@ class Saver:
         self._told = False  # that there is no such metric
 
     def save(
-        self, state: Mapping[str, Any], name: str, facts: Mapping[str, Any], last: bool = False
+        self,
+        state: Mapping[str, Any],
+        name: str,
+        facts: Mapping[str, Any],
+        last: bool = False,
+        records: Sequence[Path] = (),
     ) -> None:
+        """records: files of the run that are on the disk before the checkpoint has its name."""
         began = time.perf_counter()
         self.wait()
         if self._next_number == 0:  # read once: from here on only this object adds files
@@ -54,7 +61,7 @@ class Saver:
             facts["results"] = self._newest.results | facts["results"]
         snapshot = to_host(state)
         held_up = time.perf_counter() - began
-        work = (snapshot, name, facts, held_up, last)
+        work = (snapshot, name, facts, held_up, last, records)
         self._next_number += 1
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
         self._thread.start()
@@ -89,8 +96,13 @@ class Saver:
         facts: Mapping[str, Any],
         held_up: float,
         last: bool,
+        records: Sequence[Path],
     ) -> None:
         began = time.perf_counter()
+        try:
+            sync_files(records)
+        except OSError as error:
+            log.warning("%s may be lost in a power cut: %s", error.filename, error.strerror)
         written = self._try(state, name, facts)
         if written is None or not is_primary():
             return

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sslengine.checkpoint import files
-from sslengine.checkpoint.atomic import sync_folder, whole_file
+from sslengine.checkpoint.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint.manifest import FileFacts, Manifest, sha256_of
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.distributed.shard_files import Peers, read_folder, split, write_folder
@@ -48,7 +48,7 @@ def write(
 
 
 def _make(unfinished: Path, needed: int) -> None:
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(unfinished.parent)
     if unfinished.exists():
         shutil.rmtree(unfinished)
     files.expect_space(unfinished.parent, needed)

@@ -3,7 +3,10 @@
     scaled = base_value * f(global batch / base_lr_batch_size),   f = identity or sqrt
 
 The scaled value becomes the peak of the schedule; what the schedule does around
-its peak keeps its proportions.
+its peak keeps its proportions. Where a warm-up begins is another matter: VISSL lets it begin at
+what one node alone would use (Goyal et al., 2017), whatever is written. So it is here, but for a
+warm-up that is written to begin at 0, which does at any batch size; and with
+`warmup_start: as_written` any value stays.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from sslengine.config.sections import fields_of, typed_nodes
 from sslengine.errors import ConfigError, nearest
 
 Schedule = dict[str, Any]
+ONE_NODE, AS_WRITTEN = "one_node", "as_written"
 _SCALINGS = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 
 
@@ -41,6 +45,45 @@ def scale_schedule(schedule: Schedule, global_batch: int, node_batch: int) -> Sc
     peak = base * _SCALINGS[kind](global_batch / base_batch)
     start = base * _SCALINGS[kind](node_batch / base_batch)
     return _rescale(schedule, peak, start)
+
+
+# What a schedule's values are called, whatever its name.
+_VALUES = ("value", "start_value", "end_value", "base_value", "values")
+
+
+def with_peak(schedule: Schedule, peak: float) -> Schedule:
+    """All values times peak / the largest, those of a composite's parts as well.
+
+    (linear 0 to 0.2, cosine 0.2 to 0), peak 0.1: (linear 0 to 0.1, cosine 0.1 to 0).
+    """
+    largest = max(_magnitudes(schedule), default=0.0)
+    if largest == 0.0:
+        raise ConfigError(
+            f"peak: the schedule {schedule['name']!r} has no value above 0 that could be scaled."
+        )
+    return _times(schedule, peak / largest)
+
+
+def _magnitudes(schedule: Mapping[str, Any]) -> Iterator[float]:
+    for key in _VALUES:
+        value = schedule.get(key)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        yield from (abs(each) for each in values if each is not None)
+    for part in schedule.get("schedulers") or ():
+        yield from _magnitudes(part)
+
+
+def _times(schedule: Mapping[str, Any], factor: float) -> Schedule:
+    def scaled(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [scaled(each) for each in value]
+        # Rounded: 0.2 * (0.3 / 0.2) is to be 0.3 again.
+        return None if value is None else float(f"{value * factor:.12g}")
+
+    changed = {key: scaled(schedule[key]) for key in _VALUES if key in schedule}
+    if schedule.get("schedulers"):
+        changed["schedulers"] = [_times(part, factor) for part in schedule["schedulers"]]
+    return {**schedule, **changed}
 
 
 def _rescale(schedule: Schedule, peak: float, node_lr: float) -> Schedule:
@@ -81,7 +124,8 @@ def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Sched
     for part, length, scaling in zip(parts, schedule["lengths"], scalings, strict=True):
         scaled = _rescale(dict(part), peak, node_lr)
         if part["name"] == "linear":
-            scaled["start_value"] = _warmup_start(part, peak, node_lr)
+            how = schedule["auto_lr_scaling"].get("warmup_start", ONE_NODE)
+            scaled["start_value"] = _warmup_start(part, peak, node_lr, how)
             if scaled["start_value"] >= peak:
                 continue
         kept.append((scaled, length, scaling))
@@ -102,9 +146,12 @@ def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Sched
     }
 
 
-def _warmup_start(part: Mapping[str, Any], peak: float, node_lr: float) -> float:
+def _warmup_start(part: Mapping[str, Any], peak: float, node_lr: float, how: str) -> float:
     """From what one node alone would use; on a single node, in the YAML's own proportion."""
+    written = float(part["start_value"])
+    if written == 0 or how == AS_WRITTEN:
+        return written
     if node_lr < peak:
         return node_lr
     end = float(part["end_value"])
-    return peak * float(part["start_value"]) / end if end else peak
+    return peak * written / end if end else peak

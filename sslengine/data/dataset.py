@@ -37,7 +37,7 @@ from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.data.subset import Rows, choose_rows, part
 from sslengine.data.transforms.pipeline import Pipeline, Sample
-from sslengine.errors import DataError
+from sslengine.errors import DataError, readable
 
 T = TypeVar("T")
 
@@ -203,7 +203,7 @@ class SSLDataset(Dataset[Sample]):
 
     def name(self, index: int) -> str:
         """What to call a sample in a message: its file, where there is one."""
-        return self.sources[0].path(int(self.rows[index]))
+        return readable(self.sources[0].path(int(self.rows[index])))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "standard_labels": []}
@@ -224,5 +224,5 @@ def _problem(source: DataSource, row: int) -> str:
     try:
         source.image(row)
     except Exception as error:
-        return f"{source.path(row)} ({type(error).__name__}: {error})"
+        return readable(f"{source.path(row)} ({type(error).__name__}: {error})")
     return ""

@@ -66,15 +66,15 @@ def evaluate(run: Run) -> None:
     model = build_base_model(run.config, run.device)
     judge = _Judge(run)
     untrained = judge("untrained", layers_of(model))
-    init_from_file(model, model_options)
+    network = init_from_file(model, model_options).network
     scores = [*judge("trained", layers_of(model)), *untrained, *judge("raw pixels", pixels)]
     judge.close()
     if is_primary():
         run.describe()
         report = run.run_dir / "evaluation.json"
-        write_whole(report, _as_json(weights, scores))
+        write_whole(report, _as_json(weights, network, scores))
         show_scores(run.console, scores)
-        _show_training(run.console, weights)
+        _show_training(run.console, weights, network)
         run.console.print(f"  report      {report}")
     barrier()
     check_results(run, {"test": _as_results(scores)})
@@ -143,8 +143,12 @@ def _as_results(scores: list[Score]) -> dict[str, Any]:
     return results
 
 
-def _as_json(weights: Path, scores: list[Score]) -> bytes:
-    report = {"weights": str(weights), "scores": [vars(score) for score in scores]}
+def _as_json(weights: Path, network: str, scores: list[Score]) -> bytes:
+    report = {
+        "weights": str(weights),
+        "network": network,
+        "scores": [vars(score) for score in scores],
+    }
     return (json.dumps(report, indent=2) + "\n").encode()
 
 
@@ -163,9 +167,10 @@ def show_scores(console: Console, scores: list[Score]) -> None:
     console.print(table)
 
 
-def _show_training(console: Console, weights: Path) -> None:
+def _show_training(console: Console, weights: Path, network: str) -> None:
     """Where the weights come from and how their loss fell, if a run's folder is around them."""
     console.print(f"  checkpoint  {weights}")
+    console.print(f"  network     {network}")
     metrics = weights.parent.parent / "metrics.jsonl"
     if not metrics.exists():
         return

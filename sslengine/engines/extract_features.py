@@ -74,8 +74,7 @@ def _load_weights(run: Run, model: nn.Module) -> str:
         )
         return "as initialised"
     options.WEIGHTS_INIT.PARAMS_FILE = str(path)
-    init_from_file(model, options)
-    return str(path)
+    return f"{path} ({init_from_file(model, options).network})"
 
 
 def splits(run: Run) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Any
 
 from sslengine import startup
 from sslengine.checkpoint import files
+from sslengine.checkpoint.contents import remove_leftovers
 from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.manifest import path_for, read_manifest
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find, set_aside
 from sslengine.config.changes import changes
-from sslengine.config.options import TrainerOptions
+from sslengine.config.options import RunOptions, TrainerOptions
 from sslengine.config.sections import read
 from sslengine.config.stored import as_stored
 from sslengine.distributed.collectives import broadcast_object
@@ -21,6 +22,7 @@ from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engines.expected import check_results
 from sslengine.engines.run import Run
 from sslengine.errors import CheckpointError, ConfigError
+from sslengine.hooks.checkpointing import RECORDS
 from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
@@ -47,7 +49,7 @@ def train(run: Run) -> None:
 
 def _train(task: Any, run: Run) -> None:
     began = time.monotonic()
-    resume(task, run)
+    marks = resume(task, run)
     startup.mark("checkpoint")
     if task.done_training():
         run.say(
@@ -58,7 +60,7 @@ def _train(task: Any, run: Run) -> None:
         check_results(run, task.results)
         return
     run.describe()
-    task.writers.extend(make_writers(run, task.iteration))
+    task.writers.extend(make_writers(run, task.iteration, marks))
     _introduce(task, run)
     startup.tell("making the first step")
     loop.run(task)
@@ -71,8 +73,8 @@ def _train(task: Any, run: Run) -> None:
     check_results(run, task.results)
 
 
-def make_writers(run: Run, iteration: int) -> list[Writer]:
-    """Rank 0's; other ranks have none."""
+def make_writers(run: Run, iteration: int, marks: Any = None) -> list[Writer]:
+    """Rank 0's; other ranks have none. marks: of the checkpoint that the run resumes from."""
     if not is_primary():
         return []
     hooks = read(run.config, HooksOptions)
@@ -80,12 +82,18 @@ def make_writers(run: Run, iteration: int) -> list[Writer]:
     names = [each if isinstance(each, str) else each["name"] for each in entries]
     if board.USE_TENSORBOARD and "tensorboard" not in names:
         entries.append({"name": "tensorboard", "flush_minutes": board.FLUSH_EVERY_N_MIN})
-    return build_writers(entries, RunPlace(run.run_dir, iteration, run.console))
+    trains = not read(run.config, RunOptions).TEST_ONLY
+    return build_writers(entries, RunPlace(run.run_dir, iteration, run.console, marks, trains))
 
 
-def resume(task: Any, run: Run) -> None:
-    """Go on from the newest checkpoint of the run's folder, if there is one."""
+def resume(task: Any, run: Run) -> Any:
+    """Go on from the newest checkpoint of the run's folder, if there is one.
+
+    Returns where its files of records were then; None: nobody knows.
+    """
     options = read(run.config, CheckpointOptions)
+    if is_primary():
+        remove_leftovers(run.run_dir)
     found = find(run.run_dir / "checkpoints", options, task.peers)
     if found is not None and "classy_state_dict" not in found.state:
         raise CheckpointError(f"{found.path} has no `classy_state_dict`: not of a training run.")
@@ -93,7 +101,7 @@ def resume(task: Any, run: Run) -> None:
         if options.OVERWRITE_EXISTING:
             _start_over(run)
         task.load_initial_weights()
-        return
+        return None
     _same_run(run, options)
     task.set_classy_state(found.state["classy_state_dict"])
     if is_primary() and path_for(found.path).exists():
@@ -103,6 +111,8 @@ def resume(task: Any, run: Run) -> None:
         log.info("%s", told)
     else:
         run.say(told)
+    records = found.state.get(RECORDS)
+    return records if isinstance(records, dict) else None
 
 
 def _place(task: Any) -> str:

@@ -18,6 +18,8 @@ from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.hooks.events import Hook, TaskView
 
+RECORDS = "records"  # the key of a checkpoint under which they stand
+
 
 class SaveCheckpoints(Hook):
     """The last of the hooks, so that a checkpoint holds what all others did.
@@ -101,7 +103,9 @@ class SaveCheckpoints(Hook):
     def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
         task.ledger.flush()
         self._saved_at = task.iteration
-        state = checkpoint_state(task)
+        # How far each file of records is: a run that resumes from here cuts it there.
+        records = {name: mark for each in task.writers for name, mark in each.marks().items()}
+        state = {**checkpoint_state(task), RECORDS: records}
         if is_primary() or task.peers is not None:  # shares are each rank's to write
             facts = {
                 **self._facts,
@@ -109,7 +113,8 @@ class SaveCheckpoints(Hook):
                 "train_phase": state["train_phase_idx"],
                 "results": results or {},
             }
-            self.saver.save(state, name, facts, last=name == _final_name(task))
+            written = [path for each in task.writers for path in each.unsynced()]
+            self.saver.save(state, name, facts, name == _final_name(task), written)
 
 
 def _results(task: TaskView) -> dict[str, Any]:

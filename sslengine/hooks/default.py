@@ -1,7 +1,9 @@
 """The engine's hooks that a config asks for, in the order in which they run.
 
 The method's own hooks run before these. Parameters are frozen before gradients are
-clipped, so that a frozen gradient does not count; checkpoints come last.
+clipped, so that a frozen gradient does not count. Then come the hooks of HOOKS.EXTRA; what
+they put at any event is in the record of that event, for metrics are written after them.
+What ends or saves a run comes last.
 """
 
 from __future__ import annotations
@@ -51,8 +53,9 @@ def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) ->
         chosen.append(ReportUnreachedParameters())
     if model.TEMP_FROZEN_PARAMS_ITER_MAP:
         chosen.append(FreezeParameters(model.TEMP_FROZEN_PARAMS_ITER_MAP))
-    if model.GRAD_CLIP.USE_GRAD_CLIP:
-        chosen.append(ClipGradients(model.GRAD_CLIP.MAX_NORM, model.GRAD_CLIP.NORM_TYPE))
+    clip = model.GRAD_CLIP
+    if clip.USE_GRAD_CLIP:
+        chosen.append(ClipGradients(clip.MAX_NORM, clip.NORM_TYPE, clip.PER_PARAMETER))
     board = hooks.TENSORBOARD_SETUP
     if board.USE_TENSORBOARD and (board.LOG_PARAMS or board.LOG_PARAMS_GRADIENTS):
         chosen.append(
@@ -71,12 +74,10 @@ def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) ->
     frequency, rolling = read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ
     if hooks.MEMORY_SUMMARY.LOG_PEAKS:
         chosen.append(LogMemoryPeaks(frequency))
-    # They may put figures, which LogMetrics then writes.
-    chosen.extend(hook for hook in extra if isinstance(hook, Detectron2Hook))
+    chosen.extend(extra)
     chosen.append(LogMetrics(frequency, rolling))
     if hooks.EARLY_STOPPING.MONITOR:
         chosen.append(StopEarly(hooks.EARLY_STOPPING))
-    chosen.extend(hook for hook in extra if not isinstance(hook, Detectron2Hook))
     stop, profiling = StopOnSignals(checkpoints, interrupts), read(config, ProfilingOptions)
     if profiling.asked_for:
         chosen.append(ProfileSteps(profiling, run_dir, stop))

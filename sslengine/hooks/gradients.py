@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sslengine.distributed.sharding import local, norms
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, TaskView
 
@@ -38,13 +39,29 @@ class FreezeParameters(Hook):
 
 
 class ClipGradients(Hook):
-    """`MODEL.GRAD_CLIP`: bound the norm of all gradients together. Does not wait for the device."""
+    """`MODEL.GRAD_CLIP`: bound the norm of all gradients together, or of each by itself.
 
-    def __init__(self, max_norm: float, norm_type: float) -> None:
+    Does not wait for the device.
+    """
+
+    def __init__(self, max_norm: float, norm_type: float, per_parameter: bool = False) -> None:
         self.max_norm, self.norm_type = max_norm, norm_type
+        self.per_parameter = per_parameter
 
     def on_backward(self, task: TaskView) -> None:
-        if task.updating:
-            task.precision.unscale(task.optimizer.inner)
-            parameters = [p for p in task.base_model.parameters() if p.grad is not None]
+        if not task.updating:
+            return
+        task.precision.unscale(task.optimizer.inner)
+        parameters = [p for p in task.base_model.parameters() if p.grad is not None]
+        if not self.per_parameter:
             torch.nn.utils.clip_grad_norm_(parameters, self.max_norm, self.norm_type)
+        elif parameters:
+            clip_each([p.grad for p in parameters if p.grad is not None], self.max_norm)
+
+
+@torch.no_grad()
+def clip_each(gradients: Sequence[Tensor], max_norm: float) -> None:
+    """Each gradient that is longer than max_norm becomes that long."""
+    (lengths,) = norms(gradients)
+    factors = (max_norm / (lengths + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_([local(each) for each in gradients], list(factors.unbind()))

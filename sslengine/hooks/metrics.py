@@ -48,22 +48,17 @@ class LogMetrics(Hook):
         self._first = task.progress.step + 1  # that this process makes of the phase
 
     def on_step(self, task: TaskView) -> None:
+        if not task.train:
+            return
         made = task.progress.step
-        if task.train and (made == self._first or task.iteration % self.frequency == 0):
-            self._read_step(task)
-
-    def _read_step(self, task: TaskView) -> None:
-        made = task.progress.step
-        if made == 1 or task.iteration % self.frequency == 0:
+        # The last of a phase too: what hooks put at the phase's end belongs to the phase's record.
+        if made in (1, task.phase.steps) or task.iteration % self.frequency == 0:
             self._write_steps(task)
         if made == self._first:
             _tell_start_up()
 
     def on_phase_end(self, task: TaskView) -> None:
-        if task.train:
-            self._write_steps(task)
-        else:
-            task.ledger.drain()  # of no step record: not of the next train phase's either
+        task.ledger.drain()  # a test phase's are of no step record, nor of the next train phase's
         task.storage.read()
         task.phase_results = {**task.storage.take_scalars(), **task.phase_results}
         self._write(task, "phase", task.phase_results, {"epochs": self._epochs})

@@ -22,7 +22,7 @@ goes through `rank_state` and `load_rank_state`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -31,6 +31,11 @@ from sslengine.hooks.events import Hook
 
 class Method(nn.Module):
     """Base of the losses that ship with sslengine. Any nn.Module will do as a loss."""
+
+    # The name of the submodule that is a slow copy of the model, if the method keeps one ...
+    teacher_part: ClassVar[str] = ""
+    # ... and which network is judged and exported by default: student (the model) or teacher.
+    judged_network: ClassVar[str] = "student"
 
     @abstractmethod
     def forward(self, output: Any, target: Any) -> Tensor | dict[str, Tensor]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ class BYOLOptions:
 
 @register_loss(NAME, options=BYOLOptions)
 class BYOLLoss(Method):
+    teacher_part: ClassVar[str] = "teacher"
     teacher: nn.Module
 
     def __init__(self, options: BYOLOptions, run: RunFacts) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +107,8 @@ class DINOOptions:
     teacher_temp_min: float = 0.04
     teacher_temp_max: float = 0.07
     teacher_temp_warmup_iters: int = iterations(37500)
+    # In place of steps: in the first so many epochs, at the beginning of each, as the authors do.
+    teacher_temp_warmup_epochs: int = 0
     # Crops that the teacher sees, counted from 0.
     crops_for_teacher: list[int] = field(default_factory=lambda: [0, 1])
     # Of the centre.
@@ -132,12 +134,18 @@ class DINOOptions:
         for key in ("momentum", "ema_center"):
             if not 0 <= getattr(self, key) <= 1:
                 yield f"{key}: expected a number from 0 to 1, got {getattr(self, key)}."
+        if self.teacher_temp_warmup_epochs < 0:
+            yield f"teacher_temp_warmup_epochs: {self.teacher_temp_warmup_epochs} is less than 0."
 
-    def teacher_temp(self, iteration: int) -> float:
-        """With so many train steps made."""
-        if iteration >= self.teacher_temp_warmup_iters:
+    def teacher_temp(self, iteration: int, epoch: int = 0) -> float:
+        """With so many train steps made, in this epoch, counted from 0."""
+        if self.teacher_temp_warmup_epochs:
+            made, warmup = epoch, self.teacher_temp_warmup_epochs
+        else:
+            made, warmup = iteration, self.teacher_temp_warmup_iters
+        if made >= warmup:
             return self.teacher_temp_max
-        share = iteration / max(1, self.teacher_temp_warmup_iters - 1)
+        share = made / max(1, warmup - 1)
         return self.teacher_temp_min + share * (self.teacher_temp_max - self.teacher_temp_min)
 
 
@@ -167,6 +175,9 @@ class Teacher(nn.Module):
 
 @register_loss("dino_loss", options=DINOOptions)
 class DINOLoss(Method):
+    teacher_part: ClassVar[str] = "momentum_teacher.module"
+    judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
+
     def __init__(self, options: DINOOptions, run: RunFacts) -> None:
         super().__init__()
         self.options = options
@@ -243,7 +254,7 @@ class Teach(Hook):
         with task.precision.autocast():
             output = self.loss.momentum_teacher([crops[i] for i in options.crops_for_teacher])
         self.loss.teacher_scores = task.precision.as_full(scores_of(output))
-        self.loss.teacher_temp = options.teacher_temp(task.iteration)
+        self.loss.teacher_temp = options.teacher_temp(task.iteration, task.phase.epoch)
         if task.train:
             rank_0_statistics(self.loss.teacher)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,7 @@ def _check_queue(queue_size: int, batch: int, hint: str = "") -> None:
 
 @register_loss(NAME, options=MoCoOptions)
 class MoCoLoss(Method):
+    teacher_part: ClassVar[str] = "key_encoder"
     key_encoder: nn.Module
     queue: Tensor
     queue_ptr: Tensor

@@ -8,6 +8,7 @@ from typing import Any
 
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.errors import ConfigError
+from sslengine.models.networks import CHOICES
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.trunks.options import (
     BeitOptions,
@@ -242,6 +243,9 @@ class WeightsInitOptions:
     PARAMS_FILE: str = ""
     # Where in the file the state dict is: a key, a list of keys one inside the other, or "".
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
+    # Of a checkpoint whose method keeps a slow copy of the model (a teacher, a momentum encoder):
+    # student, teacher, or auto, as the method has it (DINO: teacher; BYOL and MoCo: student).
+    NETWORK: str = "auto"
     # Let weights for RGB images start a trunk that takes another number of channels, as timm does:
     # for one channel the sum of the three filters, for more these in turn, scaled by 3 / channels.
     ADAPT_INPUT_CHANNELS: bool = False
@@ -258,6 +262,7 @@ class WeightsInitOptions:
         return [key] if isinstance(key, str) and key else list(key or ())
 
     def check(self) -> Iterator[str]:
+        yield from one_of(self, "NETWORK", *CHOICES)
         key = self.STATE_DICT_KEY_NAME
         if key is not None and not (
             isinstance(key, str)
@@ -280,8 +285,14 @@ class ActivationCheckpointingOptions:
 @dataclass
 class GradClipOptions:
     USE_GRAD_CLIP: bool = False
-    NORM_TYPE: float = 2.0
+    NORM_TYPE: float = field(default=2.0, metadata={"infinite": True})
     MAX_NORM: float = 1.0
+    # Of each parameter's gradient by itself, as DINO has it, not of all together.
+    PER_PARAMETER: bool = False
+
+    def check(self) -> Iterator[str]:
+        if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
+            yield f"PER_PARAMETER: with NORM_TYPE 2 alone, got {self.NORM_TYPE:g}."
 
 
 @dataclass

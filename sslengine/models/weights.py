@@ -20,6 +20,7 @@ from sslengine.distributed.sharding import copy_into
 from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.models.channels import fit_channels
 from sslengine.models.model import Model
+from sslengine.models.networks import MODEL, choose
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.positions import fit_positions
 from sslengine.models.vissl_names import from_vissl, to_vissl
@@ -39,6 +40,8 @@ class Loaded:
     trunk: int
     heads: int
     left_out: tuple[str, ...]
+    # Of a checkpoint with a student and a teacher: which of them.
+    network: str = MODEL
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -79,9 +82,10 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
     content = _inside(read_file(weights), _key_path(weights), weights.PARAMS_FILE)
+    content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
     expected = _without(_tensors(model), weights.SKIP_LAYERS)
     if not isinstance(model, Model):
-        return _init_whole(expected, content, weights)
+        return _init_whole(expected, content, weights, network)
     named = _in_our_names(model, _without(_named_tensors(content, weights), weights.SKIP_LAYERS))
     given = fit_positions(model.trunk, _without(named, weights.SKIP_LAYERS))
     given = fit_channels(expected, given, weights)
@@ -98,13 +102,17 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         trunk=sum(name.startswith("trunk.") for name in chosen),
         heads=sum(name.startswith("heads.") for name in chosen),
         left_out=tuple(sorted(set(expected) - chosen)),
+        network=network,
     )
     _log(loaded, sorted(set(given) - chosen), weights.PARAMS_FILE)
     return loaded
 
 
 def _init_whole(
-    expected: Mapping[str, Tensor], content: Mapping[str, Any], weights: WeightsInitOptions
+    expected: Mapping[str, Tensor],
+    content: Mapping[str, Any],
+    weights: WeightsInitOptions,
+    network: str,
 ) -> Loaded:
     parts = _parts(content)
     named = _renamed(content, weights) if parts is None else _flat(parts)
@@ -117,8 +125,9 @@ def _init_whole(
             + "\n  SKIP_LAYERS leaves names out, REMOVE_PREFIX and APPEND_PREFIX adapt them."
         )
     _copy(expected, given, expected)
-    LOG.info("%d tensors from %s.", len(expected), weights.PARAMS_FILE)
-    return Loaded(len(_part(expected, "trunk")), len(_part(expected, "heads")), left_out=())
+    LOG.info("%d tensors from %s (%s).", len(expected), weights.PARAMS_FILE, network)
+    trunk, heads = (len(_part(expected, part)) for part in ("trunk", "heads"))
+    return Loaded(trunk, heads, left_out=(), network=network)
 
 
 def _renamed(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
@@ -308,6 +317,8 @@ def _copy(
 
 def _log(loaded: Loaded, unused: list[str], path: str) -> None:
     LOG.info("%d trunk and %d head tensors from %s.", loaded.trunk, loaded.heads, path)
+    if loaded.network != MODEL:
+        LOG.info("They are the %s's (%s.NETWORK).", loaded.network, WHERE)
     if loaded.left_out:
         LOG.info("As initialised, not from the file: %s.", listing(loaded.left_out))
     if unused:

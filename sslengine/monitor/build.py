@@ -10,6 +10,7 @@ A writer that was registered with an options dataclass gets one object of it ins
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,11 @@ from sslengine.monitor.console import ConsoleWriter
 from sslengine.monitor.csv_file import CsvWriter
 from sslengine.monitor.images import ImageWriter
 from sslengine.monitor.log_file import LogWriter
+from sslengine.monitor.record_file import Mark, mark_of
 from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
 from sslengine.registry import WRITERS, register_writer
+
+METRICS, CSV = "metrics.jsonl", "metrics.csv"
 
 
 class RunPlace(NamedTuple):
@@ -31,6 +35,18 @@ class RunPlace(NamedTuple):
     folder: Path
     iteration: int  # from which it goes on: lines of later steps will be written again
     console: Console | None = None
+    # What `Writer.marks` gave when the checkpoint was saved; None: it has none.
+    marks: Mapping[str, Any] | None = None
+    # Are later steps made again? Not in a run that only tests: there every line stays.
+    trains: bool = True
+
+    @property
+    def last_kept(self) -> float:
+        """The iteration after which lines are dropped where there is no mark."""
+        return self.iteration if self.trains else math.inf
+
+    def mark(self, name: str) -> Mark | None:
+        return mark_of(self.marks, name) if self.trains else None
 
 
 def build_writers(entries: Iterable[str | Mapping[str, Any]], run: RunPlace) -> list[Writer]:
@@ -62,12 +78,12 @@ def log(run: RunPlace) -> Writer:
 
 @register_writer("json")
 def json_lines(run: RunPlace) -> Writer:
-    return JsonLinesWriter(run.folder / "metrics.jsonl", run.iteration)
+    return JsonLinesWriter(run.folder / METRICS, run.last_kept, run.mark(METRICS))
 
 
 @register_writer("csv")
 def csv(run: RunPlace) -> Writer:
-    return CsvWriter(run.folder / "metrics.csv", run.iteration)
+    return CsvWriter(run.folder / CSV, run.last_kept, run.mark(CSV))
 
 
 @register_writer("images")
@@ -77,4 +93,6 @@ def images(run: RunPlace) -> Writer:
 
 @register_writer("tensorboard")
 def tensorboard(run: RunPlace, flush_minutes: float = 5.0) -> Writer:
-    return TensorBoardWriter(run.folder / "tb_logs", flush_minutes)
+    return TensorBoardWriter(
+        run.folder / "tb_logs", flush_minutes, run.marks if run.trains else None
+    )

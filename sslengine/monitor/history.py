@@ -76,15 +76,26 @@ def _parsed(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _as_if_never_killed(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A step that is told again comes in the place of the first telling and all after it.
+    """Each step and each phase once.
 
-    A restarted run drops those lines itself; they are there between the kill and the restart's
-    first line if it could not write the file anew.
+    A step that comes again replaces the first and all lines after it; a phase that comes again
+    replaces the first in its place. A restarted run drops superseded lines itself; they are there
+    between the kill and the restart, and in files of earlier versions.
     """
     kept: list[dict[str, Any]] = []
+    places: dict[tuple[Any, ...], int] = {}  # in `kept`, unless it was cut there since
     for line in lines:
         if line["kind"] == "step":
             while kept and kept[-1]["iteration"] >= line["iteration"]:
                 kept.pop()
-        kept.append(line)
+        place = _place(line)
+        if places.get(place, len(kept)) < len(kept) and _place(kept[places[place]]) == place:
+            kept[places[place]] = line
+        else:
+            places[place] = len(kept)
+            kept.append(line)
     return kept
+
+
+def _place(line: dict[str, Any]) -> tuple[Any, ...]:
+    return line["kind"], line["split"], line["iteration"], line.get("epoch")

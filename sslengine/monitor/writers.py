@@ -5,6 +5,7 @@ A figure comes in a `Record`: what kind it is, when it was, and named values.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -15,10 +16,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sslengine.checkpoint.atomic import write_whole
+from sslengine.checkpoint.atomic import make_folder
 from sslengine.errors import ConfigError
 from sslengine.monitor.history import leaves
 from sslengine.monitor.pictures import Histogram, Image
+from sslengine.monitor.record_file import (
+    Mark,
+    RecordFile,
+    cut,
+    cut_back,
+    mark_of,
+    move_aside,
+    problem,
+    report_gap,
+)
 
 log = logging.getLogger("sslengine")
 
@@ -44,21 +55,39 @@ class Writer(ABC):
     @abstractmethod
     def write(self, record: Record) -> None: ...
 
+    def marks(self) -> dict[str, dict[str, Any]]:
+        """Of each file that only grows, by its name in the run's folder: where it is now.
+
+        A checkpoint holds them, and `RunPlace.marks` gives them to the writer of a run that
+        resumes, which cuts its files there.
+        """
+        return {}
+
+    def unsynced(self) -> list[Path]:
+        """Files written to since the last call: they are on the disk before a checkpoint is."""
+        return []
+
     def close(self) -> None:  # noqa: B027 - nothing to close is common
         pass
 
 
 class JsonLinesWriter(Writer):
-    """metrics.jsonl: one JSON object a line, flushed at once.
+    """metrics.jsonl: one JSON object a line, written at once."""
 
-    A run that goes on from iteration N makes the steps after N again, and their lines.
-    """
-
-    def __init__(self, path: Path, iteration: int = 0) -> None:
+    def __init__(self, path: Path, iteration: float = 0, mark: Mark | None = None) -> None:
+        """A run that resumes cuts the file at the mark of its checkpoint; without one, after the
+        lines of `iteration`."""
         self.path = path
         self._failed = False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _keep_lines_until(path, iteration)
+        self._file = RecordFile(path)
+        make_folder(path.parent)
+        cut_back(path, mark, lambda line: _iteration(line) <= iteration)
+
+    def marks(self) -> dict[str, dict[str, Any]]:
+        return {self.path.name: self._file.mark()}
+
+    def unsynced(self) -> list[Path]:
+        return [self.path]
 
     def write(self, record: Record) -> None:
         line = {
@@ -84,26 +113,25 @@ class JsonLinesWriter(Writer):
         try:
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except FileNotFoundError:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        before = os.fstat(file).st_size
         try:
-            os.write(file, line)
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            os.ftruncate(file, before)  # no half of a line
+            raise
         finally:
             os.close(file)
 
 
-def _keep_lines_until(path: Path, iteration: int) -> None:
-    """Drop the lines of steps that will be made again, and a line that was cut short."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            if json.loads(line)["iteration"] <= iteration and line.endswith("\n"):
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue
-    write_whole(path, "".join(kept).encode())
+def _iteration(line: bytes) -> float:
+    """Of a line of metrics.jsonl; what is no such line belongs to none."""
+    try:
+        return float(json.loads(line)["iteration"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _plain(value: Any) -> Any:
@@ -115,10 +143,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_EVENTS = "events.out.tfevents.*"
+
+
 class TensorBoardWriter(Writer):
     """Scalars, images and histograms under `<split>/<name>`, by iteration."""
 
-    def __init__(self, folder: Path, flush_minutes: float = 5.0) -> None:
+    def __init__(
+        self, folder: Path, flush_minutes: float = 5.0, marks: Mapping[str, Any] | None = None
+    ) -> None:
+        """marks: of the checkpoint that the run resumes from."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -126,6 +160,10 @@ class TensorBoardWriter(Writer):
                 "config.HOOKS: TensorBoard is asked for by TENSORBOARD_SETUP.USE_TENSORBOARD or "
                 "WRITERS, and is not installed. pip install 'sslengine[tensorboard]'"
             ) from error
+        self.folder = folder
+        self._files: dict[str, RecordFile] = {}
+        if marks is not None and folder.name in marks:
+            self._cut_back(marks)
         self.summary = SummaryWriter(str(folder), flush_secs=int(60 * flush_minutes))  # type: ignore[no-untyped-call]
 
     def write(self, record: Record) -> None:
@@ -138,6 +176,31 @@ class TensorBoardWriter(Writer):
             self.summary.add_image(f"{prefix}/{name}", image, record.iteration, dataformats=form)  # type: ignore[no-untyped-call]
         for name, histogram in record.histograms.items():
             self._add_histogram(f"{prefix}/{name}", histogram, record.iteration)
+
+    def _cut_back(self, marks: Mapping[str, Any]) -> None:
+        """Each start of a run writes a file of its own: those of later starts go aside."""
+        run_folder = self.folder.parent
+        for path in sorted(self.folder.glob(_EVENTS)):
+            mark = mark_of(marks, f"{self.folder.name}/{path.name}")
+            if mark is None:
+                move_aside(path, run_folder)
+                continue
+            why = problem(path, mark)
+            if why is None:
+                cut(path, mark["bytes"], run_folder)
+            else:
+                report_gap(path, why)
+
+    def marks(self) -> dict[str, dict[str, Any]]:
+        self.summary.flush()  # type: ignore[no-untyped-call]
+        found: dict[str, dict[str, Any]] = {self.folder.name: {}}
+        for path in sorted(self.folder.glob(_EVENTS)):
+            file = self._files.setdefault(path.name, RecordFile(path))
+            found[f"{self.folder.name}/{path.name}"] = file.mark()
+        return found
+
+    def unsynced(self) -> list[Path]:
+        return list(self.folder.glob(_EVENTS))
 
     def _add_histogram(self, tag: str, histogram: Histogram, iteration: int) -> None:
         self.summary.add_histogram_raw(  # type: ignore[no-untyped-call]

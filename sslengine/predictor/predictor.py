@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -24,11 +25,13 @@ from sslengine.data.dataset import SSLDataset
 from sslengine.data.decoding import FORMATS
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
+from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import extract
-from sslengine.errors import CheckpointError, ConfigError, DataError
+from sslengine.errors import CheckpointError, ConfigError, DataError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
+from sslengine.models.networks import AUTO, choose
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights import load_model_state
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
@@ -82,6 +85,7 @@ class Predictor:
     overrides: as on the command line, `config.DATA.TRAIN.DATA_PATHS=[/where/they/are/here]`.
     trust_config: the run's config.yaml may name Python code, which is then imported, and refer to
     other files and the environment. Without it that is refused, or not read.
+    network: `student` or `teacher` of a method that has both; auto: as the method says.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Predictor:
         device: str = "auto",
         overrides: Sequence[str] = (),
         trust_config: bool = False,
+        network: str = AUTO,
     ) -> None:
         self.run_folder, self.count = Path(run_folder), nearest
         self.resolved = open_run(self.run_folder, overrides, trusted=trust_config, judged=True)
@@ -99,14 +104,15 @@ class Predictor:
         for warning in self.resolved.warnings:
             log.warning("%s", warning)
         self.device = pick_device(device)
-        self._load()
+        self._load(network)
 
     @_untrusting
-    def _load(self) -> None:
+    def _load(self, network: str) -> None:
         self.checkpoint, state = _newest_checkpoint(self.run_folder)
         self.model = build_base_model(self.config, self.device)
         self.trunk = _trunk_of(self.model)
-        load_model_state(self.model, state["classy_state_dict"]["base_model"])
+        chosen, self.network = choose(state["classy_state_dict"], network, str(self.checkpoint))
+        load_model_state(self.model, chosen["base_model"])
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
         self.view = View(read(self.config, DataOptions), self.seed)
@@ -186,7 +192,8 @@ class Predictor:
     @_untrusting
     def index(self) -> Index:
         transforms = [dict(entry) for entry in self.view.entries]
-        key = key_of(sha256_of(self.checkpoint), transforms, self.dataset)
+        weights = f"{self.network} of {sha256_of(self.checkpoint)}"
+        key = key_of(weights, transforms, self.dataset)
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
     def _make_index(self) -> Index:
@@ -257,8 +264,7 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
 
 def open_image(path: Path) -> Image.Image:
     try:
-        with path.open("rb") as file:
-            return Image.open(file, formats=FORMATS).convert("RGB")
+        return Image.open(BytesIO(read_file(path)), formats=FORMATS).convert("RGB")
     except Exception as error:  # whatever a decoder may raise
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise DataError(f"{path} cannot be read as an image: {text}") from error
+        raise DataError(f"{readable(path)} cannot be read as an image: {readable(text)}") from error

@@ -24,8 +24,9 @@ from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engines.run import Run
 from sslengine.engines.train import resume
 from sslengine.errors import ConfigError, DataError
+from sslengine.launch.folder import expect_run_folder
+from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
-from sslengine.monitor.writers import JsonLinesWriter
 from sslengine.python.history import History, KeepHistory
 from sslengine.python.place import amp_params, choose_device, join_others
 from sslengine.python.session import Session
@@ -78,6 +79,7 @@ def fit(
     resolved = _resolve(optimizer, epochs, iterations, loss, validation, run_dir, place,
                         precision, accumulate, seed, settings)  # fmt: skip
     if run_dir is not None:
+        expect_run_folder(resolved.config)
         _check_resumable(data)
     history = History()
     feeding = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn,
@@ -88,7 +90,8 @@ def fit(
         optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
         {"TRAIN": data, "TEST": validation},
         feeding,
-        (KeepHistory(history), *hooks),
+        tuple(hooks),
+        (KeepHistory(history),),
     )
     streams = rng_state()
     try:
@@ -103,12 +106,13 @@ def fit(
 
 def _train(task: PythonTask, resolved: Resolved, verbose: bool) -> None:
     console = Screen(quiet=not (verbose and is_primary()))
+    marks = None
     if task.folder is not None:
-        resume(task, Run(resolved, task.folder, task.device, console))
+        marks = resume(task, Run(resolved, task.folder, task.device, console))
     if is_primary() and verbose:
         task.writers.append(ConsoleWriter(console))
     if is_primary() and task.folder is not None:
-        task.writers.append(JsonLinesWriter(task.folder / "metrics.jsonl", task.iteration))
+        task.writers.append(json_lines(RunPlace(task.folder, task.iteration, marks=marks)))
     if task.done_training():
         task.close()
     else:

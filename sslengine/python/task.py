@@ -16,6 +16,7 @@ from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, DataError
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.default import default_hooks
+from sslengine.hooks.metrics import LogMetrics
 from sslengine.hooks.preemption import StopOnSignals
 from sslengine.methods.base import Method
 from sslengine.models.build import freeze_parameters
@@ -36,7 +37,10 @@ class Parts(NamedTuple):
     data: Mapping[str, Any]
     # Arguments of make_feed.
     feeding: Mapping[str, Any]
+    # They come before metrics are written, as those of HOOKS.EXTRA do.
     hooks: tuple[Any, ...] = ()
+    # And these after: they read what the engine has made of a phase.
+    readers: tuple[Any, ...] = ()
 
 
 class FunctionLoss(nn.Module):
@@ -100,11 +104,13 @@ class PythonTask(SelfSupervisionTask):
 
     def _make_hooks(self) -> list[Any]:
         engine = default_hooks(self.config, self.run_dir, interrupts=False)
-        saving = [hook for hook in engine if isinstance(hook, (SaveCheckpoints, StopOnSignals))]
-        others = [hook for hook in engine if hook not in saving]
-        # Those of checkpoints come last; without a folder there is nothing to save into.
-        files = saving if self.folder is not None else []
-        self._given_hooks = [*others, *self.parts.hooks, *files]
+        writing = next(n for n, hook in enumerate(engine) if isinstance(hook, LogMetrics))
+        # Without a folder there is nothing to save into.
+        saving = (SaveCheckpoints, StopOnSignals)
+        ending = [h for h in engine[writing:] if self.folder or not isinstance(h, saving)]
+        metrics, *rest = ending
+        own = self.parts
+        self._given_hooks = [*engine[:writing], *own.hooks, metrics, *own.readers, *rest]
         return super()._make_hooks()
 
 

@@ -25,6 +25,7 @@ from sslengine.methods.base import Method
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.compiled import compile_forward
 from sslengine.models.model import Model
+from sslengine.models.networks import check_networks
 from sslengine.models.options import ModelOptions
 from sslengine.models.parts import heads_of, parts_of
 from sslengine.models.weights import init_from_file
@@ -88,8 +89,12 @@ def build_loss(config: DictConfig, num_train_samples: int, device: torch.device)
         loss = chosen(**options, **_facts_argument(chosen, facts))
     else:
         loss = chosen(options, facts)
-    module: nn.Module = loss
-    return module.to(device)
+    if not isinstance(loss, nn.Module):
+        raise ConfigError(
+            f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
+            f"torch.nn.Module."
+        )
+    return loss.to(device)
 
 
 def build_train_step(config: DictConfig) -> Any:
@@ -156,6 +161,7 @@ def attach(loss: nn.Module, model: nn.Module) -> None:
     """Let the method copy what it needs of the model; any other loss has no such verb."""
     if isinstance(loss, Method):
         loss.attach(model)
+        check_networks(loss)
 
 
 def build_run_precision(config: DictConfig, device: torch.device) -> Precision:

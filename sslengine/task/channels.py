@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from omegaconf import DictConfig
 
 from sslengine.config.options import RunOptions
@@ -65,5 +66,6 @@ def input_channels(config: DictConfig) -> int:
     options = getattr(data, split)
     if not options.DATA_SOURCES:
         return 3
-    seen = None if options.IMAGE_MODE in OF_MODE else probe(options, split)
-    return output_channels(options, split, seen)
+    with torch.device("cpu"):  # the model may be built for a look at its shapes alone
+        seen = None if options.IMAGE_MODE in OF_MODE else probe(options, split)
+        return output_channels(options, split, seen)

@@ -15,6 +15,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import like
 from sslengine.errors import CheckpointError, nearest
 from sslengine.hooks.events import hook_name, hook_state, load_hook_state
+from sslengine.models.networks import networks_of
 from sslengine.models.weights import load_model_state, model_state
 from sslengine.task.phases import place_again
 from sslengine.task.progress import Progress
@@ -26,6 +27,7 @@ KEYS = frozenset(
         "train",
         "base_model",
         "loss",
+        "networks",
         "optimizer",
         "amp",
         "progress",
@@ -40,6 +42,9 @@ KEYS = frozenset(
     )
 )
 
+# Older checkpoints have none of these.
+_LATER: dict[str, Any] = {"figures": None, "networks": {}}
+
 
 def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
     """Collective: every rank takes part, and every rank gets the whole."""
@@ -47,6 +52,7 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "train": task.train,
         "base_model": model_state(task.base_model),
         "loss": task.loss.state_dict(),
+        "networks": networks_of(task.loss),
         "optimizer": task.optimizer.state_dict(),
         "amp": task.precision.state_dict(),
         "progress": task.progress.state_dict(),
@@ -72,7 +78,7 @@ def _rank_state(task: Any) -> dict[str, Any]:
 
 
 def set_state(task: Any, state: dict[str, Any]) -> None:
-    _same_names("the checkpoint", KEYS, {"figures": None, **state})  # older ones have none
+    _same_names("the checkpoint", KEYS, {**_LATER, **state})
     if not task.test_only:
         _same_data(task, state)
     load_model_state(task.base_model, state["base_model"])

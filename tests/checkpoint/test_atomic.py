@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from sslengine.checkpoint import atomic
 from sslengine.checkpoint.atomic import whole_file, write_whole
 
 
@@ -30,3 +32,30 @@ def test_until_the_end_a_reader_sees_the_old_content(tmp_path: Path) -> None:
         file.flush()
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
+
+
+def test_every_folder_that_is_made_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic, "sync_folder", synced.append)
+    atomic.make_folder(tmp_path / "a" / "b")
+    assert synced == [tmp_path, tmp_path / "a"]
+    atomic.make_folder(tmp_path / "a" / "b")
+    assert len(synced) == 2
+
+
+def test_files_of_others_and_their_folders_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("x")
+    seen: list[int] = []
+    fsync = os.fsync
+
+    def watch(file: int) -> None:
+        seen.append(os.fstat(file).st_ino)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    atomic.sync_files([tmp_path / "a", tmp_path / "not there"])
+    assert seen == [(tmp_path / "a").stat().st_ino, tmp_path.stat().st_ino]

@@ -3,13 +3,14 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from sslengine.checkpoint import files
-from sslengine.checkpoint.manifest import verify
+from sslengine.checkpoint.manifest import Manifest, verify
 from sslengine.errors import CheckpointError
 
 STATE = {"weights": torch.arange(3.0), "step": 7, "names": ["a", "b"], "nested": {"x": (1, 2)}}
@@ -61,27 +62,97 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))
 
 
-def test_newest_is_what_the_pointer_says_then_by_number(tmp_path: Path) -> None:
+def test_newest_is_that_of_the_highest_number_whatever_the_pointer_says(tmp_path: Path) -> None:
+    """A run may be killed after a checkpoint has its name and before the pointer is set."""
     for number, name in ((2, "model_phase2"), (3, "model_phase3"), (1, "model_iteration9")):
         files.write({"name": name}, tmp_path, f"{name}.torch", {"number": number})
         _age(tmp_path / f"{name}.torch", 100 * number)
-    # The pointer was set last by model_iteration9. Copies of files have any age.
+    # The pointer was set last to model_iteration9. Copies of files have any age.
     _age(tmp_path / "model_phase2.torch", 900)
     assert [path.stem for path in files.in_order(tmp_path)] == [
-        "model_iteration9",
         "model_phase3",
         "model_phase2",
+        "model_iteration9",
     ]
-    found = files.newest(tmp_path)
-    assert found is not None
-    assert found[1] == {"name": "model_iteration9"}
-    assert files.newest(tmp_path, position=2)[1] == {"name": "model_phase3"}
+    assert files.newest(tmp_path)[1] == {"name": "model_phase3"}
+    assert files.newest(tmp_path, position=2)[1] == {"name": "model_phase2"}
+
+
+def test_the_power_goes_between_the_name_and_the_pointer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write({"n": 1}, tmp_path, "model_phase0.torch", {"number": 1})
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "point_to", cut)
+    with pytest.raises(KeyboardInterrupt):
+        files.write({"n": 2}, tmp_path, "model_phase1.torch", {"number": 2})
+    assert os.readlink(tmp_path / files.POINTER) == "model_phase0.torch"
+    assert files.newest(tmp_path)[1] == {"n": 2}
+
+
+def _dangling(folder: Path) -> None:
+    (folder / "model_phase7.torch").symlink_to("nowhere")
+    Manifest("model_phase7.torch", 1, "0", number=9).write(folder)
+
+
+def _wrong_types(folder: Path) -> None:
+    files.write({}, folder, "model_phase7.torch", {"number": "nine"})
+
+
+def _of_another(folder: Path) -> None:
+    files.write({}, folder, "model_phase7.torch", {"number": 9})
+    (folder / "model_phase7.json").write_bytes((folder / "model_phase0.json").read_bytes())
+
+
+def _a_folder(folder: Path) -> None:
+    (folder / "model_phase7.torch").mkdir()
+    Manifest("model_phase7.torch", 1, "0", number=9).write(folder)
+
+
+def _a_pipe(folder: Path) -> None:
+    os.mkfifo(folder / "model_phase7.torch")
+    Manifest("model_phase7.torch", 1, "0", number=9).write(folder)
+
+
+def _a_pipe_for_manifest(folder: Path) -> None:
+    (folder / "model_phase7.torch").write_bytes(b"")
+    os.mkfifo(folder / "model_phase7.json")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [_dangling, _wrong_types, _of_another, _a_folder, _a_pipe, _a_pipe_for_manifest],
+    ids=lambda each: each.__name__,
+)
+def test_junk_under_a_checkpoints_name_is_named_and_skipped(
+    tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    files.write({"n": 1}, tmp_path, "model_phase0.torch", {"number": 1})
+    harm(tmp_path)
+    assert files.newest(tmp_path)[1] == {"n": 1}
+    assert [("skipped" in text, "model_phase7" in text) for text in caplog.messages] == [
+        (True,) * 2
+    ]
+
+
+def test_all_weights_in_one_file_beside_the_shards_are_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model_phase0.torch").write_bytes(b"weights")
+    assert [path.name for path in files.in_order(tmp_path)] == ["model_phase0.torch"]
+    (tmp_path / "model_phase0.2.shards").mkdir()
+    assert [path.name for path in files.in_order(tmp_path)] == ["model_phase0.2.shards"]
 
 
 def test_leftovers_of_a_killed_run_are_removed_and_nothing_else(tmp_path: Path) -> None:
     files.write(STATE, tmp_path, "model_phase0.torch")
     before = sorted(tmp_path.iterdir())
     (tmp_path / ".model_phase1.torch.99.tmp").write_bytes(b"half")
+    (tmp_path / ".checkpoint.torch.99.tmp").symlink_to("model_phase1.torch")
+    (tmp_path / ".model_phase1.shards.tmp").mkdir()
+    (tmp_path / ".the user's.tmp").write_text("mine")
+    before = sorted([*before, tmp_path / ".the user's.tmp"])
     files.remove_leftovers(tmp_path)
     files.remove_leftovers(tmp_path / "not there")
     assert sorted(tmp_path.iterdir()) == before

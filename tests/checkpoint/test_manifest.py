@@ -81,3 +81,52 @@ def test_what_a_later_version_adds_is_no_error(tmp_path: Path) -> None:
     stored = json.loads(path_for(path).read_text())
     path_for(path).write_text(json.dumps({**stored, "from_the_future": 1}))
     verify(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            {"file": "../../precious"},
+            r"it is of '\.\./\.\./precious', and lies beside model_phase0",
+        ),
+        ({"file": None}, "it is of None"),
+        ({"bytes": "7"}, "bytes is '7'"),
+        ({"bytes": True}, "bytes is True"),
+        ({"sha256": 7}, "sha256 is 7"),
+        ({"number": "nine"}, "number is 'nine'"),
+        ({"number": -1}, "number is -1"),
+        ({"train_phase": 1.5}, "train_phase is 1.5"),
+        ({"results": {"test": 3}}, "results should be names"),
+        ({"versions": []}, "versions should be names"),
+        ({"files": {"a": {"bytes": 1, "sha256": "x"}}}, r"list the files of a folder \.shards"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_an_error_by_name(
+    tmp_path: Path, change: dict[str, object], problem: str
+) -> None:
+    path = tmp_path / "model_phase0.torch"
+    files.write({"x": 1}, tmp_path, path.name)
+    stored = json.loads(path_for(path).read_text())
+    path_for(path).write_text(json.dumps(stored | change))
+    with pytest.raises(
+        CheckpointError, match=rf"model_phase0\.json is not a manifest: .*{problem}"
+    ):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/hostname", "..", "", "a/b"])
+def test_the_files_of_a_folder_lie_in_it(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model_phase0.shards"
+    folder.mkdir()
+    listed = {name: {"bytes": 1, "sha256": "x"}}
+    Manifest(folder.name, 1, "", files=listed).write(tmp_path)
+    with pytest.raises(CheckpointError, match="should be a name in the folder"):
+        verify(folder)
+
+
+def test_a_manifest_without_end_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model_phase0.torch"
+    path_for(path).write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="is not a manifest"):
+        read_manifest(path)

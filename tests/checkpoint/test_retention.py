@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,33 @@ def test_a_metric_that_is_not_there_is_told_with_the_nearest() -> None:
     assert message is not None
     assert "there is no figure 'test.acuracy.top_1'" in message
     assert "'test.accuracy.top_1'" in message
+
+
+@pytest.mark.parametrize("target", ["../precious.txt", "../precious", "model_phase3.torch"])
+def test_what_a_manifest_says_of_another_file_is_never_followed(
+    tmp_path: Path, target: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "a").write_text("mine")
+    (tmp_path / "precious.txt").write_text("mine")
+    for number in (1, 2, 3):
+        files.write({"n": number}, folder, f"model_phase{number}.torch", {"number": number})
+    path = folder / "model_phase1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"file": target}))
+    remove_surplus(folder, CheckpointOptions(KEEP_LAST=1))
+    assert (tmp_path / "precious" / "a").exists()
+    assert (tmp_path / "precious.txt").exists()
+    assert sorted(each.name for each in folder.glob("model_*.torch")) == [
+        "model_phase1.torch", "model_phase3.torch",
+    ]  # fmt: skip
+
+
+def test_a_folder_that_the_engine_did_not_make_stays(tmp_path: Path) -> None:
+    files.write({}, tmp_path, "model_phase1.torch", {"number": 1})
+    (tmp_path / "model_phase1.torch").unlink()
+    (tmp_path / "model_phase1.torch").mkdir()
+    (tmp_path / "model_phase1.torch" / "a").write_text("mine")
+    files.write({}, tmp_path, "model_phase2.torch", {"number": 2})
+    remove_surplus(tmp_path, CheckpointOptions(KEEP_LAST=1))
+    assert (tmp_path / "model_phase1.torch" / "a").exists()

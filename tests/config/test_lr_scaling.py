@@ -85,6 +85,26 @@ def test_the_warm_up_begins_at_what_one_node_would_use() -> None:
     assert warmup["end_value"] == pytest.approx(2.4)
 
 
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_a_warm_up_from_zero_begins_at_zero(nodes: int) -> None:
+    recipe = _recipe()
+    recipe["schedulers"][0]["start_value"] = 0.0
+    warmup, cosine = _scaled(recipe, 2048, nodes)["schedulers"]
+    assert warmup["start_value"] == 0.0
+    assert warmup["end_value"] == cosine["start_value"] == pytest.approx(2.4)
+
+
+def test_a_warm_up_may_begin_where_it_is_written() -> None:
+    recipe = _recipe()
+    recipe["schedulers"][0]["start_value"] = 0.3
+    recipe["auto_lr_scaling"]["warmup_start"] = "as_written"
+    warmup = _scaled(recipe, 2048, nodes=8)["schedulers"][0]
+    assert (warmup["start_value"], warmup["end_value"]) == (0.3, pytest.approx(2.4))
+    recipe["auto_lr_scaling"]["warmup_start"] = "one_node"  # VISSL's rule
+    warmup = _scaled(recipe, 2048, nodes=4)["schedulers"][0]
+    assert warmup["start_value"] == pytest.approx(0.6)
+
+
 def test_on_one_node_the_warm_up_stays_in_its_own_proportion() -> None:
     warmup, cosine = _scaled(_recipe(), 512)["schedulers"]
     assert warmup["start_value"] == pytest.approx(0.6 * 0.6 / 4.8)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import csv
+import hashlib
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,10 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import make_writers, train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.events import Hook
+from sslengine.launch.rank import run_rank
+from sslengine.monitor import history
 from sslengine.monitor.store import current
+from tests.config.recipes import resolved
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
 from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
@@ -430,3 +437,149 @@ def test_what_changed_is_told_and_another_model_refused(tmp_path: Path) -> None:
     assert "num_epochs" not in text
     train(make_run(tmp_path, **other, CHECKPOINT__ALLOW_CHANGED_CONFIG=True))
     assert _final(tmp_path)["progress"]["iteration"] == 16
+
+
+RECORDED: dict[str, Any] = {**SUPERVISED, **WITH_TEST, "LOG_FREQUENCY": 1,
+                            "HOOKS__WRITERS": ["json", "csv"]}  # fmt: skip
+_TIMES = ("images_per_s", "data_seconds")
+
+
+class CutAfterTest(Hook):
+    """Ends the run when its first test phase is over: its record is written, nothing is saved."""
+
+    def on_phase_start(self, task: Any) -> None:
+        if task.train and task.iteration == 4:
+            raise PowerCut
+
+
+def _recorded(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """All lines of both files, but for times."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = _lines(folder)
+    for line in (*lines, *rows):
+        for name in _TIMES:
+            line.pop(name, None)
+    return lines, rows
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_kill_after_a_test_phase_leaves_its_record_once(
+    tmp_path: Path, whole: Callable[..., Path], legacy: bool
+) -> None:
+    cut = {"HOOKS__EXTRA": ["tests.engines.test_train:CutAfterTest"]}
+    with pytest.raises(PowerCut):
+        train(make_run(tmp_path, **RECORDED, **cut))
+    assert [line["split"] for line in _lines(tmp_path) if line["kind"] == "phase"] == [
+        "train", "test",
+    ]  # fmt: skip
+    if legacy:  # a checkpoint of an earlier version says nothing of files
+        path, state = files.newest(tmp_path / "checkpoints")
+        del state["records"]
+        files.write(state, path.parent, path.name, {"number": 9})
+    train(make_run(tmp_path, **RECORDED))
+    want, got = _recorded(whole(**RECORDED)), _recorded(tmp_path)
+    phases = [(r["split"], r["iteration"]) for r in history.read(tmp_path, "phase", split=None)]
+    assert phases == [("train", 4), ("test", 4), ("train", 8), ("test", 8)]
+    if not legacy:
+        assert got == want
+        aside = (tmp_path / "superseded" / "metrics.jsonl").read_text()
+        assert json.loads(aside)["split"] == "test"
+
+
+def test_records_are_on_the_disk_before_the_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the metrics are those that the checkpoint says, to the byte."""
+    kept: dict[str, bytes] = {}
+    disk: dict[int, int] = {}  # bytes of each file that the disk is sure to have
+    fsync, replace = os.fsync, os.replace
+
+    def synced(file: int) -> None:
+        fsync(file)
+        disk[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def named(source: Any, target: Any) -> None:
+        replace(source, target)
+        if str(target).endswith("model_phase0.torch"):
+            for name in ("metrics.jsonl", "metrics.csv"):
+                path = tmp_path / name
+                kept[name] = path.read_bytes()[: disk.get(path.stat().st_ino, 0)]
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named)
+    with pytest.raises(PowerCut):
+        train(
+            make_run(tmp_path, **RECORDED, HOOKS__EXTRA=["tests.engines.test_train:CutAfterTest"])
+        )
+    state = files.read(tmp_path / "checkpoints" / "model_phase0.torch")
+    for name, content in kept.items():
+        mark = state["records"][name]
+        assert mark["bytes"] == len(content[: mark["bytes"]]) > 0
+        assert hashlib.sha256(content[: mark["bytes"]]).hexdigest() == mark["sha256"]
+    assert len(kept) == 2
+
+
+def test_a_run_that_only_tests_drops_no_line_of_the_training(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **RECORDED))
+    before = _lines(tmp_path)
+    again = {**RECORDED, "TEST_ONLY": True, "CHECKPOINT__LATEST_CHECKPOINT_RESUME_FILE_NUM": 2}
+    train(make_run(tmp_path, **again))
+    assert _lines(tmp_path)[: len(before)] == before
+
+
+def _killed_on_ranks(folder: Path, whole: Path) -> tuple[Any, Any]:
+    train(make_run(whole, **RANKS))
+    with suppress(PowerCut):
+        train(make_run(folder, **RANKS, **_cut(6)))
+    train(make_run(folder, **RANKS))
+    return (_recorded(whole), _recorded(folder)) if rank() == 0 else (None, None)
+
+
+RANKS = {**RECORDED, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1,
+         "DISTRIBUTED__NUM_PROC_PER_NODE": 2, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2,
+         "DATA__TEST": {**WITH_TEST["DATA__TEST"], "BATCHSIZE_PER_REPLICA": 2}}  # fmt: skip
+
+
+def test_two_ranks_leave_each_line_once(two_ranks: RankPool, tmp_path: Path) -> None:
+    (want, got), _ = two_ranks.run(_killed_on_ranks, tmp_path / "killed", tmp_path / "whole")
+    assert got == want
+    assert len(want[0]) == 8 + 4
+
+
+EVERY_FILE: dict[str, Any] = {
+    "HOOKS__WRITERS": ["json", "csv", "images", "log", "tensorboard"],
+    "HOOKS__EXTRA": ["tests.engines.test_train:PutsAnImage"],
+    "PROFILING__MEMORY_PROFILING__TRACK_BY_LAYER_MEMORY": True,
+    "CHECKPOINT__OVERWRITE_EXISTING": True,
+}
+
+
+class PutsAnImage(Hook):
+    def on_step(self, task: Any) -> None:
+        task.storage.put_image("first", task.last_batch.sample["input"][0])
+
+
+def test_all_that_a_run_writes_is_moved_aside(tmp_path: Path) -> None:
+    """Through the real command: whatever a run leaves, and only that."""
+    decided = resolved(CHECKPOINT__DIR=str(tmp_path / "run"), **SUPERVISED, **EVERY_FILE)
+    folder = tmp_path / "run"
+    run_rank(decided, join=False)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "evaluation.json").write_text("{}")
+    (folder / "log_rank1.txt").write_text("of a second rank")
+    wrote = sorted(path.name for path in folder.iterdir())
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert {"config.yaml", "environment.json", "log.txt", "metrics.csv", "metrics.jsonl",
+            "images", "tb_logs", "checkpoints"} <= set(wrote)  # fmt: skip
+    config = resolved(CHECKPOINT__DIR=str(folder), SEED_VALUE=7, **SUPERVISED, **EVERY_FILE)
+    run_rank(config, join=False)
+    earlier = folder / "earlier" / "1"
+    moved = sorted(path.name for path in earlier.iterdir())
+    assert moved == [name for name in wrote if name not in (".lock", "notes.txt")]
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json"):
+        assert (earlier / name).read_bytes() == before[name]
+    assert (earlier / "log.txt").read_bytes().startswith(before["log.txt"])
+    assert "SEED_VALUE: 7" in (folder / "config.yaml").read_text()
+    assert "saved model_phase0.torch" in (folder / "log.txt").read_text()
+    assert (folder / "notes.txt").read_text() == "mine"

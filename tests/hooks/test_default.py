@@ -41,9 +41,9 @@ def test_what_can_be_asked_for_in_its_order() -> None:
         "TensorBoardHistograms",
         "EvaluateLoss",
         "LogCollapse",
+        "CutPower",
         "LogMetrics",
         "StopEarly",
-        "CutPower",
         "SaveCheckpoints",
         "StopOnSignals",
     ]

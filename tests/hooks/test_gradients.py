@@ -57,3 +57,33 @@ def test_clipping_waits_for_the_whole_group() -> None:
     before = task.base_model[0].weight.grad.clone()
     ClipGradients(0.5, 2.0).on_backward(task)
     assert torch.equal(task.base_model[0].weight.grad, before)
+
+
+def authors_clip(parameters: Any, clip: float) -> None:
+    """What DINO's code does to each gradient, one after the other."""
+    for parameter in parameters:
+        length = parameter.grad.double().square().sum().sqrt().item()
+        parameter.grad *= min(1.0, clip / (length + 1e-6))
+
+
+def test_each_gradient_by_itself() -> None:
+    task = _task()
+    parameters = list(task.base_model.parameters())
+    parameters[0].grad.mul_(1e-7)  # one that is short enough stays as it is
+    reference = copy.deepcopy(task.base_model)
+    for parameter, own in zip(reference.parameters(), parameters, strict=True):
+        parameter.grad = own.grad.clone()
+    authors_clip(reference.parameters(), 3.0)
+    ClipGradients(3.0, 2.0, per_parameter=True).on_backward(task)
+    for parameter, own in zip(reference.parameters(), parameters, strict=True):
+        torch.testing.assert_close(own.grad, parameter.grad)
+    lengths = [own.grad.norm().item() for own in parameters]
+    assert lengths[0] < 1.0
+    assert lengths[1:] == pytest.approx([3.0] * 3)
+
+
+def test_without_any_gradient() -> None:
+    task = _task()
+    for parameter in task.base_model.parameters():
+        parameter.grad = None
+    ClipGradients(3.0, 2.0, per_parameter=True).on_backward(task)

@@ -81,6 +81,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "clip to the largest": {
         "MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.01, "NORM_TYPE": "inf"}
     },
+    "clip each": {
+        "MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.01, "PER_PARAMETER": True}
+    },
     "accumulate": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "activation checkpointing": {
         "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True,

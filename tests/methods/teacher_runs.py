@@ -32,6 +32,7 @@ class FakeTask:
         self.last_batch = SimpleNamespace(sample={})
         self.train_feed: Any = None
         self.train = True
+        self.phase = SimpleNamespace(epoch=0)
         self.iteration = 0
         self.where = 0.0
 

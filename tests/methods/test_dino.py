@@ -181,6 +181,24 @@ def test_the_teachers_temperature(warmup: int) -> None:
     assert [options.teacher_temp(i) for i in range(warmup + 3)] == pytest.approx(expected)
 
 
+def test_the_teachers_temperature_by_epochs_is_the_authors_schedule(tmp_path: Path) -> None:
+    """linspace over the epochs of the warm-up, then constant; the same for a whole epoch."""
+    length = {"teacher_temp_warmup_iters": 3, "teacher_temp_warmup_epochs": 30}
+    options = DINOOptions(teacher_temp_min=0.04, teacher_temp_max=0.07, **length)
+    authors = [*torch.linspace(0.04, 0.07, 30, dtype=torch.float64).tolist(), 0.07, 0.07]
+    assert [options.teacher_temp(1000 * e, e) for e in range(32)] == pytest.approx(authors)
+    used: list[tuple[int, float]] = []
+
+    class Note(Hook):
+        def on_step(self, task: Any) -> None:
+            used.append((task.phase.epoch, task.loss.teacher_temp))
+
+    changes = {"teacher_temp_min": 0.04, "teacher_temp_max": 0.07, "teacher_temp_warmup_epochs": 2}
+    train(tmp_path, [Note()], **RESNET, **{f"LOSS__dino_loss__{k}": v for k, v in changes.items()})
+    assert set(used) == {(0, 0.04), (1, 0.07)}
+    assert len(used) > 2
+
+
 # ---- several ranks: linear models, each rank with its share of the images
 
 IMAGES, CROPS = 8, 3

@@ -88,3 +88,45 @@ def test_a_file_that_says_nothing_is_begun_anew(tmp_path: Path, text: str) -> No
     path.write_text(text)
     CsvWriter(path).write(_record(1))
     assert [(row["iteration"], row["loss"]) for row in _rows(path)] == [("1", "1.0")]
+
+
+def test_the_file_is_cut_at_the_mark_of_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    writer = CsvWriter(path)
+    writer.write(_record(1, loss=1.0))
+    writer.write(Record("phase", 2, 0, "train", {"loss": 2.0}))
+    saved, mark = path.read_bytes(), writer.marks()["metrics.csv"]
+    writer.write(Record("phase", 2, 0, "test", {"loss": 3.0}))  # then it was killed
+    again = CsvWriter(path, 2, mark)
+    assert path.read_bytes() == saved
+    again.write(Record("phase", 2, 0, "test", {"loss": 3.0}))
+    assert [row["split"] for row in _rows(path)] == ["train", "train", "test"]
+    assert "test,2,0,3.0" in (tmp_path / "superseded" / "metrics.csv").read_text()
+
+
+def test_columns_that_came_after_the_checkpoint_go_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.csv"
+    writer = CsvWriter(path)
+    writer.write(_record(1, note="a, b"))
+    saved, mark = path.read_bytes(), writer.marks()["metrics.csv"]
+    writer.write(_record(1, accuracy=50.0))
+    writer.write(_record(2, loss=2.0))
+    again = CsvWriter(path, 1, mark)
+    assert path.read_bytes() == saved
+    assert again.marks()["metrics.csv"] == mark
+    assert "step,train,1,0,,50.0," in (tmp_path / "superseded" / "metrics.csv").read_text()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_lines_that_are_gone_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.csv"
+    writer = CsvWriter(path)
+    for iteration in (1, 2):
+        writer.write(_record(iteration))
+    mark = writer.marks()["metrics.csv"]
+    path.write_bytes(path.read_bytes()[:-5])
+    CsvWriter(path, 2, mark)
+    assert "metrics.csv: it has 65 bytes, and had 70 at the checkpoint" in caplog.text
+    assert [row["iteration"] for row in _rows(path)] == ["1"]

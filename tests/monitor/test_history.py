@@ -71,3 +71,20 @@ def test_a_file_that_was_not_cut_back_is_read_as_if_it_were(tmp_path: Path) -> N
 def test_a_folder_without_figures(tmp_path: Path) -> None:
     with pytest.raises(SSLEngineError, match="is not there: is .* the folder of a run"):
         read(tmp_path)
+
+
+def test_a_phase_that_was_tested_twice_is_there_once(tmp_path: Path) -> None:
+    """As earlier versions left it after a kill that followed a test phase."""
+
+    def phase(split: str, iteration: int, loss: float) -> dict[str, Any]:
+        place = {"kind": "phase", "split": split, "iteration": iteration, "epoch": 0}
+        return {**place, "loss": loss}
+
+    lines = [
+        phase("train", 12, 1.0), phase("test", 12, 2.0), phase("test", 12, 3.0),
+        phase("train", 24, 4.0), phase("test", 24, 5.0),
+        phase("test", 12, 6.0),  # a run that only tests the checkpoint of step 12
+    ]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = read(tmp_path, "phase", "test")
+    assert [(row["iteration"], row["loss"]) for row in rows] == [(12, 6.0), (24, 5.0)]

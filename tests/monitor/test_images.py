@@ -37,3 +37,10 @@ def test_a_disk_that_cannot_be_written_is_told_once(
     for iteration in (1, 2):
         writer.write(_record(iteration))
     assert caplog.text.count("could not be written") == 1
+
+
+def test_new_images_are_named_once_to_be_synced(tmp_path: Path) -> None:
+    writer = ImageWriter(tmp_path / "images")
+    writer.write(_record(4))
+    assert writer.unsynced() == [tmp_path / "images" / "views" / "first" / "4.png"]
+    assert writer.unsynced() == []

@@ -151,3 +151,50 @@ def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"pip install 'sslengine\[tensorboard\]'"):
         TensorBoardWriter(tmp_path)
+
+
+def test_the_file_is_cut_at_the_mark_of_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLinesWriter(path)
+    for iteration in (1, 2):
+        writer.write(_record(iteration))
+    saved, marks = path.read_bytes(), writer.marks()
+    writer.write(Record("phase", 2, 0, "test", {"loss": 3.0}))  # then it was killed
+    JsonLinesWriter(path, 2, marks["metrics.jsonl"])
+    assert path.read_bytes() == saved
+
+
+def test_a_line_that_the_disk_has_no_room_for_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonLinesWriter(path)
+    writer.write(_record(1))
+    whole = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, line: whole(file, line[:5]))
+        writer.write(_record(2))
+    writer.write(_record(3))
+    assert _iterations(path) == [1, 3]
+
+
+def test_tensorboards_files_are_cut_at_their_marks(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "tb_logs"
+    first = TensorBoardWriter(folder)
+    first.write(_record(1, loss=1.0))
+    marks = first.marks()
+    first.write(Record("phase", 1, 0, "test", {"loss": 9.0}))
+    first.close()  # killed, after both were written
+    later = TensorBoardWriter(folder)  # a second life, before any checkpoint of its own
+    later.write(_record(2, loss=9.0))
+    later.close()
+    last = TensorBoardWriter(folder, marks=marks)
+    last.write(_record(2, loss=2.0))
+    last.close()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["train/loss"]
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1.0), (2, 2.0)]
+    assert list((tmp_path / "superseded" / "tb_logs").iterdir())

@@ -13,6 +13,7 @@ from sslengine.predictor.report import as_json, as_text
 PREDICTOR: Any = SimpleNamespace(
     run_folder=Path("runs/mine"),
     checkpoint=Path("runs/mine/checkpoints/model_phase3.torch"),
+    network="teacher",
     view=SimpleNamespace(said="those of config.DATA.TEST"),
 )
 NEAR = [Neighbour(7, "x/7.png", 0.75, 2), Neighbour(9, "x/9.png", 0.5, None)]
@@ -24,6 +25,7 @@ def test_json_has_everything() -> None:
     (image,) = told.pop("images")
     assert told == {
         "run": "runs/mine", "checkpoint": "model_phase3.torch",
+        "network": "teacher",
         "transforms": "those of config.DATA.TEST",
     }  # fmt: skip
     assert (image["image"], image["features"], image["classes"]) == (
@@ -34,11 +36,12 @@ def test_json_has_everything() -> None:
 
 def test_text_for_a_person() -> None:
     lines = as_text(PREDICTOR, FOUND).splitlines()
-    assert lines[:2] == [
+    assert lines[:3] == [
         "checkpoint  runs/mine/checkpoints/model_phase3.torch",
+        "network     teacher",
         "transforms  those of config.DATA.TEST",
     ]
-    assert lines[3:] == [
+    assert lines[4:] == [
         "a.png",
         "  features  2 numbers of norm 5",
         "  classes   1: 50.0 %  0: 25.0 %  2: 25.0 %",

@@ -47,7 +47,8 @@ class _Runs:
                 {"features": "trained", "knn": {"20": 81.0}, "linear": 85.0},
                 {"features": "untrained", "knn": {"20": 30.0}, "linear": 40.0},
             ]
-            (job.folder / "evaluation.json").write_text(json.dumps({"scores": scores}))
+            report = {"network": "teacher", "scores": scores}
+            (job.folder / "evaluation.json").write_text(json.dumps(report))
         else:
             speeds = (1.0, 100.0, 400.0, 200.0)
             lines = [{"kind": "step", "images_per_s": speed} for speed in speeds]
@@ -66,7 +67,7 @@ def test_a_run_is_trained_judged_and_never_done_twice(
     monkeypatch.setattr(methods_table, "_call", runs)
     job = Job(SIMCLR, 3, tmp_path / "simclr_seed3")
     first = scores_of(job)
-    assert first == Scores(81.0, 85.0, 30.0, 40.0)
+    assert first == Scores(81.0, 85.0, 30.0, 40.0, "teacher")
     assert [bool(more) for _, more in runs.calls] == [False, True]
     assert scores_of(job) == first
     assert len(runs.calls) == 2
@@ -95,11 +96,8 @@ def test_what_is_measured_is_kept_until_the_config_changes(
     ]  # fmt: skip
     monkeypatch.setattr(methods_table, "code_commit", lambda: "abc")
     assert methods_table.main(call) == 0
-    row = (
-        "| simclr | 2 | 81.0 (81.0 to 81.0) | 85.0 (85.0 to 85.0) | 30.0 | 40.0 | 50 | 250 | 700 "
-        "| abc |"
-    )
-    assert row in doc.read_text()
+    row = "| simclr | teacher | 2 | 81.0 (81.0 to 81.0) | 85.0 (85.0 to 85.0) | 30.0 | 40.0 |"
+    assert f"{row} 50 | 250 | 700 | abc |" in doc.read_text()
     made = len(runs.calls)
     assert made == 5  # two seeds trained and judged, and the cost
     assert methods_table.main(call) == 0
@@ -142,18 +140,15 @@ def test_a_failed_run_is_told_with_what_it_said(
 def test_best_first_with_mean_and_range_and_costs_where_they_are_known() -> None:
     cost = Cost(batch=128, step_ms=250.4, memory_mib=512.3)
     lines = table({"b": _measured(50.0), "a": _measured(80.0, 82.0, cost=cost)}).splitlines()
-    assert (
-        lines[2]
-        == "| a | 2 | 81.0 (80.0 to 82.0) | 50.0 (50.0 to 50.0) | 30.0 | 40.0 | 128 | 250 | 512 "
-        "| not recorded |"
-    )
-    assert lines[3] == "| b | 1 | 50.0 | 50.0 | 30.0 | 40.0 |  |  |  | not recorded |"
+    scores = "81.0 (80.0 to 82.0) | 50.0 (50.0 to 50.0) | 30.0 | 40.0"
+    assert lines[2] == f"| a | model | 2 | {scores} | 128 | 250 | 512 | not recorded |"
+    assert lines[3] == "| b | model | 1 | 50.0 | 50.0 | 30.0 | 40.0 |  |  |  | not recorded |"
 
 
 def test_what_was_trained_on_other_images_says_so() -> None:
     """In the row itself: of the quickstarts this is RotNet."""
     other = {**_measured(50.0), "trained_on": ["upright_shapes"]}
-    assert "| a (trained on `upright_shapes`) | 1 |" in table({"a": other})
+    assert "| a (trained on `upright_shapes`) | model | 1 |" in table({"a": other})
     measured = Measured(Path("none yet"))
     assert measured.of(Row("rotnet"))["trained_on"] == ["upright_shapes"]
     assert measured.of(SIMCLR)["trained_on"] == ["shapes"]
@@ -209,8 +204,8 @@ def test_a_variant_is_a_row_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert overrides == ["config.MODEL.VIEWS_APART=true", "config.SEED=1"]
     for _ in range(2):  # and stays when the others are measured
         text = (tmp_path / "methods.md").read_text()
-        assert "| simclr | 1 |" in text
-        assert "| simclr, views apart | 1 |" in text
+        assert "| simclr | teacher | 1 |" in text
+        assert "| simclr, views apart | teacher | 1 |" in text
         methods_table.main(_call(tmp_path))
     assert len(runs.calls) == 6
 

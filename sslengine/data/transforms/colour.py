@@ -94,10 +94,16 @@ class ImgPilGaussianBlur(DoesWhatItDraws):
 
 @register_transform("ImgPilRandomSolarize")
 class ImgPilRandomSolarize(Changes):
-    """Invert the pixels above a random threshold, with probability p."""
+    """Invert the pixels from a threshold on, with probability p."""
 
-    def __init__(self, p: float = 0.66) -> None:
-        self.change = _with_probability(p, _Solarize())
+    def __init__(self, p: float = 0.66, threshold: int | None = None) -> None:
+        """threshold: by default drawn for each image, from 0 to 256, as VISSL does.
+
+        BYOL, Barlow Twins, VICReg and DINO have 128.
+        """
+        if threshold is not None and not 0 <= threshold <= 256:
+            raise ValueError(f"threshold: expected a number from 0 to 256, got {threshold}.")
+        self.change = _with_probability(p, _Solarize(threshold))
 
 
 @register_transform("ImgPilRandomPhotometric")
@@ -132,9 +138,14 @@ class _Sharpen(DoesWhatItDraws):
 
 
 class _Solarize(DoesWhatItDraws):
-    """From a random threshold on."""
+    """From a threshold on; a random one by default."""
+
+    def __init__(self, threshold: int | None = None) -> None:
+        self.threshold = threshold
 
     def draw(self, size: Size) -> list[Op]:
+        if self.threshold is not None:
+            return [Solarize(self.threshold)]
         return [Solarize(int(np.random.randint(0, 257)))]  # noqa: NPY002
 
 

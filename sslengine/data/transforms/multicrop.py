@@ -28,8 +28,12 @@ class ImgPilToMultiCrop:
         num_crops: Sequence[int],
         size_crops: Sequence[int],
         crop_scales: Sequence[Sequence[float]],
+        interpolation: int = 2,
     ) -> None:
-        """crop_scales: for each kind, the least and the greatest share of the image's area."""
+        """
+        crop_scales: for each kind, the least and the greatest share of the image's area.
+        interpolation: as RandomResizedCrop takes it: 2 is bilinear, 3 bicubic.
+        """
         if not len(num_crops) == len(size_crops) == len(crop_scales):
             raise ValueError(
                 f"num_crops, size_crops and crop_scales: expected one entry in each for every "
@@ -43,7 +47,7 @@ class ImgPilToMultiCrop:
         self.crops = [
             crop
             for count, size, scale in zip(num_crops, size_crops, crop_scales)
-            for crop in repeat(RandomResizedCrop(size, _scale(scale)), count)
+            for crop in repeat(_crop(size, scale, interpolation), count)
         ]
 
     def __call__(self, image: Image.Image) -> list[Image.Image]:
@@ -92,6 +96,15 @@ class ImgPilMultiCropRandomApply:
                 f"prob: expected one probability for each of the {crops} crops of an image, "
                 f"got {len(self.apply)}."
             )
+
+
+def _crop(size: int, scale: Sequence[float], interpolation: int) -> RandomResizedCrop:
+    crop: RandomResizedCrop = RandomResizedCrop(
+        size,
+        _scale(scale),
+        interpolation=interpolation,  # type: ignore[arg-type] # torchvision takes Pillow's numbers
+    )
+    return crop
 
 
 def _scale(scale: Sequence[float]) -> tuple[float, float]:

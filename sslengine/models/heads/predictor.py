@@ -21,15 +21,20 @@ class PredictorHead(nn.Module):
         predictor_dims: Sequence[int],
         use_bn: bool = True,
         use_bn_on_projection: bool = False,
+        use_bias_before_bn: bool = True,
+        use_bias_on_last: bool = True,
     ) -> None:
         """
         dims: widths of the projector, that of the feature first.
         predictor_dims: widths of the predictor; it begins and ends with the projection's.
         use_bn: batch norm before the ReLU of each hidden layer.
         use_bn_on_projection: batch norm without weights behind the projector's last layer.
+        use_bias_before_bn: of layers with a batch norm behind them, which takes it away again.
+        use_bias_on_last: of the last layers of projector and predictor.
         """
         super().__init__()
-        self.projector = nn.Sequential(MLP(dims, use_bn=use_bn, use_relu=True))
+        mlp = MLP(dims, use_bn=use_bn, use_relu=True)
+        self.projector = nn.Sequential(mlp)
         self.predictor = MLP(predictor_dims, use_bn=use_bn, use_relu=True)
         width = dims[-1]
         if (predictor_dims[0], predictor_dims[-1]) != (width, width):
@@ -39,8 +44,21 @@ class PredictorHead(nn.Module):
             )
         if use_bn_on_projection:
             self.projector.append(nn.BatchNorm1d(width, affine=False))
+        _drop_biases(
+            mlp,
+            use_bn and not use_bias_before_bn,
+            not (use_bias_before_bn if use_bn_on_projection else use_bias_on_last),
+        )
+        _drop_biases(self.predictor, use_bn and not use_bias_before_bn, not use_bias_on_last)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """N x C, or N x C x 1 x 1."""
         projection = self.projector(x)
         return [projection, self.predictor(projection)]
+
+
+def _drop_biases(mlp: MLP, hidden: bool, last: bool) -> None:
+    """Of the hidden layers, of the last layer."""
+    *before, end = (layer for layer in mlp.clf if isinstance(layer, nn.Linear))
+    for layer in (*(before if hidden else ()), *((end,) if last else ())):
+        layer.register_parameter("bias", None)

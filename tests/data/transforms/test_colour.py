@@ -90,6 +90,16 @@ def test_solarize() -> None:
     agree(ImgPilRandomSolarize(p=0.3), maybe_solarize)
 
 
+def test_solarize_from_a_given_threshold_on() -> None:
+    """As BYOL, Barlow Twins, VICReg and DINO: Pillow's default is 128."""
+    agree(
+        ImgPilRandomSolarize(p=0.3, threshold=128),
+        lambda image: image if torch.rand(1) > 0.3 else ImageOps.solarize(image),
+    )
+    with pytest.raises(ValueError, match="threshold: expected a number from 0 to 256, got 300"):
+        ImgPilRandomSolarize(threshold=300)
+
+
 def test_photometric() -> None:
     agree(ImgPilRandomPhotometric(), photometric)
 

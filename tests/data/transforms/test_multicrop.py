@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
 
 from sslengine.config.facts import views_per_image
 from sslengine.data.transforms.multicrop import ImgPilMultiCropRandomApply, ImgPilToMultiCrop
@@ -48,6 +48,20 @@ def test_crops_are_torchvisions_one_kind_after_the_other() -> None:
     assert [crop.size for crop in crops] == [(16, 16)] * 2 + [(8, 8)] * 3
     assert [crop.tobytes() for crop in crops] == [crop.tobytes() for crop in expected]
     assert len({crop.tobytes() for crop in crops}) == 5
+
+
+def test_crops_by_another_interpolation() -> None:
+    image = picture(3, side=40)
+    torch.manual_seed(11)
+    crops = ImgPilToMultiCrop(**SWAV, interpolation=3)(image)
+    torch.manual_seed(11)
+    kinds = [(16, (0.14, 1.0))] * 2 + [(8, (0.05, 0.14))] * 3
+    bicubic = InterpolationMode.BICUBIC
+    expected = [RandomResizedCrop(*kind, interpolation=bicubic)(image) for kind in kinds]
+    assert [crop.tobytes() for crop in crops] == [crop.tobytes() for crop in expected]
+    torch.manual_seed(11)
+    by_default = ImgPilToMultiCrop(**SWAV)(image)
+    assert crops[0].tobytes() != by_default[0].tobytes()
 
 
 def test_crops_of_tensors_of_many_bands() -> None:

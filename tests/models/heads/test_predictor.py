@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -47,3 +49,23 @@ def test_projection_and_prediction() -> None:
 def test_a_prediction_has_the_width_of_the_projection(predictor_dims: list[int]) -> None:
     with pytest.raises(ConfigError, match="^(predictor_)?dims: expected"):
         PredictorHead([6, 5, 3], predictor_dims)
+
+
+def _biases(**arguments: Any) -> list[str]:
+    head = PredictorHead([6, 5, 4], [4, 3, 4], **arguments)
+    linear = [name for name, each in head.named_modules() if isinstance(each, nn.Linear)]
+    return [name for name in linear if head.get_submodule(name).bias is not None]
+
+
+def test_which_layers_have_a_bias() -> None:
+    hidden, last = (
+        ["projector.0.clf.0", "predictor.clf.0"],
+        ["projector.0.clf.3", "predictor.clf.3"],
+    )
+    assert sorted(_biases()) == sorted(hidden + last)
+    assert sorted(_biases(use_bias_on_last=False)) == sorted(hidden)  # BYOL's
+    # SimSiam's: the projector ends in a batch norm as well.
+    assert _biases(use_bn_on_projection=True, use_bias_before_bn=False) == last[1:]
+    assert sorted(_biases(use_bias_before_bn=False)) == sorted(last)
+    every = [hidden[0], "projector.0.clf.2", hidden[1], "predictor.clf.2"]
+    assert sorted(_biases(use_bn=False, use_bias_before_bn=False)) == sorted(every)

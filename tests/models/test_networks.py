@@ -1,0 +1,205 @@
+"""Student or teacher: which network is judged, exported and asked, by method and by choice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from extra_scripts.convert_weights import main as convert
+from sslengine.config.facts import RunFacts
+from sslengine.config.sections import read
+from sslengine.data.dataset import SSLDataset
+from sslengine.data.options import DataOptions
+from sslengine.engines.evaluate import evaluate
+from sslengine.engines.extract_features import extract_features
+from sslengine.engines.train import train
+from sslengine.errors import CheckpointError, ConfigError
+from sslengine.methods.moco import MoCoLoss, MoCoOptions
+from sslengine.models.networks import check_networks, choose, networks_of
+from sslengine.predictor import Predictor
+from sslengine.predictor.report import as_json, as_text
+from sslengine.task.build import build_base_model
+from tests.config.recipes import resolved
+from tests.engines.runs import make_run, screen
+from tests.engines.test_evaluate import FROZEN, SHAPES
+from tests.methods.test_byol import RECIPE as BYOL
+from tests.methods.test_dino import RESNET as DINO
+from tests.methods.test_moco import RECIPE as MOCO
+from tests.task.runs import make_task, same
+
+Content = dict[str, Any]
+# Fast teachers: after a few steps neither network is what it was, nor are they the same.
+METHODS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "dino": (DINO, "momentum_teacher.module", "teacher"),
+    "byol": (BYOL, "teacher", "student"),
+    "moco": (MOCO, "key_encoder", "student"),
+}
+FEW = {**SHAPES, "DATA__TRAIN__DATA_LIMIT": 24}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each method, in a folder of its name."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, (recipe, _, _) in METHODS.items():
+        run = make_run(folder / name, **FEW, **recipe)
+        run.describe()
+        train(run)
+    return folder
+
+
+def _content(run: Path) -> Content:
+    file = run / "checkpoints" / "checkpoint.torch"
+    state: Content = torch.load(file, weights_only=True)["classy_state_dict"]
+    return state
+
+
+def _trunk_of(state: Content, part: str, network: str) -> dict[str, Tensor]:
+    """By hand, from the layout of a checkpoint."""
+    if network == "student":
+        trunk: dict[str, Tensor] = state["base_model"]["model"]["trunk"]
+        return trunk
+    prefix = f"{part}.trunk."
+    return {n.removeprefix(prefix): t for n, t in state["loss"].items() if n.startswith(prefix)}
+
+
+def _features(runs: Path, method: str, network: str, images: Tensor) -> Tensor:
+    model: Any = build_base_model(resolved().config, torch.device("cpu"))
+    model.trunk.load_state_dict(_trunk_of(_content(runs / method), METHODS[method][1], network))
+    with torch.no_grad():
+        features: Tensor = model.eval().trunk(images)[0].flatten(1)
+    return features
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_report_names_the_network_that_the_method_is_judged_by(runs: Path, method: str) -> None:
+    _, _, judged = METHODS[method]
+    run = make_run(runs / method, "evaluate", **FROZEN)
+    evaluate(run)
+    assert json.loads((runs / method / "evaluation.json").read_text())["network"] == judged
+    assert f"network     {judged}" in screen(run)
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        ("dino", "auto"),
+        ("dino", "student"),
+        ("byol", "auto"),
+        ("moco", "auto"),
+        ("moco", "teacher"),
+    ],
+)
+def test_features_are_of_that_network(runs: Path, tmp_path: Path, method: str, asked: str) -> None:
+    expected = METHODS[method][2] if asked == "auto" else asked
+    file = runs / method / "checkpoints" / "checkpoint.torch"
+    choice = {"PARAMS_FILE": str(file), "NETWORK": asked}
+    run = make_run(tmp_path, "extract_features", **FROZEN, MODEL__WEIGHTS_INIT=choice)
+    extract_features(run)
+    found = np.load(tmp_path / "features" / "rank0_chunk0_train_flatten_features.npy")
+    assert f"checkpoint.torch ({expected})" in screen(run)
+    images = SSLDataset(read(run.config, DataOptions).TRAIN, "TRAIN", 0)
+    batch = torch.stack([images[(0, i)]["data"][0] for i in range(4)])
+    by_network = {each: _features(runs, method, each, batch) for each in ("student", "teacher")}
+    got = torch.from_numpy(found[:4])
+    torch.testing.assert_close(got, by_network.pop(expected), rtol=1e-4, atol=1e-5)
+    (other,) = by_network.values()
+    assert not torch.allclose(got, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_checkpoint_that_says_nothing_is_recognised_by_the_names_in_it(
+    runs: Path, method: str
+) -> None:
+    """An older one, or VISSL's."""
+    state = _content(runs / method)
+    _, part, judged = METHODS[method]
+    assert state.pop("networks") == {"teacher": part, "judged": judged}
+    assert choose(state, "auto", "file")[1] == judged
+    chosen, name = choose(state, "teacher", "file")
+    assert name == "teacher"
+    expected = _trunk_of(state, part, "teacher")
+    trunk = chosen["base_model"]["model"]["trunk"]
+    assert trunk.keys() == expected.keys() == state["base_model"]["model"]["trunk"].keys()
+    assert all(torch.equal(trunk[each], expected[each]) for each in expected)
+    assert set(chosen["base_model"]["model"]) == {"trunk", "heads"}
+
+
+def test_an_older_checkpoint_is_resumed(runs: Path, tmp_path: Path) -> None:
+    state = _content(runs / "dino")
+    del state["networks"]
+    task = make_task(tmp_path, [], **FEW, **DINO)
+    task.set_classy_state(state)
+    assert same(task.loss.state_dict(), state["loss"])
+    assert task.get_classy_state()["networks"]["judged"] == "teacher"
+    task.close()
+
+
+def test_the_predictor_asks_the_same_network_and_says_so(runs: Path) -> None:
+    picture = Image.new("RGB", (16, 16), (200, 30, 90))
+    found = {}
+    for asked in ("auto", "teacher", "student"):
+        predictor = Predictor(runs / "dino", network=asked, nearest=1, device="cpu")
+        name = "student" if asked == "student" else "teacher"
+        found[asked] = predictor(picture)
+        assert as_json(predictor, {})["network"] == name
+        assert f"network     {name}" in as_text(predictor, {})
+        batch = predictor.view(picture)[None]
+        expected = _features(runs, "dino", name, batch)[0]
+        torch.testing.assert_close(found[asked].features, expected, rtol=1e-4, atol=1e-5)
+    # The index of training features is that of the network: it was made again.
+    assert found["teacher"].nearest[0].similarity != found["student"].nearest[0].similarity
+
+
+def test_converted_weights_are_of_that_network(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(runs / "dino" / "checkpoints" / "checkpoint.torch")
+    shutil.copy(runs / "dino" / "config.yaml", tmp_path / "dinorun.yaml")
+    state = _content(runs / "dino")
+    for network, expected in (("auto", "teacher"), ("student", "student")):
+        out = tmp_path / f"{network}.torch"
+        convert(["config=dinorun", "--config-dir", str(tmp_path), "--from", file, "--out", str(out),
+                 "--to", "sslengine", "--network", network, "--image-size", "16"])  # fmt: skip
+        assert f"the trunk and the heads of the {expected}" in capsys.readouterr().out
+        trunk = torch.load(out)["classy_state_dict"]["base_model"]["model"]["trunk"]
+        by_hand = _trunk_of(state, "momentum_teacher.module", expected)
+        assert all(
+            torch.equal(trunk[name], by_hand[name]) for name in by_hand if "num_batches" not in name
+        )
+
+
+def test_a_file_without_a_teacher(runs: Path) -> None:
+    plain = {"trunk.weight": torch.zeros(1)}
+    assert choose(plain, "auto", "file") == (plain, "model")
+    assert choose(plain, "student", "file") == (plain, "model")
+    with pytest.raises(CheckpointError, match=r"NETWORK: x\.torch holds no teacher"):
+        choose(plain, "teacher", "x.torch")
+
+
+def test_a_network_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match=r"WEIGHTS_INIT\.NETWORK.*student, teacher.*techer"):
+        resolved(MODEL__WEIGHTS_INIT={"NETWORK": "techer"})
+
+
+def test_a_method_must_have_what_it_says() -> None:
+    class Lost(MoCoLoss):
+        teacher_part = "nowhere"
+
+    facts = RunFacts()
+    loss = Lost(MoCoOptions(embedding_dim=2, queue_size=4), facts)
+    with pytest.raises(ConfigError, match="Lost has no submodule 'nowhere'"):
+        check_networks(loss)
+    assert networks_of(nn.CrossEntropyLoss()) == {}
+    loss.nowhere = nn.Identity()
+    Lost.judged_network = "techer"
+    with pytest.raises(ConfigError, match="Lost.judged_network: expected student or teacher"):
+        check_networks(loss)
