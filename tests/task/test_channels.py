@@ -16,7 +16,8 @@ from tests.config.recipes import resolved
 
 def test_of_modes() -> None:
     assert input_channels(resolved().config) == 3
-    assert input_channels(resolved(DATA__TRAIN__IMAGE_MODE="L").config) == 1
+    folder = {"DATA__TRAIN__DATA_SOURCES": ["disk_folder"], "DATA__TRAIN__DATA_PATHS": ["/images"]}
+    assert input_channels(resolved(**folder, DATA__TRAIN__IMAGE_MODE="L").config) == 1
     assert input_channels(resolved(MODEL__INPUT_CHANNELS=7).config) == 7
 
 
