@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.channels import channels_after
@@ -108,7 +109,7 @@ def _seen(source: DataSource, row: int) -> Seen:
         image = source.decoder.opened(source.encoded(row))
         return Seen(source.path(row), image, PixelFormat(OF_MODE[source.decoder.mode], "uint8",
                                                          0, 255))  # fmt: skip
-    values = np.asarray(image)
+    values: NDArray[Any] = np.asarray(image)
     channels = values.shape[2] if values.ndim == 3 else 1
     low, high = float(values.min()), float(values.max())
     return Seen(source.path(row), image, PixelFormat(channels, str(values.dtype), low, high))
