@@ -28,7 +28,7 @@ from sslengine.data.options import DataOptions
 from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import extract
-from sslengine.errors import CheckpointError, ConfigError, DataError
+from sslengine.errors import CheckpointError, ConfigError, DataError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
 from sslengine.models.networks import AUTO, choose
@@ -265,4 +265,4 @@ def open_image(path: Path) -> Image.Image:
         return Image.open(BytesIO(read_file(path)), formats=FORMATS).convert("RGB")
     except Exception as error:  # whatever a decoder may raise
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise DataError(f"{path} cannot be read as an image: {text}") from error
+        raise DataError(f"{readable(path)} cannot be read as an image: {readable(text)}") from error

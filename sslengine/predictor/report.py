@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from sslengine.errors import readable
 from sslengine.predictor.predictor import Prediction, Predictor
 
 TOP = 5  # classes told to a person
@@ -31,12 +32,12 @@ def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, 
 
 def as_text(predictor: Predictor, found: Mapping[str, Prediction]) -> str:
     lines = [
-        f"checkpoint  {predictor.checkpoint}",
+        f"checkpoint  {readable(predictor.checkpoint)}",
         f"network     {predictor.network}",
         f"transforms  {predictor.view.said}",
     ]
     for name, each in found.items():
-        lines += ["", name, *_lines(each)]
+        lines += ["", readable(name), *_lines(each)]
     return "\n".join(lines)
 
 
@@ -50,5 +51,5 @@ def _lines(prediction: Prediction) -> Iterator[str]:
     for number, neighbour in enumerate(prediction.nearest):
         label = "" if neighbour.label is None else f", class {neighbour.label}"
         head = "  nearest " if number == 0 else "          "
-        which = f"{neighbour.path} (number {neighbour.index}{label})"
+        which = f"{readable(neighbour.path)} (number {neighbour.index}{label})"
         yield f"{head}  {neighbour.similarity:.3f}  {which}"

@@ -19,7 +19,7 @@ from sslengine.data.sources.class_numbers import all_known
 from sslengine.data.sources.folder_scan import find_images
 from sslengine.data.sources.paths import Located, data_folder, data_path, how_far
 from sslengine.data.sources.regular_file import kind_of, read_file
-from sslengine.errors import DataError
+from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
 IMAGE_SUFFIXES = (
@@ -73,8 +73,8 @@ class FolderSource(EncodedSource):
             self._labels.array,
             lambda outside: (
                 f"{self.where}: labels are asked for, and {outside.size} images lie in no class "
-                f"folder, the first is {self.path(int(outside[0]))}. Move each into a folder "
-                f"named after its class, or train without LABEL_SOURCES."
+                f"folder, the first is {readable(self.path(int(outside[0])))}. Move each into a "
+                f"folder named after its class, or train without LABEL_SOURCES."
             ),
         )
 

@@ -64,7 +64,7 @@ class _Pending(NamedTuple):
 
 
 def _look_through(root: Path, suffixes: tuple[str, ...]) -> tuple[list[_Folder], list[Stamp]]:
-    progress, seen = Progress(f"looking through {root}"), 0
+    progress, seen = Progress(f"looking through {readable(root)}"), 0
     folders: list[_Folder] = []
     stamps: list[Stamp] = []
     passed_over: list[str] = []
@@ -83,7 +83,7 @@ def _look_through(root: Path, suffixes: tuple[str, ...]) -> tuple[list[_Folder],
             stamps.append(stamp(path))
             names, inner, others = _entries(path, suffixes)
         except OSError as error:
-            raise DataError(f"Cannot look into the folder {path}: {error}") from error
+            raise DataError(f"Cannot look into the folder {readable(path)}: {error}") from error
         passed_over += others
         folders.append(_Folder(label, below, len(names), b"/".join(map(os.fsencode, names))))
         inside = (*inside, here)

@@ -31,7 +31,7 @@ from sslengine.data.sources.class_numbers import ClassNumbers, all_known
 from sslengine.data.sources.disk import IMAGE_SUFFIXES
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.tar_samples import Samples
-from sslengine.errors import DataError
+from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
@@ -88,8 +88,9 @@ class TarSource(EncodedSource):
             self._labels.array,
             lambda missing: (
                 f"{self.where}: labels are asked for, and {missing.size} of {len(self)} samples "
-                f"have none, the first is {self.path(int(missing[0]))}. Looked for .cls and for "
-                f"{self._label_key or 'label'!r} in .json (config.DATA.{self._split}.LABEL_COLUMN)."
+                f"have none, the first is {readable(self.path(int(missing[0])))}. Looked for .cls "
+                f"and for {self._label_key or 'label'!r} in .json "
+                f"(config.DATA.{self._split}.LABEL_COLUMN)."
             ),
         )
 
