@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from sslengine import trust
 from sslengine.errors import LaunchError, UntrustedError
-from sslengine.launch import local
+from sslengine.launch import cli, local
 from sslengine.predictor import Predictor
 from tests.predictor.runs import make_classifier
 
@@ -45,7 +45,7 @@ def _tool(name: str) -> Callable[[list[str]], int]:
     return main
 
 
-TOOLS = {name: _tool(name) for name in ("predict", "replay")}
+TOOLS = {**{name: _tool(name) for name in ("predict", "replay")}, "command": cli.main}
 
 
 class Place:
@@ -78,6 +78,9 @@ class Place:
         path.write_text(text)
 
     def command(self, tool: str, *arguments: str) -> list[str]:
+        if tool == "command":
+            named = ["config=config", "--config-dir", str(self.run), "engine_name=evaluate"]
+            return [*named, f"config.CHECKPOINT.DIR='{self.run}'", *arguments]
         return [str(self.run), *([str(self.image)] if tool == "predict" else []), *arguments]
 
 
@@ -249,6 +252,7 @@ CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
         environment, resolver_of_the_users, link_to_another_config, merge_key, copy_to_elsewhere,
     )),
     *(("replay", each, ()) for each in (hook_that_is_called, weights_that_are_trusted, other_node)),
+    *(("command", each, ()) for each in (plugin, interpolation, defaults)),
     ("predict", plugin, ("--set", "config.SEED_VALUE=1")),
     ("replay", plugin, ("config.SEED_VALUE=0,1",)),
     ("replay", file_on_top, ("+config/deep=other",)),
