@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
 from sslengine.data.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
+from sslengine.data.classes import Classes
 from sslengine.data.collators import Batch, image_keys
 from sslengine.data.dataset import SSLDataset
 from sslengine.data.device_prefetch import on_device
@@ -58,18 +59,22 @@ class DataFeed:
         world_size: int = 1,
         device: torch.device | str = "cpu",
         mp_method: str = "forkserver",
+        classes: Sequence[Classes] = (),
     ) -> None:
         """
         split: TRAIN or TEST, whose options to use.
         training: random order, evenly shared batches; otherwise in order, each sample once.
         seed: of order and augmentation; the same on every rank.
         mp_method: how workers start (config.MULTI_PROCESSING_METHOD).
+        classes: of TRAIN, for another split.
         """
         chosen: SplitOptions = getattr(options, split)
         self.device = torch.device(device)
         self.where = f"config.DATA.{split}"
         collate = COLLATORS.get(chosen.COLLATE_FUNCTION, f"{self.where}.COLLATE_FUNCTION")
-        self.dataset = SSLDataset(chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate))
+        self.dataset = SSLDataset(
+            chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate), classes
+        )
         self._arrival = self.dataset.arrival(self.device)
         if self.dataset.plan.backend.packs:
             self._check_what_is_left_to_the_device(
@@ -100,6 +105,11 @@ class DataFeed:
             self.dataset.name,
             self.dataset.why_unreadable,
         )
+
+    @property
+    def classes(self) -> list[Classes]:
+        """Of the run, one for each label source."""
+        return self.dataset.classes
 
     @property
     def num_samples(self) -> int:

@@ -60,7 +60,7 @@ class TarSource(EncodedSource):
             )
         self._shards = find_shards(str(pattern), self.where)
         index = indexed(
-            f"shards, {self._ending!r}, {self._label_key!r}: {'|'.join(self._shards)}",
+            f"shards, classes, {self._ending!r}, {self._label_key!r}: {'|'.join(self._shards)}",
             f"looking through the shards {pattern}",
             self._find,
             cached=options.CACHE_INDEX,
@@ -73,6 +73,7 @@ class TarSource(EncodedSource):
                 f"{self._shards[0]}. Looked for members that end in "
                 f"{self._ending or ', '.join(IMAGE_SUFFIXES)}."
             )
+        self.class_names = [os.fsdecode(name) for name in index.strings("classes")]
         self.num_classes = max(0, int(self._labels.array.max()) + 1)
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
 
@@ -91,8 +92,9 @@ class TarSource(EncodedSource):
             self._labels.array,
             lambda missing: (
                 f"{self.where}: labels are asked for, and {missing.size} of {len(self)} samples "
-                f"have none, the first is {self.path(int(missing[0]))}. Looked for .cls and for "
-                f"{self._label_key or 'label'!r} in .json (config.DATA.{self._split}.LABEL_COLUMN)."
+                f"have none, the first is {self.path(int(missing[0]))}. "
+                f"Looked for .cls and for {self._label_key or 'label'!r} "
+                f"in .json (config.DATA.{self._split}.LABEL_COLUMN)."
             ),
         )
 
