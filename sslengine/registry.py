@@ -18,11 +18,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
 from sslengine.startup import importing
 from sslengine.trust import expect_trust, is_closed
 
@@ -43,12 +44,14 @@ class Registry(Generic[T]):
         entry_keys: tuple[str, ...] = ("name",),
         engine_arguments: tuple[str, ...] = (),
         packages: Mapping[str, str] | None = None,
+        base: str = "",
     ) -> None:
         """
         fallback: a module whose classes (with names ending in `suffix`) are known too.
         entry_keys: keys of a YAML entry that are not arguments of the thing it names.
         engine_arguments: arguments that the engine gives and YAML may not.
         packages: modules whose names an entry may give if its `transform_type` is the key.
+        base: `module:Class` that a class of this kind derives from.
         """
         self.kind = kind
         self.entry_keys = entry_keys
@@ -60,6 +63,7 @@ class Registry(Generic[T]):
         self._fallback = fallback
         self._suffix = suffix
         self._packages = packages or {}
+        self._base = base
 
     def register(
         self, name: str, *aliases: str, options: type[Any] | None = None
@@ -115,6 +119,17 @@ class Registry(Generic[T]):
         if name not in borrowed:
             raise self.unknown(name, where)
         return borrowed[name]  # type: ignore[no-any-return]
+
+    def unfit(self, name: str, where: str = "") -> str:
+        """Why what a dotted path points to cannot be of this kind; nothing where it may be."""
+        thing = self.get(name, where)
+        if isinstance(thing, type):
+            module, _, name = self._base.partition(":")
+            base = getattr(_import(module), name) if name else object
+            return "" if issubclass(thing, base) else f"a class that derives from {self._base}"
+        # A function made in Python may return anything; those of C return no component.
+        plain = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
+        return "" if plain else "a class or a function"
 
     def _own(self, path: str, where: str) -> T | None:
         """What a dotted path means if that needs no trust: it is registered, or borrowed.
@@ -224,9 +239,11 @@ def import_dotted(path: str, where: str = "") -> Any:
     place = f"{where}: " if where else ""
     try:
         module = _import(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists; something that it imports does not
+    except SSLEngineError:
+        raise
+    except Exception as error:
+        if not _is_missing(error, module_name):
+            raise ConfigError(f"{place}{_why_not_imported(module_name, error)}") from error
         raise UnknownNameError(
             f"{place}cannot import module {module_name!r} of {path!r}. "
             f"Is it on PYTHONPATH or in the current folder?"
@@ -247,28 +264,55 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
             expect_trust(_named(module), f"{where}.{index}", module)
         try:
             _import(module)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise
-            raise ConfigError(
-                f"{where}.{index}: cannot import {module!r}. "
-                f"Is it on PYTHONPATH or in the current folder?"
-            ) from error
+        except SSLEngineError:
+            raise
+        except Exception as error:
+            why = f"cannot import {module!r}. Is it on PYTHONPATH or in the current folder?"
+            if not _is_missing(error, module):
+                why = _why_not_imported(module, error)
+            raise ConfigError(f"{where}.{index}: {why}") from error
+
+
+def _is_missing(error: Exception, module: str) -> bool:
+    """Is it the module that is not there? Otherwise it is something that the module does."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return name is not None and f"{module}.".startswith(f"{name}.")
+
+
+def _why_not_imported(module: str, error: Exception) -> str:
+    """The error of the module itself, and the last place outside the import machinery."""
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename not in (__file__, importlib.__file__) and "importlib" not in each.filename
+    ]
+    at = f"\n  {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] == "vissl":
+        hint = (
+            "\n  sslengine does not need VISSL: register_loss, register_hook and their like are in "
+            "sslengine.registry."
+        )
+    return f"importing {module!r} fails: {type(error).__name__}: {error}{at}{hint}"
 
 
 TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",))
 TASKS: Registry[Any] = Registry("task")
 ENGINES: Registry[Any] = Registry("engine")
 LOSSES: Registry[Any] = Registry(
-    "loss", fallback="torch.nn", suffix="Loss", engine_arguments=("run",)
+    "loss",
+    fallback="torch.nn",
+    suffix="Loss",
+    engine_arguments=("run",),
+    base="torch.nn:Module",
 )
-MODELS: Registry[Any] = Registry("model", engine_arguments=("model",))
+MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
 TRUNKS: Registry[Any] = Registry("trunk")
-HEADS: Registry[Any] = Registry("head")
+HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")
-OPTIMIZERS: Registry[Any] = Registry("optimizer")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", base="torch.optim:Optimizer")
 SCHEDULERS: Registry[Any] = Registry("scheduler")
 PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor")
 TRANSFORMS: Registry[Any] = Registry(

@@ -1,4 +1,4 @@
-from sslengine.errors import ConfigError, SSLEngineError, listing, nearest
+from sslengine.errors import ConfigError, SSLEngineError, listing, nearest, readable
 
 
 def test_nearest_names_the_closest_first() -> None:
@@ -25,3 +25,15 @@ def test_listing_is_sorted_and_cut() -> None:
 
 def test_every_error_is_one_that_the_command_line_catches() -> None:
     assert issubclass(ConfigError, SSLEngineError)
+
+
+def test_what_a_terminal_would_obey_is_escaped() -> None:
+    assert readable("dog 1 é 漢 ñ.png") == "dog 1 é 漢 ñ.png"
+    assert readable("\x1b[2J\r\n\x00\x7f\x9b\u202e\udce9") == (
+        r"\x1b[2J\r\n\x00\x7f\x9b\u202e\udce9"
+    )
+    assert readable("a\n\tb\x1b", but="\n\t") == "a\n\tb\\x1b"
+    assert readable(17) == "17"
+    assert str(ConfigError("two\n  lines \x1b[2J")) == "two\n  lines \\x1b[2J"
+    assert listing(["b\x1b", "a"]) == r"a, b\x1b"
+    assert nearest("a\x07bc", ["a\x07bd"]) == r"Did you mean 'a\x07bd'?"

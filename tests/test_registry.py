@@ -125,12 +125,28 @@ def test_a_dotted_path_that_leads_nowhere(path: str, message: str) -> None:
         import_dotted(path, "config.X")
 
 
-def test_an_import_error_inside_the_users_module_is_told_as_it_is(plugin_folder: Path) -> None:
-    (plugin_folder / "needs_missing.py").write_text("import not_there_at_all\n")
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        import_dotted("needs_missing:Thing")
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        load_plugins(["needs_missing"])
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all'"),
+        ("import vissl.hooks", "sslengine.registry"),
+        ("x = 1\n1 / 0", "ZeroDivisionError: division by zero"),
+        ("def f(:", "SyntaxError"),
+    ],
+)
+def test_an_error_inside_the_users_module_is_told_with_its_place(
+    plugin_folder: Path, source: str, said: str
+) -> None:
+    (plugin_folder / "has_an_error.py").write_text(source)
+    for run in (
+        lambda: import_dotted("has_an_error:Thing"),
+        lambda: load_plugins(["has_an_error"]),
+    ):
+        with pytest.raises(ConfigError, match="importing 'has_an_error' fails") as told:
+            run()
+        assert said in str(told.value)
+        assert "has_an_error.py, line" in str(told.value)
+        assert told.value.__cause__ is not None
 
 
 def test_a_missing_plugin_is_told_with_its_place_in_the_list() -> None:

@@ -3,18 +3,26 @@
 The operating system holds the lock for as long as its process lives, so a run that was
 killed leaves none behind; the file says who has it. It is never removed: a process that
 waits for a file which another removes would lock a file that nobody else can see.
+
+Where the file system has no such locks (some of Lustre, some of NFS), a file with a heartbeat
+takes their place, with a warning.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
+from sslengine.checkpoint import lease
+from sslengine.checkpoint.atomic import make_folder
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CheckpointError
@@ -24,7 +32,10 @@ try:
 except ImportError:  # not Unix: there nothing is locked
     fcntl = None  # type: ignore[assignment]
 
+log = logging.getLogger("sslengine")
+
 NAME = ".lock"
+_TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN)
 
 
 @contextmanager
@@ -38,21 +49,19 @@ def owned(folder: Path) -> Iterator[None]:
         yield
     finally:
         if held is not None:
-            os.close(held)
+            held()
 
 
-def _take(folder: Path) -> tuple[int | None, str | None]:
-    """(what holds the lock, what is wrong)."""
+def _take(folder: Path) -> tuple[Callable[[], None] | None, str | None]:
+    """(what gives the lock back, what is wrong)."""
     path = folder / NAME
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         return None, f"{folder} cannot be the folder of a run: {error.strerror} ({error.filename})."
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    release = _lock(file, folder)
+    if release is None:
         os.close(file)
         return None, (
             f"another run is using {folder}: {_owner(path)}. Wait for its end, or give this one a "
@@ -62,7 +71,33 @@ def _take(folder: Path) -> tuple[int | None, str | None]:
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
     os.ftruncate(file, 0)
     os.write(file, json.dumps(facts).encode() + b"\n")
-    return file, None
+    return release, None
+
+
+def _lock(file: int, folder: Path) -> Callable[[], None] | None:
+    """What gives it back; None: another run has it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return None if error.errno in _TAKEN else _lease(file, folder, error)
+    return partial(os.close, file)
+
+
+def _lease(file: int, folder: Path, error: OSError) -> Callable[[], None] | None:
+    log.warning(
+        "%s: this file system cannot lock a file (%s). A file with a heartbeat, %s, keeps other "
+        "runs out of the folder.", folder, error.strerror, lease.NAME,
+    )  # fmt: skip
+    held = lease.Lease(folder / lease.NAME)
+    if not held.take():
+        return None
+
+    def release() -> None:
+        held.release()
+        os.close(file)
+
+    return release
 
 
 def _owner(path: Path) -> str:

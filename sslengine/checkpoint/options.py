@@ -54,6 +54,11 @@ class CheckpointOptions:
     LATEST_CHECKPOINT_RESUME_FILE_NUM: int = 1
 
     def check(self) -> Iterator[str]:
+        if not self.DIR.strip():
+            yield (
+                "DIR: it is empty (a shell variable that is not set?). Give the folder of the run; "
+                "or leave DIR away: runs/<name of the config>."
+            )
         for key in (
             "CHECKPOINT_FREQUENCY",
             "CHECKPOINT_ITER_FREQUENCY",

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.checkpoint import files
+from sslengine.checkpoint.atomic import make_folder, sync_folder
+from sslengine.checkpoint.contents import results
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
-
-_RESULTS = ("checkpoints", "metrics.jsonl", "metrics.csv", "images", "log.txt", "tb_logs")
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,22 @@ def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | 
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Move an earlier run's results into `earlier/<n>`, so that a new one can begin."""
+    """Move all that an earlier run wrote into `earlier/<n>`, so that a new one can begin.
+
+    What else lies in the folder stays where it is.
+    """
     if not is_primary():
         return None
-    present = [run_dir / name for name in _RESULTS if (run_dir / name).exists()]
+    present = results(run_dir)
     if not present:
         return None
     number = 1
     while (run_dir / "earlier" / str(number)).exists():
         number += 1
     target = run_dir / "earlier" / str(number)
-    target.mkdir(parents=True)
+    make_folder(target)
     for path in present:
         path.rename(target / path.name)
+    sync_folder(target)
+    sync_folder(run_dir)
     return target

@@ -8,6 +8,7 @@ against their registry wherever they stand in the schema, plugins' sections incl
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sslengine.config.arguments import argument_problems
 from sslengine.config.merge import Merged
 from sslengine.config.sections import components_of, fields_of, typed_nodes
-from sslengine.errors import UnknownNameError
+from sslengine.errors import ConfigError, UnknownNameError, UntrustedError
 from sslengine.registry import Registry, component_key
 
 
@@ -37,8 +38,11 @@ def check(merged: Merged) -> None:
     """Raise one ConfigError that tells all that is wrong."""
     for registry, value, path in _named_values(merged.root):
         merged.problems.extend(_name_problems(registry, value, path))
+    # What a section asks of its components can be asked of the right ones alone.
+    verbs = ("check",) if merged.problems else ("check", "check_chosen")
     for path, node in typed_nodes(merged.root.config):
-        for verb in ("check", "check_chosen"):
+        merged.problems.extend(_number_problems(node, path))
+        for verb in verbs:
             merged.problems.extend(_told_by_section(node, path, verb))
         merged.problems.extend(_free_component_problems(node, path))
     merged.raise_problems()
@@ -60,6 +64,31 @@ def _value_of(node: DictConfig, key: str) -> Any:
     except OmegaConfBaseException:
         return None
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _number_problems(node: DictConfig, path: str) -> Iterator[str]:
+    """Numbers that are none, and infinite ones where nothing says that they may be."""
+    for key, field in fields_of(node).items():
+        value = node._get_node(key)
+        if isinstance(value, DictConfig) and fields_of(value):
+            continue  # a section of its own
+        component = "registry" in field.metadata  # its arguments are its own affair
+        infinite = component or bool(field.metadata.get("infinite"))
+        for place, number in _floats(_value_of(node, key), f"{path}.{key}"):
+            if math.isnan(number) or (math.isinf(number) and not infinite):
+                yield f"{place}: expected a finite number, got {number}."
+
+
+def _floats(value: Any, path: str) -> Iterator[tuple[str, float]]:
+    match value:
+        case float():
+            yield path, value
+        case Mapping():
+            for key, each in value.items():
+                yield from _floats(each, f"{path}.{key}")
+        case [*entries]:
+            for index, each in enumerate(entries):
+                yield from _floats(each, f"{path}.{index}")
 
 
 def _spelling_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
@@ -116,8 +145,19 @@ def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator
         return  # what ships with sslengine is imported where it is built
     try:
         registry.get(name, path)
-    except UnknownNameError as error:
+    except UntrustedError:
+        raise
+    except ConfigError as error:
         yield str(error)
+        return
+    yield from _kind_problems(registry, name, path)
+
+
+def _kind_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
+    """Of a dotted path, which may point to anything."""
+    if ":" in name and (expected := registry.unfit(name, path)):
+        thing = registry.get(name, path)
+        yield f"{path}: {name!r} is no {registry.kind}: expected {expected}, got {thing!r}."
 
 
 def _call_problems(
@@ -125,8 +165,14 @@ def _call_problems(
 ) -> Iterator[str]:
     try:
         thing = registry.get(name, path)
-    except UnknownNameError as error:
+    except UntrustedError:
+        raise
+    except ConfigError as error:
         yield str(error)
+        return
+    problems = list(_kind_problems(registry, name, path))
+    if problems:
+        yield from problems
         return
     options = registry.options(name, path)
     if options is None:

@@ -101,7 +101,19 @@ class _GroupFolder(FileConfigSource):  # type: ignore[misc]
         return path.removeprefix("config/") if path.startswith("config/") else None
 
     def load_config(self, config_path: str) -> ConfigResult:
-        return super().load_config(self._inside(config_path) or config_path)
+        inside = self._inside(config_path) or config_path
+        file = Path(self.path) / f"{_stem(inside)}.yaml"
+        try:
+            return super().load_config(inside)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file}: not UTF-8 text ({error}). Save it as UTF-8.") from error
+        except RecursionError as error:
+            raise ConfigError(
+                f"{file}: an alias (*NAME) stands inside what it refers to (&NAME), or values are "
+                f"nested too deeply."
+            ) from error
+        except (OmegaConfBaseException, YAMLError) as error:
+            raise ConfigError(f"{file}: not valid YAML. {error}") from error
 
     def is_group(self, config_path: str) -> bool:
         inside = self._inside(config_path)
@@ -138,8 +150,8 @@ def _loader(folders: Sequence[Path]) -> ConfigLoaderImpl:
     search_path = ConfigSearchPathImpl()
     search_path.append("hydra", "pkg://hydra.conf")
     for folder in folders:
-        scheme = "file" if (folder / "config").is_dir() else "group"
-        search_path.append(str(folder), f"{scheme}://{folder}")
+        inside = folder / "config"
+        search_path.append(str(folder), f"group://{inside if inside.is_dir() else folder}")
     search_path.append("schema", "structured://")
     return ConfigLoaderImpl(search_path)
 
@@ -195,11 +207,8 @@ def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Compos
     """Read the files that the arguments select, and the values they set."""
     overrides = [each for each in parse(arguments) if not each.key_or_group.startswith("hydra")]
     groups = [str(each.input_line) for each in overrides if is_group(each)]
-    chosen = [_stem(each.value()) for each in overrides if each.key_or_group == "config"]
-    if not chosen:
-        raise ConfigError(
-            "no config was named: add config=<file without .yaml>, as in config=quickstart/simclr."
-        )
+    selected = [each for each in overrides if is_group(each) and each.type != OverrideType.DEL]
+    name = _chosen([_file_named(each) for each in selected if each.key_or_group == "config"])
     loader = _loader(search_folders(config_dirs))
     try:
         defaults = loader.compute_defaults_list(_PRIMARY, groups, RunMode.RUN).defaults
@@ -208,12 +217,43 @@ def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Compos
             for default in defaults
             if default.config_path and default.config_path.startswith("config/")
         ]
+    except RecursionError as error:
+        raise ConfigError(
+            f"config={name}: `defaults` lists name each other in a circle, or a file names itself."
+        ) from error
     except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"config={chosen[-1]}: not valid YAML. {error}") from error
+        raise ConfigError(f"config={name}: not valid YAML. {error}") from error
     except HydraException as error:
         raise ConfigError(_missing_file(loader, groups, error)) from error
+    found = {_stem(default.config_path) for default in defaults}
+    for each in selected:  # a folder that is not there is passed over by hydra
+        if f"{each.key_or_group}/{_file_named(each)}" not in found:
+            raise ConfigError(_missing_file(loader, [str(each.input_line)]))
     assignments = [_assignment(each) for each in overrides if not is_group(each)]
-    return Composition(layers, assignments, name=chosen[-1])
+    return Composition(layers, assignments, name)
+
+
+def _chosen(names: Sequence[str]) -> str:
+    if not names:
+        raise ConfigError(
+            "no config was named: add config=<file without .yaml>, as in config=quickstart/simclr."
+        )
+    if len(names) > 1:
+        raise ConfigError(
+            f"{', '.join(f'config={name}' for name in names)}: config=... names one file. What "
+            f"comes on top of it lies in a folder below configs/: +config/FOLDER=FILE."
+        )
+    return names[0]
+
+
+def _file_named(override: Override) -> str:
+    value = override.value()
+    if not isinstance(value, str) or not value:
+        raise ConfigError(
+            f"{COMMAND_LINE}: {override.input_line}: expected the name of a file, as in "
+            f"{override.key_or_group}=quickstart/simclr."
+        )
+    return _stem(value)
 
 
 def compose_on(layer: Layer, arguments: Sequence[str], name: str) -> Composition:
@@ -237,8 +277,7 @@ def _layer(loader: ConfigLoaderImpl, config_path: str, package: str | None) -> L
     result = loader.repository.load_config(config_path)
     assert result is not None  # hydra has just found it
     folder = result.path.split("://", 1)[-1]
-    inner = config_path if (Path(folder) / "config").is_dir() else config_path[len("config/") :]
-    file = _readable(Path(folder) / f"{_stem(inner)}.yaml")
+    file = _readable(Path(folder) / f"{_stem(config_path.removeprefix('config/'))}.yaml")
     tree = OmegaConf.to_container(result.config, resolve=False)
     if package and isinstance(tree, dict) and "config" in tree:
         raise ConfigError(
@@ -267,7 +306,9 @@ def _assignment(override: Override) -> Assignment:
     )
 
 
-def _missing_file(loader: ConfigLoaderImpl, groups: list[str], error: HydraException) -> str:
+def _missing_file(
+    loader: ConfigLoaderImpl, groups: list[str], error: HydraException | None = None
+) -> str:
     known = list(_options(loader, "config"))
     for group in groups:
         key, _, value = group.lstrip("+").partition("=")
@@ -277,15 +318,10 @@ def _missing_file(loader: ConfigLoaderImpl, groups: list[str], error: HydraExcep
             places = ", ".join(
                 str(source.provider)
                 for source in loader.repository.get_sources()
-                if source.scheme() in ("file", "group")
+                if source.scheme() == "group"
             )
             return f"{group}: there is no such config file. {hint}\n  Looked in: {places}"
-    if "appears more than once" in str(error):
-        return (
-            f"{', '.join(groups)}: config=... names one file. What comes on top of it lies in a "
-            f"folder below configs/: +config/FOLDER=FILE."
-        )
-    return str(error)
+    return str(error or f"{', '.join(groups)}: there is no such config file.")
 
 
 def _options(loader: ConfigLoaderImpl, group: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.facts import run_facts, world_size
-from sslengine.config.lr_scaling import optimizers, scale_schedule
+from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
 from sslengine.config.merge import Merged
 from sslengine.config.reference_world_size import scale_to_ranks
 from sslengine.config.sharding import expect_no_conflict, sharding_values
@@ -88,6 +88,18 @@ def _label_type(config: DictConfig) -> Iterator[Derived]:
 def _backend(config: DictConfig) -> Iterator[Derived]:
     if config.MACHINE.DEVICE == "cpu" and config.DISTRIBUTED.BACKEND == "nccl":
         yield Derived("DISTRIBUTED.BACKEND", "gloo", "nccl needs GPUs")
+
+
+def _peaks(config: DictConfig) -> Iterator[Derived]:
+    for path, optimizer in optimizers(config):
+        for key, schedule in optimizer.param_schedulers.items():
+            if schedule is not None and schedule.peak is not None:
+                old, where = _plain(schedule), f"{path}.param_schedulers.{key!s}"
+                try:
+                    new = with_peak(old, schedule.peak)
+                except ConfigError as error:
+                    raise ConfigError(f"config.{where}.{error}") from error
+                yield from _changes(where, old, new, f"peak {schedule.peak:g}")
 
 
 def _learning_rate(config: DictConfig) -> Iterator[Derived]:
@@ -165,6 +177,7 @@ RULES: tuple[Callable[[DictConfig], Iterator[Derived]], ...] = (
     _reference_world_size,
     _sharding,
     _conflicts,
+    _peaks,
     _learning_rate,
     _head_weight_decay,
     _loss_options,

@@ -47,6 +47,45 @@ def scale_schedule(schedule: Schedule, global_batch: int, node_batch: int) -> Sc
     return _rescale(schedule, peak, start)
 
 
+# What a schedule's values are called, whatever its name.
+_VALUES = ("value", "start_value", "end_value", "base_value", "values")
+
+
+def with_peak(schedule: Schedule, peak: float) -> Schedule:
+    """All values times peak / the largest, those of a composite's parts as well.
+
+    (linear 0 to 0.2, cosine 0.2 to 0), peak 0.1: (linear 0 to 0.1, cosine 0.1 to 0).
+    """
+    largest = max(_magnitudes(schedule), default=0.0)
+    if largest == 0.0:
+        raise ConfigError(
+            f"peak: the schedule {schedule['name']!r} has no value above 0 that could be scaled."
+        )
+    return _times(schedule, peak / largest)
+
+
+def _magnitudes(schedule: Mapping[str, Any]) -> Iterator[float]:
+    for key in _VALUES:
+        value = schedule.get(key)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        yield from (abs(each) for each in values if each is not None)
+    for part in schedule.get("schedulers") or ():
+        yield from _magnitudes(part)
+
+
+def _times(schedule: Mapping[str, Any], factor: float) -> Schedule:
+    def scaled(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [scaled(each) for each in value]
+        # Rounded: 0.2 * (0.3 / 0.2) is to be 0.3 again.
+        return None if value is None else float(f"{value * factor:.12g}")
+
+    changed = {key: scaled(schedule[key]) for key in _VALUES if key in schedule}
+    if schedule.get("schedulers"):
+        changed["schedulers"] = [_times(part, factor) for part in schedule["schedulers"]]
+    return {**schedule, **changed}
+
+
 def _rescale(schedule: Schedule, peak: float, node_lr: float) -> Schedule:
     name = schedule["name"]
     if name == "composite":

@@ -29,7 +29,7 @@ from sslengine.config.sections import (
     typed_nodes,
 )
 from sslengine.config.stored import Path, is_secret, texts_of_environment
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, UntrustedError, listing, nearest
 from sslengine.registry import ENGINES, Registry, component_key
 
 
@@ -133,7 +133,9 @@ class _Writer:
     def _bring(self, node: DictConfig, registry: Registry[Any], name: str, where: str) -> None:
         try:
             options = registry.options(name, where)
-        except UnknownNameError:
+        except UntrustedError:
+            raise
+        except ConfigError:
             return  # told by check.py, with the key path
         if options is not None:
             extend(node, component_key(name), options)
@@ -160,6 +162,8 @@ class _Writer:
         is_section = isinstance(current, DictConfig) and not current._is_none()
         if is_section and isinstance(value, Mapping):
             self.put_all(current, value, path, origin)  # type: ignore[arg-type]
+        elif path == "config" and value is None:
+            self.merged.problems.append(f"config: expected keys, got null. Set by {origin}.")
         elif is_section and value is None and not _null_by_default(node, key):
             return  # `MACHINE:` with nothing under it
         elif is_section and value is not None and fields_of(current):  # type: ignore[arg-type]

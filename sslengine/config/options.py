@@ -9,6 +9,8 @@ from typing import Any
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.registry import TASKS, TRAIN_STEPS
 
+# What is drawn from it takes 64 bits, in torch and in numpy.
+MOST_SEED = 2**32 - 1
 SHARDED_TASK = "self_supervision_fsdp_task"
 
 
@@ -52,6 +54,8 @@ class RunOptions:
         for key in ("LOG_FREQUENCY", "TEST_EVERY_NUM_EPOCH"):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if abs(self.SEED_VALUE) > MOST_SEED:
+            yield f"SEED_VALUE: expected at most {MOST_SEED}, got {self.SEED_VALUE}."
         if self.REFERENCE_WORLD_SIZE < 0:
             yield f"REFERENCE_WORLD_SIZE: expected 0 or more, got {self.REFERENCE_WORLD_SIZE}."
         for index, entry in enumerate(self.EXPECTED_RESULTS):

@@ -13,6 +13,7 @@ from sslengine.config.compose import Composition, Layer, compose
 from sslengine.config.inference import infer
 from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
+from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
 from sslengine.errors import ConfigError
 from sslengine.registry import load_plugins
@@ -50,6 +51,7 @@ def freeze(composition: Composition) -> Resolved:
     """Load plugins, merge onto the schema, check, derive, make read-only."""
     load_plugins(_plugins(composition))
     merged = merge(composition, partial(_look_first, composition))
+    settle_schedules(merged, composition)  # those in the options of components as well
     check(merged)
     infer(merged, composition.name)
     OmegaConf.set_readonly(merged.root.config, True)
@@ -66,6 +68,7 @@ def freeze(composition: Composition) -> Resolved:
 
 def _look_first(composition: Composition, merged: Merged) -> None:
     settle_length(merged, composition)
+    settle_schedules(merged, composition)
     check_plain(merged)
 
 

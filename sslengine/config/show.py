@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from sslengine.config.resolve import Resolved
 from sslengine.config.stored import as_stored
+from sslengine.errors import readable
 
 
 def show(resolved: Resolved) -> str:
@@ -47,4 +48,4 @@ def _origin(path: str, origins: dict[str, str]) -> str | None:
 
 def _line(depth: int, text: str, origin: str | None) -> str:
     indented = "  " * depth + text
-    return f"{indented:<60}  # {origin}" if origin else indented
+    return f"{indented:<60}  # {readable(origin)}" if origin else indented

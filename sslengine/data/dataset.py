@@ -37,6 +37,7 @@ from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.data.subset import Rows, choose_rows, part
 from sslengine.data.transforms.pipeline import Pipeline, Sample
+from sslengine.errors import readable
 
 T = TypeVar("T")
 
@@ -156,7 +157,7 @@ class SSLDataset(Dataset[Sample]):
 
     def name(self, index: int) -> str:
         """What to call a sample in a message: its file, where there is one."""
-        return self.sources[0].path(int(self.rows[index]))
+        return readable(self.sources[0].path(int(self.rows[index])))
 
     def _stand_in(self, source: DataSource, key: SampleKey) -> Any:
         """For an unreadable image: a grey one, or with ENABLE_QUEUE_DATASET that of another
@@ -187,5 +188,5 @@ def _problem(source: DataSource, row: int) -> str:
     try:
         source.image(row)
     except Exception as error:
-        return f"{source.path(row)} ({type(error).__name__}: {error})"
+        return readable(f"{source.path(row)} ({type(error).__name__}: {error})")
     return ""

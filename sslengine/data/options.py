@@ -12,6 +12,13 @@ from sslengine.config.sections import named, one_of, section
 from sslengine.data.pixel_range import PixelRange
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
+# Options of a split that have an effect with some sources alone; see DataSource.reads.
+OF_ENCODED_SOURCES = (
+    "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION", "READ_RETRIES", "READ_RETRY_WAIT",
+    "MAX_IMAGE_PIXELS",
+)  # fmt: skip
+OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
+
 
 @dataclass
 class DataLimitSampling:
@@ -183,6 +190,7 @@ class SplitOptions:
             )
 
     def check_chosen(self) -> Iterator[str]:
+        yield from self._options_nobody_reads()
         if self.COLLATE_FUNCTION in COLLATORS:
             yield from argument_problems(
                 COLLATORS.get(self.COLLATE_FUNCTION),
@@ -195,6 +203,19 @@ class SplitOptions:
                 yield (
                     f"DATA_PATHS.{position}: the source {source!r} makes its images and reads no "
                     f"{path!r}. For images of your own set DATA_SOURCES to disk_folder."
+                )
+
+    def _options_nobody_reads(self) -> Iterator[str]:
+        default = type(self)()
+        set_here = [key for key in OF_SOME_SOURCES if getattr(self, key) != getattr(default, key)]
+        if not set_here or not all(name in DATA_SOURCES for name in self.DATA_SOURCES):
+            return
+        read = [DATA_SOURCES.get(name).reads for name in self.DATA_SOURCES]
+        for key in set_here:
+            if read and not any(each is None or key in each for each in read):
+                yield (
+                    f"{key}: {' and '.join(self.DATA_SOURCES)} does not read it; leave it at "
+                    f"{getattr(default, key)!r}."
                 )
 
     def _source_problems(self) -> Iterator[str]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from sslengine.data.sources.regular_file import NotRegularError
+
 # What another attempt does not change.
-FINAL = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+FINAL = (
+    FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, NotRegularError,
+)  # fmt: skip
 
 
 def retried(read: Callable[[], bytes], retries: int, wait: float) -> bytes:

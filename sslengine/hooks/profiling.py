@@ -27,6 +27,7 @@ from sslengine.hooks.events import Hook, TaskView
 from sslengine.hooks.layer_memory import LayerMemory
 from sslengine.hooks.options import ProfilingOptions
 from sslengine.hooks.preemption import StopOnSignals
+from sslengine.trust import is_closed
 
 log = logging.getLogger("sslengine")
 
@@ -37,7 +38,9 @@ class ProfileSteps(Hook):
     def __init__(self, options: ProfilingOptions, run_dir: Path, stop: StopOnSignals) -> None:
         chosen = options.OUTPUT_FOLDER
         self.options = options
-        self.folder = run_dir / "profile" if chosen in ("", ".") else Path(chosen)
+        # A config that is not trusted does not say where files are written.
+        own = chosen in ("", ".") or is_closed()
+        self.folder = run_dir / "profile" if own else Path(chosen)
         self.begin = options.START_ITERATION
         self.record = self.begin + options.WARMUP_ITERATIONS
         self.end = self.record + options.NUM_ITERATIONS

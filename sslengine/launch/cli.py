@@ -15,6 +15,7 @@ from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.show import show
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
+from sslengine.launch.folder import make_run_folder
 from sslengine.registry import import_dotted
 from sslengine.screen import columns, wrapped
 from sslengine.trust import closed, expect_trust
@@ -82,10 +83,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def start(runs: Sequence[Resolved]) -> int:
     """Run all of them, or submit them to SLURM. The command's exit status: see main."""
     try:
+        # Imported only now: --help and a config error should not wait for torch.
+        expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
+        for run in runs:
+            with closed(run.opened):
+                expect_fitting_shapes(run.config)
+        startup.mark("check")
         if any(run.config.SLURM.USE_SLURM for run in runs):
             return _submit(runs)
-        # Imported only now: --help and a config error should not wait for torch.
         launch = import_dotted("sslengine.launch.local:launch")
+        for run in runs:
+            make_run_folder(run.config)
         for number, run in enumerate(runs):
             if number:
                 startup.begin()

@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from sslengine.checkpoint.contents import foreign
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import DistributedOptions
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError
+
+
+def make_run_folder(config: DictConfig) -> None:
+    """Before anything is started: a folder that cannot be is the user's mistake."""
+    folder = run_folder(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(each for each in (folder, *folder.parents) if each.exists())
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: {folder} cannot be a folder: {file} is a file."
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: the folder {folder} cannot be made: {error}"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"config.CHECKPOINT.DIR: the folder {folder} may not be written to.")
+
+
+def expect_run_folder(config: DictConfig) -> Path:
+    """The folder, if a run may write into it: one that is new, empty, or a run's already."""
+    folder = run_folder(config)
+    try:
+        names = foreign(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: {folder} cannot be the folder of a run: {error.strerror}."
+        ) from error
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: {folder} holds files that no run of this engine wrote "
+            f"({shown}), and nothing by which a run is known (its config.yaml, its checkpoints "
+            f"with their manifests). Give the run a folder of its own, new or empty, such as "
+            f"{folder / 'run'}."
+        )
+    return folder
 
 
 def run_folder(config: DictConfig) -> Path:

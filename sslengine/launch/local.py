@@ -11,7 +11,8 @@ from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.meeting import Place, meet, ports_from
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, readable
+from sslengine.launch.folder import expect_run_folder
 from sslengine.launch.plan import Plan, make_plan
 from sslengine.launch.rank import run_rank
 from sslengine.launch.started import Started
@@ -19,10 +20,11 @@ from sslengine.launch.started import Started
 
 def launch(resolved: Resolved) -> None:
     """Run to the end; an error of any rank is raised here."""
+    expect_run_folder(resolved.config)
     options = read(resolved.config, DistributedOptions)
     plan = make_plan(options, resolved.node_id)
     if plan.speaks:
-        print(f"launch: {plan.text}", flush=True)  # noqa: T201
+        print(f"launch: {readable(plan.text)}", flush=True)  # noqa: T201
     if plan.how == "here":
         run_rank(resolved, join=False)
     elif plan.how == "node":

@@ -285,7 +285,7 @@ class ActivationCheckpointingOptions:
 @dataclass
 class GradClipOptions:
     USE_GRAD_CLIP: bool = False
-    NORM_TYPE: float = 2.0
+    NORM_TYPE: float = field(default=2.0, metadata={"infinite": True})
     MAX_NORM: float = 1.0
     # Of each parameter's gradient by itself, as DINO has it, not of all together.
     PER_PARAMETER: bool = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from sslengine.checkpoint.atomic import make_folder
+from sslengine.errors import readable
 from sslengine.monitor.text import Pace, phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
 from sslengine.screen import columns, wrapped
@@ -20,10 +22,31 @@ def log_path(run_dir: Path, rank: int) -> Path:
     return run_dir / ("log.txt" if rank == 0 else f"log_rank{rank}.txt")
 
 
-class _LogFile(logging.FileHandler):
-    """A log that cannot be written (a full disk) says so once, and not at each line."""
+class _Formatter(logging.Formatter):
+    """What a message says of files and values cannot command a terminal that shows it, and in a
+    file not look like another line of the log."""
+
+    def __init__(self, how: str, indent: str = "") -> None:
+        super().__init__(how)
+        self._line_feed = f"\n{indent}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return readable(super().format(record), but="\n\t").replace("\n", self._line_feed)
+
+
+class _LogFile(WatchedFileHandler):
+    """A log that cannot be written (a full disk) says so once, and not at each line.
+
+    It follows its name: when an earlier run's log is moved aside, a new file is begun.
+    """
 
     _failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not self._failed:
@@ -65,7 +88,7 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
     close_log()
     make_folder(run_dir)
     to_file = _LogFile(log_path(run_dir, rank), encoding="utf-8", delay=True)
-    to_file.setFormatter(logging.Formatter(_FORMAT))
+    to_file.setFormatter(_Formatter(_FORMAT, indent="  "))
     _log.setLevel(logging.DEBUG if verbose else logging.INFO)
     _log.propagate = False
     _log.addHandler(to_file)
@@ -88,7 +111,7 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
 
 def _to_screen(least: int) -> logging.Handler:
     handler = _Screen()
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
     handler.addFilter(lambda record: getattr(record, "on_screen", record.levelno >= least))
     return handler
 

@@ -116,7 +116,8 @@ def cut(path: Path, size: int, run_folder: Path) -> None:
 def _keep_lines(path: Path, keep: Callable[[bytes], bool]) -> None:
     if not path.exists():
         return
-    kept, dropped = [], []
+    kept: list[bytes] = []
+    dropped: list[bytes] = []
     for line in path.read_bytes().splitlines(keepends=True):
         (kept if line.endswith(b"\n") and keep(line) else dropped).append(line)
     if dropped:

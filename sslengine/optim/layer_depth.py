@@ -1,56 +1,100 @@
-"""How deep in the model does a parameter stand? Read from its name alone.
+"""How deep in the model does a parameter stand? Layers are numbered from 0, heads come last.
 
-ViT with timm's names:          embeddings 0, blocks.i is i + 1, the rest of the trunk
-                                as its last block
-ResNet with torchvision's:      stem 0, layer1 to layer4 are 1 to 4
-heads:                          one more than the last layer of the trunk
+A trunk of timm's, or around one:  as timm groups its parameters (`group_matcher`)
+The same structure without timm:   as timm groups ViT, ConvNeXt and Swin, by the names
+ResNet with torchvision's names:   stem 0, layer1 to layer4 are 1 to 4, as in VISSL
+
+What timm's grouping leaves to the classifier (ConvNeXt's last norm) has the depth of heads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import nn
 
 from sslengine.errors import ConfigError
 
-_BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
-_NESTED_BLOCK = re.compile(r"(?:^|\.)\w+\.\d+\.blocks\.\d+\.")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:\w+_token|\w*pos_embed|patch_embed|norm_pre)(?:\.|$)")
+_VIT_BLOCK = r"blocks\.\d+\."
+_EMBEDDING = r"(?:\w+_token|\w*pos_embed|patch_embed|norm_pre)(?:\.|$)"
 _STAGE = re.compile(r"(?:^|\.)layer(\d+)\.")
+# timm's module and class -> what the names of its structure have.
+_STRUCTURES = {
+    ("vision_transformer", "VisionTransformer"): (_VIT_BLOCK, _EMBEDDING),
+    ("convnext", "ConvNeXt"): (r"stages\.\d+\.blocks\.\d+\.", r"stem\."),
+    ("swin_transformer", "SwinTransformer"): (r"layers\.\d+\.blocks\.\d+\.", r"patch_embed\."),
+}
+# A name that no grouping of timm's knows: it gets the depth of the classifier.
+_HEAD = "\0"
 
 
 @dataclass(frozen=True)
 class LayerDepth:
-    """Depths from 0 to `last` in the trunk."""
-
+    depths: Mapping[str, int]  # of the trunk's parameters, as model.named_parameters() names them
+    heads: int
     is_vit: bool
-    last: int
 
     def of(self, name: str) -> int:
-        """`name` as in `model.named_parameters()`: trunk.blocks.3.attn.qkv.weight"""
-        if not name.startswith("trunk."):
-            return self.last + 1
-        layer = (_BLOCK if self.is_vit else _STAGE).search(name)
-        if self.is_vit:
-            if layer:
-                return int(layer[1]) + 1
-            return 0 if _EMBEDDING.search(name) else self.last
-        return int(layer[1]) if layer else 0
+        """What is not in the trunk stands as deep as heads."""
+        return self.depths.get(name, self.heads)
 
 
-def layer_depth(names: Sequence[str]) -> LayerDepth:
-    """The scheme that fits a model with these parameter names."""
-    trunk = [name for name in names if name.startswith("trunk.")]
-    blocks = [int(match[1]) for name in trunk if (match := _BLOCK.search(name))]
-    nested = any(_NESTED_BLOCK.search(name) for name in trunk)
-    if blocks and not nested and any(_EMBEDDING.search(name) for name in trunk):
-        return LayerDepth(is_vit=True, last=max(blocks) + 1)
-    stages = [int(match[1]) for name in trunk if (match := _STAGE.search(name))]
-    if stages:
-        return LayerDepth(is_vit=False, last=max(stages))
+def layer_depth(model: nn.Module) -> LayerDepth:
+    """The scheme that fits the model's trunk."""
+    names = [name for name, _ in model.named_parameters() if name.startswith("trunk.")]
+    is_vit = all(_prefix(names, pattern) is not None for pattern in (_VIT_BLOCK, _EMBEDDING))
+    grouped = _by_its_own_matcher(model) or _by_structure(names)
+    if grouped is not None:
+        return LayerDepth(*grouped, is_vit)
+    stages = {name: int(match[1]) if (match := _STAGE.search(name)) else 0 for name in names}
+    if any(stages.values()):
+        return LayerDepth(stages, max(stages.values()) + 1, False)
     raise ConfigError(
-        "OPTIMIZER.param_group_constructor: lr_decay reads layers from parameter names, either "
-        "blocks.0, blocks.1 ... beside patch_embed and pos_embed, or layer1 ... layer4; this "
-        f"trunk has neither. Its first names are: {', '.join(trunk[:5]) or 'none'}."
+        "OPTIMIZER.param_group_constructor: lr_decay takes the layers of a trunk from timm's "
+        "grouping (ViT, ConvNeXt, Swin and any other model of timm's), or reads layer1 ... layer4 "
+        "from the names of its parameters. This trunk has neither. Its first names are: "
+        f"{', '.join(names[:5]) or 'none'}."
     )
+
+
+def _by_its_own_matcher(model: nn.Module) -> tuple[dict[str, int], int] | None:
+    for prefix, module in model.named_modules():
+        if prefix.split(".")[0] == "trunk" and callable(getattr(module, "group_matcher", None)):
+            names = (name for name, _ in module.named_parameters())
+            return _grouped(prefix, names, cast(Any, module).group_matcher(coarse=False))
+    return None
+
+
+def _by_structure(names: list[str]) -> tuple[dict[str, int], int] | None:
+    for (module, cls), patterns in _STRUCTURES.items():
+        prefixes = {_prefix(names, pattern) for pattern in patterns}
+        if None not in prefixes and len(prefixes) == 1:
+            from timm import models  # only where a trunk needs it: it takes a second
+
+            timms = getattr(getattr(models, module), cls)
+            (prefix,) = cast("set[str]", prefixes)
+            inside = (name.removeprefix(f"{prefix}.") for name in names
+                      if name.startswith(f"{prefix}."))  # fmt: skip
+            return _grouped(prefix, inside, timms.group_matcher(None, coarse=False))
+    return None
+
+
+def _prefix(names: Iterable[str], pattern: str) -> str | None:
+    """Of the module in which a name begins so: `trunk`, `trunk.base_model`; None: there is none.
+
+    The module of a name is what stands before the pattern: blocks of stages are none of a ViT.
+    """
+    expression = re.compile(rf"(trunk(?:\.[a-z_]\w*)*)\.{pattern}")
+    return next((match[1] for name in names if (match := expression.match(name))), None)
+
+
+def _grouped(prefix: str, names: Iterable[str], matcher: Any) -> tuple[dict[str, int], int]:
+    from timm.models._manipulate import group_with_matcher
+
+    named = ((name, None) for name in (*names, _HEAD))
+    found: dict[str, int] = group_with_matcher(named, matcher, reverse=True)
+    heads = found.pop(_HEAD)
+    return {f"{prefix}.{name}": depth for name, depth in found.items()}, heads

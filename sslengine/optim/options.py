@@ -26,6 +26,8 @@ _OWN_DEFAULT = (
     "exclude_bias_and_norm",
 )
 
+# All phases of a run are laid out in memory before it starts.
+MOST_EPOCHS = 1_000_000
 # A length in epochs that only the data set tells: longer than any milestone.
 _LENGTH_UNKNOWN = 1e9
 
@@ -253,6 +255,8 @@ class OptimizerOptions(OptimizerSettings):
             value = getattr(self, key)
             if value is not None and value < 1:
                 yield f"{key}: expected 1 or more, got {value}."
+        if self.num_epochs is not None and self.num_epochs > MOST_EPOCHS:
+            yield f"num_epochs: expected at most {MOST_EPOCHS}, got {self.num_epochs}."
         if self.num_epochs is None and self.num_iterations is None:
             yield "num_epochs: how long is the run? Give num_epochs or num_iterations."
         yield from super()._number_problems()

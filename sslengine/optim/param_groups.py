@@ -141,15 +141,18 @@ def no_decay_by_name(model: nn.Module, options: OptimizerSettings) -> list[Group
 
 @register_param_groups("lr_decay")
 def lr_decay(model: nn.Module, options: OptimizerSettings) -> list[Group]:
-    """Learning rates that fall with the distance from the heads: decay ** distance."""
-    depth = layer_depth([name for name, _ in model.named_parameters()])
+    """Learning rates that fall with the distance from the heads: decay ** distance.
+
+    Weight decay is `default`'s, but for a ViT: there VISSL follows DINO's rule.
+    """
+    depth = layer_depth(model)
     by_layer = decay_by_layer(options, options.regularize_bn)
     has_decay = decay_by_name(options) if depth.is_vit else by_layer
     collector = _Collector()
     for each in trainable(model):
         layer = depth.of(each.name)
-        scale = options.layer_wise_lr_decay.decay ** (depth.last + 1 - layer)
-        name = f"layer {layer}" if layer <= depth.last else "heads"
+        scale = options.layer_wise_lr_decay.decay ** (depth.heads - layer)
+        name = f"layer {layer}" if layer < depth.heads else "heads"
         collector.add(each, name, has_decay(each), lr_scale=scale)
     return collector.groups()
 

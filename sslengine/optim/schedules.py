@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,7 +14,7 @@ from sslengine.optim.curves import PER_EPOCH, Curve, build_curve
 from sslengine.registry import SCHEDULERS
 
 # Fields of SchedulerOptions that are not a scheduler's.
-_NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling")
+_NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
 
 
 @dataclass
@@ -43,6 +44,9 @@ class SchedulerOptions:
     name: str = named(SCHEDULERS, "")
     # step, epoch, or null: what suits the scheduler.
     update_interval: str | None = None
+    # The largest value of the whole schedule, of all parts of a composite: every value is scaled
+    # with it. null: the values are as they stand.
+    peak: float | None = None
     # constant
     value: float | None = None
     # linear, cosine, cosine_warm_restart, inverse_sqrt
@@ -74,11 +78,18 @@ class SchedulerOptions:
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "update_interval", "step", "epoch", None)
+        if self.peak is not None and not 0 < self.peak < math.inf:
+            yield f"peak: expected a number above 0, got {self.peak}."
+        if self.peak is not None and self.auto_lr_scaling.auto_scale:
+            yield (
+                "peak: auto_lr_scaling sets the largest value from the batch size; set "
+                "auto_lr_scaling.base_value, or auto_lr_scaling.auto_scale=false as well."
+            )
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`value(where)` for `where` in [0, 1); set anew every "step" or every "epoch"."""
+    """`value(where)` for `where` in [0, 1); set again every "step" or every "epoch"."""
 
     value: Curve
     interval: str

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -24,9 +25,10 @@ from sslengine.data.dataset import SSLDataset
 from sslengine.data.decoding import FORMATS
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
+from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import extract
-from sslengine.errors import CheckpointError, ConfigError, DataError
+from sslengine.errors import CheckpointError, ConfigError, DataError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
 from sslengine.models.networks import AUTO, choose
@@ -262,8 +264,7 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
 
 def open_image(path: Path) -> Image.Image:
     try:
-        with path.open("rb") as file:
-            return Image.open(file, formats=FORMATS).convert("RGB")
+        return Image.open(BytesIO(read_file(path)), formats=FORMATS).convert("RGB")
     except Exception as error:  # whatever a decoder may raise
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise DataError(f"{path} cannot be read as an image: {text}") from error
+        raise DataError(f"{readable(path)} cannot be read as an image: {readable(text)}") from error

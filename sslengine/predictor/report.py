@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sslengine.errors import readable
 from sslengine.predictor.predictor import Prediction, Predictor
 
 TOP = 5  # classes told to a person
@@ -32,18 +33,18 @@ def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, 
 
 def as_text(predictor: Predictor, found: Mapping[str, Prediction]) -> str:
     lines = [
-        f"checkpoint  {predictor.checkpoint}",
+        f"checkpoint  {readable(predictor.checkpoint)}",
         f"network     {predictor.network}",
         f"transforms  {predictor.view.said}",
     ]
     for name, each in found.items():
-        lines += ["", name, *_lines(each, predictor.class_names)]
+        lines += ["", readable(name), *_lines(each, predictor.class_names)]
     return "\n".join(lines)
 
 
 def _named(label: Any, names: Sequence[str]) -> str:
     known = isinstance(label, int) and 0 <= label < len(names)
-    return names[label] if known else str(label)
+    return readable(names[label]) if known else str(label)
 
 
 def _lines(prediction: Prediction, names: Sequence[str] = ()) -> Iterator[str]:
@@ -58,5 +59,5 @@ def _lines(prediction: Prediction, names: Sequence[str] = ()) -> Iterator[str]:
     for number, neighbour in enumerate(prediction.nearest):
         label = "" if neighbour.label is None else f", class {_named(neighbour.label, names)}"
         head = "  nearest " if number == 0 else "          "
-        which = f"{neighbour.path} (number {neighbour.index}{label})"
+        which = f"{readable(neighbour.path)} (number {neighbour.index}{label})"
         yield f"{head}  {neighbour.similarity:.3f}  {which}"

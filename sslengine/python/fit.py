@@ -24,6 +24,7 @@ from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engines.run import Run
 from sslengine.engines.train import resume
 from sslengine.errors import ConfigError, DataError
+from sslengine.launch.folder import expect_run_folder
 from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.python.history import History, KeepHistory
@@ -78,6 +79,7 @@ def fit(
     resolved = _resolve(optimizer, epochs, iterations, loss, validation, run_dir, place,
                         precision, accumulate, seed, settings)  # fmt: skip
     if run_dir is not None:
+        expect_run_folder(resolved.config)
         _check_resumable(data)
     history = History()
     feeding = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn,

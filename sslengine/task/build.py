@@ -117,8 +117,12 @@ def build_loss(config: DictConfig, num_train_samples: int, device: torch.device)
         loss = chosen(**options, **_facts_argument(chosen, facts))
     else:
         loss = chosen(options, facts)
-    module: nn.Module = loss
-    return module.to(device)
+    if not isinstance(loss, nn.Module):
+        raise ConfigError(
+            f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
+            f"torch.nn.Module."
+        )
+    return loss.to(device)
 
 
 def build_train_step(config: DictConfig) -> Any:

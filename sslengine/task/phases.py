@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 from sslengine.errors import ConfigError
 from sslengine.task.progress import Progress
 
+# All phases of a run are laid out in memory.
+MOST_PHASES = 1_000_000
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -117,6 +120,13 @@ def _train_windows(length: Length, steps: int) -> list[tuple[int, int, int]]:
     left = length.num_iterations
     if left is None:
         left = (length.num_epochs or 0) * steps
+    count = -(-left // steps) * parts
+    if count > MOST_PHASES:
+        key = "num_epochs" if length.num_iterations is None else "num_iterations"
+        raise ConfigError(
+            f"config.OPTIMIZER.{key}: {left} steps are {count} phases of this data set; expected "
+            f"at most {MOST_PHASES}. For a longer run make its epochs longer, with more data."
+        )
     windows = []
     epoch = 0
     while left > 0:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sslengine.checkpoint import lease
 from sslengine.checkpoint.lock import NAME, owned
 from sslengine.distributed.ranks import rank
 from sslengine.errors import CheckpointError
@@ -84,3 +86,20 @@ def test_all_ranks_follow_rank_0(two_ranks: RankPool, tmp_path: Path) -> None:
     with owned(tmp_path / "a"):
         for text in two_ranks.run(_try, *places):
             assert "another run is using" in text
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_is_no_other_run(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("sslengine.checkpoint.lock.fcntl.flock", flock)
+    for _ in range(2):
+        with owned(tmp_path):
+            assert (tmp_path / lease.NAME).exists()
+            with pytest.raises(CheckpointError, match="another run is using"), owned(tmp_path):
+                pass
+        assert not (tmp_path / lease.NAME).exists()
+    assert f"cannot lock a file ({os.strerror(number)})" in caplog.text

@@ -166,7 +166,7 @@ def as_markdown() -> str:
     """The table as docs/vissl_differences.md has it."""
     lines = ["| key | accepted silently | another value | what to do |", "|---|---|---|---|"]
     for path, key in DEAD_KEYS.items():
-        silent = ", ".join(f"`{each!r}`" for each in key.happens) or "–"  # noqa: RUF001
+        silent = ", ".join(f"`{each!r}`" for each in key.happens) or "-"
         lines.append(
             f"| `{path}` | {silent} | {'an error' if key.refused else 'a warning'} | {key.instead} |"
         )

@@ -18,8 +18,10 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import make_writers, train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.events import Hook
+from sslengine.launch.rank import run_rank
 from sslengine.monitor import history
 from sslengine.monitor.store import current
+from tests.config.recipes import resolved
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
 from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
@@ -543,3 +545,41 @@ def test_two_ranks_leave_each_line_once(two_ranks: RankPool, tmp_path: Path) -> 
     (want, got), _ = two_ranks.run(_killed_on_ranks, tmp_path / "killed", tmp_path / "whole")
     assert got == want
     assert len(want[0]) == 8 + 4
+
+
+EVERY_FILE: dict[str, Any] = {
+    "HOOKS__WRITERS": ["json", "csv", "images", "log", "tensorboard"],
+    "HOOKS__EXTRA": ["tests.engines.test_train:PutsAnImage"],
+    "PROFILING__MEMORY_PROFILING__TRACK_BY_LAYER_MEMORY": True,
+    "CHECKPOINT__OVERWRITE_EXISTING": True,
+}
+
+
+class PutsAnImage(Hook):
+    def on_step(self, task: Any) -> None:
+        task.storage.put_image("first", task.last_batch.sample["input"][0])
+
+
+def test_all_that_a_run_writes_is_moved_aside(tmp_path: Path) -> None:
+    """Through the real command: whatever a run leaves, and only that."""
+    decided = resolved(CHECKPOINT__DIR=str(tmp_path / "run"), **SUPERVISED, **EVERY_FILE)
+    folder = tmp_path / "run"
+    run_rank(decided, join=False)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "evaluation.json").write_text("{}")
+    (folder / "log_rank1.txt").write_text("of a second rank")
+    wrote = sorted(path.name for path in folder.iterdir())
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert {"config.yaml", "environment.json", "log.txt", "metrics.csv", "metrics.jsonl",
+            "images", "tb_logs", "checkpoints"} <= set(wrote)  # fmt: skip
+    config = resolved(CHECKPOINT__DIR=str(folder), SEED_VALUE=7, **SUPERVISED, **EVERY_FILE)
+    run_rank(config, join=False)
+    earlier = folder / "earlier" / "1"
+    moved = sorted(path.name for path in earlier.iterdir())
+    assert moved == [name for name in wrote if name not in (".lock", "notes.txt")]
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json"):
+        assert (earlier / name).read_bytes() == before[name]
+    assert (earlier / "log.txt").read_bytes().startswith(before["log.txt"])
+    assert "SEED_VALUE: 7" in (folder / "config.yaml").read_text()
+    assert "saved model_phase0.torch" in (folder / "log.txt").read_text()
+    assert (folder / "notes.txt").read_text() == "mine"

@@ -19,6 +19,7 @@ from sslengine.hooks.options import (
 from sslengine.hooks.preemption import StopOnSignals
 from sslengine.hooks.profiling import ProfileSteps
 from sslengine.task.build import build_base_model
+from sslengine.trust import Opened, closed
 from tests.config.recipes import resolved
 from tests.engines.runs import make_run
 from tests.ranks import RankPool
@@ -117,3 +118,10 @@ def test_on_the_ranks_that_are_named(two_ranks: RankPool, tmp_path: Path) -> Non
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
         "rank1_memory_by_layer.txt", "rank1_ops.txt", "rank1_trace.json",
     ]  # fmt: skip
+
+
+def test_a_config_that_is_not_trusted_does_not_say_where_it_is_written(tmp_path: Path) -> None:
+    elsewhere = str(tmp_path / "elsewhere")
+    assert _hook(tmp_path, 1, 0, 1, OUTPUT_FOLDER=elsewhere).folder == Path(elsewhere)
+    with closed(Opened("run")):
+        assert _hook(tmp_path, 1, 0, 1, OUTPUT_FOLDER=elsewhere).folder == tmp_path / "profile"

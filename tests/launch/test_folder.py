@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sslengine.errors import ConfigError
-from sslengine.launch.folder import run_folder
+from sslengine.launch.cli import main
+from sslengine.launch.folder import expect_run_folder, make_run_folder, run_folder
 from tests.config.recipes import resolved
 
 
@@ -19,3 +20,46 @@ def test_a_folder_per_run_id_needs_an_id_that_stays() -> None:
     assert run_folder(resolved(**both, DISTRIBUTED__RUN_ID="h:1").config) == Path("a/h_1")
     with pytest.raises(ConfigError, match="RUN_ID of your own"):
         run_folder(resolved(**both).config)
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside", "a\0b"])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="config.CHECKPOINT.DIR"):
+        make_run_folder(resolved(CHECKPOINT__DIR=str(tmp_path / name)).config)
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_folder_name_is_an_error(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"CHECKPOINT\.DIR: it is empty \(a shell variable"):
+        resolved(CHECKPOINT__DIR=value)
+
+
+def test_a_folder_of_others_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for name in ("paper.tex", "config.yaml", "a", "b", "c", "d", "e"):
+        (tmp_path / name).write_text("mine")
+    config = resolved(CHECKPOINT__DIR=str(tmp_path)).config
+    with pytest.raises(ConfigError) as error:
+        expect_run_folder(config)
+    text = str(error.value)
+    assert text.startswith(f"config.CHECKPOINT.DIR: {tmp_path} holds files that no run")
+    assert "(a, b, c, config.yaml, d and 2 more)" in text
+    assert str(tmp_path / "run") in text
+    assert main(["config=quickstart/simclr", f"config.CHECKPOINT.DIR={tmp_path}"]) == 2
+    assert (tmp_path / "config.yaml").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 7
+
+
+def test_the_current_folder_of_an_unset_shell_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["config=quickstart/simclr", "config.CHECKPOINT.DIR="]) == 2
+    assert "it is empty" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="file cannot be the folder of a run: Not a directory"):
+        expect_run_folder(resolved(CHECKPOINT__DIR=str(tmp_path / "file")).config)

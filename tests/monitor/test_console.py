@@ -26,6 +26,14 @@ def _step(step: int) -> Record:
     return Record("step", step, 0, "train", {"loss": 2.0}, display)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_printed_commands_neither_the_terminal_nor_rich(terminal: bool) -> None:
+    out = io.StringIO()
+    screen = Screen(file=out, force_terminal=terminal, width=80)
+    screen.print("run\x1b[2J/[red]x[/red]\n  checkpoint [/b]")
+    assert out.getvalue() == "run\\x1b[2J/[red]x[/red]\n  checkpoint [/b]\n"
+
+
 PHASE = Record("phase", 5, 0, "train", {"loss": 1.0}, {"epochs": 1})
 
 

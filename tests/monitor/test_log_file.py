@@ -146,3 +146,15 @@ def test_each_rank_of_a_run_has_its_own_lines(two_ranks: RankPool, tmp_path: Pat
     for number, name in enumerate(("log.txt", "log_rank1.txt")):
         (line,) = (tmp_path / name).read_text().splitlines()
         assert line.endswith(f"I sslengine: I am {number} of 2")
+
+
+def test_a_message_cannot_look_like_another_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_log(tmp_path, rank=0)
+    log.warning("cannot read %s", "a\x1b[2J\n2026-01-01 00:00:00,000 E sslengine: forged")
+    text = (tmp_path / "log.txt").read_text()
+    assert len(text.splitlines()) == 2
+    assert text.splitlines()[0].endswith("W sslengine: cannot read a\\x1b[2J")
+    assert text.splitlines()[1].startswith("  2026-01-01")
+    assert "\x1b" not in capsys.readouterr().err

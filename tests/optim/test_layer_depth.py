@@ -1,46 +1,117 @@
+"""timm's own groups with layer decay are what ours are compared with."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import timm
 import torchvision
+from timm.optim import param_groups_layer_decay
+from torch import nn
 
+from sslengine import catalog  # noqa: F401
+from sslengine.config.sections import read
 from sslengine.errors import ConfigError
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
 from sslengine.optim.layer_depth import layer_depth
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import build_param_groups
+from tests.config.recipes import resolved
 
 
-def test_vit_as_timm_names_it() -> None:
-    model = timm.create_model("vit_tiny_patch16_224", depth=3, num_classes=0)
-    names = [f"trunk.{name}" for name, _ in model.named_parameters()] + ["heads.0.clf.weight"]
-    depth = layer_depth(names)
-    assert depth.is_vit
-    assert depth.last == 3
-    depths = {name: depth.of(name) for name in names}
-    for name, expected in {
-        "trunk.cls_token": 0,
-        "trunk.pos_embed": 0,
-        "trunk.patch_embed.proj.weight": 0,
-        "trunk.blocks.0.attn.qkv.weight": 1,
-        "trunk.blocks.2.norm1.bias": 3,
-        "trunk.norm.weight": 3,
-        "heads.0.clf.weight": 4,
-    }.items():
-        assert depths[name] == expected, name
+class Bare(nn.Module):
+    """The parameters of a net under their names, without timm's class."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        for name, part in net.named_children():
+            self.add_module(name, part)
+        for name, parameter in net.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
 
 
-def test_vit_inside_another_module() -> None:
-    depth = layer_depth(
-        ["trunk.base_model.patch_embed.proj.weight", "trunk.base_model.blocks.10.x"]
-    )
-    assert depth.of("trunk.base_model.blocks.10.x") == 11
-    assert depth.of("trunk.base_model.patch_embed.proj.weight") == 0
+def model_of(trunk: nn.Module) -> nn.ModuleDict:
+    return nn.ModuleDict({"trunk": trunk, "heads": nn.ModuleList([nn.Linear(4, 2)])})
 
 
-@pytest.mark.parametrize("prefix", ["trunk", "trunk._feature_blocks"])
-def test_resnet_as_torchvision_names_it(prefix: str) -> None:
-    model = torchvision.models.resnet18()
-    names = [f"{prefix}.{name}" for name, _ in model.named_parameters()]
-    depth = layer_depth(names)
-    assert (depth.is_vit, depth.last) == (False, 4)
+def ours(model: nn.Module) -> dict[int, float]:
+    """The factor of each parameter's learning rate."""
+    options = OptimizerOptions(param_group_constructor="lr_decay")
+    options.layer_wise_lr_decay.decay = 0.5
+    groups = build_param_groups(model, options)
+    return {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+
+
+def timms(net: nn.Module) -> dict[int, float]:
+    groups: Any = param_groups_layer_decay(net, layer_decay=0.5)
+    return {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {"depth": 3, "embed_dim": 12, "num_heads": 3},
+    "convnext_tiny": {"depths": (1, 1, 2, 1), "dims": (4, 8, 8, 16)},
+    "swin_tiny_patch4_window7_224": {"depths": (1, 2, 1, 1), "embed_dim": 6,
+                                     "num_heads": (1, 1, 2, 2)},
+    "beit_base_patch16_224": {"depth": 2, "embed_dim": 12, "num_heads": 3},
+    "resnet18": {"channels": (4, 4, 8, 8)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_trunk_of_timms_is_grouped_as_timm_groups_it(name: str) -> None:
+    net = timm.create_model(name, num_classes=2, **SMALL[name])
+    expected = timms(net)
+    for trunk in (net, nn.Sequential(net)):
+        found = ours(model_of(trunk))
+        assert {each: found[each] for each in expected} == expected
+        assert len(set(expected.values())) > 3
+
+
+@pytest.mark.parametrize("name", list(SMALL)[:3])
+def test_so_is_the_same_structure_without_timm(name: str) -> None:
+    net = timm.create_model(name, num_classes=2, **SMALL[name])
+    expected = timms(net)
+    for trunk in (Bare(net), nn.ModuleDict({"base_model": Bare(net)})):
+        found = ours(model_of(trunk))
+        assert {each: found[each] for each in expected} == expected
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "vision_transformer": {"IMAGE_SIZE": 16, "PATCH_SIZE": 8, "NUM_LAYERS": 3, "HIDDEN_DIM": 12,
+                           "NUM_HEADS": 3, "MLP_DIM": 12, "QKV_BIAS": True},
+    "convnext": {"DEPTH": [1, 1, 2, 1], "DIMS": [4, 8, 8, 16]},
+    "swin_transformer": {"DEPTHS": [1, 2, 1, 1], "EMBED_DIM": 6, "NUM_HEADS": [1, 1, 2, 2],
+                         "IMAGE_SIZE": 32, "WINDOW_SIZE": 2, "PATCH_SIZE": 2},
+}  # fmt: skip
+TIMMS = ["vit_tiny_patch16_224", "convnext_tiny", "swin_tiny_patch4_window7_224"]
+SECTION = {"vision_transformer": "VISION_TRANSFORMERS", "convnext": "CONVNEXT",
+           "swin_transformer": "SWIN_TRANSFORMER"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "name"), list(zip(OWN, TIMMS, strict=True)))
+def test_our_own_trunks_too(own: str, name: str) -> None:
+    """By name: the rates are those that timm gives its whole classifier."""
+    trunk = {"NAME": own, SECTION[own]: OWN[own]}
+    config = resolved(MODEL__TRUNK=trunk, MODEL__HEAD={"PARAMS": []}).config
+    model = build_model(read(config, ModelOptions))
+    found = ours(model)
+    net = timm.create_model(name, num_classes=2, **SMALL[name])
+    expected = timms(net)
+    for key, parameter in net.named_parameters():
+        if key not in ("head.weight", "head.bias", "head.fc.weight", "head.fc.bias"):
+            mine = model.get_parameter(f"trunk.{key}")
+            assert found[id(mine)] == expected[id(parameter)], key
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_resnet_as_torchvision_names_it(wrapped: bool) -> None:
+    """By stages, as VISSL has it."""
+    net = torchvision.models.resnet18()
+    prefix = "trunk._feature_blocks" if wrapped else "trunk"
+    depth = layer_depth(model_of(nn.ModuleDict({"_feature_blocks": net}) if wrapped else net))
+    assert (depth.is_vit, depth.heads) == (False, 5)
     for name, expected in {
         "conv1.weight": 0,
         "bn1.bias": 0,
@@ -49,18 +120,37 @@ def test_resnet_as_torchvision_names_it(prefix: str) -> None:
         "layer4.1.bn2.bias": 4,
     }.items():
         assert depth.of(f"{prefix}.{name}") == expected, name
-    assert depth.of("heads.0.clf.0.weight") == 5
+    assert depth.of("heads.0.weight") == 5
+
+
+@pytest.mark.parametrize("name", ["resnet", "convnext", "swin_transformer"])
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("biases", [True, False])
+def test_weight_decay_stays_that_of_every_parameter(name: str, norms: bool, biases: bool) -> None:
+    """Only the rates change when it is turned on."""
+    own = {"NAME": name, SECTION[name]: OWN[name]} if name in OWN else {
+        "NAME": name, "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.0625}
+    }  # fmt: skip
+    config = resolved(MODEL__TRUNK=own, MODEL__HEAD={"PARAMS": []}).config
+    model = build_model(read(config, ModelOptions))
+
+    def decays(constructor: str) -> dict[int, bool]:
+        options = OptimizerOptions(
+            param_group_constructor=constructor, regularize_bn=norms, regularize_bias=biases
+        )
+        groups = build_param_groups(model, options)
+        return {
+            id(p): group.get("weight_decay") != 0.0 for group in groups for p in group["params"]
+        }
+
+    assert decays("lr_decay") == decays("default")
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ["trunk.patch_embed.proj.weight", "trunk.layers.0.blocks.1.attn.qkv.weight"],  # Swin
-        ["trunk.stem.0.weight", "trunk.stages.0.blocks.0.conv_dw.weight"],  # ConvNeXt
-        ["trunk.conv_stem.weight", "trunk.blocks.0.0.conv.weight"],  # EfficientNet
-        ["heads.0.weight"],
-    ],
+    "trunk", [nn.Linear(2, 2), nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(2, 2)])})]
 )
-def test_other_trunks_are_refused(names: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"lr_decay reads layers from parameter names.*: "):
-        layer_depth(names)
+def test_other_trunks_are_refused(trunk: nn.Module) -> None:
+    with pytest.raises(
+        ConfigError, match="lr_decay takes the layers of a trunk from timm's.*: tru"
+    ):
+        layer_depth(model_of(trunk))

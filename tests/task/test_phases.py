@@ -221,3 +221,14 @@ def test_a_checkpoint_without_the_length_of_its_phase_keeps_its_numbers() -> Non
     phases = plan_phases(Length(2), 3, 2)
     old = Progress(phase=1, step=1, iteration=3)
     assert place_again(phases, old) == old
+
+
+@pytest.mark.parametrize(
+    ("length", "key"),
+    [(Length(None, 99_999_999_999), "num_iterations"), (Length(10_000_000), "num_epochs")],
+)
+def test_a_run_of_too_many_phases_is_refused_before_they_are_laid_out(
+    length: Length, key: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"config.OPTIMIZER.{key}: .*at most 1000000"):
+        plan_phases(length, train_steps=4)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.decoding import Decoder
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.retries import retried
 from sslengine.errors import DataError
 from sslengine.registry import DATA_SOURCES
@@ -35,6 +35,8 @@ from sslengine.registry import DATA_SOURCES
 class DataSource(ABC):
     # Does it read what DATA_PATHS or DATASET_NAMES point to?
     needs_path: ClassVar[bool] = False
+    # Of OF_SOME_SOURCES (data/options.py) those options that it reads. None: nobody knows.
+    reads: ClassVar[tuple[str, ...] | None] = None
     # How many classes its own labels have; 0: it has no labels.
     num_classes: int = 0
     # What these are called, by number; empty where labels are numbers in their own right.
@@ -75,6 +77,8 @@ class DataSource(ABC):
 
 class EncodedSource(DataSource):
     """Images that are stored encoded."""
+
+    reads: ClassVar[tuple[str, ...] | None] = OF_ENCODED_SOURCES
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)

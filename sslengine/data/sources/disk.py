@@ -18,17 +18,13 @@ from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import all_known
 from sslengine.data.sources.folder_scan import find_images
 from sslengine.data.sources.paths import Located, data_folder, data_path, how_far
-from sslengine.errors import DataError
+from sslengine.data.sources.regular_file import kind_of, read_file
+from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-
-
-def read_file(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 @register_data_source("disk_folder")
@@ -77,8 +73,8 @@ class FolderSource(EncodedSource):
             self._labels.array,
             lambda outside: (
                 f"{self.where}: labels are asked for, and {outside.size} images lie in no class "
-                f"folder, the first is {self.path(int(outside[0]))}. Move each into a folder "
-                f"named after its class, or train without LABEL_SOURCES."
+                f"folder, the first is {readable(self.path(int(outside[0])))}. Move each into a "
+                f"folder named after its class, or train without LABEL_SOURCES."
             ),
         )
 
@@ -175,6 +171,8 @@ def _one_by_one(file: Path, paths: NDArray[np.generic], at_once: int = 2**16) ->
 def no_file(path: Path) -> str:
     if path.is_dir():
         return f"there is no file {path}. It is a folder: use the source disk_folder."
+    if kind := kind_of(path):
+        return f"{path} is not a file that can be read: it is {kind}."
     return f"there is no file {path}: {how_far(path)}"
 
 

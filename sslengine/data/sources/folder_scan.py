@@ -1,12 +1,15 @@
 """All images below a folder, in the order of torchvision's ImageFolder: by class, folder, name.
 
-Each folder is looked into once. Names are kept as bytes, folder by folder: as strings of Python,
-ten million of them would take a gigabyte.
+Names are kept as bytes, folder by folder: as strings of Python, ten million of them would take a
+gigabyte. Links to folders are followed, but not one to a folder that it lies in. What is no regular
+file (a FIFO, a device, a socket) is passed over and reported.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +20,14 @@ from sslengine.data.index_cache import Found, Stamp, stamp, string_arrays
 from sslengine.data.progress import Progress
 from sslengine.data.shared_paths import path_arrays
 from sslengine.data.sources.class_numbers import NO_CLASS
-from sslengine.errors import DataError
+from sslengine.data.sources.regular_file import kind_of
+from sslengine.errors import DataError, readable
+
+log = logging.getLogger("sslengine")
+
+# Links can make a folder of few files look like one of 2^40.
+MOST_WAYS = 256  # to one folder
+NAMED = 5  # of what was passed over
 
 
 class _Folder(NamedTuple):
@@ -47,29 +57,65 @@ def _slashed(folder: str) -> bytes:
     return os.fsencode(os.path.join(folder, ""))
 
 
+class _Pending(NamedTuple):
+    label: str
+    below: str
+    inside: tuple[tuple[int, int], ...]  # device and inode of the folders that it lies in
+
+
 def _look_through(root: Path, suffixes: tuple[str, ...]) -> tuple[list[_Folder], list[Stamp]]:
-    progress, seen = Progress(f"looking through {root}"), 0
+    progress, seen = Progress(f"looking through {readable(root)}"), 0
     folders: list[_Folder] = []
     stamps: list[Stamp] = []
-    pending = [("", "")]
+    passed_over: list[str] = []
+    ways: Counter[tuple[int, int]] = Counter()
+    pending = [_Pending("", "", ())]
     while pending:
-        label, below = pending.pop()
+        label, below, inside = pending.pop()
         path = os.path.join(root, below)
         try:
+            status = os.stat(path)
+            here = (status.st_dev, status.st_ino)
+            if here in inside:
+                passed_over.append(f"{path} (a link to a folder that it lies in)")
+                continue
+            _count(ways, here, path)
             stamps.append(stamp(path))
-            names, inner = _entries(path, suffixes)
+            names, inner, others = _entries(path, suffixes)
         except OSError as error:
-            raise DataError(f"Cannot look into the folder {path}: {error}") from error
+            raise DataError(f"Cannot look into the folder {readable(path)}: {error}") from error
+        passed_over += others
         folders.append(_Folder(label, below, len(names), b"/".join(map(os.fsencode, names))))
-        pending += [(label or name, os.path.join(below, name)) for name in inner]
+        inside = (*inside, here)
+        pending += [_Pending(label or name, os.path.join(below, name), inside) for name in inner]
         seen += len(names)
         progress.tell(seen, f"images in {len(folders):,} folders")
+    _report(root, passed_over)
     return folders, stamps
 
 
-def _entries(folder: str, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The names of images, sorted, and of folders; without hidden ones."""
-    names, inner = [], []
+def _count(ways: Counter[tuple[int, int]], here: tuple[int, int], path: str) -> None:
+    ways[here] += 1
+    if ways[here] > MOST_WAYS:
+        raise DataError(
+            f"{readable(path)}: links lead to this folder in more than {MOST_WAYS} ways, and its "
+            f"images would be seen as often. Remove the links."
+        )
+
+
+def _report(root: Path, passed_over: list[str]) -> None:
+    if passed_over:
+        named = ", ".join(map(readable, sorted(passed_over)[:NAMED]))
+        more = f" and {len(passed_over) - NAMED} more" if len(passed_over) > NAMED else ""
+        log.warning("%s: passed over: %s%s", readable(root), named, more)
+
+
+def _entries(folder: str, suffixes: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
+    """The names of images, sorted; of folders; what is neither, though it is called an image.
+
+    Hidden ones are left out. A link that leads nowhere is an image that cannot be read.
+    """
+    names, inner, others = [], [], []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -77,5 +123,9 @@ def _entries(folder: str, suffixes: tuple[str, ...]) -> tuple[list[str], list[st
             if entry.is_dir():
                 inner.append(entry.name)
             elif entry.name.lower().endswith(suffixes):
-                names.append(entry.name)
-    return sorted(names), inner
+                kind = "" if entry.is_file() else kind_of(entry.path)
+                if kind:
+                    others.append(f"{entry.path} ({kind})")
+                else:
+                    names.append(entry.name)
+    return sorted(names), inner, others

@@ -19,11 +19,11 @@ try:
 except ImportError:
     datasets = None
 
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import ClassNumbers, all_known
-from sslengine.data.sources.disk import read_file
 from sslengine.data.sources.paths import data_path
+from sslengine.data.sources.regular_file import read_file
 from sslengine.errors import DataError, listing, nearest
 from sslengine.registry import register_data_source
 
@@ -32,6 +32,7 @@ SPLITS = {"TRAIN": ("train",), "TEST": ("validation", "val", "test")}
 
 @register_data_source("huggingface_dataset")
 class HuggingFaceSource(EncodedSource):
+    reads = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.index_cache import Found, stamp
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.disk import ListedFiles
@@ -59,6 +59,7 @@ def _as_boxes(given: list[Any]) -> NDArray[np.float64]:
 class RegionSource(DataSource):
     """Each entry of the list is an image of its own."""
 
+    reads = OF_ENCODED_SOURCES
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:

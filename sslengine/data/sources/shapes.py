@@ -43,6 +43,8 @@ class ShapesSource(DataSource):
 
     upright: ClassVar[bool] = False
 
+    reads = ()
+
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self.num_classes = len(CLASSES)

@@ -16,6 +16,8 @@ DEFAULT_LENGTH = 50_000
 class SyntheticSource(DataSource):
     """Grey images, or with RANDOM_SYNTHETIC_IMAGES smooth coloured noise drawn from the index."""
 
+    reads = ()
+
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self.num_classes = max(1, options.RANDOM_SYNTHETIC_LABELS)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslengine.data.index_cache import Found, stamp
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.progress import Progress
 from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.class_numbers import ClassNumbers, all_known
@@ -35,6 +35,8 @@ Table = tuple[Sequence[str], Callable[[Sequence[int]], Iterator[Sequence[Any]]]]
 @register_data_source("csv_filelist")
 class TableSource(ListedFiles):
     """A row is an image. A table without a column of labels has none."""
+
+    reads = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         self._wanted = options.IMAGE_COLUMN, options.LABEL_COLUMN

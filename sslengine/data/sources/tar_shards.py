@@ -2,51 +2,48 @@
 
 DATA_PATHS is a folder of .tar files or a pattern: /data/train-{000..146}.tar, /data/*.tar. Members
 that follow each other and share their name up to the first dot are one sample: 0001.jpg, 0001.cls.
-IMAGE_COLUMN says which ending holds the image, if there are several. Labels come from .cls, or from
-the key LABEL_COLUMN ("label") of .json. One look through the shards finds where everything lies.
+IMAGE_COLUMN says which ending holds the image, if there are several: left.png is that of
+1.left.png. Labels come from .cls, or from the key LABEL_COLUMN ("label") of .json. One look through
+the shards finds where everything lies.
 """
 
 from __future__ import annotations
 
 import glob
-import json
+import logging
 import os
-import re
-import tarfile
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sslengine.data.index_cache import Found, indexed, stamp, string_arrays
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.progress import Progress
 from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.base import EncodedSource
+from sslengine.data.sources.braces import expand_braces
 from sslengine.data.sources.class_numbers import ClassNumbers, all_known
 from sslengine.data.sources.disk import IMAGE_SUFFIXES
 from sslengine.data.sources.paths import data_path
-from sslengine.errors import DataError
+from sslengine.data.sources.tar_samples import Samples
+from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
+log = logging.getLogger("sslengine")
+
 OPEN_SHARDS = 64  # in each process
-
-
-class _Sample(NamedTuple):
-    name: str  # of the member that holds the image
-    offset: int
-    size: int
-    label: Any
 
 
 @register_data_source("webdataset")
 class TarSource(EncodedSource):
     """The samples of all shards, shard by shard."""
 
+    reads = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
@@ -92,9 +89,9 @@ class TarSource(EncodedSource):
             self._labels.array,
             lambda missing: (
                 f"{self.where}: labels are asked for, and {missing.size} of {len(self)} samples "
-                f"have none, the first is {self.path(int(missing[0]))}. "
-                f"Looked for .cls and for {self._label_key or 'label'!r} "
-                f"in .json (config.DATA.{self._split}.LABEL_COLUMN)."
+                f"have none, the first is {readable(self.path(int(missing[0])))}. Looked for .cls "
+                f"and for {self._label_key or 'label'!r} in .json "
+                f"(config.DATA.{self._split}.LABEL_COLUMN)."
             ),
         )
 
@@ -121,6 +118,7 @@ class TarSource(EncodedSource):
 
     def _find(self) -> Found:
         progress = Progress("looking through shards", total=len(self._shards))
+        samples = Samples(self._ending, self._label_key, self.where)
         classes, counts = ClassNumbers(), array("q")
         offsets, sizes = array("q"), array("q")
         stamps = [stamp(shard) for shard in self._shards]
@@ -128,7 +126,7 @@ class TarSource(EncodedSource):
         def names() -> Iterator[bytes]:
             for number, shard in enumerate(self._shards):
                 before = len(offsets)
-                for sample in self._samples(shard):
+                for sample in samples.of(shard):
                     offsets.append(sample.offset)
                     sizes.append(sample.size)
                     classes.add(sample.label)
@@ -143,41 +141,20 @@ class TarSource(EncodedSource):
             "offset": np.frombuffer(offsets, np.int64),
             "size": np.frombuffer(sizes, np.int64),
         }
+        if samples.without_image:
+            log.info("%s: %d samples have no image", self.where, samples.without_image)
         arrays["shard"] = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         return Found(arrays, stamps, len(offsets))
 
-    def _samples(self, shard: str) -> Iterator[_Sample]:
-        try:
-            with tarfile.open(shard, "r:") as tar:
-                for members in _groups(tar):
-                    image = self._image_of(members)
-                    if image is not None:
-                        label = self._label_of(tar, members, shard)
-                        yield _Sample(image.name, image.offset_data, image.size, label)
-        except (tarfile.TarError, OSError) as error:
-            raise DataError(
-                f"{self.where}: {shard} is not a whole tar file: {error}. A compressed one cannot "
-                f"be read at random: unpack it (gunzip), JPEGs do not get smaller by it."
-            ) from error
 
-    def _image_of(self, members: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
-        if self._ending:
-            return members.get(self._ending.lstrip(".").lower())
-        images = (ending for ending in members if f".{ending}" in IMAGE_SUFFIXES)
-        return members.get(next(images, ""))
-
-    def _label_of(
-        self, tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], shard: str
-    ) -> Any:
-        if "cls" in members and not self._label_key:
-            return _content(tar, members["cls"]).decode()
-        if "json" not in members:
-            return None
-        try:
-            return json.loads(_content(tar, members["json"])).get(self._label_key or "label")
-        except (ValueError, AttributeError) as error:
-            name = members["json"].name
-            raise DataError(f"{name} in {shard} does not hold a JSON object: {error}") from error
+def _expanded(pattern: str, where: str) -> list[str]:
+    try:
+        return expand_braces(pattern)
+    except ValueError as error:
+        raise DataError(
+            f"{where}: {pattern} is no pattern of shards: {error}. It should look like "
+            f"/data/train-{{000..146}}.tar or /data/{{train,more}}-*.tar; \\{{ is a brace itself."
+        ) from error
 
 
 def find_shards(pattern: str, where: str) -> list[str]:
@@ -185,10 +162,12 @@ def find_shards(pattern: str, where: str) -> list[str]:
     path = Path(pattern)
     if path.is_dir():
         found = sorted(map(str, path.glob("*.tar")))
+    elif path.is_file():  # whatever it is called
+        found = [pattern]
     else:
         found = [
             shard
-            for each in expand_braces(pattern)
+            for each in _expanded(pattern, where)
             for shard in (sorted(glob.glob(each)) if glob.has_magic(each) else [each])
         ]
     if not found and path.is_dir():
@@ -200,42 +179,3 @@ def find_shards(pattern: str, where: str) -> list[str]:
             f".tar files, or a pattern such as /data/train-{{000..146}}.tar."
         )
     return found
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """As a shell does it: {000..146} and {train,val}."""
-    match = re.search(r"\{([^{}]*)\}", pattern)
-    if match is None:
-        return [pattern]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
-    if numbers:
-        first, last = numbers.groups()
-        digits = len(first) if len(first) == len(last) or first.startswith("0") else 0
-        choices: Sequence[str] = [f"{n:0{digits}}" for n in range(int(first), int(last) + 1)]
-    else:
-        choices = match[1].split(",")
-    before, after = pattern[: match.start()], pattern[match.end() :]
-    return [whole for each in choices for whole in expand_braces(before + each + after)]
-
-
-def _groups(tar: Any) -> Iterator[dict[str, tarfile.TarInfo]]:
-    """The members of each sample, by their endings in small letters."""
-    current, members = "", dict[str, tarfile.TarInfo]()
-    for member in tar:
-        tar.members = []  # it would keep all of them
-        folder, _, name = member.name.rpartition("/")
-        if not member.isreg() or name.startswith("."):
-            continue
-        stem, _, ending = name.partition(".")
-        if f"{folder}/{stem}" != current and members:
-            yield members
-            members = {}
-        current = f"{folder}/{stem}"
-        members[ending.lower()] = member
-    if members:
-        yield members
-
-
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    return file.read() if file else b""

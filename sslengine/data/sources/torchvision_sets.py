@@ -35,6 +35,7 @@ LABELS = {**BY_FLAG, **BY_SPLIT}
 
 @register_data_source("torchvision_dataset")
 class TorchvisionSource(DataSource):
+    reads = ()
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:

@@ -62,6 +62,8 @@ class ShuffleImgPatches:
 
     makes_label: ClassVar[bool] = True
     only_moves: ClassVar[bool] = True
+    # It reads a file, or makes permutations for seconds: not to be made just to look.
+    takes_long_to_make: ClassVar[bool] = True
 
     def __init__(self, perm_file: str = "", num_perms: int = 0, num_patches: int = 9) -> None:
         """

@@ -20,7 +20,7 @@ from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.config.show import show
 from sslengine.errors import ConfigError, LaunchError
-from sslengine.launch.folder import run_folder
+from sslengine.launch.folder import expect_run_folder, run_folder
 from sslengine.launch.options import SlurmOptions
 from sslengine.launch.slurm.cluster import (
     check_installed,
@@ -84,7 +84,7 @@ def _check(runs: Sequence[Resolved], options: SlurmOptions) -> None:
     cpus = options.NUM_CPU_PER_PROC * distributed.NUM_PROC_PER_NODE
     check_nodes(options.PARTITION, distributed.NUM_NODES, cpus, options.MEM_GB)
     for run in runs:
-        run_folder(run.config)
+        expect_run_folder(run.config)
 
 
 def _make_folder(options: SlurmOptions) -> tuple[Path, list[Path]]:

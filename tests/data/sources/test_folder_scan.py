@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,3 +87,49 @@ def test_a_folder_that_cannot_be_looked_into(
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(DataError, match=r"Cannot look into the folder .*not allowed"):
         find_images(tmp_path, (".jpg",))
+
+
+def test_what_is_no_regular_file_is_passed_over_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loader worker would wait for whoever writes to a FIFO, and read a device for ever."""
+    touch(tmp_path, "a/1.png", "a/x.png")
+    os.mkfifo(tmp_path / "a" / "2.png")
+    (tmp_path / "a" / "3.png").symlink_to("/dev/zero")
+    (tmp_path / "a" / "4.png").symlink_to("x.png")
+    (tmp_path / "a" / "5.png").symlink_to("nowhere")  # counted where it cannot be read
+    with socket.socket(socket.AF_UNIX) as server, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path / "a")  # for the path of a socket may not be long
+        server.bind("6.png")
+        assert paths(find_images(tmp_path, (".png",))) == [
+            f"a/{name}.png" for name in ("1", "4", "5", "x")
+        ]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{tmp_path}: passed over: {tmp_path}/a/2.png (a FIFO), {tmp_path}/a/3.png (a device), "
+        f"{tmp_path}/a/6.png (a socket)"
+    )
+
+
+def test_links_to_a_folder_that_they_lie_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two of them make 2^40 folders of one, before the system says that there are too many."""
+    touch(tmp_path, "a/1.png", "b/2.png")
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "a" / "here").symlink_to(".")
+    (tmp_path / "c").symlink_to("b")  # a link to another folder is followed
+    found = find_images(tmp_path, (".png",))
+    assert paths(found) == ["a/1.png", "b/2.png", "c/2.png"]
+    assert strings(found, "classes") == ["a", "b", "c"]
+    assert "a/here (a link to a folder that it lies in)" in caplog.text
+    assert "a/up (a link to a folder that it lies in)" in caplog.text
+
+
+def test_links_that_are_no_loop_and_make_as_many_folders(tmp_path: Path) -> None:
+    for number in range(40):
+        folder = touch(tmp_path, f"{number}/image.png") / str(number)
+        for name in ("left", "right"):
+            (folder / name).symlink_to(tmp_path / str(number + 1))
+    with pytest.raises(DataError, match="links lead to this folder in more than 256 ways"):
+        find_images(tmp_path / "0", (".png",))

@@ -14,7 +14,7 @@ import pytest
 from sslengine.data.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources import tar_shards
-from sslengine.data.sources.tar_shards import TarSource, expand_braces, find_shards
+from sslengine.data.sources.tar_shards import TarSource, find_shards
 from sslengine.errors import DataError
 from tests.data.pictures import picture
 
@@ -145,7 +145,7 @@ def test_shards_that_are_not_whole(three: Path) -> None:
 @pytest.mark.parametrize("content", [b"no json", b"[1]"])
 def test_json_that_is_none(tmp_path: Path, content: bytes) -> None:
     write_shard(tmp_path / "0.tar", {"0.png": png(0), "0.json": content})
-    with pytest.raises(DataError, match=r"0.json in .*0.tar does not hold a JSON object"):
+    with pytest.raises(DataError, match=r"0.tar: 0.json does not hold a JSON object"):
         shards(tmp_path)
 
 
@@ -160,11 +160,17 @@ def test_no_shards(tmp_path: Path) -> None:
         shards(tmp_path / "*.tar", COPY_TO_LOCAL_DISK=True, COPY_DESTINATION_DIR=str(tmp_path))
 
 
-def test_braces_as_a_shell_expands_them() -> None:
-    assert expand_braces("a") == ["a"]
-    assert expand_braces("{8..11}") == ["8", "9", "10", "11"]
-    assert expand_braces("x-{08..11}.tar") == [f"x-{n}.tar" for n in ("08", "09", "10", "11")]
-    assert expand_braces("{a,b}/{0..1}") == ["a/0", "a/1", "b/0", "b/1"]
+def test_a_pattern_that_means_nothing_or_too_much(three: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"t-\{0..99999999999\}.tar is no pattern .* 100,000,000,000 n"
+    ):
+        shards("t-{0..99999999999}.tar")
+    with pytest.raises(
+        DataError, match=r"DATA_PATHS.0: t-\{0..9.tar is no pattern of shards: a \{ wit"
+    ):
+        shards("t-{0..9.tar")
+    named = (three / "train-000.tar").rename(three / "train-{0.tar")
+    assert numbers(shards(named)) == [0, 1, 2]  # a file that is called so
 
 
 def test_a_pattern_is_found_in_order(three: Path) -> None:

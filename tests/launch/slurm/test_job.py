@@ -17,7 +17,7 @@ from tests.config.recipes import resolved
 
 # In a process of its own: signals, current folder and sys.path are changed.
 TASK = """
-import pickle, signal, sys
+import multiprocessing, os, pickle, signal, sys
 from sslengine import catalog
 from sslengine.errors import LaunchError, Preempted
 from sslengine.launch import local
@@ -26,7 +26,9 @@ from sslengine.launch.slurm import job as module
 def run_node(resolved, plan):
     print(plan.node, plan.host, plan.port, plan.token, flush=True)
     ending = sys.argv[2]
-    if ending == "told":                    # as below an agent, which hears it first
+    if ending == "killed":                  # as what is shared with ranks, and still referred to
+        module.kept = multiprocessing.get_context("spawn").Lock()
+    if ending in ("told", "killed"):        # as below an agent, which hears it first
         before = signal.signal(signal.SIGUSR2, lambda *a: before(*a))
         signal.raise_signal(signal.SIGUSR2)
         signal.signal(signal.SIGUSR2, before)
@@ -42,7 +44,7 @@ local.run_node = run_node
 module._SIGNAL_COMES = 0.1
 module._END_COMES = 0.1
 asked = []
-module.ask = lambda *command: asked.append(command)
+module.ask = lambda *command: os._exit(9) if sys.argv[2] == "killed" else asked.append(command)
 try:
     pickle.load(open(sys.argv[1], "rb"))()
 finally:
@@ -82,6 +84,12 @@ def test_told_to_end_the_first_node_puts_the_job_into_the_queue_again(
     assert "asked ('scontrol', 'requeue', '17')" in done.stdout
     assert "job 17 goes into the queue again" in done.stderr
     assert _task(tmp_path, ending, node=1).stdout.splitlines()[-1] == "asked"
+
+
+def test_ended_by_its_own_requeue_it_leaves_nothing_to_clear_up(tmp_path: Path) -> None:
+    done = _task(tmp_path, "killed")
+    assert done.returncode == 9
+    assert "leaked" not in done.stderr
 
 
 def test_a_job_that_is_cancelled_stays_so(tmp_path: Path) -> None:

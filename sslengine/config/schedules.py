@@ -1,0 +1,236 @@
+"""Schedules whose parts came from several places: what each place meant, before they are checked.
+
+A place (a file, the command line) that gives a schedule another name replaces it: arguments of
+the earlier one that the new one does not know are dropped. Arguments that it does not know and
+that come with or after its name are mistakes.
+
+VISSL's default learning rate (0.1 and what follows from it) is SGD's alone. A run with another
+optimizer gives a schedule with all that it needs, and so does a place that replaces one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sslengine.config.compose import Composition
+from sslengine.config.lr_scaling import optimizers
+from sslengine.config.merge import Merged
+from sslengine.config.sections import fields_of
+from sslengine.errors import ConfigError, UnknownNameError, listing
+from sslengine.registry import SCHEDULERS
+
+# Keys of a schedule that are not arguments of its curve.
+_NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
+_VISSLS_OPTIMIZERS = ("sgd", "sgd_fsdp")
+_VISSLS_LR: dict[str, Any] = {
+    "values": [0.1, 0.01, 0.001],
+    "milestones": [30, 60],
+    "start_value": 0.1,
+    "end_value": 0.0,
+    "value": 0.1,
+}
+_BY_DEFAULT = -1
+# Two parts meet if they differ by less than this share of the schedule's largest value.
+_GAP = 0.01
+
+
+def settle_schedules(merged: Merged, composition: Composition) -> None:
+    """Drop what has been replaced, and note what does not fit together."""
+    places = _Places(merged, composition)
+    for path, optimizer in optimizers(merged.root.config):
+        for key in optimizer.param_schedulers:
+            # What refers to the options of a component is settled when they are there.
+            with suppress(OmegaConfBaseException):
+                if _in_force(optimizer, str(key)):
+                    where = f"config.{path}.param_schedulers.{key}"
+                    node = optimizer.param_schedulers[key]
+                    merged.problems.extend(_settle(where, node, optimizer.name, places))
+
+
+def _in_force(optimizer: DictConfig, key: str) -> bool:
+    heads_apart = bool(optimizer.head_optimizer_params.use_different_lr)
+    return optimizer.param_schedulers[key] is not None and (key != "lr_head" or heads_apart)
+
+
+class _Places:
+    """Which place set a key last, as a number: later places have larger ones."""
+
+    def __init__(self, merged: Merged, composition: Composition) -> None:
+        self.origins, self.composition = merged.origins, composition
+        self._numbers = {each.origin: n for n, each in enumerate(composition.layers)}
+        self.command_line = len(composition.layers)
+
+    def of(self, path: str) -> int:
+        """-1: nobody has set it, nor anything below it."""
+        below = f"{path}."
+        given = [its for key, its in self.origins.items() if key == path or key.startswith(below)]
+        return max((self._numbers.get(each, self.command_line) for each in given),
+                   default=_BY_DEFAULT)  # fmt: skip
+
+    def is_default(self, path: str, key: str, value: Any) -> bool:
+        """Is it VISSL's, from the file of an earlier run, which holds every key there is?"""
+        number = self.of(f"{path}.{key}")
+        if number == self.command_line:
+            return False
+        tree = _below(self.composition.layers[number].tree, path.split("."))
+        return "is_adaptive" in (tree or {}) and value == _VISSLS_LR.get(key)
+
+    def names(self, path: str) -> list[tuple[int, str]]:
+        """The names that the schedule at `path` was given, in their order."""
+        found: list[tuple[int, str]] = []
+        keys = [*path.split("."), "name"]
+        for number, layer in enumerate(self.composition.layers):
+            found.append((number, _below(layer.tree, keys)))
+        for each in self.composition.assignments:
+            own = each.path.split(".")
+            if not each.delete and keys[: len(own)] == own:
+                found.append((self.command_line, _below(each.value, keys[len(own) :])))
+        return [(number, name) for number, name in found if isinstance(name, str)]
+
+
+def _below(tree: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        if not isinstance(tree, Mapping) or key not in tree:
+            return None
+        tree = tree[key]
+    return tree
+
+
+@dataclass(frozen=True)
+class _Name:
+    """What the schedule is called, by which place, and what it was called before."""
+
+    name: str
+    since: int = _BY_DEFAULT
+    before: str = ""
+
+
+def _name_of(path: str, name: str, places: _Places) -> _Name:
+    current = _Name(name)
+    for number, given in places.names(path):
+        before = current.name if current.since != _BY_DEFAULT else ""
+        if given != before:
+            current = _Name(given, number, before)
+    return current
+
+
+def _settle(path: str, node: DictConfig, optimizer: str, places: _Places) -> Iterator[str]:
+    called = _name_of(path, node.name, places)
+    own_default = optimizer in _VISSLS_OPTIMIZERS and not called.before
+    if called.since == _BY_DEFAULT and not own_default:
+        yield (
+            f"{path}: {optimizer} needs a schedule; VISSL's default, {node.name} from 0.1, is for "
+            f"sgd alone. {_example(path)}"
+        )
+        return
+    try:
+        parameters = inspect.signature(SCHEDULERS.get(called.name)).parameters
+    except UnknownNameError:
+        return  # told by the check of names
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    missing = []
+    for key in fields_of(node):
+        if key in _NO_ARGUMENTS or _is_empty(node[key]):
+            continue
+        place = places.of(f"{path}.{key}")
+        if key in parameters or takes_any:
+            if place == _BY_DEFAULT and not own_default:
+                missing.append(key)
+        elif place < max(called.since, 0) or places.is_default(path, key, node[key]):
+            _drop(node, key, path, called, places)
+        else:
+            yield _unknown(f"{path}.{key}", path, called.name, parameters, places)
+    if missing:
+        why = f"what {called.before} had was replaced" if called.before else (
+            f"VISSL's defaults are for sgd, not for {optimizer}"
+        )  # fmt: skip
+        keys = " and ".join(f"{path}.{key}" for key in missing)
+        yield f"{keys}: {called.name} needs a value; {why}. {_example(path)}"
+    elif called.name == "composite":
+        yield from _gap_problems(path, node, places)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (OmegaConf.is_config(value) and not value)
+
+
+def _drop(node: DictConfig, key: str, path: str, called: _Name, places: _Places) -> None:
+    node[key] = [] if OmegaConf.is_config(node[key]) else None
+    given = [one for one in places.origins if f"{one}.".startswith(f"{path}.{key}.")]
+    for each in given:
+        del places.origins[each]
+    if given and called.before:
+        places.origins[f"{path}.{key}"] = f"derived: {called.name} has replaced {called.before}"
+
+
+def _unknown(
+    where: str, path: str, name: str, parameters: Mapping[str, Any], places: _Places
+) -> str:
+    takes = [each for each in parameters if each != "num_epochs"]
+    return (
+        f"{where}: {name} takes no such argument; it takes {listing(takes)}. {path}.peak sets the "
+        f"largest value of the whole schedule. Set by {places.origins.get(where)}."
+    )
+
+
+def _example(path: str) -> str:
+    return (
+        f"For example: '{path}={{name: cosine, start_value: 0.001, end_value: 0.0, "
+        f"update_interval: step}}'"
+    )
+
+
+# ---- a part of a composite that was changed alone
+
+
+def _gap_problems(path: str, node: DictConfig, places: _Places) -> Iterator[str]:
+    """A value of one part, set alone, after which the parts do not meet any more."""
+    changed = [key for key in places.origins if _is_value_of_part(key, path)]
+    if not changed:
+        return
+    if node.auto_lr_scaling.auto_scale:
+        yield (
+            f"{changed[0]}: auto_lr_scaling sets the largest value of this schedule; set "
+            f"{path}.auto_lr_scaling.base_value, or auto_scale=false as well."
+        )
+        return
+    before = places.composition.last_value(f"{path}.schedulers")
+    with suppress(ConfigError, TypeError, ValueError, KeyError):
+        settings = OmegaConf.to_container(node)
+        assert isinstance(settings, dict)
+        now, was = _gaps(settings), _gaps({**settings, "schedulers": before})
+        largest = max(map(abs, _values(settings["schedulers"])))
+        for index, (gap, old) in enumerate(zip(now, was, strict=True)):
+            if abs(gap[1] - gap[0]) > abs(old[1] - old[0]) + _GAP * largest:
+                yield (
+                    f"{', '.join(changed)}: the schedule would jump from {gap[0]:.4g} to "
+                    f"{gap[1]:.4g} between schedulers.{index} and schedulers.{index + 1}. To scale "
+                    f"the whole schedule set {path}.peak instead; if the jump is meant, give all "
+                    f"of {path}.schedulers in one place."
+                )
+                return
+
+
+def _is_value_of_part(key: str, path: str) -> bool:
+    index, _, name = key.removeprefix(f"{path}.schedulers.").partition(".")
+    return key.startswith(f"{path}.schedulers.") and index.isdigit() and name.endswith("value")
+
+
+def _gaps(settings: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """The values on either side of each border between two parts."""
+    arguments = {key: settings[key] for key in ("schedulers", "lengths", "interval_scaling")}
+    curve = SCHEDULERS.get("composite")(**arguments, num_epochs=1e9)
+    near, borders = 3e-6, [sum(settings["lengths"][:n]) for n in range(1, len(settings["lengths"]))]
+    return [(curve(border - near), curve(border + near)) for border in borders]
+
+
+def _values(parts: Sequence[Mapping[str, Any]]) -> Iterator[float]:
+    for part in parts:
+        yield from (float(each) for key, each in part.items() if key.endswith("value"))

@@ -1,0 +1,191 @@
+"""The samples of one tar file: members that follow each other and share a name up to the first dot.
+
+A tar file is whatever somebody has written into it. What is read of it is limited, and whatever is
+wrong with it is a ShardError that names the file and the member.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tarfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from sslengine.data.sources.disk import IMAGE_SUFFIXES
+from sslengine.errors import DataError, SSLEngineError, readable
+
+log = logging.getLogger("sslengine")
+
+LARGEST_IMAGE = 2**31 - 2**12  # bytes that one read of Linux gives
+LARGEST_LABEL = 2**16  # of .cls
+LARGEST_JSON = 2**24
+LARGEST_HEADER = 2**20  # of what stands before a member, a long name say
+
+
+class ShardError(DataError):
+    """A tar file that cannot be read, or holds what it should not."""
+
+
+class Sample(NamedTuple):
+    name: str  # of the member that holds the image
+    offset: int
+    size: int
+    label: Any
+
+
+Members = dict[str, tarfile.TarInfo]
+
+
+class Samples:
+    """Reads shard after shard. What the first image is called says which members are images.
+
+    ending: of the members that hold images (IMAGE_COLUMN); "": any that is called like an image.
+    label_key: where in .json the label is, instead of in .cls.
+    """
+
+    def __init__(self, ending: str, label_key: str, where: str) -> None:
+        self._ending = ending.lstrip(".").lower()
+        self._label_key, self._where = label_key, where
+        self._any = False  # the images are those that end in .png, .jpg, ...
+        self.without_image = 0
+
+    def of(self, shard: str) -> Iterator[Sample]:
+        try:
+            with open(shard, "rb") as file:
+                whole = os.fstat(file.fileno()).st_size
+                limited: Any = _Limited(file)
+                with tarfile.open(fileobj=limited, mode="r:") as tar:
+                    for members in _groups(tar, self._at(shard)):
+                        sample = self._sample(tar, members, shard, whole)
+                        self.without_image += sample is None
+                        if sample is not None:
+                            yield sample
+                    _expect_end(file, tar.offset)
+        except (SSLEngineError, MemoryError):
+            raise
+        except Exception as error:  # of a tar file that is none, tarfile raises anything
+            raise ShardError(
+                f"{self._at(shard)} is not a whole tar file: {error or type(error).__name__}. A "
+                f"compressed one cannot be read at random: unpack it (gunzip), JPEGs do not get "
+                f"smaller by it."
+            ) from error
+
+    def _at(self, shard: str) -> str:
+        return f"{self._where}: {readable(shard)}"
+
+    def _sample(
+        self, tar: tarfile.TarFile, members: Members, shard: str, whole: int
+    ) -> Sample | None:
+        image = self._image_of(members, shard)
+        if image is None:
+            return None
+        place = f"{self._at(shard)}: {readable(image.name)}"
+        if image.issparse():
+            raise ShardError(f"{place} is stored with holes (sparse): pack the shard again.")
+        if image.size > LARGEST_IMAGE:
+            raise ShardError(f"{place} has {image.size:,} bytes; {LARGEST_IMAGE:,} are the most.")
+        if image.offset_data + image.size > whole:
+            raise ShardError(f"{place}: not a whole tar file: unexpected end of data")
+        return Sample(
+            image.name, image.offset_data, image.size, self._label_of(tar, members, shard)
+        )
+
+    def _image_of(self, members: Members, shard: str) -> tarfile.TarInfo | None:
+        if self._ending:
+            return members.get(self._ending)
+        found = [ending for ending in members if f".{ending}" in IMAGE_SUFFIXES]
+        if found or self._any:
+            self._any = True
+            return members[found[0]] if found else None
+        deeper = [ending for ending in members if ending.endswith(IMAGE_SUFFIXES)]
+        if len(deeper) > 1:
+            names = " and ".join(readable(members[each].name) for each in deeper)
+            raise ShardError(
+                f"{self._at(shard)}: {names} are images of one sample. Name the ending of those to "
+                f"read: IMAGE_COLUMN: {readable(deeper[0])}"
+            )
+        if not deeper:
+            return None
+        self._ending = deeper[0]  # a.left.png: from here on .left.png, and no mask or thumbnail
+        log.warning(
+            "%s: no image is called .jpg, .png or the like alone; taken are those that end in .%s "
+            "(IMAGE_COLUMN)", self._where, readable(self._ending),
+        )  # fmt: skip
+        return members[self._ending]
+
+    def _label_of(self, tar: tarfile.TarFile, members: Members, shard: str) -> Any:
+        if "cls" in members and not self._label_key:
+            return self._text(tar, members["cls"], shard, LARGEST_LABEL)
+        if "json" not in members:
+            return None
+        place = f"{self._at(shard)}: {readable(members['json'].name)}"
+        try:
+            told = json.loads(self._text(tar, members["json"], shard, LARGEST_JSON))
+        except (ValueError, RecursionError) as error:
+            raise ShardError(f"{place} does not hold a JSON object: {error}") from error
+        if not isinstance(told, dict):
+            raise ShardError(f"{place} does not hold a JSON object: it is a {type(told).__name__}.")
+        key = self._label_key or "label"
+        label = told.get(key)
+        if label is not None and not isinstance(label, (str, int, float)):
+            kind = type(label).__name__
+            raise ShardError(f"{place}: {key!r} is no text or number, but a {kind}.")
+        return label
+
+    def _text(self, tar: tarfile.TarFile, member: tarfile.TarInfo, shard: str, most: int) -> str:
+        place = f"{self._at(shard)}: {readable(member.name)}"
+        if member.size > most:
+            raise ShardError(f"{place} has {member.size:,} bytes; {most:,} are the most.")
+        file = tar.extractfile(member)
+        content = file.read() if file else b""
+        if len(content) < member.size:
+            raise ShardError(f"{place}: not a whole tar file: unexpected end of data")
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise ShardError(f"{place} is not UTF-8: {error}") from error
+
+
+def _expect_end(file: BinaryIO, at: int) -> None:
+    """tarfile takes whatever is no header for the end, so that a damaged shard seems shorter."""
+    block = os.pread(file.fileno(), tarfile.BLOCKSIZE, at)
+    if block.strip(b"\0") or len(block) not in (0, tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(f"unexpected end of data: no header at byte {at:,}")
+
+
+class _Limited:
+    """A file of which tarfile reads a little at a time: a header may claim any size."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= max(LARGEST_HEADER, LARGEST_JSON):
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        return self._file.read(size)
+
+
+def _groups(tar: Any, place: str) -> Iterator[Members]:
+    """The members of each sample, by their endings in small letters."""
+    current, members = "", Members()
+    for member in tar:
+        tar.members = []  # it would keep all of them
+        folder, _, name = member.name.rpartition("/")
+        if not member.isreg() or name.startswith("."):
+            continue
+        stem, _, ending = name.partition(".")
+        if f"{folder}/{stem}" != current and members:
+            yield members
+            members = {}
+        current = f"{folder}/{stem}"
+        if ending.lower() in members:
+            raise ShardError(
+                f"{place}: {readable(member.name)} is there twice in one sample: "
+                f"{readable(members[ending.lower()].name)}"
+            )
+        members[ending.lower()] = member
+    if members:
+        yield members

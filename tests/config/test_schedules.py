@@ -1,0 +1,217 @@
+"""Schedules whose parts come from several places. The expected ones are written out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from sslengine import catalog  # noqa: F401
+from sslengine.config.compose import Composition, Layer, compose
+from sslengine.config.resolve import Resolved, freeze, resolve, resolve_dict
+from sslengine.config.show import show
+from sslengine.errors import ConfigError
+from tests.config.recipes import recipe
+
+LR = "config.OPTIMIZER.param_schedulers.lr"
+QUICKSTART = "config=quickstart/simclr"  # AdamW; linear 0 to 0.002, cosine 0.002 to 0
+
+
+def lr(run: Resolved) -> dict[str, Any]:
+    """The schedule without what is not set."""
+    node = OmegaConf.to_container(run.config.OPTIMIZER.param_schedulers.lr)
+    assert isinstance(node, dict)
+    return {key: value for key, value in node.items() if value not in (None, [], {})}
+
+
+def given(*trees: dict[str, Any]) -> Resolved:
+    """Files one after another."""
+    layers = [Layer(f"{index}.yaml", {"config": tree}) for index, tree in enumerate(trees)]
+    return freeze(Composition(layers, [], "test"))
+
+
+def schedule(**values: Any) -> dict[str, Any]:
+    return {"OPTIMIZER": {"param_schedulers": {"lr": values}}}
+
+
+@pytest.mark.parametrize("name", ["adamw", "lars"])
+def test_vissls_learning_rate_is_for_sgd_alone(name: str) -> None:
+    tree = recipe(OPTIMIZER={"name": name, "num_epochs": 2})
+    with pytest.raises(ConfigError, match=rf"^{LR}: {name} needs a schedule; .* from 0.1, is for"):
+        resolve_dict(tree)
+    tree["OPTIMIZER"]["name"] = "sgd"
+    assert lr(resolve_dict(tree))["values"] == [0.1, 0.01, 0.001]
+
+
+def test_nor_are_single_arguments_of_it_for_others() -> None:
+    """VISSL's cosine starts at 0.1 where nothing is said."""
+    cosine = {"num_epochs": 2, "param_schedulers": {"lr": {"name": "cosine", "end_value": 0.0}}}
+    assert lr(resolve_dict(recipe(OPTIMIZER=cosine)))["start_value"] == 0.1
+    with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine needs a value; .* adamw\."):
+        resolve_dict(recipe(OPTIMIZER={"name": "adamw", **cosine}))
+
+
+def test_heads_with_a_rate_of_their_own() -> None:
+    tree = recipe(
+        OPTIMIZER={
+            "name": "adamw",
+            "num_epochs": 2,
+            "param_schedulers": {"lr": {"name": "constant", "value": 0.001}},
+            "head_optimizer_params": {"use_different_lr": True},
+        }
+    )
+    with pytest.raises(ConfigError, match=rf"^{LR}_head: adamw needs a schedule"):
+        resolve_dict(tree)
+
+
+def test_one_of_several_optimizers() -> None:
+    own = {"parameters": ["*"], "losses": ["loss"], "name": "adamw"}
+    step = "multi_optimizer_train_step"
+    tree = recipe(TRAINER={"TRAIN_STEP_NAME": step, step: {"OPTIMIZERS": {"all": own}}})
+    with pytest.raises(ConfigError, match=r"OPTIMIZERS\.all\.param_schedulers\.lr: adamw needs"):
+        resolve_dict(tree)
+
+
+def test_a_later_name_replaces_the_schedule() -> None:
+    with pytest.raises(ConfigError, match=rf"^{LR}.start_value and {LR}.end_value: cosine needs"):
+        resolve([QUICKSTART, f"{LR}.name=cosine"])
+    values = [f"{LR}.name=cosine", f"{LR}.start_value=0.001", f"{LR}.end_value=0.0"]
+    whole = f"{LR}={{name: cosine, start_value: 0.001, end_value: 0.0}}"
+    for arguments in (values, [whole]):
+        found = lr(resolve([QUICKSTART, *arguments]))
+        expected = {"name": "cosine", "start_value": 0.001, "end_value": 0.0,
+                    "update_interval": "step"}  # fmt: skip
+        assert found | expected == found
+        assert not {"schedulers", "lengths", "interval_scaling"} & found.keys()
+
+
+def test_so_does_a_later_file_and_for_sgd() -> None:
+    base = recipe(
+        OPTIMIZER__param_schedulers={
+            "lr": {
+                "name": "composite",
+                "schedulers": [
+                    {"name": "linear", "start_value": 0.0, "end_value": 0.3},
+                    {"name": "cosine", "start_value": 0.3, "end_value": 0.0},
+                ],
+                "lengths": [0.5, 0.5],
+            }
+        }
+    )
+    found = lr(given(base, schedule(name="polynomial", base_value=0.2, power=2.0)))
+    assert (found["name"], found["base_value"], "lengths" in found) == ("polynomial", 0.2, False)
+    with pytest.raises(ConfigError, match="needs a value; what composite had was replaced"):
+        given(base, schedule(name="cosine"))
+
+
+def test_what_both_know_stays() -> None:
+    found = lr(given(recipe(), schedule(name="linear", end_value=0.01)))
+    assert (found["start_value"], found["end_value"]) == (0.1, 0.01)
+
+
+@pytest.mark.parametrize(("key", "value"), [("value", 0.1), ("value", 0.01), ("power", 2)])
+def test_arguments_that_the_schedule_does_not_know(key: str, value: float) -> None:
+    text = rf"^{LR}.{key}: composite takes no such argument; it takes .*schedulers.* {LR}.peak sets"
+    with pytest.raises(ConfigError, match=text):
+        resolve([QUICKSTART, f"{LR}.{key}={value}"])
+    with pytest.raises(ConfigError, match=rf"{LR}.{key}: cosine takes no such .* by 1.yaml"):
+        given(recipe(), schedule(**{key: value}))
+    tree = recipe()
+    tree["OPTIMIZER"]["param_schedulers"]["lr"][key] = value
+    with pytest.raises(ConfigError, match=rf"{LR}.{key}: cosine takes no such argument"):
+        resolve_dict(tree)
+
+
+@pytest.mark.parametrize("changes", [{}, {"name": "multistep", "values": [0.2, 0.1],
+                                          "milestones": [1]}])  # fmt: skip
+def test_the_config_that_a_run_writes_can_be_run_again(changes: dict[str, Any]) -> None:
+    first = given(recipe(), schedule(**changes)) if changes else resolve_dict(recipe())
+    tree = yaml.safe_load(OmegaConf.to_yaml(first.config))
+    assert lr(resolve_dict(tree)) == lr(first)
+    # Earlier versions wrote VISSL's default for every argument that was not set.
+    node = tree["OPTIMIZER"]["param_schedulers"]["lr"]
+    node["value"], node["milestones"] = 0.1, node["milestones"] or [30, 60]
+    assert lr(resolve_dict(tree)) == lr(first)
+
+
+# ---- the largest value
+
+
+def test_one_key_scales_the_whole_schedule() -> None:
+    run = resolve([QUICKSTART, f"{LR}.peak=0.0005"])
+    found = lr(run)["schedulers"]
+    assert found == [
+        {"name": "linear", "start_value": 0.0, "end_value": 0.0005},
+        {"name": "cosine", "start_value": 0.0005, "end_value": 0.0},
+    ]
+    told = show(run)
+    assert "peak: 0.0005" in told
+    assert "# derived: peak 0.0005" in told
+    # Heads follow; and what the run writes says the same when it is run again.
+    assert run.config.OPTIMIZER.param_schedulers.lr_head.schedulers[1].start_value == 0.0005
+    again = resolve_dict(yaml.safe_load(OmegaConf.to_yaml(run.config)))
+    assert lr(again) == lr(run)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"name": "constant", "value": 0.3}, {"value": 0.1}),
+        ({"name": "multistep", "values": [0.3, 0.03], "milestones": [1]}, {"values": [0.1, 0.01]}),
+        ({"name": "cosine", "start_value": 0.2, "end_value": 0.02}, {"end_value": 0.01}),
+        ({"name": "polynomial", "base_value": 4.0, "power": 2.0},
+         {"base_value": 0.1, "power": 2.0}),
+    ],
+)  # fmt: skip
+def test_the_largest_value_of_any_schedule(values: dict[str, Any], expected: Any) -> None:
+    tree = recipe(OPTIMIZER={"num_epochs": 2, "param_schedulers": {"lr": {**values, "peak": 0.1}}})
+    found = lr(resolve_dict(tree))
+    assert found | expected == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"peak": 0}, rf"{LR}.peak: expected a number above 0, got 0"),
+        ({"peak": 0.1, "auto_lr_scaling": {"auto_scale": True}}, rf"{LR}.peak: auto_lr_scaling s"),
+        ({"peak": 0.1, "start_value": 0.0}, rf"{LR}.peak: the schedule 'cosine' has no value abo"),
+    ],
+)
+def test_where_there_is_none(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        given(recipe(), schedule(**changes))
+
+
+# ---- parts that do not meet
+
+
+def test_a_part_changed_alone() -> None:
+    text = r"schedulers.1.start_value: the schedule would jump from 0.002 to 0.0005 between .*peak"
+    with pytest.raises(ConfigError, match=text):
+        resolve([QUICKSTART, f"{LR}.schedulers.1.start_value=0.0005"])
+    both = [f"{LR}.schedulers.{part}=0.0005" for part in ("0.end_value", "1.start_value")]
+    assert lr(resolve([QUICKSTART, *both]))["schedulers"][0]["end_value"] == 0.0005
+    # What stands at no border is free.
+    assert resolve([QUICKSTART, f"{LR}.schedulers.1.end_value=0.0001"])
+
+
+def test_jumps_that_are_meant(tmp_path: Path) -> None:
+    """As VISSL's own YAML may have them: given in one place, or there before."""
+    parts = "[{name: constant, value: 0.001}, {name: cosine, start_value: 0.002, end_value: 0.0}]"
+    assert resolve([QUICKSTART, f"{LR}.schedulers={parts}"])
+    (tmp_path / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - /config/quickstart/simclr\n  - _self_\nconfig:\n"
+        f"  OPTIMIZER: {{param_schedulers: {{lr: {{schedulers: {parts}}}}}}}\n"
+    )
+    smaller = f"{LR}.schedulers.1.start_value=0.0015"
+    assert freeze(compose(["config=mine", smaller], [str(tmp_path)]))
+
+
+def test_a_part_whose_value_the_batch_size_sets() -> None:
+    scaled = f"{LR}.auto_lr_scaling.auto_scale=true"
+    text = r"start_value: auto_lr_scaling sets the largest value .* set .*base_value"
+    with pytest.raises(ConfigError, match=text):
+        resolve([QUICKSTART, scaled, f"{LR}.schedulers.1.start_value=0.001"])

@@ -1,0 +1,627 @@
+"""The recipes of configs/pretrain against what was published, value by value.
+
+Each recipe is resolved, its model built (on the meta device: no memory), its optimizer and its
+transforms made; what they are is compared with a table written from the authors' code, of which the
+commit stands beside it. A value that differs is named in the YAML, `# differs: <what>: <why>`; the
+differences found and those named must be the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torchvision.transforms import ColorJitter, InterpolationMode
+
+from sslengine import catalog  # noqa: F401
+from sslengine.config.facts import run_facts
+from sslengine.config.resolve import resolve
+from sslengine.config.sections import read
+from sslengine.losses.momentum import rising_momentum
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.options import OptimizerOptions
+from sslengine.registry import TRANSFORMS
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+RECIPES = sorted(
+    path.relative_to(CONFIGS / "pretrain").with_suffix("").as_posix()
+    for path in (CONFIGS / "pretrain").rglob("*.yaml")
+)
+# Shares of training at which learning rates and the like are compared.
+POINTS = (0.0, 0.004, 0.02, 0.25, 0.5, 0.75, 0.995)
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+# ---- the published values
+
+
+def warm_cosine(
+    peak: float, warmup: int, epochs: int, start: float = 0.0, end: float = 0.0
+) -> list[float]:
+    """Linear up to the peak in the first epochs, then half a cosine over the others."""
+
+    def at(epoch: float) -> float:
+        if epoch < warmup:
+            return start + (peak - start) * epoch / warmup
+        share = (epoch - warmup) / (epochs - warmup)
+        return end + (peak - end) * (1 + math.cos(math.pi * share)) / 2
+
+    return [at(point * epochs) for point in POINTS]
+
+
+def by_epoch(curve: Callable[[int], float], epochs: int) -> list[float]:
+    return [curve(int(point * epochs)) for point in POINTS]
+
+
+def cosine_by_epoch(peak: float, epochs: int, end: float = 0.0) -> list[float]:
+    return by_epoch(
+        lambda epoch: end + (peak - end) * (1 + math.cos(math.pi * epoch / epochs)) / 2, epochs
+    )
+
+
+def steps(first: float, milestones: Sequence[int]) -> Callable[[int], float]:
+    """A tenth at each milestone."""
+    return lambda epoch: first * 0.1 ** sum(epoch >= each for each in milestones)
+
+
+def constant(value: float) -> list[float]:
+    return [value] * len(POINTS)
+
+
+def rising_to_one(base: float) -> list[float]:
+    """The teacher's momentum of BYOL and DINO."""
+    return [1 - (1 - base) * (math.cos(math.pi * point) + 1) / 2 for point in POINTS]
+
+
+def everything(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
+    return True
+
+
+def weights(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
+    """No decay on biases and on what has one dimension: timm's add_weight_decay, and DINO's."""
+    return parameter.ndim > 1 and not name.endswith(".bias")
+
+
+def no_norms(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
+    """VISSL's regularize_bn: False, regularize_bias: True."""
+    return not isinstance(owner, (nn.BatchNorm1d, nn.BatchNorm2d))
+
+
+def crop(
+    size: int = 224, least: float = 0.08, how: str = "bicubic", most: float = 1.0
+) -> tuple[Any, ...]:
+    return "crop", size, (least, most), how
+
+
+FLIP = ("flip", 0.5)
+GREY = ("grey", 0.2)
+BLUR = ("blur", 0.5, 0.1, 2.0)
+
+
+def jitter(b: float, c: float, s: float, h: float, p: float = 0.8) -> tuple[Any, ...]:
+    return "jitter", p, b, c, s, h
+
+
+def two_views_of_byol(first: tuple[Any, ...]) -> list[list[tuple[Any, ...]]]:
+    """Barlow Twins and VICReg took them over; DINO for its large crops."""
+    same = [first, FLIP, jitter(0.4, 0.4, 0.2, 0.1), GREY]
+    return [
+        [*same, ("blur", 1.0, 0.1, 2.0)],
+        [*same, ("blur", 0.1, 0.1, 2.0), ("solarize", 0.2, 128)],
+    ]
+
+
+def dino_crops(large: float, small: tuple[float, float]) -> list[list[tuple[Any, ...]]]:
+    local = [
+        crop(96, small[0], most=small[1]), FLIP, jitter(0.4, 0.4, 0.2, 0.1), GREY, BLUR
+    ]  # fmt: skip
+    return [*two_views_of_byol(crop(224, large)), *[local] * 8]
+
+
+def swav_crops() -> list[list[tuple[Any, ...]]]:
+    after = [FLIP, jitter(0.8, 0.8, 0.8, 0.2), GREY, BLUR]
+    large = [crop(224, 0.14, "bilinear"), *after]
+    return [*[large] * 2, *[[crop(96, 0.05, "bilinear", 0.14), *after]] * 6]
+
+
+MOCO_V2 = [crop(224, 0.2, "bilinear"), jitter(0.4, 0.4, 0.4, 0.1), GREY, BLUR, FLIP]
+LARS = {"name": "lars", "momentum": 0.9, "eta": 0.001, "vectors are plain SGD": True}
+SGD = {"name": "sgd", "momentum": 0.9, "nesterov": False}
+LARC = {**SGD, "trust coefficient": 0.001, "clip": False}
+# Those whose source is VISSL: facebookresearch/vissl 09270ed2, configs/config/pretrain.
+NPID_LOSS = {"loss_type": "nce", "temperature": 0.07, "memory_params.momentum": 0.5,
+             "memory_params.embedding_dim": 128}  # fmt: skip
+
+OFFICIAL: dict[str, dict[str, Any]] = {
+    # facebookresearch/simsiam a7bc177: main_simsiam.py, simsiam/builder.py, README (batch 256)
+    "simsiam/simsiam_1node_resnet50": {
+        "epochs": 100, "batch": 256, "optimizer": SGD,
+        "learning rate": cosine_by_epoch(0.05, 100), "of the predictor": constant(0.05),
+        "weight decay": constant(1e-4), "decays": everything,
+        "views": [MOCO_V2] * 2, "normalize": IMAGENET,
+        "batch norm": "each view, all ranks", "last norm of a block": "zero",
+        "head": ["2048 to 2048", "norm", "ReLU", "2048 to 2048", "norm", "ReLU",
+                 "2048 to 2048", "plain norm", "2048 to 512", "norm", "ReLU", "512 to 2048 + bias"],
+        "precision": "float32",
+    },
+    # google-deepmind/deepmind-research 4822a45: byol/configs/byol.py, byol_experiment.py,
+    # utils/{networks,augmentations,schedules,optimizers}.py; a block's last norm: dm-haiku's ResNet
+    "byol/byol_8node_resnet50": {
+        "epochs": 1000, "batch": 4096, "optimizer": LARS,
+        "learning rate": warm_cosine(3.2, 10, 1000),
+        "weight decay": constant(1.5e-6), "decays": weights,
+        "views": two_views_of_byol(crop()), "normalize": IMAGENET,
+        "batch norm": "each view, all ranks", "last norm of a block": "zero",
+        "head": ["2048 to 4096 + bias", "norm", "ReLU", "4096 to 256",
+                 "256 to 4096 + bias", "norm", "ReLU", "4096 to 256"],
+        "teacher's momentum": rising_to_one(0.996), "precision": "float32",
+    },
+    # facebookresearch/barlowtwins 8e8d284: main.py. Biases and norms: 0.0048 for 256 images, of a
+    # gradient that is 1/32 of the true one, for no gradient passes the sum over their 32 ranks
+    "barlow_twins/barlow_twins_32gpu_resnet50": {
+        "epochs": 1000, "batch": 2048, "optimizer": LARS,
+        "learning rate": warm_cosine(1.6, 10, 1000, end=0.0016),
+        "of biases and norms": warm_cosine(0.0048 * 8 / 32, 10, 1000, end=0.0048 * 8 / 32 * 0.001),
+        "weight decay": constant(1e-6), "decays": weights,
+        "views": two_views_of_byol(crop()), "normalize": IMAGENET,
+        "batch norm": "each view, all ranks", "last norm of a block": "zero",
+        "head": ["2048 to 8192", "norm", "ReLU", "8192 to 8192", "norm", "ReLU", "8192 to 8192"],
+        "loss": {"lambda_": 0.0051}, "precision": "float16",
+    },
+    # facebookresearch/vicreg 4e12602: main_vicreg.py, augmentations.py, README (1000 epochs)
+    "vicreg/vicreg_32gpu_resnet50": {
+        "epochs": 1000, "batch": 2048, "optimizer": LARS,
+        "learning rate": warm_cosine(1.6, 10, 1000, end=0.0016),
+        "weight decay": constant(1e-6), "decays": weights,
+        "views": two_views_of_byol(crop()), "normalize": IMAGENET,
+        "batch norm": "each view, all ranks", "last norm of a block": "zero",
+        "head": ["2048 to 8192 + bias", "norm", "ReLU", "8192 to 8192 + bias", "norm", "ReLU",
+                 "8192 to 8192"],
+        "loss": {"sim_coeff": 25.0, "std_coeff": 25.0, "cov_coeff": 1.0, "gamma": 1.0,
+                 "eps": 1e-4},
+        "precision": "float16",
+    },
+    # google-research/simclr 383d414: run.py, model.py, model_util.py, data_util.py, resnet.py,
+    # lars_optimizer.py; two layers in the head, rate and length as in the paper (section 2 and B.9)
+    "simclr/simclr_64gpu_resnet50": {
+        "epochs": 1000, "batch": 4096, "optimizer": {**LARS, "rate inside the momentum": True},
+        "learning rate": warm_cosine(4.8, 10, 1000),
+        "weight decay": constant(1e-6), "decays": weights,
+        "views": [[crop(), FLIP, jitter(0.8, 0.8, 0.8, 0.2), GREY, BLUR]] * 2, "normalize": None,
+        "batch norm": "views together, all ranks", "last norm of a block": "zero",
+        "head": ["2048 to 2048", "norm", "ReLU", "2048 to 128", "norm without shift"],
+        "loss": {"temperature": 0.1}, "precision": "float32",
+    },
+    # facebookresearch/moco 010242b: main_moco.py (--mlp --moco-t 0.2 --aug-plus --cos), README
+    "moco/moco_1node_resnet50": {
+        "epochs": 200, "batch": 256, "optimizer": SGD,
+        "learning rate": cosine_by_epoch(0.03, 200),
+        "weight decay": constant(1e-4), "decays": everything,
+        "views": [MOCO_V2] * 2, "normalize": IMAGENET,
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 2048 + bias", "ReLU", "2048 to 128 + bias"],
+        "loss": {"temperature": 0.2, "queue_size": 65536, "momentum": 0.999,
+                 "embedding_dim": 128},
+        "precision": "float32",
+    },
+    # facebookresearch/swav 06b1b7c: scripts/swav_800ep_pretrain.sh, main_swav.py,
+    # src/multicropdataset.py, src/resnet50.py
+    "swav/swav_64gpu_resnet50": {
+        "epochs": 800, "batch": 4096, "optimizer": LARC,
+        "learning rate": warm_cosine(4.8, 10, 800, start=0.3, end=0.0048),
+        "weight decay": constant(1e-6), "decays": everything,
+        "views": swav_crops(),
+        "normalize": {"mean": (0.485, 0.456, 0.406), "std": (0.228, 0.224, 0.225)},
+        "batch norm": "views together, 8 ranks", "last norm of a block": "one",
+        "head": ["2048 to 2048 + bias", "norm", "ReLU", "2048 to 128 + bias", "128 to 3000"],
+        "loss": {"temperature": 0.1, "num_iters": 3, "epsilon": 0.05, "crops_for_assign": [0, 1],
+                 "queue.queue_length": 0, "normalize_last_layer": True},
+        "frozen": {"heads.0.prototypes0.weight": 313}, "precision": "float16",
+    },
+    # The same: scripts/deepclusterv2_800ep_pretrain.sh, main_deepclusterv2.py
+    "deepcluster_v2/deepcluster_v2_64gpu_resnet50": {
+        "epochs": 800, "batch": 4096, "optimizer": LARC,
+        "learning rate": warm_cosine(4.8, 10, 800, start=0.3, end=0.0048),
+        "weight decay": constant(1e-6), "decays": everything,
+        "views": swav_crops(),
+        "normalize": {"mean": (0.485, 0.456, 0.406), "std": (0.228, 0.224, 0.225)},
+        "batch norm": "views together, 8 ranks", "last norm of a block": "one",
+        "head": ["2048 to 2048 + bias", "norm", "ReLU", "2048 to 128 + bias"],
+        "loss": {"temperature": 0.1, "num_clusters": [3000, 3000, 3000], "kmeans_iters": 10,
+                 "memory_params.crops_for_mb": [0, 1], "memory_params.embedding_dim": 128},
+        "precision": "float32",
+    },
+    # facebookresearch/dino 7c446df: README ("Full command" of the boosted run), main_dino.py, utils.py
+    "dino/dino_16gpu_vits16": {
+        "epochs": 300, "batch": 1024, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.002, 10, 300, end=1e-6),
+        "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
+        "decays": weights,
+        "views": dino_crops(0.4, (0.05, 0.4)), "normalize": IMAGENET,
+        "clip": {"norm": 3.0, "each": True},
+        "head": ["384 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
+                 "256 to 65536 unit length, learned lengths"],
+        "loss": {"student_temp": 0.1, "crops_for_teacher": [0, 1], "ema_center": 0.9},
+        "teacher's momentum": rising_to_one(0.996),
+        "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 300),
+        "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
+        "drop path": 0.1, "precision": "float16",
+    },
+    # The same: README, "ResNet-50 and other convnets trainings"
+    "dino/dino_8gpu_resnet50": {
+        "epochs": 100, "batch": 512, "optimizer": SGD,
+        "learning rate": warm_cosine(0.06, 10, 100, end=1e-6),
+        "weight decay": constant(1e-4), "decays": weights,
+        "views": dino_crops(0.14, (0.05, 0.14)), "normalize": IMAGENET,
+        "clip": {"norm": 3.0, "each": True},
+        "batch norm": "views together, all ranks", "last norm of a block": "one",
+        "head": ["2048 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU",
+                 "2048 to 256 + bias", "256 to 65536 unit length"],
+        "loss": {"student_temp": 0.1, "crops_for_teacher": [0, 1], "ema_center": 0.9},
+        "teacher's momentum": rising_to_one(0.996), "teacher's temperature": constant(0.04),
+        "frozen": {"heads.0.prototypes0.weight_v": 2502}, "precision": "float16",
+    },
+    # facebookresearch/mae efb2a80: PRETRAIN.md, main_pretrain.py, models_mae.py, util/lr_sched.py;
+    # weight decay: timm 0.3.2, optim_factory.add_weight_decay
+    "mae/mae_64gpu_vitl16": {
+        "epochs": 800, "batch": 4096, "optimizer": {"name": "adamw", "betas": (0.9, 0.95)},
+        "learning rate": warm_cosine(0.0024, 40, 800),
+        "weight decay": constant(0.05), "decays": weights,
+        "views": [[crop(224, 0.2), FLIP]], "normalize": IMAGENET,
+        "model": {"MASK_RATIO": 0.75, "NORMALIZE_PIXELS": True, "DECODER_DIM": 512,
+                  "DECODER_LAYERS": 8, "DECODER_HEADS": 16, "HIDDEN_DIM": 1024, "NUM_LAYERS": 24,
+                  "NUM_HEADS": 16, "MLP_DIM": 4096, "QKV_BIAS": True, "PATCH_SIZE": 16},
+        "drop path": 0.0, "precision": "float16",
+    },
+    # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
+    "npid/npid_8gpu_resnet50": {
+        "epochs": 200, "batch": 256, "optimizer": SGD,
+        "learning rate": by_epoch(steps(0.03, (120, 160)), 200),
+        "weight decay": constant(1e-4), "decays": everything,
+        "views": [[crop(224, 0.2, "bilinear"), GREY, jitter(0.4, 0.4, 0.4, 0.4, p=1.0), FLIP]],
+        "normalize": IMAGENET,
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 128 + bias"],
+        "loss": {**NPID_LOSS, "negative_sampling_params.num_negatives": 4096}, "precision": "float32",
+    },
+    # VISSL: npid/npid++_4nodes_resnet.yaml
+    "npid/npid++_32gpu_resnet50": {
+        "epochs": 800, "batch": 1024, "optimizer": SGD,
+        "learning rate": cosine_by_epoch(0.12, 800, end=0.00012),
+        "weight decay": constant(1e-4), "decays": no_norms,
+        "views": [[jitter(0.4, 0.4, 0.4, 0.4, p=1.0), crop(224, 0.08, "bilinear"), FLIP]],
+        "normalize": IMAGENET,
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 128 + bias"],
+        "loss": {**NPID_LOSS, "negative_sampling_params.num_negatives": 32000}, "precision": "float32",
+    },
+    # VISSL: pirl/pirl_jigsaw_4node_resnet50.yaml
+    "pirl/pirl_32gpu_resnet50": {
+        "epochs": 800, "batch": 1024, "optimizer": SGD,
+        "learning rate": cosine_by_epoch(0.12, 800, end=0.00012),
+        "weight decay": constant(1e-4), "decays": weights,
+        "views": [[
+            ("ImgPilToPatchesAndImage", {
+                "crop_scale_image": [0.08, 1.0], "crop_size_image": 224,
+                "crop_scale_patches": [0.6, 1.0], "crop_size_patches": 255, "num_patches": 9,
+                "permute_patches": True}),
+            jitter(0.4, 0.4, 0.4, 0.2, p=1.0), ("ImgPilRandomPhotometric", {"p": 0.66}), GREY, FLIP,
+        ]],
+        "normalize": IMAGENET,
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 128 + bias", "1152 to 128 + bias", "2048 to 128 + bias"],
+        "loss": {**NPID_LOSS, "negative_sampling_params.num_negatives": 32000,
+                 "loss_weights": [0.5, 0.5], "update_mem_with_emb_index": 1},
+        "precision": "float32",
+    },
+    # VISSL: rotnet/rotnet_8gpu_resnet.yaml
+    "rotnet/rotnet_8gpu_resnet50": {
+        "epochs": 105, "batch": 256, "optimizer": SGD,
+        "learning rate": by_epoch(steps(0.1, (30, 60, 90, 100)), 105),
+        "weight decay": constant(1e-4), "decays": no_norms,
+        "views": [[("ImgRotatePil", {"num_angles": 4, "num_rotations_per_img": 1}), crop(224, 0.08, "bilinear"), FLIP]],
+        "normalize": IMAGENET,
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 4 + bias"], "loss": {"ignore_index": -1}, "precision": "float32",
+    },
+    # VISSL: jigsaw/jigsaw_8gpu_resnet.yaml
+    "jigsaw/jigsaw_8gpu_resnet50": {
+        "epochs": 105, "batch": 256, "optimizer": SGD,
+        "learning rate": by_epoch(
+            lambda e: 0.025 + 0.075 * e / 5 if e < 5 else steps(0.1, (30, 60, 90, 100))(e), 105
+        ),
+        "weight decay": constant(1e-4), "decays": no_norms,
+        "views": [[
+            ("Resize", {"size": 256}), FLIP, ("RandomCrop", {"size": 255}), ("grey", 0.66),
+            ("ImgPatchesFromTensor", {"num_patches": 9, "patch_jitter": 21}),
+            ("ShuffleImgPatches", {"perm_file": "hamming_perms_2000_patches_9_max_avg.npy"}),
+        ]],
+        "normalize": IMAGENET,
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 1000 + bias", "norm", "ReLU", "9000 to 2000 + bias"],
+        "loss": {"ignore_index": -1}, "precision": "float32",
+    },
+}  # fmt: skip
+
+
+# ---- what ours are
+
+
+@cache
+def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
+    config = resolve([f"config=pretrain/{name}"]).config
+    options, facts = read(config, ModelOptions), run_facts(config)
+    with torch.device("meta"):
+        model = build_model(options, views=facts.views_per_image)
+    found = {
+        "epochs": config.OPTIMIZER.num_epochs,
+        "batch": facts.global_batch_size * config.OPTIMIZER.accumulate,
+        "clip": _clip(options),
+        "precision": options.AMP_PARAMS.AMP_DTYPE if options.AMP_PARAMS.USE_AMP else "float32",
+        "frozen": dict(map(tuple, config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP)) or None,
+        **_trained(config, model),
+        **_network(options, model),
+        **_views(config),
+        **_of_loss(config),
+    }
+    return found, model
+
+
+def _clip(options: ModelOptions) -> dict[str, Any] | None:
+    clip = options.GRAD_CLIP
+    return {"norm": clip.MAX_NORM, "each": clip.PER_PARAMETER} if clip.USE_GRAD_CLIP else None
+
+
+def _trained(config: Any, model: nn.Module) -> dict[str, Any]:
+    """Of the real optimizer, on its real schedules."""
+    options = read(config, OptimizerOptions)
+    optimizer = build_optimizer(model, options, torch.device("cpu"), options.num_epochs or 0)
+    names = {id(each): name for name, each in model.named_parameters()}
+    rates: dict[str, list[float]] = {}
+    decay: list[float] = []
+    decays: set[str] = set()
+    for point in POINTS:
+        epochs = options.num_epochs or 0
+        optimizer.on_epoch(int(point * epochs) / epochs)
+        optimizer.schedule(point)
+        for group in optimizer.param_groups:
+            inside = [names[id(each)] for each in group["params"]]
+            part = "predictor" if all("predictor" in name for name in inside) else "rest"
+            rates.setdefault(part, [])
+            rates[part] = [*rates[part][: POINTS.index(point)], group["lr"]]
+            if group["weight_decay"]:
+                decays |= set(inside)
+        decay.append(max(group["weight_decay"] for group in optimizer.param_groups))
+    known = {"learning rate": rates["rest"], "weight decay": decay, "decays": decays}
+    if rates.get("predictor", rates["rest"]) != rates["rest"]:
+        known["of the predictor"] = rates["predictor"]
+    if (
+        config.LOSS.name == "barlow_twins_loss"
+    ):  # plain SGD: a factor of the loss is one of the rate
+        scale = config.LOSS.barlow_twins_loss.scale_loss
+        known["of biases and norms"] = [rate * scale for rate in rates["rest"]]
+    return {**known, "optimizer": _optimizer(options)}
+
+
+def _optimizer(options: OptimizerOptions) -> dict[str, Any]:
+    if options.name == "adamw":
+        return {"name": "adamw", "betas": tuple(options.betas)}
+    if options.name == "lars":
+        vectors = options.exclude_bias_and_norm
+        return {"name": "lars", "momentum": options.momentum, "eta": options.eta,
+                "vectors are plain SGD": vectors}  # fmt: skip
+    plain = {"name": options.name, "momentum": options.momentum, "nesterov": options.nesterov}
+    larc = options.larc_config
+    return (
+        {**plain, "trust coefficient": larc.trust_coefficient, "clip": larc.clip}
+        if options.use_larc
+        else plain
+    )
+
+
+def _network(options: ModelOptions, model: nn.Module) -> dict[str, Any]:
+    if options.BASE_MODEL_NAME == "mae":
+        vit = options.TRUNK.VISION_TRANSFORMERS
+        return {"model": {**vars(vit), **vars(options.mae)}, "drop path": vit.DROP_PATH_RATE}  # type: ignore[attr-defined]
+    found: dict[str, Any] = {"head": [text for part in model.heads for text in _layers(part)]}
+    if options.TRUNK.NAME == "vision_transformer":
+        return {**found, "drop path": options.TRUNK.VISION_TRANSFORMERS.DROP_PATH_RATE}
+    sync = options.SYNC_BN_CONFIG
+    ranks = {0: "all ranks"}.get(sync.GROUP_SIZE, f"{sync.GROUP_SIZE} ranks")
+    views = "each view" if getattr(model, "views_apart", 0) else "views together"
+    return {
+        **found,
+        "batch norm": f"{views}, {ranks if sync.CONVERT_BN_TO_SYNC_BN else 'each rank'}",
+        "last norm of a block": "zero" if options.TRUNK.RESNETS.ZERO_INIT_RESIDUAL else "one",
+    }
+
+
+def _layers(module: nn.Module) -> Iterator[str]:
+    for each in module.modules():
+        if isinstance(each, nn.Linear):
+            bias = "" if each.bias is None else " + bias"
+            yield f"{each.in_features} to {each.out_features}{bias}"
+        elif isinstance(each, nn.BatchNorm1d):
+            yield "norm" if each.affine else "plain norm"
+        elif hasattr(each, "weight_v"):
+            learned = each.weight_g.requires_grad
+            lengths = ", learned lengths" if learned else ""
+            yield f"{each.weight_v.shape[1]} to {each.weight_v.shape[0]} unit length{lengths}"
+        elif isinstance(each, (nn.ReLU, nn.GELU)):
+            yield type(each).__name__
+
+
+# ---- transforms, view by view
+
+# Of these the transforms themselves are looked at; of others, their arguments.
+READ = (
+    "RandomResizedCrop", "RandomHorizontalFlip", "RandomGrayscale", "ColorJitter", "RandomSolarize",
+    "ImgPilColorDistortion", "ImgPilGaussianBlur", "ImgPilRandomSolarize",
+)  # fmt: skip
+
+
+def _views(config: Any) -> dict[str, Any]:
+    views: list[list[tuple[Any, ...]]] = [[]]
+    normalize = None
+    for entry in config.DATA.TRAIN.TRANSFORMS:
+        name, arguments = _called(dict(entry))
+        if name == "ImgReplicatePil":
+            views = [list(views[0]) for _ in range(arguments["num_times"])]
+        elif name == "ImgPilToMultiCrop":
+            views = [[_crop(each)] for each in TRANSFORMS.get(name)(**arguments).crops]
+        elif name == "ImgPilMultiCropRandomApply":
+            (inner,) = arguments["transforms"]
+            for view, p in zip(views, arguments["prob"], strict=True):
+                ((kind, always, *rest),) = _operations(*_called(dict(inner)))
+                assert always == 1.0
+                view.extend([(kind, p, *rest)] if p else [])
+        elif name == "Normalize":
+            normalize = {key: tuple(arguments[key]) for key in ("mean", "std")}
+        elif name != "ToTensor":
+            indices = entry.get("indices", range(len(views)))
+            for index in indices:
+                views[index].extend(_operations(name, arguments))
+    return {"views": views, "normalize": normalize}
+
+
+def _called(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and arguments, with the defaults of those that are not given."""
+    name = entry["name"]
+    given = {key: value for key, value in entry.items() if key not in TRANSFORMS.entry_keys}
+    bound = inspect.signature(TRANSFORMS.get(name)).bind(**given)
+    bound.apply_defaults()
+    return name, dict(bound.arguments)
+
+
+def _operations(name: str, arguments: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    if name not in READ:
+        given = {key: _plain(value) for key, value in arguments.items() if value is not None}
+        return [(name, given)]
+    made = TRANSFORMS.get(name)(**arguments)
+    match name:
+        case "RandomResizedCrop":
+            return [_crop(made)]
+        case "RandomHorizontalFlip":
+            return [("flip", made.p)]
+        case "RandomGrayscale":
+            return [("grey", made.p)]
+        case "ColorJitter":
+            return [_jitter(made, 1.0)]
+        case "ImgPilColorDistortion":
+            apply, grey = made.change.transforms
+            return [_jitter(apply.transforms[0], apply.p), ("grey", grey.p)]
+        case "ImgPilGaussianBlur":
+            return [("blur", made.p, made.radius_min, made.radius_max)]
+        case "ImgPilRandomSolarize":
+            return [("solarize", made.change.p, made.change.transforms[0].threshold)]
+    return [("solarize", made.p, made.threshold)]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _crop(made: Any) -> tuple[Any, ...]:
+    assert made.ratio == (3 / 4, 4 / 3)
+    how = {InterpolationMode.BILINEAR: "bilinear", InterpolationMode.BICUBIC: "bicubic"}
+    return "crop", made.size[0], tuple(made.scale), how[made.interpolation]
+
+
+def _jitter(made: ColorJitter, p: float) -> tuple[Any, ...]:
+    upper = (made.brightness[1] - 1, made.contrast[1] - 1, made.saturation[1] - 1, made.hue[1])  # type: ignore[index]
+    return "jitter", p, *(round(each, 6) for each in upper)
+
+
+# ---- the loss
+
+
+def _of_loss(config: Any) -> dict[str, Any]:
+    name = config.LOSS.name
+    section = config.LOSS.get(name) if name else None
+    found: dict[str, Any] = {"loss": section}
+    if name == "byol_loss" or name == "dino_loss":
+        found["teacher's momentum"] = [rising_momentum(section.momentum, p) for p in POINTS]
+    if name == "dino_loss":
+        options: Any = OmegaConf.to_object(section)
+        images, batch = 1_281_167, run_facts(config).global_batch_size
+        found["teacher's temperature"] = [
+            options.teacher_temp(
+                int(point * config.OPTIMIZER.num_epochs * (images // batch)),
+                int(point * config.OPTIMIZER.num_epochs),
+            )
+            for point in POINTS
+        ]
+    return found
+
+
+# ---- the comparison
+
+
+def differing(official: Mapping[str, Any], found: Mapping[str, Any], model: nn.Module) -> set[str]:
+    return {key for key, value in official.items() if not _same(key, value, found.get(key), model)}
+
+
+def _same(key: str, official: Any, found: Any, model: nn.Module) -> bool:
+    if key == "decays":
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        owner = {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in trained}
+        return {name for name, each in trained if official(name, each, owner[name])} == found
+    if key in ("loss", "model"):
+        return found is not None and all(
+            _close(value, _at(found, path)) for path, value in official.items()
+        )
+    return _close(official, found)
+
+
+def _at(tree: Any, path: str) -> Any:
+    for key in path.split("."):
+        tree = tree[key]
+    return list(tree) if isinstance(tree, Sequence) and not isinstance(tree, str) else tree
+
+
+def _close(one: Any, two: Any) -> bool:
+    """Numbers to a thousandth: schedules count their steps from 0 to n or to n - 1."""
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(_close(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(_close, one, two))
+    if isinstance(one, float) and isinstance(two, (int, float)):
+        return two == pytest.approx(one, rel=1e-3, abs=1e-9)
+    return bool(one == two)
+
+
+def named_in_yaml(name: str) -> dict[str, str]:
+    text = (CONFIGS / "pretrain" / f"{name}.yaml").read_text()
+    return dict(re.findall(r"# differs: ([^:\n]+): *(\S.*)", text))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_as_published_but_for_what_it_names(name: str) -> None:
+    found, model = ours(name)
+    official = OFFICIAL[name]
+    named = named_in_yaml(name)
+    text = (CONFIGS / "pretrain" / f"{name}.yaml").read_text()
+    assert text.count("# differs:") == len(named)  # each with a reason, none twice
+    different = differing(official, found, model)
+    shown = {key: (official.get(key), found.get(key)) for key in different ^ named.keys()}
+    assert different == named.keys(), shown
+
+
+def test_no_published_value_goes_uncompared() -> None:
+    """What was published with a clip, or with weights that stay for a while, says so above."""
+    for name in RECIPES:
+        found, _ = ours(name)
+        for key in ("clip", "frozen", "teacher's momentum", "teacher's temperature",
+                    "of the predictor", "batch norm", "drop path"):  # fmt: skip
+            assert (found.get(key) is None) == (OFFICIAL[name].get(key) is None), (name, key)
