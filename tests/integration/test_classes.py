@@ -196,19 +196,3 @@ def test_predictions_have_names(images: Path, trained: Path) -> None:
     text = as_text(predictor, found)
     assert "classes   cat: " in text
     assert "class cat)" in text
-
-
-def test_a_label_beyond_the_outputs(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"config.DATA.TRAIN.*3 classes.*dog.*2 outputs"):
-        train(
-            make_run(tmp_path, **_changes(images, MODEL__HEAD__PARAMS=[["mlp", {"dims": [32, 2]}]]))
-        )
-    labels = np.array([0] * 23 + [7])
-    np.save(tmp_path / "labels.npy", labels)
-    changes = _changes(images, "npy", TEST_MODEL=False)
-    changes["DATA__TRAIN"]["LABEL_PATHS"] = [str(tmp_path / "labels.npy")]
-    with pytest.raises(DataError, match=r"config.DATA.TRAIN.*label 7.*2\.png|label 7.*3 outputs"):
-        train(make_run(tmp_path, **changes))
-    # One that cross entropy leaves out is none that is out of range.
-    np.save(tmp_path / "labels.npy", np.where(labels == 7, -100, labels))
-    train(make_run(tmp_path / "ignored", **{**changes, "OPTIMIZER__num_epochs": 1}))
