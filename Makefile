@@ -24,7 +24,7 @@ help:
 	@echo "make bench          what the engine costs a step, and the same losses as other engines"
 	@echo "make methods-table  train and judge every method (hours; can be resumed)"
 	@echo "make lock           renew constraints/: the newest version of each package"
-	@echo "make chaos          kill small runs of six methods a hundred times (minutes)"
+	@echo "make chaos          kill small runs of all methods a hundred times (minutes)"
 	@echo "make clean          remove the environments and build files"
 
 quickstart: $(VENV)/.installed

@@ -5,7 +5,13 @@ From Python, objects in place of YAML: `sslengine.fit`, `sslengine.predict`,
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors and type checkers; importing sslengine loads none of it
+    from sslengine.python.fit import fit
+    from sslengine.python.passes import evaluate_loss, predict
+
+__all__ = ["evaluate_loss", "fit", "predict"]
 
 __version__ = "0.1.0"
 
@@ -15,11 +21,12 @@ _LAZY = {
     "evaluate_loss": "sslengine.python.passes",
 }
 
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'sslengine' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    def __getattr__(name):
+        if name not in _LAZY:
+            raise AttributeError(f"module 'sslengine' has no attribute {name!r}")
+        return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

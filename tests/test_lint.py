@@ -6,6 +6,7 @@ checkers, and of the libraries whose types they read, complain of other things.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -43,6 +44,45 @@ def test_nothing_to_complain_about(command: list[str]) -> None:
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+CALLS = """
+import sslengine
+from torch import nn
+
+model = nn.Linear(1, 1)
+sslengine.fit(model, None, [], epochs=1)
+sslengine.fit(1, 2, nonsense=3)
+sslengine.evaluate_loss(model, 3, [])
+sslengine.predict(model, [], batch_size="many")
+sslengine.fti
+"""
+MISTAKES = {
+    7: ("call-arg", "arg-type"), 8: ("arg-type",), 9: ("arg-type",), 10: ("attr-defined",),
+}  # fmt: skip
+
+
+def test_type_checkers_see_the_functions_of_the_package(tmp_path: Path) -> None:
+    if others := _not_as_locked():
+        pytest.skip(f"not the locked environment: {', '.join(others[:3])} ...")
+    script = tmp_path / "calls.py"
+    script.write_text(CALLS)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--follow-imports=silent", str(script)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found: dict[int, set[str]] = {}
+    for line in done.stdout.splitlines():
+        if match := re.search(r"calls\.py:(\d+): error: .*\[([a-z-]+)\]$", line):
+            found.setdefault(int(match[1]), set()).add(match[2])
+    assert found == {line: set(codes) for line, codes in MISTAKES.items()}, done.stdout
+
+
+def test_editors_see_the_arguments_of_the_functions_of_the_package() -> None:
+    jedi = pytest.importorskip("jedi")
+    script = jedi.Script("import sslengine\nsslengine.fit(")
+    (signature,) = script.get_signatures()
+    assert {"model", "loss", "data", "epochs"} <= {each.name for each in signature.params}
 
 
 def test_each_python_that_is_supported_has_its_lock() -> None:

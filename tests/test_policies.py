@@ -76,6 +76,8 @@ def _ids(path: Path) -> str:
 def test_a_file_imports_from_its_own_floor_or_below(path: Path) -> None:
     own = LEVEL[_floor(path)]
     for node, name in _own_imports(path):
+        if path == PACKAGE / "__init__.py" and node.col_offset:
+            continue  # below `if TYPE_CHECKING`: what editors see of the names loaded on demand
         parts = name.split(".")
         floor = parts[1] if len(parts) > 1 and parts[1] in LEVEL else "__init__"
         assert LEVEL[floor] <= own, f"{path}:{node.lineno} imports {name} from a higher floor"

@@ -2,12 +2,14 @@
 """Kill a run again and again, and prove that it ends as if nothing had happened.
 
     python tools/chaos.py config=quickstart/simclr config.OPTIMIZER.num_epochs=2 --kills 20
-    python tools/chaos.py --series --kills 100        # small runs of six methods, 1 and 2 ranks
+    python tools/chaos.py --series --kills 100        # small runs of many methods, 1 and 2 ranks
 
 The run is made once without harm. Then it is made again; at random instants all its processes
-get SIGKILL, and the same run is started again, until it ends. Then every loss and every sample
-of every step that was ever made, on each rank, and the whole state of the last checkpoint
-must be equal, bit by bit. That goes on with new runs until there were enough kills.
+get SIGKILL, and the same run is started again, until it ends. Half of the kills are power cuts:
+what was not synced is lost (chaos_disk.py). Then every loss and every sample of every step that
+was ever made, on each rank, every line of metrics.jsonl and metrics.csv (but for times), every
+picture, and the whole state of the last checkpoint must be equal, bit by bit. New runs follow
+until there were enough kills.
 
 A run can be as harsh as the config says: config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY decides
 how often it saves (here every second step, unless you say otherwise).
@@ -17,7 +19,9 @@ from __future__ import annotations
 
 import argparse
 import copy
+import csv
 import dataclasses
+import importlib
 import json
 import os
 import random
@@ -27,18 +31,21 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
+from chaos_disk import Disk
 from omegaconf import OmegaConf
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint import files
+from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.facts import world_size
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.distributed.ranks import rank
@@ -46,12 +53,15 @@ from sslengine.errors import SSLEngineError
 from sslengine.hooks.events import Hook
 from sslengine.launch.rank import run_rank
 
+_LATER = ("sslengine.engines.train", "sslengine.task.task", "sslengine.data.plan.compiled")
 PACE = ("config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=2", "config.CHECKPOINT.KEEP_LAST=3")
 SMALL = (
     "config.DATA.TRAIN.DATA_LIMIT=24",
     "config.OPTIMIZER.num_epochs=3",
     "config.LOG_FREQUENCY=1",
 )
+# With test phases, of a few images made as those of training are.
+TESTED = 8
 # What else makes a quickstart's run small.
 METHODS: dict[str, tuple[str, ...]] = {
     "simclr": (),
@@ -63,7 +73,22 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dino": (),
     "deepclusterv2": ("config.LOSS.deepclusterv2_loss.num_clusters=[5,4]",),
     "pirl": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
+    "byol": (),
+    "barlow_twins": (),
+    "vicreg": (),
+    "simsiam": (),
+    "mae": (),  # the model owns its step, and gives pictures
+    "npid": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
+    "npid++": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
+    "rotnet": (),
+    "jigsaw": (),
+    "gradcache": ("config=quickstart/simclr", "+config/train_steps=gradcache"),
+    "multi_optimizer": ("config=quickstart/vicreg", "+config/train_steps=multi_optimizer"),
 }  # fmt: skip
+# A memory has a row for each training image, and none for those of a test phase.
+UNTESTED = ("deepclusterv2", "pirl", "npid", "npid++")
+# Fields of records that no run has twice.
+TIMES = frozenset(("images_per_s", "data_seconds", "seconds_per_step", "percent_in_hooks"))
 # (ranks, loader workers, of all kills this share)
 SHAPES = ((1, 0, 0.6), (2, 0, 0.3), (1, 2, 0.06), (2, 2, 0.04))
 # Of all kills, this share waits for a save to begin: else few would meet one.
@@ -97,17 +122,21 @@ class Tally:
     kills: int = 0
     in_a_save: int = 0  # a file had been begun
     before_any_save: int = 0
+    power_cuts: int = 0
     runs: int = 0
     lost: int = 0  # steps made again, in all
 
     def __str__(self) -> str:
         return (
-            f"{self.name:<32}{self.kills:>6}{self.in_a_save:>10}{self.before_any_save:>12}"
-            f"{self.runs:>7}{self.lost / max(1, self.kills):>12.1f}"
+            f"{self.name:<36}{self.kills:>6}{self.in_a_save:>10}{self.before_any_save:>12}"
+            f"{self.power_cuts:>12}{self.runs:>7}{self.lost / max(1, self.kills):>12.1f}"
         )
 
 
-HEADER = f"{'run':<32}{'kills':>6}{'in save':>10}{'before any':>12}{'ends':>7}{'steps again':>12}"
+HEADER = (
+    f"{'run':<36}{'kills':>6}{'in save':>10}{'before any':>12}{'power cuts':>12}{'ends':>7}"
+    f"{'steps again':>12}"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,9 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a run")
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
-    parser.add_argument("--series", action="store_true", help="small runs of six methods")
+    parser.add_argument("--series", action="store_true", help="small runs of many methods")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--ranks", nargs="+", type=int, choices=(1, 2), default=[1, 2])
+    parser.add_argument("--workers", nargs="+", type=int, choices=(0, 2), default=[0, 2])
     parser.add_argument("--kills", type=int, default=20, help="in all (default: 20)")
+    parser.add_argument(
+        "--power-cuts", type=float, default=0.5, metavar="SHARE", help="of all kills (default: 0.5)"
+    )
+    parser.add_argument("--tests", action="store_true", help="add test phases (--series has them)")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="is emptied")
     given = parser.parse_intermixed_args(arguments)
@@ -126,12 +161,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # no thread before a fork
     # And one in each life: such small runs take a quarter of the time, more so on a busy machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in _LATER:  # so that no life has to import it: half of the time of such small runs
+        importlib.import_module(name)
     dice = random.Random(given.seed)
     print(HEADER, flush=True)
     try:
-        for name, overrides, kills in _plan(given):
+        for name, overrides, kills, tests in _plan(given):
             folder = given.folder.absolute() / name
-            tally = harm(name, [*PACE, *overrides], given.config_dir, folder, kills, dice)
+            make = partial(_resolved, [*PACE, *overrides], given.config_dir, tests)
+            tally = harm(name, make, folder, kills, dice, given.power_cuts)
             print(tally, flush=True)
     except (SSLEngineError, AssertionError) as error:
         print(f"FAILED: {error}\nseed {given.seed}; files in {given.folder}", file=sys.stderr)
@@ -139,43 +177,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _plan(given: argparse.Namespace) -> Iterator[tuple[str, list[str], int]]:
-    """(name, overrides, kills) of each run."""
+def _plan(given: argparse.Namespace) -> Iterator[tuple[str, list[str], int, bool]]:
+    """(name, overrides, kills, with test phases) of each run."""
     if not given.series:
-        yield "run", given.overrides, given.kills
+        yield "run", given.overrides, given.kills, given.tests
         return
-    for ranks, workers, share in SHAPES:
+    shapes = [each for each in SHAPES if each[0] in given.ranks and each[1] in given.workers]
+    together = sum(share for _, _, share in shapes)
+    for ranks, workers, share in shapes:
         for method in given.methods:
+            own = METHODS[method]
+            base = (
+                ()
+                if any(each.startswith("config=") for each in own)
+                else (f"config=quickstart/{method}",)
+            )
             small = [
-                f"config=quickstart/{method}", *SMALL, *METHODS[method],
+                *base, *own, *SMALL,
                 f"config.DATA.NUM_DATALOADER_WORKERS={workers}",
                 f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
                 f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}", *given.overrides,
             ]  # fmt: skip
-            kills = max(1, round(given.kills * share / len(given.methods)))
-            yield f"{method}, ranks {ranks}, workers {workers}", small, kills
+            kills = max(1, round(given.kills * share / together / len(given.methods)))
+            tests = method not in UNTESTED
+            yield f"{method}, ranks {ranks}, workers {workers}", small, kills, tests
 
 
 def harm(
-    name: str, overrides: Sequence[str], config_dirs: Sequence[str], folder: Path, kills: int,
-    dice: random.Random,
+    name: str, make: Callable[[Path], Resolved], folder: Path, kills: int, dice: random.Random,
+    power_cuts: float,
 ) -> Tally:  # fmt: skip
-    """Raises AssertionError if any run ends otherwise than the one without harm."""
+    """make: the run, in a given folder. power_cuts: of all kills, this share.
+
+    Raises AssertionError if any run ends otherwise than the one without harm.
+    """
     tally = Tally(name)
     shutil.rmtree(folder, ignore_errors=True)
-    whole = _resolved(overrides, config_dirs, folder / "whole")
+    whole = make(folder / "whole")
     began = time.monotonic()
     assert _live(whole, None) == 0, f"the run without harm fails; see {folder / 'whole'}"
     seconds = time.monotonic() - began  # of a life that is not cut short
     while tally.kills < kills:
-        shutil.rmtree(folder / "killed", ignore_errors=True)
-        killed = _resolved(overrides, config_dirs, folder / "killed")
+        for each in ("killed", "killed_beside"):
+            shutil.rmtree(folder / each, ignore_errors=True)
+        killed, disk = make(folder / "killed"), Disk(folder / "killed", folder / "disk")
+        disk.begin()
         before, began = tally.kills, time.monotonic()
         # The last life is not cut short.
-        while _live(killed, _instant(dice, seconds) if tally.kills < kills else None) != 0:
+        while _live(killed, _instant(dice, seconds) if tally.kills < kills else None, disk) != 0:
             tally.kills += 1
             checkpoints = folder / "killed" / "checkpoints"
             tally.in_a_save += any(checkpoints.glob(".model_*.tmp"))
+            if dice.random() < power_cuts:
+                tally.power_cuts += 1
+                disk.cut(dice)
             tally.before_any_save += not files.in_order(checkpoints)
         if tally.kills == before:  # too late: the machine was busier when it was measured
             seconds = min(seconds, time.monotonic() - began)
@@ -184,14 +239,26 @@ def harm(
     return tally
 
 
-def _resolved(overrides: Sequence[str], config_dirs: Sequence[str], folder: Path) -> Resolved:
+def _resolved(
+    overrides: Sequence[str], config_dirs: Sequence[str], tests: bool, folder: Path
+) -> Resolved:
     """The run, in this folder and with a hook that records it beside its own hooks."""
     run = resolve([*overrides, f"config.CHECKPOINT.DIR='{folder}'"], config_dirs)
-    record = {"name": "chaos:Record", "folder": str(folder)}
+    record = {"name": "chaos:Record", "folder": str(_beside(folder))}
     config = copy.deepcopy(run.config)
     OmegaConf.set_readonly(config, False)
     config.HOOKS.EXTRA = [*config.HOOKS.EXTRA, record]
+    config.HOOKS.WRITERS = list(dict.fromkeys((*config.HOOKS.WRITERS, "json", "csv")))
+    if tests:
+        config.TEST_MODEL = True
+        config.DATA.TEST = copy.deepcopy(config.DATA.TRAIN)
+        config.DATA.TEST.DATA_LIMIT = TESTED
     return dataclasses.replace(run, config=config)
+
+
+def _beside(folder: Path) -> Path:
+    """For what the tool writes of a run: no kill takes it."""
+    return folder.with_name(f"{folder.name}_beside")
 
 
 @dataclass(frozen=True)
@@ -211,12 +278,12 @@ def _instant(dice: random.Random, seconds: float) -> Instant:
     return Instant(dice.uniform(0, seconds), dice.random() < IN_A_SAVE)
 
 
-def _live(run: Resolved, kill_at: Instant | None) -> int:
+def _live(run: Resolved, kill_at: Instant | None, disk: Disk | None = None) -> int:
     """One life of the run, in processes forked from this one. 0: it came to its end."""
     ranks, port = world_size(run.config), _free_port()
     checkpoints = Path(run.config.CHECKPOINT.DIR) / "checkpoints"
     began = time.monotonic()
-    alive = [_fork(run, number, ranks, port) for number in range(ranks)]
+    alive = [_fork(run, number, ranks, port, disk) for number in range(ranks)]
     statuses = []
     while alive:
         if kill_at is not None and kill_at.has_come(time.monotonic() - began, checkpoints):
@@ -236,7 +303,7 @@ def _live(run: Resolved, kill_at: Instant | None) -> int:
     return int(killed)
 
 
-def _fork(run: Resolved, number: int, ranks: int, port: int) -> int:
+def _fork(run: Resolved, number: int, ranks: int, port: int, disk: Disk | None) -> int:
     process = os.fork()
     if process:
         return process
@@ -251,6 +318,8 @@ def _fork(run: Resolved, number: int, ranks: int, port: int) -> int:
                 "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
+        if disk is not None:
+            disk.watch()
         run_rank(run, join=ranks > 1)
         status = 0
     except BaseException:
@@ -262,7 +331,7 @@ def _fork(run: Resolved, number: int, ranks: int, port: int) -> int:
 
 
 def _output(run: Resolved) -> Path:
-    return Path(run.config.CHECKPOINT.DIR) / "output.txt"
+    return _beside(Path(run.config.CHECKPOINT.DIR)) / "output.txt"
 
 
 def _free_port() -> int:
@@ -276,15 +345,35 @@ def _compare(whole: Path, killed: Path, ranks: int) -> int:
     again = 0
     for number in range(ranks):
         name = f"steps_rank{number}.jsonl"
-        want = {step[0]: step for step in _steps(whole / name)}
-        made = list(_steps(killed / name))
+        want = {step[0]: step for step in _steps(_beside(whole) / name)}
+        made = list(_steps(_beside(killed) / name))
         for step in made:
             assert step == want[step[0]], f"rank {number}: {step} instead of {want[step[0]]}"
         missing = want.keys() - {step[0] for step in made}
         assert not missing, f"rank {number} never made the steps {sorted(missing)}"
         again += len(made) - len(want)
+    for read in (_lines, _rows, _pictures):
+        _same(read.__name__[1:], read(whole), read(killed))
     _same("", _final_state(whole), _final_state(killed))
     return again // ranks
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    """Of metrics.jsonl, all of them: a cut line is an error."""
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: line[name] for name in line if name not in TIMES} for line in lines]
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{name: row[name] for name in row if name not in TIMES} for row in rows]
+
+
+def _pictures(folder: Path) -> dict[str, str]:
+    paths = (folder / "images").rglob("*.png")
+    return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(paths)}
 
 
 def _steps(path: Path) -> Iterator[list[Any]]:

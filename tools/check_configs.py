@@ -2,38 +2,49 @@
 """Say of every YAML file below some folders whether sslengine can run it, and why not.
 
     python tools/check_configs.py configs                   # names, keys, values; models built
+    python tools/check_configs.py ~/vissl/configs --resume verdicts.jsonl
     python tools/check_configs.py ~/vissl/configs --train   # two steps of each, on this CPU
     python tools/check_configs.py DIR --train --set config.MODEL.TRUNK.RESNETS.DEPTH=18
 
-A file with DATA, MODEL and OPTIMIZER (or a defaults list) is a run. Any other is a part
-(`+config/...`): it is put on top of the runs nearest to it, and is right if it is with one of
-them. Without --train nothing is computed: models are built without memory. With it each run gets
-one process, the CPU, fp32, generated images and a batch of 4; what --set gives comes last.
+Each file has a role. A run says itself what it trains on and which model: it is tried alone. An
+overlay sets several sections and a part sets one (`+config/...`): they are put on top of the runs
+nearest to them that are right, and are right if they are with one of them. A file without
+`config:` is another program's, and is named and left out.
+
+Each verdict is printed as it comes, and kept in the file of --resume: started again, the command
+goes on with the files that have none yet, or have changed. Without --train nothing is computed:
+models are built without memory. With it each run gets one process, the CPU, fp32, generated
+images and a batch of 4; what --set gives comes last.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from sslengine import catalog
 from sslengine.config.compose import compose
 from sslengine.config.resolve import Resolved, resolve
+from sslengine.data.options import OF_SOME_SOURCES, SplitOptions
 from sslengine.errors import SSLEngineError
 from sslengine.task import build
 from sslengine.task.task import SelfSupervisionTask
@@ -56,7 +67,15 @@ SMALL = [
     "config.DATA.TRAIN.DATA_LIMIT=16",
     "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=4",
     "config.TEST_MODEL=false",
+    # Of files, which generated images are not.
+    *(
+        f"config.DATA.TRAIN.{key}={json.dumps(getattr(SplitOptions(), key))}"
+        for key in OF_SOME_SOURCES
+    ),
 ]
+RUN, OVERLAY, PART, FOREIGN = "run", "overlay", "part", "foreign"
+# Runs that a part is tried on before it counts as wrong.
+MOST_BASES = 4
 WITH_LABELS = [
     "config.DATA.TRAIN.LABEL_SOURCES=[synthetic]",
     "config.DATA.TRAIN.RANDOM_SYNTHETIC_LABELS=3",
@@ -65,11 +84,15 @@ WITH_LABELS = [
 
 @dataclass(frozen=True)
 class File:
-    """One YAML file: its config folder, its name in it, and whether it is a run."""
+    """One YAML file: its config folder, its name in it, and what it is."""
 
     root: Path
     name: str
-    is_run: bool
+    role: str
+
+    @property
+    def is_run(self) -> bool:
+        return self.role == RUN
 
     @property
     def folder(self) -> str:
@@ -96,6 +119,7 @@ class Verdict:
     arguments: tuple[str, ...]
     problem: str = ""  # none: it is right
     seconds: float = 0.0
+    left_out: bool = False
 
 
 # ---- what is there
@@ -117,20 +141,32 @@ def find(given: Path) -> list[File]:
     inside = root / "config" if (root / "config").is_dir() else root
     paths = [given.resolve()] if given.is_file() else sorted(given.resolve().rglob("*.yaml"))
     return [
-        File(root, path.relative_to(inside).with_suffix("").as_posix(), _is_run(path))
+        File(root, path.relative_to(inside).with_suffix("").as_posix(), role_of(path))
         for path in paths
     ]
 
 
-def _is_run(path: Path) -> bool:
+def role_of(path: Path) -> str:
     """What cannot be read counts as a run, so that the reason is told."""
     try:
-        tree = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return True
-    if not isinstance(tree, dict):
-        return True
-    return "defaults" in tree or {"DATA", "MODEL", "OPTIMIZER"} <= set(tree.get("config") or ())
+        tree = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return RUN
+    if not isinstance(tree, dict) or "defaults" in tree:
+        return RUN
+    config = tree.get("config")
+    if not isinstance(config, dict):
+        return RUN if "config" in tree else FOREIGN
+    sections = {"DATA", "MODEL", "OPTIMIZER"} & set(config)
+    whole = len(sections) == 3 or ("engine_name" in tree and "MODEL" in sections)
+    if whole and _names_its_data(config.get("DATA")):
+        return RUN
+    return OVERLAY if len(sections) > 1 else PART
+
+
+def _names_its_data(data: Any) -> bool:
+    splits = data.values() if isinstance(data, dict) else ()
+    return any(isinstance(split, dict) and "DATA_SOURCES" in split for split in splits)
 
 
 def bases(part: File, known: Sequence[File]) -> list[File]:
@@ -178,73 +214,226 @@ def train_two_steps(run: Resolved) -> None:
             raise RuntimeError(f"made {task.iteration} steps, not {STEPS}")
 
 
-def _child(trial: Trial, answer: Connection) -> None:
-    """In a process of its own: one that is killed for its memory takes no other with it."""
+def _serve(trials: Connection) -> None:
+    """Answers trials until there are no more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     torch.set_num_threads(1)
+    while True:
+        try:
+            trial = trials.recv()
+        except EOFError:
+            return
+        before = len(sys.modules)
+        problem = _problem(trial)
+        trials.send((problem, len(sys.modules) > before and _brings_code(trial)))
+
+
+def _problem(trial: Trial) -> str:
     try:
         attempt(trial)
-        answer.send("")
     except SSLEngineError as error:
-        answer.send(str(error))
+        return str(error)
     except Exception as error:  # anything at all is the file's verdict
-        answer.send(f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Worker:
+    """A process that tries one composition after another; it is replaced where it dies.
+
+    Imports are made once. What trains, or brings code of its own, gets a process of its own.
+    """
+
+    def __init__(self) -> None:
+        self._process: Any = None
+        self._pipe: Any = None
+
+    def judge(self, trial: Trial, timeout: float) -> Verdict:
+        if self._process is None:
+            self._start()
+        began = time.monotonic()
+        self._pipe.send(trial)
+        try:
+            problem, done_with_it = f"not done after {timeout:.0f} s", True
+            if self._pipe.poll(timeout):
+                problem, done_with_it = self._pipe.recv()
+        except (EOFError, OSError):
+            done_with_it = True
+            self._process.join()
+            status = self._process.exitcode
+            problem = f"the process ended with status {status}; killed for its memory?"
+        if trial.train or done_with_it:
+            self.end()
+        return Verdict(trial.arguments, problem, time.monotonic() - began)
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,))
+        self._process.start()
+        theirs.close()
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            self._process = None
+
+
+def _brings_code(trial: Trial) -> bool:
+    try:
+        arguments = [*trial.arguments, *trial.overrides]
+        return bool(compose(arguments, [str(trial.root)]).last_value("config.PLUGINS"))
+    except SSLEngineError:
+        return False
 
 
 def judge(trial: Trial, timeout: float) -> Verdict:
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(trial, theirs))
-    began = time.monotonic()
-    process.start()
-    theirs.close()
+    """In a process of its own: one that is killed for its memory takes no other with it."""
+    worker = Worker()
     try:
-        problem = ours.recv() if ours.poll(timeout) else f"not done after {timeout:.0f} s"
-    except EOFError:
-        process.join()
-        problem = f"the process ended with status {process.exitcode}; killed for its memory?"
-    process.kill()
-    process.join()
-    return Verdict(trial.arguments, problem, time.monotonic() - began)
+        return worker.judge(trial, timeout)
+    finally:
+        worker.end()
 
 
 # ---- all of them
 
 
-def check(file: File, known: Sequence[File], options: argparse.Namespace) -> Verdict:
+def check(file: File, runs: Sequence[File], options: argparse.Namespace, worker: Worker) -> Verdict:
     """A part is right with the first run that it is right with."""
+    if file.role == FOREIGN:
+        return Verdict((), "it has no `config:`: a file of another program", left_out=True)
     choices = [(f"config={file.name}",)] if file.is_run else [
-        (f"config={base.name}", file.option) for base in bases(file, known)
+        (f"config={base.name}", file.option) for base in bases(file, runs)[:MOST_BASES]
     ]  # fmt: skip
-    verdicts = []
+    verdicts: list[Verdict] = []
     for arguments in choices:
         trial = Trial(arguments, file.root, options.train, tuple(options.set))
-        verdicts.append(judge(trial, options.timeout))
+        verdicts.append(worker.judge(trial, options.timeout))
         if not verdicts[-1].problem:
             return verdicts[-1]
+        if [each.problem for each in verdicts].count(verdicts[-1].problem) > 1:
+            break  # the same with another run: it is the part's own
     missing = Verdict((file.option,), "no run was found that this part could belong to")
     return verdicts[0] if verdicts else missing
 
 
+class Kept:
+    """Verdicts of earlier commands, a line each: of what was tried, and how."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._path: Path | None = options.resume
+        self._how = f"{options.train} {options.set}"
+        self._known: dict[tuple[str, ...], Verdict] = {}
+        if self._path is not None and self._path.exists():
+            text = self._path.read_text()
+            for line in text.splitlines():
+                self._read(line)
+            if text and not text.endswith("\n"):  # it was killed while it wrote
+                self._path.write_text(f"{text}\n")
+
+    def _read(self, line: str) -> None:
+        try:
+            entry = json.loads(line)
+            arguments = tuple(entry["verdict"].pop("arguments"))
+            self._known[tuple(entry["of"])] = Verdict(arguments, **entry["verdict"])
+        except (ValueError, KeyError, TypeError):
+            return  # the last line of a command that was killed
+
+    def get(self, file: File) -> Verdict | None:
+        return self._known.get(self._key(file))
+
+    def put(self, file: File, verdict: Verdict) -> None:
+        if self._path is not None:
+            entry = {"of": self._key(file), "verdict": dataclasses.asdict(verdict)}
+            with self._path.open("a") as lines:
+                lines.write(f"{json.dumps(entry)}\n")
+
+    def _key(self, file: File) -> tuple[str, ...]:
+        inside = file.root / "config" if (file.root / "config").is_dir() else file.root
+        changed = (inside / f"{file.name}.yaml").stat().st_mtime_ns
+        return (str(file.root), file.name, str(changed), self._how)
+
+
 def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tuple[File, Verdict]]:
+    """As they come: runs first, for the others are tried on those that are right."""
     # The runs that parts may belong to need not be among the files to check.
-    known = [file for root in {file.root: None for file in files} for file in find(root)]
+    roots = {file.root: None for file in files}
+    known = dict.fromkeys([*(file for root in roots for file in find(root)), *files])
+    runs = [file for file in known if file.is_run]
+    kept = Kept(options)
     # Imported once, by the server that the processes are forked from.
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        yield from zip(files, pool.map(lambda file: check(file, known, options), files))
+    own, workers = threading.local(), []
+
+    def work(file: File) -> Verdict:
+        if not hasattr(own, "worker"):
+            own.worker = Worker()
+            workers.append(own.worker)
+        return check(file, runs, options, own.worker)
+
+    try:
+        for chosen in ([f for f in files if f.is_run], [f for f in files if not f.is_run]):
+            wrong = set()
+            for file, verdict in _stage(chosen, work, kept, options.jobs):
+                if verdict.problem and file.is_run:
+                    wrong.add(file)
+                yield file, verdict
+            runs = [run for run in runs if run not in wrong]
+            while workers:  # the next stage has threads of its own
+                workers.pop().end()
+    finally:
+        for worker in workers:
+            worker.end()
 
 
-def show(results: Sequence[tuple[File, Verdict]], console: Console, every: bool) -> None:
-    table = Table("file, and what it was tried as", "what is wrong", show_lines=True)
-    for file, verdict in results:
-        if verdict.problem or every:
-            tried = "\n".join(f"  {argument}" for argument in verdict.arguments)
-            table.add_row(Text(f"{file.name}\n{tried}"), Text(_brief(verdict.problem) or "nothing"))
-    if table.row_count:
-        console.print(table)
-    wrong = sum(bool(verdict.problem) for _, verdict in results)
-    console.print(f"{len(results)} files: {len(results) - wrong} right, {wrong} wrong")
+def _stage(
+    files: Sequence[File], work: Any, kept: Kept, jobs: int
+) -> Iterator[tuple[File, Verdict]]:
+    todo = []
+    for file in files:
+        verdict = kept.get(file)
+        if verdict is None:
+            todo.append(file)
+        else:
+            yield file, verdict
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(work, file): file for file in todo}
+        try:
+            for future in as_completed(futures):
+                kept.put(futures[future], future.result())
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def tell(number: int, of: int, file: File, verdict: Verdict, console: Console) -> None:
+    state = "left out" if verdict.left_out else "wrong" if verdict.problem else "right"
+    line = f"[{number}/{of}] {state:8} {file.role:7} {file.name}  {verdict.seconds:.1f} s"
+    console.print(Text(line), soft_wrap=True)
+    if verdict.problem:
+        tried = " ".join(verdict.arguments)
+        reason = _brief(verdict.problem).replace("\n", "\n      ")
+        console.print(Text(f"      {reason}\n      tried as: {tried}".rstrip()), soft_wrap=True)
+
+
+def summary(results: Sequence[tuple[File, Verdict]]) -> Iterator[str]:
+    tried = [verdict for _, verdict in results if not verdict.left_out]
+    wrong = [verdict for verdict in tried if verdict.problem]
+    reasons = Counter(_brief(verdict.problem).split("\n")[0] for verdict in wrong)
+    for reason, count in reasons.most_common(10):
+        if count > 1:
+            yield f"{count} times: {reason}"
+    for role in (RUN, OVERLAY, PART, FOREIGN):
+        of_role = [verdict for file, verdict in results if file.role == role]
+        bad = sum(bool(each.problem) for each in of_role)
+        if role == FOREIGN and of_role:
+            yield f"{len(of_role)} files of other programs left out"
+        elif of_role:
+            yield f"{len(of_role)} {role}s: {len(of_role) - bad} right, {bad} wrong"
+    yield f"{len(tried)} files: {len(tried) - len(wrong)} right, {len(wrong)} wrong"
 
 
 def _brief(problem: str) -> str:
@@ -261,7 +450,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at the same time")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one")
-    parser.add_argument("--all", action="store_true", help="list those that are right as well")
+    parser.add_argument("--all", action="store_true", help="print those that are right as well")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts, and go on")
     options = parser.parse_args(arguments)
     for path in options.paths:
         if not path.exists():
@@ -277,13 +467,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)
-    results = []
-    for number, result in enumerate(verdicts(files, options), start=1):
-        results.append(result)
-        if console.is_terminal:
-            console.print(f"[{number}/{len(files)}] {result[0].name}", end="\r", markup=False)
-    show(results, console, options.all)
-    return int(any(verdict.problem for _, verdict in results))
+    results: list[tuple[File, Verdict]] = []
+    for number, (file, verdict) in enumerate(verdicts(files, options), start=1):
+        results.append((file, verdict))
+        if verdict.problem or options.all or console.is_terminal or number % 50 == 0:
+            tell(number, len(files), file, verdict, console)
+    for line in summary(results):
+        console.print(Text(line), soft_wrap=True)
+    return int(any(verdict.problem and not verdict.left_out for _, verdict in results))
 
 
 if __name__ == "__main__":

@@ -67,6 +67,9 @@ DEAD_KEYS: dict[str, DeadKey] = {
         "long file lists are read from an index on disk as needed; CACHE_INDEX: false keeps them "
         "in memory.", (True,),
     ),
+    "DATA.*.ENABLE_QUEUE_DATASET": DeadKey(
+        "another sample stands for an unreadable one in any case.", (True,)
+    ),
     "DATA.*.USE_STATEFUL_DISTRIBUTED_SAMPLER": DeadKey("every sampler can be resumed.", (True,)),
     # ---- model
     "MODEL.CUDA_CACHE": DeadKey("PyTorch's allocator needs no clearing; leave it out."),

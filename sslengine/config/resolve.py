@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
@@ -64,6 +65,16 @@ def freeze(composition: Composition) -> Resolved:
         name=composition.name,
         texts=merged.texts,
     )
+
+
+def settled(resolved: Resolved, path: str, value: object, reason: str) -> Resolved:
+    """The same run with a value that only its data tells; path: below `config`."""
+    config = copy.deepcopy(resolved.config)
+    OmegaConf.set_readonly(config, False)
+    OmegaConf.update(config, path, value)
+    OmegaConf.set_readonly(config, True)
+    origins = {**resolved.origins, f"config.{path}": f"derived: {reason}"}
+    return replace(resolved, config=config, origins=origins)
 
 
 def _look_first(composition: Composition, merged: Merged) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 from sslengine.config.compose import Assignment, Composition, Layer, compose, compose_on
 from sslengine.config.fast import FAST, why_not
 from sslengine.config.plain_file import read_plain
-from sslengine.config.resolve import Resolved, freeze
+from sslengine.config.resolve import Resolved, freeze, resolve
 from sslengine.errors import ConfigError
 from sslengine.trust import Opened, closed
 
 # What listens to training and how training is started: nothing that a trained model needs.
 _OF_TRAINING_ALONE = ("HOOKS", "SLURM")
+# Beside its config.yaml, a folder of YAML has none of them.
+_OF_A_RUN = ("checkpoints", "environment.json", "metrics.jsonl")
 
 
 def open_run(
@@ -48,6 +50,29 @@ def open_run(
         if not any(f"{each}.".startswith(f"{path}.") for path in opened.typed)
     )
     return dataclasses.replace(resolved, warnings=(*resolved.warnings, *told), opened=opened)
+
+
+def run_of(arguments: Sequence[str], config_dirs: Sequence[str]) -> Path | None:
+    """The folder of a run whose own config.yaml is what a command names, by --config-dir."""
+    if not any(_names_it(each) for each in arguments):
+        return None
+    holding = (Path(each) for each in config_dirs if (Path(each) / "config.yaml").is_file())
+    folder = next(holding, None)
+    return folder if folder is not None and any((folder / n).exists() for n in _OF_A_RUN) else None
+
+
+def _names_it(argument: str) -> bool:
+    return argument.removesuffix(".yaml") == "config=config"
+
+
+def open_named(
+    arguments: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
+) -> Resolved:
+    """What a command asks for. The config of a run's folder is opened as such."""
+    folder = None if trusted else run_of(arguments, config_dirs)
+    if folder is None:
+        return resolve(arguments, config_dirs)
+    return open_run(folder, [each for each in arguments if not _names_it(each)])
 
 
 def _typed(assignments: Sequence[Assignment]) -> Iterator[str]:

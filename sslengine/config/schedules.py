@@ -203,8 +203,7 @@ def _gap_problems(path: str, node: DictConfig, places: _Places) -> Iterator[str]
         return
     before = places.composition.last_value(f"{path}.schedulers")
     with suppress(ConfigError, TypeError, ValueError, KeyError):
-        settings = OmegaConf.to_container(node)
-        assert isinstance(settings, dict)
+        settings: Any = OmegaConf.to_container(node)
         now, was = _gaps(settings), _gaps({**settings, "schedulers": before})
         largest = max(map(abs, _values(settings["schedulers"])))
         for index, (gap, old) in enumerate(zip(now, was, strict=True)):

@@ -5,14 +5,15 @@ such as ImgReplicatePil makes into a list over views:
 
     {"data": [image], "data_valid": [1], "data_idx": [17], "label": [3]}
 
-An image that cannot be read is replaced by a grey one (or with ENABLE_QUEUE_DATASET by that of
-another sample), and its data_valid is -1.
+In place of a sample that cannot be read stands another one, with its image, its number and its
+label. Which one depends on (seed, epoch, number) alone. Where each sample is to count once, as in
+tests, it is left out of its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,12 +37,16 @@ from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.data.subset import Rows, choose_rows, part
 from sslengine.data.transforms.pipeline import Pipeline, Sample
-from sslengine.errors import readable
+from sslengine.errors import DataError, readable
 
 T = TypeVar("T")
 
-# So many others are tried in place of an unreadable image.
-STAND_INS = 16
+# So many others are tried in place of an unreadable sample, and then those that follow the last.
+STAND_INS, FOLLOWING = 16, 1000
+# The number of what stands for a batch that is left out as a whole.
+NO_SAMPLE = -1
+# Where a batch has the numbers of the samples that could not be read, if there are any.
+UNREADABLE = "unreadable"
 
 
 class Samples(list[Sample]):
@@ -50,13 +55,17 @@ class Samples(list[Sample]):
     def __init__(self, samples: Iterable[Sample], seed: int, key: SampleKey) -> None:
         super().__init__(samples)
         self.seed, self.key = seed, key
+        self.unreadable: list[int] = []  # samples that were asked for in vain
 
 
 def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -> T:
     """What `collate` makes of the samples; its draws are the same in any process."""
     with _main_process_streams():
         seed_batch(samples.seed, samples.key)
-        return collate(samples)
+        batch = collate(samples)
+    if samples.unreadable and isinstance(batch, dict):
+        batch[UNREADABLE] = torch.tensor(samples.unreadable)
+    return batch
 
 
 class SSLDataset(Dataset[Sample]):
@@ -69,8 +78,10 @@ class SSLDataset(Dataset[Sample]):
         seed: int,
         backend: str = "pil",
         image_keys: Sequence[str] = (),
+        replace: bool = True,
     ) -> None:
         """
+        replace: another sample stands for an unreadable one; otherwise it is left out.
         backend: as config.DATA.AUGMENT_BACKEND has it.
         image_keys: where a batch holds images, if these may be uint8 until its `arrival`.
         """
@@ -86,7 +97,8 @@ class SSLDataset(Dataset[Sample]):
         self.standard_labels = used
         self._seed = seed
         self._grey_side = options.DEFAULT_GRAY_IMG_SIZE
-        self._other_for_unreadable = options.ENABLE_QUEUE_DATASET
+        self._where, self._replace = f"config.DATA.{split}", replace
+        self._unreadable: list[int] = []  # of the batch that is being made
         pipeline = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
         self.plan = Plan(pipeline, build_backend(backend), image_keys)
 
@@ -116,33 +128,73 @@ class SSLDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
         """A batch of samples. The streams of the main process come out as they went in."""
         with _main_process_streams():
-            samples = Samples(map(self._sample, keys), self._seed, keys[0])
+            made = [self._sample(key) for key in keys]
+            samples = Samples([each for each in made if each is not None], self._seed, keys[0])
+            if not samples:
+                samples.append(self._nothing(keys[0]))
+        samples.unreadable, self._unreadable = self._unreadable, []
         self.plan.settle(samples)
         current_sample.end()
         return samples
 
-    def _sample(self, key: SampleKey) -> Sample:
+    def _sample(self, key: SampleKey) -> Sample | None:
+        """None where it cannot be read, and is left out."""
         seed_sample(self._seed, key)
-        _, index = key
-        current_sample.begin(index)
-        row = int(self.rows[index])
-        sample: Sample = {"data": [], "data_valid": [], "data_idx": [], "label": []}
-        for source, labels in zip(self.sources, self.labels, strict=True):
-            try:
-                image, valid = self.read(source, row), 1
-            except Exception:  # whatever a decoder may raise; DataFeed tells the user of it
-                image, valid = self._stand_in(source, key), -1
-            label = labels[index]
-            sample["data"].append(image)
-            sample["data_valid"].append(valid)
-            sample["data_idx"].append(index)
-            sample["label"].append(torch.tensor(label) if np.ndim(label) else int(label))
+        current_sample.begin(key[1])
+        images = self._images(key[1])
+        if images is not None:
+            return self._of(images, key[1])
+        self._unreadable.append(key[1])
+        return self._of_another(key) if self._replace else None
+
+    def _of(self, images: list[Any], index: int) -> Sample:
+        labels = [labels[index] for labels in self.labels]
+        sample: Sample = {
+            "data": images,
+            "data_valid": [1] * len(images),
+            "data_idx": [index] * len(images),
+            "label": [torch.tensor(each) if np.ndim(each) else int(each) for each in labels],
+        }
         return self.plan(sample)
 
-    def read(self, source: DataSource, row: int) -> Any:
+    def _images(self, index: int, patient: bool = True) -> list[Any] | None:
+        """One of each source; None if one of them cannot be read. patient: errors are retried."""
+        row = int(self.rows[index])
+        try:
+            return [self.read(source, row, patient) for source in self.sources]
+        except Exception:  # whatever a decoder may raise; DataFeed tells the user of it
+            return None
+
+    def _of_another(self, key: SampleKey) -> Sample:
+        """In place of an unreadable sample another one, with the number and label that it has.
+
+        Which one depends on the key alone, not on what this process has seen.
+        """
+        draw = generator(b"stand-in", self._seed, *key)
+        numbers = [int(torch.randint(len(self), (), generator=draw)) for _ in range(STAND_INS + 1)]
+        following = (numbers[-1] + step for step in range(min(len(self), FOLLOWING)))
+        tries = [*((each, True) for each in numbers), *((n % len(self), False) for n in following)]
+        for other, patient in tries:
+            images = self._images(other, patient)
+            if images is not None:
+                return self._of(images, other)
+        raise DataError(
+            f"{self._where}: none of the first {len({number for number, _ in tries} | {key[1]})} "
+            f"images can be read. One of them: {self.why_unreadable(key[1])}"
+        )
+
+    def _nothing(self, key: SampleKey) -> Sample:
+        """Where all of a batch is left out: a grey image without a number, which counts nowhere."""
+        seed_sample(self._seed, key)
+        sample = self._of([source.stand_in(self._grey_side) for source in self.sources], key[1])
+        count = len(sample["data_idx"])
+        return {**sample, "data_idx": [NO_SAMPLE] * count, "data_valid": [-1] * count}
+
+    def read(self, source: DataSource, row: int, patient: bool = True) -> Any:
         """The image at the head of the TRANSFORMS; the back-end decodes it."""
         if isinstance(source, EncodedSource):
-            return self.plan.read(source.encoded(row), source.decoder)
+            encoded = source.encoded(row) if patient else source.read(row)
+            return self.plan.read(encoded, source.decoder)
         return source.image(row)
 
     def arrival(self, device: torch.device) -> Arrival | None:
@@ -152,16 +204,6 @@ class SSLDataset(Dataset[Sample]):
     def name(self, index: int) -> str:
         """What to call a sample in a message: its file, where there is one."""
         return readable(self.sources[0].path(int(self.rows[index])))
-
-    def _stand_in(self, source: DataSource, key: SampleKey) -> Any:
-        """For an unreadable image: a grey one, or with ENABLE_QUEUE_DATASET that of another
-        sample. Which one depends on the key alone, not on what this process has seen."""
-        draw = generator(b"stand-in", self._seed, *key)
-        for _ in range(STAND_INS if self._other_for_unreadable else 0):
-            other = int(torch.randint(len(self), (), generator=draw))
-            with suppress(Exception):  # unreadable as well
-                return self.read(source, int(self.rows[other]))
-        return source.stand_in(self._grey_side)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "standard_labels": []}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from sslengine.data.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
 from sslengine.data.collators import Batch, image_keys
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.dataset import UNREADABLE, SSLDataset
 from sslengine.data.device_prefetch import on_device
 from sslengine.data.invalid import InvalidSamples
 from sslengine.data.loader import Loader
@@ -69,7 +70,9 @@ class DataFeed:
         self.device = torch.device(device)
         self.where = f"config.DATA.{split}"
         collate = COLLATORS.get(chosen.COLLATE_FUNCTION, f"{self.where}.COLLATE_FUNCTION")
-        self.dataset = SSLDataset(chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate))
+        self.dataset = SSLDataset(
+            chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate), replace=training
+        )
         self._arrival = self.dataset.arrival(self.device)
         if self.dataset.plan.backend.packs:
             self._check_what_is_left_to_the_device(
@@ -99,6 +102,7 @@ class DataFeed:
             len(self.dataset),
             self.dataset.name,
             self.dataset.why_unreadable,
+            "another sample stands for each" if training else "each is left out",
         )
 
     @property
@@ -130,7 +134,8 @@ class DataFeed:
         """
         self._sampler.set_window(epoch, first_step, last_step)
         end = self.steps_per_epoch if last_step is None else last_step
-        batches = self._watch(self._loader.batches(), end - first_step)
+        sizes = self.batch_sizes[first_step:end]
+        batches = self._watch(self._loader.batches(), sizes)
         return on_device(batches, self.device, self._overlap, self._arrival)
 
     @property
@@ -163,14 +168,14 @@ class DataFeed:
                 self.where,
             )
 
-    def _watch(self, batches: Iterator[Batch], steps: int) -> Iterator[Batch]:
-        """Take note of unreadable images, while the batch is on the host."""
-        for step, batch in enumerate(batches, 1):
+    def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:
+        """Take note of unreadable samples, while the batch is on the host."""
+        for step, (batch, size) in enumerate(zip(batches, sizes), 1):
             if not isinstance(batch, dict):  # a collator of one's own may make anything
                 yield batch
                 continue
-            for valid, index in zip(batch.get("data_valid", ()), batch.get("data_idx", ())):
-                self._invalid.note(valid.numpy() > 0, index.numpy())
-            if step == steps:  # now: who has them all does not ask for another one
+            bad: Any = batch.pop(UNREADABLE, torch.empty(0))
+            self._invalid.note(size, bad.tolist())
+            if step == len(sizes):  # now: who has them all does not ask for another one
                 self._invalid.tell_count()
             yield batch

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Sequence
 
 from sslengine.errors import DataError
 
@@ -29,29 +26,30 @@ class InvalidSamples:
         num_samples: int,
         name: Callable[[int], str],
         why: Callable[[int], str],
+        instead: str,
     ) -> None:
-        """name: what to call a sample. why: the same and what is wrong with it, which reads it."""
+        """name: what to call a sample. why: the same and what is wrong with it, which reads it.
+        instead: what becomes of it, in words."""
         self._where, self._max_share, self._name, self._why = where, max_share, name, why
-        self._num_samples = num_samples
+        self._num_samples, self._instead = num_samples, instead
         self.samples: set[int] = set()
         self._told = 1  # how many of them the user knows of; the first has a message of its own
         self._one_was_valid = False
         self._batches: deque[tuple[int, int]] = deque()
         self._seen = self._invalid = 0  # in these batches
 
-    def note(self, valid: NDArray[np.bool_], index: NDArray[np.int64]) -> None:
-        """The samples of a batch, each once or once for each of its views."""
-        self._one_was_valid = self._one_was_valid or bool(valid.any())
-        self._count(int((~valid).sum()), len(valid))
-        if valid.all():
+    def note(self, size: int, bad: Sequence[int]) -> None:
+        """A batch of so many samples. bad: those that could not be read."""
+        self._one_was_valid = self._one_was_valid or len(bad) < size
+        self._count(len(bad), size)
+        if not bad:
             return
-        bad = index[~valid].tolist()
         if not self.samples:
             logger.warning(
-                "%s: cannot read %s. A grey image with data_valid -1 stands for it; "
-                "further such images are counted, and the log names them.",
+                "%s: cannot read %s. Such samples are counted, and the log names them; %s.",
                 self._where,
                 self._why(bad[0]),
+                self._instead,
             )
             self.samples.add(bad[0])
         for sample in sorted(set(bad) - self.samples):

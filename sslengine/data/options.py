@@ -86,7 +86,7 @@ class SplitOptions:
     CACHE_INDEX: bool = True
     REMOVE_IMG_PATH_PREFIX: str = ""
     NEW_IMG_PATH_PREFIX: str = ""
-    # Side of generated images, and of the grey one that stands for an unreadable file.
+    # Side of generated images.
     DEFAULT_GRAY_IMG_SIZE: int = 224
     # An image with more pixels counts as unreadable, before its pixels take any memory.
     MAX_IMAGE_PIXELS: int = 178_956_970
@@ -106,9 +106,7 @@ class SplitOptions:
     READ_RETRIES: int = 3
     READ_RETRY_WAIT: float = 0.5
     # If more of the latest 2000 images cannot be read, the run ends; 1: it never does.
-    MAX_INVALID_SHARE: float = 0.5
-    # In place of an unreadable image, that of another sample instead of a grey one.
-    ENABLE_QUEUE_DATASET: bool = False
+    MAX_INVALID_SHARE: float = 0.05
     # `synthetic`: noise instead of grey; labels 0..N-1 instead of 0.
     RANDOM_SYNTHETIC_IMAGES: bool = False
     RANDOM_SYNTHETIC_LABELS: int = 0

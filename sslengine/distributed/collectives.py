@@ -76,20 +76,36 @@ def _gather_uneven(tensor: Tensor) -> Gathered:
     return Gathered(rows, sum(sizes[: rank()]))
 
 
-def exchange(rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The first counts[0] rows go to rank 0, the next counts[1] to rank 1, and so on.
+class Counts(NamedTuple):
+    """Rows that go to each rank, and rows that come from each."""
 
-    What came, in rank order, and how much from each. Without gradient; two collectives, between
-    which the host waits for the numbers.
+    leaving: list[int]
+    arriving: list[int]
+
+    def back(self) -> Counts:
+        """Of an answer to each row."""
+        return Counts(self.arriving, self.leaving)
+
+
+def exchange_counts(leaving: Tensor) -> Counts:
+    """leaving (ranks,): how many rows this rank has for each. The host waits, once."""
+    if world_size() == 1:
+        return Counts([int(leaving)], [int(leaving)])
+    arriving = torch.empty_like(leaving)
+    dist.all_to_all_single(arriving, leaving)
+    return Counts(*torch.stack([leaving, arriving]).tolist())
+
+
+def exchange(rows: Tensor, counts: Counts) -> Tensor:
+    """The first leaving[0] rows go to rank 0, the next leaving[1] to rank 1, and so on.
+
+    What came, in rank order. Without gradient; the host does not wait.
     """
     if world_size() == 1:
-        return rows, counts
-    arriving = torch.empty_like(counts)
-    dist.all_to_all_single(arriving, counts)
-    sizes, leaving = torch.stack([arriving, counts]).tolist()
-    came = rows.new_empty(sum(sizes), *rows.shape[1:])
-    dist.all_to_all_single(came, rows.contiguous(), sizes, leaving)
-    return came, arriving
+        return rows
+    came = rows.new_empty(sum(counts.arriving), *rows.shape[1:])
+    dist.all_to_all_single(came, rows.contiguous(), counts.arriving, counts.leaving)
+    return came
 
 
 def permuted(rows: Tensor, order: Tensor) -> Tensor:

@@ -32,6 +32,14 @@ from sslengine.errors import LaunchError, Preempted, SSLEngineError
 
 log = logging.getLogger("sslengine")
 
+# The agent would print each failed rank's traceback, and each signal that it gets and sends. What
+# happened is told below.
+_TALKATIVE = (
+    "torch.distributed.elastic",
+    "torch.distributed.elastic.agent.server.api",
+    "torch.multiprocessing.spawn",
+)
+
 # How long ranks may take to save when they are told to end; then they are killed.
 GRACE = 600  # seconds
 _OPEN = 60.0  # seconds, for a store
@@ -60,11 +68,11 @@ def start_processes(
     Several nodes have met at the endpoint (meeting.py), and the first holds the store there. The
     store of one node is reached from this machine alone.
     """
-    # The agent would print each failed rank's traceback; the first one's is told below.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if not endpoint:
-        store = open_store("localhost", 0, True, _OPEN)  # kept for all attempts
-        endpoint = f"localhost:{store.port}"
+        store = open_store("127.0.0.1", 0, True, _OPEN)  # kept for all attempts
+        endpoint = f"127.0.0.1:{store.port}"
     _start_tracker(*_SCHEDULERS)
     for attempt in range(max_restarts + 1):
         config = LaunchConfig(

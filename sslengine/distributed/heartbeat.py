@@ -25,6 +25,7 @@ from contextlib import contextmanager
 
 from sslengine.distributed.process_group import own_store
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import Preempted
 
 BEAT = 1.0  # seconds
 _POLL = 0.1
@@ -43,11 +44,17 @@ def heartbeat(silence: float, on_lost: Callable[[str], None]) -> Iterator[None]:
         return
     watch = _Watch(silence, on_lost)
     watch.start()
+    together = True
     try:
         yield
-        if rank() == 0:
-            watch.wait_for_others()
+    except Preempted:  # all ranks leave after the same step
+        raise
+    except BaseException:
+        together = False
+        raise
     finally:
+        if together and rank() == 0:
+            watch.wait_for_others()
         watch.close()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sslengine.distributed.collectives import exchange
+from sslengine.distributed.collectives import exchange, exchange_counts
 from sslengine.distributed.process_group import backend_device
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import is_sharded, local, mesh_of, on_mesh
@@ -40,15 +40,20 @@ def shared_out(own: Tensor, count: int) -> Tensor:
 def fetch(tensor: Tensor, rows: Tensor) -> Tensor:
     """tensor[rows], for rows (...) of this rank's choice, without gradient.
 
-    Shared out it is collective, and the host waits to learn how much will come: twice. A row
-    travels once to each rank that asks for it, however often.
+    Shared out it is collective, and the host waits twice: to learn how many different rows are
+    wanted, and how many other ranks want. A row travels once to each rank that asks for it,
+    however often.
     """
     if not is_sharded(tensor):
         return tensor[rows]
     mine, block = local(tensor), rows_of_a_rank(len(tensor))
     wanted, places = rows.unique(return_inverse=True)  # ordered: by their owners, too
-    asked, counts = exchange(wanted, torch.bincount(wanted // block, minlength=world_size()))
-    found, _ = exchange(mine[asked - rank() * block], counts)
+    owners = wanted // block
+    # Not bincount: on a GPU that waits to see the largest number.
+    leaving = wanted.new_zeros(world_size()).index_add_(0, owners, torch.ones_like(owners))
+    counts = exchange_counts(leaving)
+    asked = exchange(wanted, counts)
+    found = exchange(mine[asked - rank() * block], counts.back())
     return found[places]
 
 

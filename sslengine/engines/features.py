@@ -62,8 +62,10 @@ def extract(
         sample = single_input_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
         with precision.autocast():
             layers = precision.as_full(compute(sample["input"]))
-        rows = {name: features.cpu() for name, features in layers.items()}
-        yield Features(rows, sample["target"].cpu(), sample["data_idx"].cpu())
+        indices = sample["data_idx"].cpu()
+        read = indices >= 0  # what stands for a batch of unreadable images has no number
+        rows = {name: features.cpu()[read] for name, features in layers.items()}
+        yield Features(rows, sample["target"].cpu()[read], indices[read])
 
 
 def layers_of(any_model: nn.Module) -> Callable[[Any], dict[str, Tensor]]:

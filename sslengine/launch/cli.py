@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from sslengine import catalog, startup
 from sslengine.config.compose import sweep
-from sslengine.config.resolve import Resolved, resolve
+from sslengine.config.resolve import Resolved
+from sslengine.config.run_folder import open_named, run_of
 from sslengine.config.show import show
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.folder import make_run_folder
@@ -54,6 +55,10 @@ def make_parser() -> argparse.ArgumentParser:
         const="config.MODEL.WEIGHTS_INIT.TRUST_PICKLE=true",
         help="load MODEL.WEIGHTS_INIT.PARAMS_FILE even if that runs code: for files of your own",
     )  # fmt: skip
+    parser.add_argument(
+        "--trust-config", action="store_true",
+        help="let the config.yaml of a run's folder (--config-dir) bring code: it is your own",
+    )  # fmt: skip
     return parser
 
 
@@ -66,10 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_intermixed_args(arguments)
     if not given.show:
         startup.tell("reading the config, importing torch")
-    if "" not in sys.path:
+    overrides = [*given.overrides, *(given.overrides_of_flags or ())]
+    trusted = given.trust_config or run_of(overrides, given.config_dir) is None
+    if trusted and "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     try:
-        runs = resolve_all([*given.overrides, *(given.overrides_of_flags or ())], given.config_dir)
+        runs = resolve_all(overrides, given.config_dir, trusted)
     except SSLEngineError as error:
         _complain(f"error: {error}")
         return 2
@@ -125,14 +132,16 @@ def _submit(runs: Sequence[Resolved]) -> int:
     return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
 
 
-def resolve_all(overrides: Sequence[str], config_dirs: Sequence[str]) -> list[Resolved]:
+def resolve_all(
+    overrides: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
+) -> list[Resolved]:
     """Every run of a sweep; all are checked before any begins."""
     choices = list(sweep(overrides))
-    runs = [resolve(each, config_dirs) for each in choices]
+    runs = [open_named(each, config_dirs, trusted) for each in choices]
     if len(runs) == 1:
         return runs
     return [
-        resolve([*each, _sweep_folder(run, index)], config_dirs)
+        open_named([*each, _sweep_folder(run, index)], config_dirs, trusted)
         for index, (each, run) in enumerate(zip(choices, runs, strict=True))
     ]
 

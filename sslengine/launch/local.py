@@ -13,6 +13,7 @@ from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.meeting import Place, meet, ports_from
 from sslengine.errors import ConfigError, readable
 from sslengine.launch.folder import expect_run_folder
+from sslengine.launch.pixels import settle_pixels
 from sslengine.launch.plan import Plan, make_plan
 from sslengine.launch.rank import run_rank
 from sslengine.launch.started import Started
@@ -23,6 +24,7 @@ def launch(resolved: Resolved) -> None:
     expect_run_folder(resolved.config)
     options = read(resolved.config, DistributedOptions)
     plan = make_plan(options, resolved.node_id)
+    resolved = settle_pixels(resolved, plan.speaks)
     if plan.speaks:
         print(f"launch: {readable(plan.text)}", flush=True)  # noqa: T201
     if plan.how == "here":

@@ -27,7 +27,7 @@ def swapped_prediction(targets: Tensor, log_p: Tensor, sources: Sequence[int]) -
     pairs = torch.einsum("abk,vbk->av", targets, log_p)
     own = torch.zeros_like(pairs, dtype=torch.bool)
     for row, source in enumerate(sources):
-        own[row, source] = True
+        own[row, source].fill_(True)  # `= True` would copy a tensor of the host to the device
     return -pairs.masked_fill(own, 0.0).sum() / (len(sources) * (crops - 1) * images)
 
 

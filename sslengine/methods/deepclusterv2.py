@@ -165,7 +165,7 @@ class DeepClusterLoss(Method):
         rows = gather(samples).rows
         values = gather(embeddings).rows
         overwrite(self.memory, rows, values, torch.ones_like(rows, dtype=torch.bool))
-        self.filled[rows] = True
+        self.filled.index_fill_(0, rows, True)  # `= True` would copy a tensor of the host
 
     @torch.no_grad()
     def cluster(self, generator: torch.Generator) -> None:

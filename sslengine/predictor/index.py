@@ -24,21 +24,22 @@ from sslengine.data.dataset import SSLDataset
 
 log = logging.getLogger("sslengine")
 
-FORMAT = 1
+FORMAT = 2
 PIECE = 2**16  # training images compared at a time
 
 
 @dataclass(frozen=True)
 class Index:
     features: Tensor  # images x dimensions, of unit length
-    labels: Tensor | None
+    labels: Tensor | None  # by the images' numbers
+    numbers: Tensor  # of the rows of `features`: images that could not be read have none
 
     def nearest(self, query: Tensor, count: int) -> tuple[list[float], list[int]]:
         """(cosine similarities, image numbers), the most similar first."""
         unit = F.normalize(query.float().flatten(), dim=0)
         pieces = [piece @ unit for piece in self.features.split(PIECE)]
         found = torch.cat(pieces).topk(min(count, len(self.features)))
-        return found.values.tolist(), found.indices.tolist()
+        return found.values.tolist(), self.numbers[found.indices].tolist()
 
 
 def unit_length(features: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ def _load(path: Path, key: str) -> Index | None:
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         if stored["key"] == key:
-            return Index(stored["features"], stored["labels"])
+            return Index(stored["features"], stored["labels"], stored["numbers"])
         log.info("%s is of another model or of other images: computed again", path)
     except Exception as error:  # whatever a broken file makes torch raise
         log.warning("%s cannot be read (%s): computed again", path, error)
@@ -79,6 +80,6 @@ def _load(path: Path, key: str) -> Index | None:
 def _store(path: Path, key: str, index: Index) -> None:
     try:
         with whole_file(path) as file:
-            torch.save({"key": key, "features": index.features, "labels": index.labels}, file)
+            torch.save({"key": key, **vars(index)}, file)
     except OSError as error:
         log.warning("%s cannot be written (%s): the next time it is computed again", path, error)

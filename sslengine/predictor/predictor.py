@@ -211,10 +211,12 @@ class Predictor:
         finally:
             feed.close()
         labelled = self.data.TRAIN.LABEL_TYPE == "standard"
-        return Index(
-            torch.cat([unit_length(part.layers["trunk"]) for part in parts]),
-            torch.cat([part.targets for part in parts]) if labelled else None,
-        )
+        numbers = torch.cat([part.indices for part in parts])
+        labels = torch.cat([part.targets for part in parts])
+        by_number = labels.new_zeros((len(self.dataset), *labels.shape[1:]))
+        by_number[numbers] = labels
+        features = torch.cat([unit_length(part.layers["trunk"]) for part in parts])
+        return Index(features, by_number if labelled else None, numbers)
 
 
 def _trunk_of(model: nn.Module) -> Trunk:

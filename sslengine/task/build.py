@@ -34,6 +34,7 @@ from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.precision import Precision, build_precision
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
+from sslengine.task.channels import input_channels
 
 _SHARDED = f"config.TRAINER.TASK_NAME: {SHARDED_TASK}"
 
@@ -58,6 +59,7 @@ def build_feed(
 def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     """The model with random weights, on the device. The caller has set the seed."""
     options = read(config, ModelOptions)
+    options.INPUT_CHANNELS = input_channels(config)
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
     model = build_model(options, ranks_per_node, run_facts(config).views_per_image)
     if options.CHANNELS_LAST:

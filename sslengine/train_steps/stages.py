@@ -146,15 +146,23 @@ def reduce_loss(task: StepTask, loss: Loss) -> None:
     """Note the loss and begin to average it over ranks, beside the backward pass."""
     with task.perf.loss_all_reduce:
         batch = task.last_batch
-        batch.loss = task.ledger.record(
-            loss, task.progress.iteration, batch.size, batch.share, batch.indices
-        )
+        size, share = batch.size, batch.share
+        if _left_out(task):
+            size, share = (0 if share == 1.0 else size), 0.0  # other ranks may have samples
+        batch.loss = task.ledger.record(loss, task.progress.iteration, size, share, batch.indices)
+
+
+def _left_out(task: StepTask) -> bool:
+    """Could no sample of a test batch be read? Then something without a number stands there."""
+    indices = None if task.train else task.last_batch.indices  # on the host
+    return isinstance(indices, Tensor) and indices.numel() > 0 and int(indices.max()) < 0
 
 
 def update_meters(task: StepTask, output: Any, sample: Sample) -> None:
     """Meters accumulate on the device; None is nothing to measure. Fires on_loss_and_meter."""
     with task.perf.meters_update:
-        for meter in task.active_meters if output is not None else ():
+        measured = output is not None and not _left_out(task)
+        for meter in task.active_meters if measured else ():
             meter.update(output, sample["target"])
     task.run_hooks("on_loss_and_meter")
 

@@ -17,9 +17,10 @@ from tests.data.pictures import picture, write_picture, write_tree
 DRAW = {"name": "tests.data.probes:DrawProbe"}
 
 
-def dataset(root: Path, seed: int = 0, **keys: Any) -> SSLDataset:
+def dataset(root: Path, seed: int = 0, replace: bool = True, **keys: Any) -> SSLDataset:
     keys = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [str(root)], **keys}
-    return SSLDataset(SplitOptions(LABEL_SOURCES=keys["DATA_SOURCES"], **keys), "TRAIN", seed)
+    return SSLDataset(SplitOptions(LABEL_SOURCES=keys["DATA_SOURCES"], **keys), "TRAIN", seed,
+                      replace=replace)  # fmt: skip
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_rows_of_class_indicators_become_tensors(root: Path, tmp_path: Path) -> 
     assert torch.equal(label, torch.tensor([1, 1]))
 
 
-def test_unreadable_images_are_grey_and_marked(root: Path) -> None:
+def test_unreadable_images_of_every_kind(root: Path) -> None:
     whole = write_picture(root / "x" / "whole.png", 9, side=64)
     for name, content in {
         "cut.png": whole.read_bytes()[: whole.stat().st_size // 2],
@@ -86,16 +87,24 @@ def test_unreadable_images_are_grey_and_marked(root: Path) -> None:
     }.items():
         (root / "x" / name).write_bytes(content)
     (root / "x" / "gone.png").symlink_to("nowhere.png")
-    data = dataset(root, DEFAULT_GRAY_IMG_SIZE=12)
+    data = dataset(root)
     names = [Path(data.sources[0].path(index)).name for index in range(len(data))]
-    samples = [data[0, index] for index in range(len(data))]
-    valid = {name: sample["data_valid"][0] for name, sample in zip(names, samples, strict=True)}
-    bad = {"cut.png": -1, "empty.png": -1, "gone.png": -1, "text.jpg": -1}
-    assert valid == {**dict.fromkeys(names, 1), **bad}
-    grey = samples[names.index("cut.png")]
-    assert grey["data"][0].size == (12, 12)
-    assert set(grey["data"][0].tobytes()) == {128}
-    assert grey["label"] == [3]
+    bad = [names.index(name) for name in ("cut.png", "empty.png", "gone.png", "text.jpg")]
+    samples = data.__getitems__([(0, index) for index in range(len(data))])
+    assert samples.unreadable == bad
+    assert len(samples) == len(data)
+    for index, sample in enumerate(samples):
+        (number,) = sample["data_idx"]
+        assert (number == index) == (index not in bad)
+        assert number not in bad
+        assert sample == {**data[0, number], "data": sample["data"]}  # its label too
+        assert sample["data"][0].tobytes() == data[0, number]["data"][0].tobytes()
+    apart = dataset(root, replace=False)
+    left = apart.__getitems__([(0, index) for index in range(len(data))])
+    assert [sample["data_idx"][0] for sample in left] == [
+        index for index in range(len(data)) if index not in bad
+    ]
+    assert left.unreadable == bad
     told = data.why_unreadable(names.index("text.jpg"))
     assert "x/text.jpg (UnidentifiedImageError: cannot identify" in told
     assert data.why_unreadable(0).endswith("0.png (now it can be read)")
@@ -167,38 +176,64 @@ def test_a_collators_draws_come_from_seed_and_batch_and_leave_no_trace(root: Pat
     assert collate(()) != first
 
 
-def test_another_sample_stands_for_an_unreadable_image(tmp_path: Path) -> None:
+def test_another_sample_stands_for_an_unreadable_one(tmp_path: Path) -> None:
     """Which one depends on (seed, epoch, index) alone: on no other sample and no process."""
     names = [f"{number}.png" for number in range(8)]
     write_tree(tmp_path, *names)
     for number in (2, 5):
         (tmp_path / names[number]).write_bytes(b"no picture")
-    options = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [str(tmp_path)], "LABEL_TYPE": "zero"}
-    some = SSLDataset(SplitOptions(ENABLE_QUEUE_DATASET=True, **options), "TRAIN", 0)
-    readable = {picture(number).tobytes() for number in range(8) if number not in (2, 5)}
+    some = dataset(tmp_path, LABEL_TYPE="sample_index")
     chosen = []
     for epoch in range(12):
         sample = some[epoch, 2]
-        assert sample["data_valid"] == [-1]
-        assert sample["data_idx"] == [2]
-        chosen.append(sample["data"][0].tobytes())
-        assert chosen[-1] in readable
+        (number,) = sample["data_idx"]
+        assert number not in (2, 5)
+        assert sample["data"][0].tobytes() == picture(number).tobytes()
+        assert (sample["data_valid"], sample["label"]) == ([1], [number])
+        chosen.append(number)
     assert len(set(chosen)) > 2
     for epoch in range(11, -1, -1):
-        assert some[epoch, 5]["data"][0].tobytes() in readable
-        assert some[epoch, 2]["data"][0].tobytes() == chosen[epoch]
-    grey = SSLDataset(SplitOptions(**options), "TRAIN", 0)
-    assert set(grey[0, 2]["data"][0].tobytes()) == {128}
+        assert some[epoch, 5]["data_idx"][0] not in (2, 5)
+        assert some[epoch, 2]["data_idx"] == [chosen[epoch]]
 
 
-def test_a_grey_image_stands_where_no_other_can_be_read(tmp_path: Path) -> None:
+def test_of_several_sources_all_give_the_same_sample(tmp_path: Path) -> None:
+    names = ("a/0.png", "a/1.png", "b/2.png", "c/3.png")
+    roots = [write_tree(tmp_path / name, *names) for name in ("one", "other")]
+    (roots[1] / "b" / "2.png").write_bytes(b"")
+    two = dataset(
+        tmp_path, DATA_SOURCES=["disk_folder"] * 2, DATA_PATHS=[str(root) for root in roots]
+    )
+    sample = two[0, 2]
+    (number,) = set(sample["data_idx"])
+    assert number != 2
+    assert {image.tobytes() for image in sample["data"]} == {picture(number).tobytes()}
+
+
+@pytest.mark.parametrize("readable", [0, 17])
+def test_one_that_can_be_read_is_found_however_few_there_are(tmp_path: Path, readable: int) -> None:
+    for number in range(60):
+        (tmp_path / f"{number:02}.png").touch()
+    write_picture(tmp_path / f"{readable:02}.png", readable)
+    some = dataset(tmp_path, LABEL_TYPE="zero")
+    assert {some[epoch, 30]["data_idx"][0] for epoch in range(5)} == {readable}
+
+
+def test_where_no_other_can_be_read(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.png").touch()
-    options = SplitOptions(
-        DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(tmp_path)], LABEL_TYPE="zero",
-        ENABLE_QUEUE_DATASET=True, DEFAULT_GRAY_IMG_SIZE=4,
-    )  # fmt: skip
-    sample = SSLDataset(options, "TRAIN", 0)[0, 1]
+    with pytest.raises(DataError, match=r"none of the first 3 images can be read.*1.png \(Unid"):
+        dataset(tmp_path, LABEL_TYPE="zero")[0, 1]
+
+
+def test_a_batch_that_is_left_out_as_a_whole(tmp_path: Path) -> None:
+    write_tree(tmp_path, "0.png", "1.png")
+    (tmp_path / "1.png").write_bytes(b"")
+    data = dataset(tmp_path, replace=False, LABEL_TYPE="zero", DEFAULT_GRAY_IMG_SIZE=4)
+    samples = data.__getitems__([(0, 1)])
+    assert samples.unreadable == [1]
+    (sample,) = samples
+    assert (sample["data_idx"], sample["data_valid"]) == ([-1], [-1])
     assert set(sample["data"][0].tobytes()) == {128}
 
 
@@ -208,11 +243,7 @@ def test_a_stand_in_leaves_what_the_transforms_draw_alone(tmp_path: Path) -> Non
     for broken in (False, True):
         if broken:
             (tmp_path / "1.png").write_bytes(b"no picture")
-        options = SplitOptions(
-            DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(tmp_path)], LABEL_TYPE="zero",
-            ENABLE_QUEUE_DATASET=True, TRANSFORMS=[DRAW],
-        )  # fmt: skip
-        draws.append(SSLDataset(options, "TRAIN", 7)[3, 1]["data"][0])
+        draws.append(dataset(tmp_path, 7, LABEL_TYPE="zero", TRANSFORMS=[DRAW])[3, 1]["data"][0])
     assert torch.equal(*draws)
 
 
@@ -228,8 +259,7 @@ def test_arrays_of_five_channels_from_file_to_batch(tmp_path: Path) -> None:
     expected = torch.from_numpy(values).permute(2, 0, 1)[:, :, 2:10].flip(-1)[:, :8] / 255
     assert samples[0]["data"][0].shape == (5, 8, 8)
     assert torch.equal(samples[0]["data"][0], expected)
-    # What stands for one that cannot be read goes into the same batch.
-    assert (samples[2]["data_valid"], samples[2]["data"][0].shape) == ([-1], (5, 8, 8))
+    assert torch.equal(samples[2]["data"][0], expected)  # another one stands for it
     pil_only = dataset(tmp_path, TRANSFORMS=[{"name": "ImgPilGaussianBlur", "p": 1.0,
                                               "radius_min": 1, "radius_max": 2}], **keys)  # fmt: skip
     with pytest.raises(
@@ -239,9 +269,11 @@ def test_arrays_of_five_channels_from_file_to_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "stored"])
-def test_the_stand_in_has_the_channels_of_the_others(tmp_path: Path, mode: str) -> None:
+def test_what_stands_for_a_whole_batch_has_the_channels_of_the_others(
+    tmp_path: Path, mode: str
+) -> None:
     picture(0).convert("LA" if mode == "stored" else "RGB").save(tmp_path / "0.png")
     (tmp_path / "1.png").write_bytes(b"")
-    data = dataset(tmp_path, IMAGE_MODE=mode, LABEL_TYPE="zero")
+    data = dataset(tmp_path, replace=False, IMAGE_MODE=mode, LABEL_TYPE="zero")
     modes = [data[0, index]["data"][0].mode for index in range(2)]
     assert modes == (["L", "L"] if mode == "L" else ["LA", "LA"])

@@ -58,7 +58,7 @@ def feed(workers: int = 0, *, training: bool = True, seed: int = 3, **keys: Any)
     return DataFeed(options, "TRAIN", training=training, seed=seed, **placing)
 
 
-def folder_feed(root: Path, **keys: Any) -> DataFeed:
+def folder_feed(root: Path, training: bool = False, **keys: Any) -> DataFeed:
     folder = {
         "DATA_SOURCES": ["disk_folder"],
         "DATA_PATHS": [str(root)],
@@ -66,7 +66,7 @@ def folder_feed(root: Path, **keys: Any) -> DataFeed:
         "TRANSFORMS": [{"name": "Resize", "size": [8, 8]}, {"name": "ToTensor"}],
         "COLLATE_FUNCTION": "default_collate",
     }
-    return feed(training=False, **{**folder, **keys})
+    return feed(training=training, **{**folder, **keys})
 
 
 def equal(ours: list[Batch], theirs: list[Batch]) -> bool:
@@ -215,28 +215,22 @@ def test_closing_stops_the_workers() -> None:
         time.sleep(0.01)
 
 
-def test_unreadable_images_are_marked_and_told(
+def test_unreadable_test_images_are_left_out_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tree(tmp_path, *(f"{number}.png" for number in range(6)))
     (tmp_path / "2.png").write_bytes(b"")
     (tmp_path / "5.png").write_text("not an image")
-    some = folder_feed(tmp_path, DEFAULT_GRAY_IMG_SIZE=8)
+    some = folder_feed(tmp_path)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            batches = some.batches(0)
-            first, second = next(batches), next(batches)
-    assert first["data_valid"][0].tolist() + second["data_valid"][0].tolist() == [
-        1,
-        1,
-        -1,
-        1,
-        1,
-        -1,
-    ]
-    assert (first["data"][0][2] * 255 == 128).all()
-    pixels = (first["data"][0][1] * 255).permute(1, 2, 0).numpy()
-    np.testing.assert_array_equal(pixels, np.asarray(picture(1)))
+            batches = list(some.batches(0))
+    assert [batch["data_idx"][0].tolist() for batch in batches] == [[0, 1], [3, 4]]
+    assert all("unreadable" not in batch for batch in batches)
+    for batch in batches:
+        for image, number in zip(batch["data"][0], batch["data_idx"][0].tolist(), strict=True):
+            pixels = (image * 255).permute(1, 2, 0).numpy()
+            np.testing.assert_array_equal(pixels, np.asarray(picture(number)))
     assert some.unreadable == {2, 5}
     record, count = caplog.records
     assert "config.DATA.TRAIN: cannot read" in record.message
@@ -254,11 +248,18 @@ def test_broken_images_at_any_rate_but_all_leave_every_step_its_batch(
     for number in chosen:
         whole = (tmp_path / names[number]).read_bytes()
         (tmp_path / names[number]).write_bytes(whole[: len(whole) // 2])
-    some = folder_feed(tmp_path, DEFAULT_GRAY_IMG_SIZE=8)
-    valid = [batch["data_valid"][0] for batch in some.batches(0)]
-    assert sum(len(each) for each in valid) == 60
-    assert sum(int((each < 0).sum()) for each in valid) == broken
+    some = folder_feed(tmp_path, training=True)
+    batches = list(some.batches(0))
+    numbers = torch.cat([batch["data_idx"][0] for batch in batches]).tolist()
+    assert len(numbers) == 60
+    assert not set(numbers) & set(chosen.tolist())
+    assert set(numbers) == set(range(60)) - set(chosen.tolist())
+    assert all((batch["data_valid"][0] == 1).all() for batch in batches)
+    assert torch.cat([batch["label"][0] for batch in batches]).tolist() == numbers
     assert some.unreadable == set(chosen.tolist())
+    tested = folder_feed(tmp_path)
+    numbers = torch.cat([batch["data_idx"][0] for batch in tested.batches(0)]).tolist()
+    assert [number for number in numbers if number >= 0] == sorted(set(range(60)) - {*chosen})
 
 
 MULTICROP: dict[str, Any] = {
@@ -293,9 +294,9 @@ def test_crops_of_several_sizes_come_as_a_list_from_workers_too() -> None:
 def test_an_unreadable_image_is_counted_once_for_all_its_crops(tmp_path: Path) -> None:
     write_tree(tmp_path, "0.png", "1.png")
     (tmp_path / "1.png").write_bytes(b"")
-    some = folder_feed(tmp_path, **MULTICROP)
+    some = folder_feed(tmp_path, training=True, **MULTICROP)
     (batch,) = some.batches(0)
-    assert batch["data_valid"][0].tolist() == [1, -1] * 3
+    assert batch["data_idx"][0].tolist() == [0, 0] * 3
     assert some.unreadable == {1}
 
 

@@ -64,18 +64,20 @@ def _exchanged() -> tuple[Tensor, list[int]]:
     """Rank r has 10 r + s, s times, for each rank s."""
     leaving = torch.arange(world_size())
     rows = torch.repeat_interleave(10 * rank() + leaving, leaving).unsqueeze(1)
-    came, counts = collectives.exchange(rows, leaving)
-    return came, counts.tolist()
+    counts = collectives.exchange_counts(leaving)
+    came = collectives.exchange(rows, counts)
+    assert torch.equal(collectives.exchange(came, counts.back()), rows)
+    return came, counts.arriving
 
 
 def test_exchange(four_ranks: RankPool) -> None:
     for r, (came, counts) in enumerate(four_ranks.run(_exchanged)):
         assert came.flatten().tolist() == [10 * other + r for other in range(4) for _ in range(r)]
         assert counts == [r] * 4
-    rows, counts = torch.ones(3, 2), torch.tensor([3])
-    alone, same = collectives.exchange(rows, counts)
-    assert torch.equal(alone, rows)
-    assert torch.equal(same, counts)
+    rows = torch.ones(3, 2)
+    alone = collectives.exchange_counts(torch.tensor([3]))
+    assert alone == ([3], [3])
+    assert torch.equal(collectives.exchange(rows, alone), rows)
 
 
 def _put_into(order: list[int]) -> Tensor:

@@ -56,6 +56,23 @@ def test_every_quickstart_config_trains_two_steps(name: str, tmp_path: Path) -> 
     _train(resolve([f"config=quickstart/{name}", *TWO_STEPS]), tmp_path)
 
 
+# ---- YAML of VISSL's form, in any checkout
+
+SHAPED = Path(__file__).parent / "vissl_shaped"
+
+
+def test_yaml_of_vissls_form_trains_unchanged(tmp_path: Path) -> None:
+    """A run and a part of it, for two nodes of GPUs; here with nothing but overrides."""
+    arguments = ["config=pretrain/simclr/simclr_2node", "+config/pretrain/simclr/models=resnet18"]
+    run = resolve([*arguments, *for_this_machine(arguments, SHAPED)], [str(SHAPED)])
+    task = _train(run, tmp_path)
+    assert run.config.MODEL.TRUNK.RESNETS.DEPTH == 18
+    # base_value 0.3 for 256 images; here 4 images.
+    cosine = run.config.OPTIMIZER.param_schedulers.lr.schedulers[1]
+    assert cosine.start_value == pytest.approx(0.3 * 4 / 256)
+    assert task.optimizer.options_view.lr > 0
+
+
 # ---- VISSL's own files
 
 needs_vissl = pytest.mark.skipif(

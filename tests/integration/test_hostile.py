@@ -126,13 +126,10 @@ def _png_of(width: int, height: int) -> bytes:
 def test_an_image_that_would_fill_the_memory_counts_as_unreadable(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(_png_of(60_000, 60_000))
     options = SplitOptions(
-        DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(tmp_path)], DEFAULT_GRAY_IMG_SIZE=8,
-        LABEL_TYPE="sample_index",
-    )  # fmt: skip
-    data = SSLDataset(options, "TRAIN", seed=0)
-    (sample,) = data.__getitems__([(0, 0)])
-    assert sample["data_valid"] == [-1]
-    assert sample["data"][0].size == (8, 8)
+        DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(tmp_path)], LABEL_TYPE="sample_index"
+    )
+    data = SSLDataset(options, "TRAIN", seed=0, replace=False)
+    assert data.__getitems__([(0, 0)]).unreadable == [0]
     assert "DecompressionBombError" in data.why_unreadable(0)
 
 

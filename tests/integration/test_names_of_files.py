@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sslengine.launch.cli import main
 from sslengine.predictor import Predictor
 from sslengine.predictor.report import as_text
 from tests.integration.command import COMMAND, write_config
@@ -57,9 +58,12 @@ def test_a_prediction(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> Non
     assert "\n2026-01-01" not in text
 
 
-def test_the_errors_of_what_is_not_there(tmp_path: Path) -> None:
+def test_the_errors_of_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     write_config(tmp_path, **changes(tmp_path / "none\x1b[2J"))
-    done = subprocess.run(COMMAND, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 1
-    assert r"none\x1b[2J" in done.stderr
-    assert not CONTROL.search(done.stdout + done.stderr)
+    assert main(["config=tiny"]) == 1
+    told = capsys.readouterr()
+    assert r"none\x1b[2J" in told.err
+    assert not CONTROL.search(told.out + told.err)

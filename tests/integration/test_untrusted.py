@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from sslengine import trust
 from sslengine.errors import LaunchError, UntrustedError
-from sslengine.launch import local
+from sslengine.launch import cli, local
 from sslengine.predictor import Predictor
 from tests.predictor.runs import make_classifier
 
@@ -45,7 +45,7 @@ def _tool(name: str) -> Callable[[list[str]], int]:
     return main
 
 
-TOOLS = {name: _tool(name) for name in ("predict", "replay")}
+TOOLS = {**{name: _tool(name) for name in ("predict", "replay")}, "command": cli.main}
 
 
 class Place:
@@ -78,6 +78,9 @@ class Place:
         path.write_text(text)
 
     def command(self, tool: str, *arguments: str) -> list[str]:
+        if tool == "command":
+            named = ["config=config", "--config-dir", str(self.run), "engine_name=evaluate"]
+            return [*named, f"config.CHECKPOINT.DIR='{self.run}'", *arguments]
         return [str(self.run), *([str(self.image)] if tool == "predict" else []), *arguments]
 
 
@@ -129,13 +132,10 @@ def options_of_a_loss_by_path(p: Place) -> None:
     p.change(**{f"LOSS__{p.module}:Loss": {"a": 1}})
 
 
-def transform_that_is_a_function(p: Place) -> None:
-    p.change(DATA__TEST__TRANSFORMS=[{"name": "os:mkdir", "path": str(p.mark)}])
-
-
-def transform_in_a_transform(p: Place) -> None:
-    inner = {"name": "os:mkdir", "path": str(p.mark)}
-    p.change(DATA__TEST__TRANSFORMS=[{"name": "ImgPilMultiCropRandomApply", "transforms": [inner]}])
+def transform_that_is_called(p: Place) -> None:
+    """By a class of Python's own that writes a file."""
+    entry = {"name": "zipfile:ZipFile", "file": str(p.mark), "mode": "w"}
+    p.change(DATA__TEST__TRANSFORMS=[entry])
 
 
 def source(p: Place) -> None:
@@ -160,8 +160,16 @@ def engine(p: Place) -> None:
     assert p.module in path.read_text()
 
 
+def hook_that_is_called(p: Place) -> None:
+    p.change(HOOKS__EXTRA=[{"name": "zipfile:ZipFile", "file": str(p.mark), "mode": "w"}])
+
+
 def hook_of_the_shell(p: Place) -> None:
     p.change(HOOKS__EXTRA=[{"name": "os:system", "command": f"touch {p.mark}"}])
+
+
+def function_of_pythons(p: Place) -> None:
+    p.change(LOSS={"name": "os:getcwd"})
 
 
 def no_config_key(p: Place) -> None:
@@ -239,17 +247,39 @@ CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
         plugin, no_config_key, defaults, interpolation,
     )),
     *(("predict", each, ()) for each in (
-        loss, options_of_a_loss_by_path, trunk, transform_that_is_a_function, source, collator,
+        loss, options_of_a_loss_by_path, trunk, transform_that_is_called, source, collator,
         backend, optimizer, engine, defaults_by_absolute_path, header_of_another_package,
         environment, resolver_of_the_users, link_to_another_config, merge_key, copy_to_elsewhere,
     )),
-    *(("replay", each, ()) for each in (hook_of_the_shell, weights_that_are_trusted, other_node)),
+    *(("replay", each, ()) for each in (hook_that_is_called, weights_that_are_trusted, other_node)),
+    *(("command", each, ()) for each in (plugin, interpolation, defaults)),
     ("predict", plugin, ("--set", "config.SEED_VALUE=1")),
     ("replay", plugin, ("config.SEED_VALUE=0,1",)),
     ("replay", file_on_top, ("+config/deep=other",)),
 ]  # fmt: skip
-IDS = [f"{tool}-{case.__name__}{'-more' * bool(more)}" for tool, case, more in CASES]
-each_case = pytest.mark.parametrize(("tool", "case", "more"), CASES, ids=IDS)
+# What is no class is refused with trust too, so that nothing proves that these can be run.
+REFUSED_ANYWAY: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
+    ("replay", hook_of_the_shell, ()), ("predict", function_of_pythons, ()),
+]  # fmt: skip
+# One of each kind; the others take as long and are marked as slow.
+PROVED_EACH_TIME = (
+    plugin, loss, transform_that_is_called, defaults, environment, weights_that_are_trusted,
+    hook_that_is_called,
+)  # fmt: skip
+
+
+def _each(cases: list[Any], marked: bool) -> Any:
+    return pytest.mark.parametrize(
+        ("tool", "case", "more"),
+        [
+            pytest.param(
+                tool, case, more, id=f"{tool}-{case.__name__}{'-more' * bool(more)}",
+                marks=[pytest.mark.slow] * (marked and (case not in PROVED_EACH_TIME or bool(more))),
+            )
+            for tool, case, more in cases
+        ],
+    )  # fmt: skip
+
 
 # They are not run: the text stays text, the copy is not made.
 _PASSED_OVER = (resolver_of_the_users, copy_to_elsewhere)
@@ -265,7 +295,7 @@ def _users_own(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[None]:
     assert not trust.is_closed()
 
 
-@each_case
+@_each(CASES + REFUSED_ANYWAY, marked=False)
 def test_without_trust_nothing_is_run(
     place: Place, tool: str, case: Any, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,7 +313,7 @@ def test_without_trust_nothing_is_run(
         assert re.search(r"run/config\.yaml: (config\.[\w.:]+|engine_name): '", told), told
 
 
-@each_case
+@_each(CASES, marked=True)
 def test_with_trust_it_is(
     place: Place, tool: str, case: Any, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,8 +331,9 @@ def test_the_predictor_of_python_asks_the_same(place: Place) -> None:
     ):
         Predictor(place.run)
     assert not place.mark.exists()
-    with pytest.raises(RuntimeError, match="code was run"):
+    with pytest.raises(Exception, match="code was run"):
         Predictor(place.run, trust_config=True)
+    assert place.mark.exists()
 
 
 def test_what_is_looked_up_late_is_refused_too(place: Place) -> None:
@@ -373,7 +404,13 @@ def _member_of_a_tar(p: Place) -> None:
     p.change(DATA__TRAIN__DATA_PATHS=[str(p.run / "shard.tar")])
 
 
-@pytest.mark.parametrize("trusting", [(), ("--trust-config",)], ids=["untrusted", "trusted"])
+@pytest.mark.parametrize(
+    "trusting",
+    [
+        pytest.param((), id="untrusted"),
+        pytest.param(("--trust-config",), id="trusted", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "case", [_tag, _target, _checkpoint, _index, _list_of_files, _member_of_a_tar]
 )

@@ -14,7 +14,7 @@ from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 def test_nearest_is_by_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE", 2)  # in several pieces
     rows = torch.tensor([[1.0, 0.0], [0.0, 5.0], [-2.0, 0.0], [3.0, 3.0], [0.0, -1.0]])
-    index = Index(unit_length(rows), None)
+    index = Index(unit_length(rows), None, torch.arange(len(rows)))
     similar, numbers = index.nearest(torch.tensor([10.0, 1.0]), 3)
     assert numbers == [0, 3, 1]
     norm = 101**0.5
@@ -46,7 +46,7 @@ def test_it_is_made_when_there_is_none_of_this_key(
 
     def make() -> Index:
         made.append(1)
-        return Index(torch.eye(2), torch.tensor([len(made), 7]))
+        return Index(torch.eye(2), torch.tensor([len(made), 7]), torch.arange(2))
 
     load_or_make(path, "one", make)
     again = load_or_make(path, "one", make)
@@ -67,6 +67,6 @@ def test_a_folder_that_cannot_be_written_costs_the_next_start_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "predictor").write_text("a file where the folder should be")
-    made = Index(torch.eye(2), None)
+    made = Index(torch.eye(2), None, torch.arange(2))
     assert load_or_make(tmp_path / "predictor" / "index.torch", "key", lambda: made) is made
     assert "cannot be written" in caplog.text

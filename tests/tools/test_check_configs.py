@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,21 @@ import pytest
 import yaml
 
 from tests.config.recipes import recipe
-from tools.check_configs import File, Trial, bases, find, judge, main
+from tools import check_configs
+from tools.check_configs import (
+    FOREIGN,
+    OVERLAY,
+    PART,
+    RUN,
+    File,
+    Trial,
+    Verdict,
+    Worker,
+    bases,
+    find,
+    judge,
+    main,
+)
 
 
 def _write(path: Path, tree: Any) -> None:
@@ -44,7 +59,7 @@ def test_runs_and_parts(root: Path) -> None:
 
 def test_a_file_alone_knows_the_runs_of_its_folder(root: Path) -> None:
     (file,) = find(root / "config" / "clr" / "models" / "deep.yaml")
-    assert file == File(root, "clr/models/deep", is_run=False)
+    assert file == File(root, "clr/models/deep", PART)
     assert file.option == "+config/clr/models=deep"
 
 
@@ -67,7 +82,7 @@ def test_two_steps(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     smaller += ["--set", "config.MODEL.TRUNK.RESNETS.BLOCK=basic"]
     assert main([*files, "--train", "--all", *smaller]) == 0
     told = capsys.readouterr().out
-    assert "nothing" in told
+    assert told.count(" right ") == 2
     assert "2 files: 2 right, 0 wrong" in told
 
 
@@ -98,3 +113,126 @@ def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["/nowhere/at/all"])
     assert "there is no folder or file /nowhere/at/all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tree", "role"),
+    [
+        ("config: [", RUN),  # so that it is told
+        ("config:\n", RUN),
+        ("MODEL: {DEPTH: 3}\n", FOREIGN),
+        ("defaults: [other]\nconfig: {}\n", RUN),
+        (recipe(), RUN),
+        ({"MODEL": {}, "OPTIMIZER": {}, "DATA": {"TRAIN": {"TRANSFORMS": []}}}, OVERLAY),
+        ({"MODEL": {}, "OPTIMIZER": {}}, OVERLAY),
+        ({"DATA": {"TRAIN": {"DATA_SOURCES": ["disk_folder"]}}}, PART),
+        ({"LOSS": {"name": "x"}}, PART),
+        (
+            "engine_name: extract_features\nconfig: {MODEL: {}, DATA: {TEST: {DATA_SOURCES: [x]}}}\n",
+            RUN,
+        ),
+    ],
+)
+def test_what_a_file_is(tmp_path: Path, tree: Any, role: str) -> None:
+    _write(tmp_path / "config" / "file.yaml", tree)
+    (file,) = find(tmp_path)
+    assert file.role == role
+
+
+class _NoWorker(Worker):
+    """Says what the test says, and notes what it was asked."""
+
+    answers: dict[str, str] = {}
+    asked: list[tuple[str, ...]] = []
+
+    def judge(self, trial: Trial, timeout: float) -> Verdict:
+        self.asked.append(trial.arguments)
+        return Verdict(trial.arguments, self.answers.get(trial.arguments[0], ""))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    monkeypatch.setattr(_NoWorker, "asked", [])
+    monkeypatch.setattr(_NoWorker, "answers", {})
+    monkeypatch.setattr(check_configs, "Worker", _NoWorker)
+    return _NoWorker.asked
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("a", "b", "c"):
+        _write(tmp_path / "config" / f"{name}.yaml", recipe())
+    _write(tmp_path / "config" / "models" / "part.yaml", {"MODEL": {}})
+    return tmp_path
+
+
+def test_a_part_is_tried_on_right_runs_alone_and_the_same_mistake_twice_is_its_own(
+    tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _NoWorker.answers = {"config=a": "wrong itself"}
+    assert main([str(tree), "--jobs=1"]) == 1
+    assert asked[3:] == [("config=b", "+config/models=part")]
+    asked.clear()
+    on_parts = {("config=a", 2): "bad", ("config=b", 2): "bad", ("config=c", 2): "bad"}
+
+    def judged(self: Worker, trial: Trial, timeout: float) -> Verdict:
+        asked.append(trial.arguments)
+        problem = on_parts.get((trial.arguments[0], len(trial.arguments)), "")
+        return Verdict(trial.arguments, problem)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_NoWorker, "judge", judged)
+        main([str(tree), "--jobs=1"])
+    assert [each[0] for each in asked[3:]] == ["config=a", "config=b"]
+    assert "1 parts: 0 right, 1 wrong" in capsys.readouterr().out
+
+
+def test_a_file_of_another_program_is_left_out(
+    tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / "config" / "other.yaml").write_text("_BASE_: x\nMODEL: {}\n")
+    assert main([str(tree), "--jobs=1"]) == 0
+    told = capsys.readouterr().out
+    assert "left out foreign other" in told
+    assert "1 files of other programs left out" in told
+    assert not [each for each in asked if "config=other" in each]
+
+
+def test_each_verdict_is_printed_when_it_is_there(
+    tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+
+    def judged(self: Worker, trial: Trial, timeout: float) -> Verdict:
+        printed.append(capsys.readouterr().out)
+        return Verdict(trial.arguments, "" if len(trial.arguments) == 1 else "no")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_NoWorker, "judge", judged)
+        main([str(tree), "--jobs=1", "--all"])
+    # Runs are before parts: when the part is tried, all of theirs are there.
+    assert [f"run     {name}" in "".join(printed) for name in "abc"] == [True] * 3
+
+
+def test_a_command_that_was_ended_goes_on(
+    tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _NoWorker.answers = {"config=a": "wrong"}
+    kept = tree / "verdicts.jsonl"
+    again = [str(tree), "--jobs=1", f"--resume={kept}"]
+    assert main(again) == 1
+    assert len(asked) == 4
+    lines = kept.read_text().splitlines()
+    kept.write_text("\n".join([*lines[:2], lines[2][:20]]))  # killed while it wrote the third
+    asked.clear()
+    assert main(again) == 1
+    assert len(asked) == 2
+    assert "4 files: 3 right, 1 wrong" in capsys.readouterr().out
+    asked.clear()
+    changed = tree / "config" / "a.yaml"
+    os.utime(changed, ns=(1, 1))
+    main(again)
+    assert [each[0] for each in asked] == ["config=a"]
+    asked.clear()
+    main([*again, "--set", "config.SEED_VALUE=1"])  # another question
+    assert len(asked) == 4

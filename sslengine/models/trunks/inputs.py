@@ -24,8 +24,11 @@ def with_inputs(
     assert isinstance(layer, nn.Conv2d)
     if layer.in_channels == in_chans:
         return layer
-    geometry: Any = (layer.kernel_size, layer.stride, layer.padding)
-    made = nn.Conv2d(in_chans, layer.out_channels, *geometry, bias=layer.bias is not None)
+    geometry: dict[str, Any] = {
+        name: getattr(layer, name) for name in ("kernel_size", "stride", "padding")
+    }
+    bias = layer.bias is not None
+    made = nn.Conv2d(in_chans, layer.out_channels, bias=bias, **geometry)
     if draw is not None:
         draw(made.weight)
     return made

@@ -126,7 +126,7 @@ def test_a_shard_that_is_cut_off_later(three: Path) -> None:
     data = SSLDataset(options, "TRAIN", 0)
     shard = three / "train-002.tar"
     os.truncate(shard, 2000)
-    assert [data[0, index]["data_valid"] for index in (5, 8)] == [[1], [-1]]
+    assert [data[0, index]["data_idx"] == [index] for index in (5, 8)] == [True, False]
     assert "0008.png in " in data.why_unreadable(8)
     assert "EOFError: the shard ends within it" in data.why_unreadable(8)
 
