@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from sslengine.data.labels import Column
+from sslengine.data.classes import Column
 from sslengine.data.options import SplitOptions
 from sslengine.data.samplers import BatchSampler, Rows
 from sslengine.data.seeding import generator

@@ -21,7 +21,8 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from sslengine.data import current_sample
-from sslengine.data.labels import Column, label_columns, shared, standard_labels
+from sslengine.data.classes import Classes, Column
+from sslengine.data.labels import in_train_numbers, label_columns, shared, standard_labels
 from sslengine.data.options import SplitOptions
 from sslengine.data.plan.arrival import Arrival
 from sslengine.data.plan.backend import build_backend
@@ -78,15 +79,20 @@ class SSLDataset(Dataset[Sample]):
         seed: int,
         backend: str = "pil",
         image_keys: Sequence[str] = (),
+        classes: Sequence[Classes] = (),
         replace: bool = True,
     ) -> None:
         """
         replace: another sample stands for an unreadable one; otherwise it is left out.
         backend: as config.DATA.AUGMENT_BACKEND has it.
         image_keys: where a batch holds images, if these may be uint8 until its `arrival`.
+        classes: of TRAIN, for another split, whose labels get the same numbers.
         """
         self.sources: list[DataSource] = build_sources(options, split)
-        standard = standard_labels(options, split, self.sources)
+        found = standard_labels(options, split, self.sources)
+        # Those of the run: TRAIN's, if they are known.
+        self.classes = list(classes) or [Classes.of(each) for each in found]
+        standard = in_train_numbers(found, classes, self.sources)
         total = len(self.sources[0])
         rows = choose_rows(options, split, total, standard[0] if standard else None)
         used = [part(column, rows) for column in standard]

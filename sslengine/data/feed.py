@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sslengine.data.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
+from sslengine.data.classes import Classes
 from sslengine.data.collators import Batch, image_keys
 from sslengine.data.dataset import UNREADABLE, SSLDataset
 from sslengine.data.device_prefetch import on_device
@@ -59,19 +60,21 @@ class DataFeed:
         world_size: int = 1,
         device: torch.device | str = "cpu",
         mp_method: str = "forkserver",
+        classes: Sequence[Classes] = (),
     ) -> None:
         """
         split: TRAIN or TEST, whose options to use.
         training: random order, evenly shared batches; otherwise in order, each sample once.
         seed: of order and augmentation; the same on every rank.
         mp_method: how workers start (config.MULTI_PROCESSING_METHOD).
+        classes: of TRAIN, for another split.
         """
         chosen: SplitOptions = getattr(options, split)
         self.device = torch.device(device)
         self.where = f"config.DATA.{split}"
         collate = COLLATORS.get(chosen.COLLATE_FUNCTION, f"{self.where}.COLLATE_FUNCTION")
         self.dataset = SSLDataset(
-            chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate), replace=training
+            chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate), classes, training
         )
         self._arrival = self.dataset.arrival(self.device)
         if self.dataset.plan.backend.packs:
@@ -104,6 +107,11 @@ class DataFeed:
             self.dataset.why_unreadable,
             "another sample stands for each" if training else "each is left out",
         )
+
+    @property
+    def classes(self) -> list[Classes]:
+        """Of the run, one for each label source."""
+        return self.dataset.classes
 
     @property
     def num_samples(self) -> int:

@@ -3,42 +3,46 @@
 LABEL_TYPE says what a label is: `standard`, what LABEL_SOURCES has; `sample_index`, the
 sample's own number; `zero`. A label source is either the data source itself, with labels
 of its own (a folder's name, the torchvision set's class ...), or `disk_filelist`: a .npy
-file of numbers, of names, or of one row of class indicators for each image.
+file of numbers, of names, or of one row of class indicators for each image. Numbers stay
+what they are, -1 among them, which losses leave out; of text see `sources/class_numbers.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sslengine.data.classes import Classes, Column, Labels, in_numbers_of
 from sslengine.data.options import SplitOptions
 from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import DataSource
+from sslengine.data.sources.class_numbers import numbered_names
 from sslengine.data.sources.disk import load_array
 from sslengine.data.sources.paths import label_path
 from sslengine.errors import DataError
 
-Column = NDArray[Any]
-
 
 def standard_labels(
     options: SplitOptions, split: str, sources: Sequence[DataSource]
-) -> list[Column]:
+) -> list[Labels]:
     """What LABEL_SOURCES has, one column for each data source; none where nothing asks for it."""
-    columns: list[Column] = []
+    columns: list[Labels] = []
     if options.LABEL_TYPE != "standard" and not options.chooses_by_class:
         return columns
     for position, name in enumerate(options.LABEL_SOURCES):
         source = sources[position]
         from_file = name == "disk_filelist"
-        labels = _read(options, split, position) if from_file else source.labels()
-        if len(labels) != len(source):
+        where = f"config.DATA.{split}.LABEL_SOURCES.{position}"
+        labels = (
+            _read(options, split, position)
+            if from_file
+            else Labels(source.labels(), tuple(source.class_names), where)
+        )
+        if len(labels.column) != len(source):
             file = f" in {label_path(options, split, position).path}" if from_file else ""
             raise DataError(
-                f"config.DATA.{split}.LABEL_SOURCES.{position}: there are {len(labels)} labels"
+                f"{where}: there are {len(labels.column)} labels"
                 f"{file} for {len(source)} images; expected one for each."
             )
         columns.append(labels)
@@ -68,17 +72,32 @@ def shared(columns: Sequence[Column | range]) -> list[SharedArray | range]:
     return [kept[id(each)] for each in columns]
 
 
-def _read(options: SplitOptions, split: str, position: int) -> Column:
+def in_train_numbers(
+    standard: Sequence[Labels], train: Sequence[Classes], sources: Sequence[DataSource]
+) -> list[Column]:
+    """The columns, in TRAIN's numbers; as they are where nothing is known of it."""
+    if not train:
+        return [each.column for each in standard]
+    columns = []
+    for position, (labels, source) in enumerate(zip(standard, sources, strict=False)):
+        classes = train[min(position, len(train) - 1)]
+        columns.append(in_numbers_of(classes, labels, source.path))
+    return columns
+
+
+def _read(options: SplitOptions, split: str, position: int) -> Labels:
     file = label_path(options, split, position)
+    where = f"{file.where} ({file.path})"
     labels = load_array(file, mmap=False)
     kind = labels.dtype.kind
     if kind in "SU" and labels.ndim == 1:
-        numbers: Column = np.unique(labels, return_inverse=True)[1]
-        return numbers
+        return Labels(*numbered_names(labels.tolist(), where), where)
     if kind in "iub" and labels.ndim in (1, 2):
-        return labels.astype(np.int64)
+        return Labels(labels.astype(np.int64), (), where)
     if kind == "f" and labels.ndim == 2:
-        return labels.astype(np.float32)
+        return Labels(labels.astype(np.float32), (), where)
+    if kind == "f" and labels.ndim == 1 and (labels == np.floor(labels)).all():
+        return Labels(labels.astype(np.int64), (), where)
     raise DataError(
         f"{file.where}: {file.path} must hold a number or a name for each image, or a row of "
         f"class indicators; it has the shape {labels.shape} and the type {labels.dtype}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.data.labels import Column
+from sslengine.data.classes import Column
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError
 

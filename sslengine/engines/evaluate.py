@@ -9,7 +9,8 @@ checkpoint of the run's own folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,8 @@ from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
-from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.expected import check_results
+from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import (
     Features,
     extract,
@@ -37,47 +37,62 @@ from sslengine.engines.features import (
     trained_weights,
 )
 from sslengine.engines.run import Run
-from sslengine.errors import CheckpointError, ConfigError
+from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.evaluation.knn import knn_accuracy
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights import init_from_file, other_classes
 from sslengine.registry import register_engine
 from sslengine.task.build import build_base_model, build_run_precision
 
+log = logging.getLogger("sslengine")
 
-@dataclass(frozen=True)
+
+@dataclass
 class Score:
     """Percentages of the test images whose class is found."""
 
     features: str
     layer: str
     knn: dict[int, float]  # by the number of neighbours
-    linear: float
+    linear: float | None = None  # None: not yet, or the labels are too few
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is scored: the features of both splits, of one kind."""
+
+    name: str
+    train: Features
+    test: Features
 
 
 @register_engine("evaluate")
 def evaluate(run: Run) -> None:
+    """Features are of all ranks; scores are rank 0's business, and no other rank waits for them."""
     weights = _weights(run)
     model_options = read(run.config, ModelOptions)
     model_options.WEIGHTS_INIT.PARAMS_FILE = str(weights)
     seed_all(read(run.config, RunOptions).SEED_VALUE)
     model = build_base_model(run.config, run.device)
     judge = _Judge(run)
-    untrained = judge("untrained", layers_of(model))
-    network = init_from_file(model, model_options).network
-    scores = [*judge("trained", layers_of(model)), *untrained, *judge("raw pixels", pixels)]
+    untrained = judge.features("untrained", layers_of(model))
+    loaded = init_from_file(model, model_options)
+    judge.note(other_classes(loaded.classes, [judge.class_names]))
+    trained = judge.features("trained", layers_of(model))
+    sets = [trained, untrained, judge.features("raw pixels", pixels)]
     judge.close()
     if is_primary():
         run.describe()
-        report = run.run_dir / "evaluation.json"
-        write_whole(report, _as_json(weights, network, scores))
+        report = _Report(run.run_dir / "evaluation.json", str(weights), loaded.network, judge)
+        scores = judge.scores(sets, report)
         show_scores(run.console, scores)
-        _show_training(run.console, weights, network)
-        run.console.print(f"  report      {report}")
-    barrier()
-    check_results(run, {"test": _as_results(scores)})
+        for note in judge.notes:
+            run.console.print(f"  note        {note}")
+        _show_training(run.console, weights, loaded.network)
+        run.console.print(f"  report      {report.path}")
+        check_results_here(run, {"test": _as_results(scores)})
 
 
 def _weights(run: Run) -> Path:
@@ -91,7 +106,7 @@ def _weights(run: Run) -> Path:
 
 
 class _Judge:
-    """Reads both splits once for each kind of features, and scores them on rank 0."""
+    """Reads both splits once for each kind of features; rank 0 keeps and scores them."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -101,55 +116,105 @@ class _Judge:
                 raise ConfigError(
                     f"config.DATA.{split}.LABEL_SOURCES: judging features needs labels."
                 )
-        self.feeds = {s: ordered_feed(run.config, s, run.device) for s in ("TRAIN", "TEST")}
+        train = ordered_feed(run.config, "TRAIN", run.device)
+        test = ordered_feed(run.config, "TEST", run.device, train.classes)
+        self.feeds = {"TRAIN": train, "TEST": test}
+        self.class_names = list(train.classes[0].names)
         self.precision = build_run_precision(run.config, run.device)
         self.neighbours = read(run.config, NearestNeighborOptions)
         self.probe = read(run.config, LinearProbeOptions)
+        self.notes: list[str] = []
 
-    def __call__(self, name: str, compute: Callable[[Any], dict[str, Tensor]]) -> list[Score]:
+    def features(self, name: str, compute: Callable[[Any], dict[str, Tensor]]) -> Judged | None:
+        """Collective; on rank 0 alone there is a result."""
         if is_primary():  # it may take minutes
             images = " and ".join(str(feed.num_samples) for feed in self.feeds.values())
             self.run.console.print(f"judging {images} images: {name}")
         train, test = (self._features(split, compute) for split in ("TRAIN", "TEST"))
-        if not is_primary():
-            return []
-        return [self._score(name, layer, train, test) for layer in train.layers]
+        return Judged(name, train, test) if is_primary() else None
 
     def close(self) -> None:
         for feed in self.feeds.values():
             feed.close()
 
+    def scores(self, sets: Sequence[Judged | None], report: _Report) -> list[Score]:
+        """Neighbours first: they take less time and fewer labels than a probe."""
+        parts = [(each, layer) for each in sets if each for layer in each.train.layers]
+        scores = [self._neighbours(each, layer) for each, layer in parts]
+        report.write(scores)
+        for score, (each, layer) in zip(scores, parts, strict=True):
+            score.linear = self._linear(each, layer)
+            report.write(scores)
+        return scores
+
+    def note(self, text: str) -> None:
+        if text and text not in self.notes:
+            self.notes.append(text)
+
     def _features(self, split: str, compute: Callable[[Any], dict[str, Tensor]]) -> Features:
         batches = extract(compute, self.feeds[split], getattr(self.data, split), self.precision)
         return gather_features(join(list(batches)), self.run.device)
 
-    def _score(self, name: str, layer: str, train: Features, test: Features) -> Score:
-        sets = (train.layers[layer], train.targets, test.layers[layer], test.targets)
-        options = self.neighbours
-        knn = {
-            k: knn_accuracy(*sets, k=k, sigma=options.SIGMA, metric=options.metric)
-            for k in options.neighbours
+    def _neighbours(self, each: Judged, layer: str) -> Score:
+        options, knn, count = self.neighbours, {}, len(each.train.targets)
+        for k in options.neighbours:
+            if k > count:
+                self.note(
+                    f"kNN with k={k}: there are {count} training images, and all of them vote"
+                )
+            knn[k] = knn_accuracy(
+                *_sets(each, layer), k=min(k, count), sigma=options.SIGMA, metric=options.metric
+            )
+        return Score(each.name, layer, knn)
+
+    def _linear(self, each: Judged, layer: str) -> float | None:
+        try:
+            found = linear_probe(*_sets(each, layer), self.probe)
+        except DataError as error:  # the neighbours are found in any case
+            log.warning("%s", error)
+            self.note(str(error))
+            return None
+        self.note(f"linear probe: {found.note}" if found.note else "")
+        return found.test_accuracy
+
+
+def _sets(each: Judged, layer: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    train, test = each.train, each.test
+    return train.layers[layer], train.targets, test.layers[layer], test.targets
+
+
+@dataclass
+class _Report:
+    """evaluation.json, which is whole after every write."""
+
+    path: Path
+    weights: str
+    network: str
+    judge: _Judge
+
+    def write(self, scores: list[Score]) -> None:
+        options = self.judge.neighbours
+        content = {
+            "weights": self.weights,
+            "network": self.network,
+            "knn": {"metric": options.metric, "sigma": options.SIGMA},
+            # By number; empty: labels are numbers.
+            "classes": self.judge.class_names,
+            "notes": self.judge.notes,
+            "scores": [vars(score) for score in scores],
         }
-        probe = linear_probe(*sets, self.probe)
-        return Score(name, layer, knn, probe.test_accuracy)
+        write_whole(self.path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _as_results(scores: list[Score]) -> dict[str, Any]:
     """The names that config.EXPECTED_RESULTS uses."""
     results: dict[str, Any] = {}
     for score in scores:
-        figures = {f"knn_{k}": value for k, value in score.knn.items()} | {"linear": score.linear}
+        figures = {f"knn_{k}": value for k, value in score.knn.items()}
+        if score.linear is not None:
+            figures["linear"] = score.linear
         results.setdefault(score.features, {})[score.layer] = figures
     return results
-
-
-def _as_json(weights: Path, network: str, scores: list[Score]) -> bytes:
-    report = {
-        "weights": str(weights),
-        "network": network,
-        "scores": [vars(score) for score in scores],
-    }
-    return (json.dumps(report, indent=2) + "\n").encode()
 
 
 def show_scores(console: Console, scores: list[Score]) -> None:
@@ -163,7 +228,8 @@ def show_scores(console: Console, scores: list[Score]) -> None:
     table.add_column("linear", justify="right")
     for score in scores:
         accuracies = [*(score.knn[k] for k in neighbours), score.linear]
-        table.add_row(score.features, score.layer, *(f"{value:.1f} %" for value in accuracies))
+        cells = ("-" if value is None else f"{value:.1f} %" for value in accuracies)
+        table.add_row(score.features, score.layer, *cells)
     console.print(table)
 
 

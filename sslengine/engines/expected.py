@@ -20,11 +20,18 @@ from sslengine.monitor.history import flat
 
 def check_results(run: Run, results: Mapping[str, Any]) -> None:
     """Collective; rank 0's results count. `results`: by split, as in metrics.jsonl."""
-    expected = read(run.config, RunOptions).EXPECTED_RESULTS
-    if not expected:
-        return
-    problems: list[str] = []
-    if is_primary():
+    if read(run.config, RunOptions).EXPECTED_RESULTS:
+        _raise(broadcast_object(_problems(run, results) if is_primary() else []))
+
+
+def check_results_here(run: Run, results: Mapping[str, Any]) -> None:
+    """The same on this rank alone: the others have left."""
+    _raise(_problems(run, results))
+
+
+def _problems(run: Run, results: Mapping[str, Any]) -> list[str]:
+    expected, problems = read(run.config, RunOptions).EXPECTED_RESULTS, []
+    if expected:
         figures = dict(flat(results))
         for name, value, tolerance in expected:
             problem = _problem(figures, name, value, tolerance)
@@ -32,7 +39,10 @@ def check_results(run: Run, results: Mapping[str, Any]) -> None:
             got = figures.get(name, "missing")
             run.console.print(f"  {verdict}  {name}: {got}, expected {value} +- {tolerance}")
             problems += [problem] if problem else []
-    problems = broadcast_object(problems)
+    return problems
+
+
+def _raise(problems: list[str]) -> None:
     if problems:
         raise UnexpectedResultError(
             "config.EXPECTED_RESULTS: the run is complete and saved, but\n  "

@@ -21,6 +21,7 @@ from sslengine.checkpoint.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.data.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank
@@ -53,8 +54,10 @@ def extract_features(run: Run) -> None:
     run.describe()
     run.console.print(f"  weights     {weights}")
     folder.mkdir(parents=True, exist_ok=True)
-    for split in splits(run):
-        feed = ordered_feed(run.config, split, run.device)
+    classes: list[Classes] = []
+    for split in splits(run):  # TRAIN comes first
+        feed = ordered_feed(run.config, split, run.device, classes)
+        classes = feed.classes
         options_of_split = getattr(read(run.config, DataOptions), split)
         batches = extract(layers_of(model), feed, options_of_split, precision)
         for number, chunk in enumerate(chunks(batches, options.CHUNK_THRESHOLD)):

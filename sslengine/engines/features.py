@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from sslengine.checkpoint import files
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.data.classes import Classes
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import gather
@@ -41,12 +42,15 @@ def trained_weights(config: DictConfig, run_dir: Path) -> Path:
     return Path(given) if given else run_dir / "checkpoints" / files.POINTER
 
 
-def ordered_feed(config: DictConfig, split: str, device: torch.device) -> DataFeed:
-    """The split without shuffling, each sample once over all ranks."""
+def ordered_feed(
+    config: DictConfig, split: str, device: torch.device, classes: Sequence[Classes] = ()
+) -> DataFeed:
+    """The split without shuffling, each sample once over all ranks. classes: of TRAIN."""
     run = read(config, RunOptions)
     return DataFeed(
         read(config, DataOptions), split, training=False, seed=run.SEED_VALUE, rank=rank(),
         world_size=world_size(), device=device, mp_method=run.MULTI_PROCESSING_METHOD,
+        classes=classes,
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ Multinomial logistic regression on standardised features, by scikit-learn, which
 
 The penalty is chosen on training samples that are held out; then the classifier is fitted
 to all of them. The test features are looked at once, at the end. Nothing is left to
-chance: the same features give the same accuracy.
+chance: the same features give the same accuracy. Of a class with a single sample none is held
+out; where no class has two, the penalty is FIXED_PENALTY, and the result's note says so.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from sslengine.evaluation.options import LinearProbeOptions
 
 logger = logging.getLogger(__name__)
 
+# Of few samples there is nothing to choose it by.
+FIXED_PENALTY = 0.01
+
 Features = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
@@ -38,12 +42,14 @@ Labels = NDArray[np.int64]
 class LinearProbe:
     """What the probe found."""
 
-    # Percentages.
+    # Percentages; NaN where nothing could be held out.
     test_accuracy: float
     held_out_accuracy: float
     penalty: float
     # False: the accuracies are those of a classifier that more iterations would still change.
     converged: bool
+    # What a reader of the accuracy must know of the choice of the penalty.
+    note: str = ""
 
 
 def linear_probe(
@@ -63,7 +69,13 @@ def linear_probe(
     classifier: Any = LogisticRegression(  # type: ignore[no-untyped-call]
         warm_start=True, max_iter=options.MAX_ITERATIONS
     )
-    penalty, held_out_accuracy = _choose_penalty(classifier, train, labels, options)
+    used, unused, note = _hold_out(labels, options.HELD_OUT)
+    if note:
+        logger.warning("Linear probe: %s.", note)
+    penalty, held_out_accuracy = FIXED_PENALTY, float("nan")
+    if unused.size:
+        parts = train[used], labels[used], train[unused], labels[unused]
+        penalty, held_out_accuracy = _choose_penalty(classifier, *parts, options)
     converged = _fit(classifier, train, labels, penalty)
     if not converged:
         logger.warning(
@@ -72,32 +84,56 @@ def linear_probe(
             options.MAX_ITERATIONS,
         )
     accuracy = 100.0 * classifier.score(test, test_labels.cpu().numpy())
-    return LinearProbe(accuracy, held_out_accuracy, penalty, converged)
+    return LinearProbe(accuracy, held_out_accuracy, penalty, converged, note)
+
+
+def _hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
+    """The rows to fit and the rows to choose the penalty by, and what is unusual about them."""
+    if len(np.unique(labels)) < 2:
+        raise DataError(f"Linear probe: the {len(labels)} training labels are all the same.")
+    split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
+        n_splits=1, test_size=share, random_state=0
+    )
+    try:
+        used, unused = next(split.split(np.zeros((len(labels), 1)), labels))
+    except ValueError:  # a class of one sample, or fewer rows to hold out than classes
+        return _hold_out_of_each(labels, share)
+    return used, unused, ""
+
+
+def _hold_out_of_each(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
+    """One row at least of each class that has two; the first of each class stays."""
+    draw, held = np.random.default_rng(0), np.zeros(len(labels), bool)
+    counts = []
+    for each in np.unique(labels):
+        rows = draw.permutation(np.flatnonzero(labels == each))
+        counts.append(len(rows))
+        held[rows[1 : 1 + max(1, round(share * len(rows)))]] = True
+    alone = counts.count(1)
+    if alone == len(counts):
+        note = f"no class has two samples to hold one out, the penalty is {FIXED_PENALTY:g}"
+    else:
+        note = f"the penalty is chosen by {held.sum()} held-out samples, at least one of each class"
+        note += f" but the {alone} that have a single sample" if alone else ""
+    return np.flatnonzero(~held), np.flatnonzero(held), note
 
 
 def _choose_penalty(
     classifier: Any,
     features: Features,
     labels: Labels,
+    held_out: Features,
+    held_out_labels: Labels,
     options: LinearProbeOptions,
 ) -> tuple[float, float]:
     """The penalty of the best held-out accuracy, and that accuracy.
 
     From strong to weak, until the accuracy falls: the weak ones take most of the time.
     """
-    if len(np.unique(labels)) < 2:
-        raise DataError(f"Linear probe: the {len(labels)} training labels are all the same.")
-    split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
-        n_splits=1, test_size=options.HELD_OUT, random_state=0
-    )
-    try:
-        used, unused = next(split.split(features, labels))
-    except ValueError as error:
-        raise DataError(f"Linear probe, holding out training samples: {error}") from error
     chosen, best = 0.0, -1.0
     for penalty in sorted(options.PENALTIES, reverse=True):
-        _fit(classifier, features[used], labels[used], penalty)
-        accuracy = 100.0 * classifier.score(features[unused], labels[unused])
+        _fit(classifier, features, labels, penalty)
+        accuracy = 100.0 * classifier.score(held_out, held_out_labels)
         if accuracy < best:
             break
         if accuracy > best:

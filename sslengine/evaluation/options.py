@@ -18,8 +18,8 @@ class NearestNeighborOptions:
     SIGMA: float = 0.1
     # How many neighbours vote; a list tries several numbers.
     TOPK: Any = 200
-    # Compare by cosine instead of by dot product.
-    L2_NORM_FEATS: bool = False
+    # Compare by cosine; false, VISSL's default: by dot product, where the longest features win.
+    L2_NORM_FEATS: bool = True
 
     @property
     def neighbours(self) -> list[int]:

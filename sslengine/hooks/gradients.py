@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from sslengine.distributed.sharding import local, norms
+from sslengine.distributed.collectives import max_in_place
+from sslengine.distributed.sharding import is_sharded, local, norms
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, TaskView
 
@@ -53,10 +55,27 @@ class ClipGradients(Hook):
             return
         task.precision.unscale(task.optimizer.inner)
         parameters = [p for p in task.base_model.parameters() if p.grad is not None]
-        if not self.per_parameter:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients:
+            return
+        if self.per_parameter:
+            clip_each(gradients, self.max_norm)
+        elif math.isinf(self.norm_type) and is_sharded(gradients[0]):
+            clip_to_largest(gradients, self.max_norm)
+        else:
             torch.nn.utils.clip_grad_norm_(parameters, self.max_norm, self.norm_type)
-        elif parameters:
-            clip_each([p.grad for p in parameters if p.grad is not None], self.max_norm)
+
+
+@torch.no_grad()
+def clip_to_largest(gradients: Sequence[Tensor], max_norm: float) -> None:
+    """Of shares, some of which are empty: torch's own knows no largest element of those."""
+    shares = [each for each in map(local, gradients) if each.numel()]
+    largest = torch.stack(
+        [each.abs().max() for each in shares] or [local(gradients[0]).new_zeros(())]
+    )
+    factor = (max_norm / (max_in_place(largest.max()) + 1e-6)).clamp(max=1.0)
+    for each in shares:
+        each.mul_(factor)
 
 
 @torch.no_grad()

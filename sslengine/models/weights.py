@@ -42,6 +42,8 @@ class Loaded:
     left_out: tuple[str, ...]
     # Of a checkpoint with a student and a teacher: which of them.
     network: str = MODEL
+    # What the run that wrote the checkpoint called its classes, for each label source.
+    classes: tuple[tuple[str, ...], ...] = ()
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -82,6 +84,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
     content = _inside(read_file(weights), _key_path(weights), weights.PARAMS_FILE)
+    classes = _classes_in(content)
     content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
     expected = _without(_tensors(model), weights.SKIP_LAYERS)
     if not isinstance(model, Model):
@@ -103,9 +106,25 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         heads=sum(name.startswith("heads.") for name in chosen),
         left_out=tuple(sorted(set(expected) - chosen)),
         network=network,
+        classes=classes,
     )
     _log(loaded, sorted(set(given) - chosen), weights.PARAMS_FILE)
     return loaded
+
+
+def other_classes(then: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
+    """What to say where weights were trained on other classes than this run has; "" if not."""
+    known = [(list(a), list(b)) for a, b in zip(then, now, strict=False) if a and b]
+    if all(one == other for one, other in known):
+        return ""
+    return (
+        f"the checkpoint's classes ({listing(then[0], 8)}) are not those of config.DATA.TRAIN "
+        f"({listing(now[0], 8)}), which are used here: what its heads say of classes is void"
+    )
+
+
+def _classes_in(content: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(map(str, names)) for names in content.get("classes") or ())
 
 
 def _init_whole(

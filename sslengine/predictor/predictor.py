@@ -113,6 +113,8 @@ class Predictor:
         self.trunk = _trunk_of(self.model)
         chosen, self.network = choose(state["classy_state_dict"], network, str(self.checkpoint))
         load_model_state(self.model, chosen["base_model"])
+        # By number; empty where labels are numbers.
+        self.class_names = [*(state["classy_state_dict"].get("classes") or [[]])[0]]
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
         self.view = View(read(self.config, DataOptions), self.seed)

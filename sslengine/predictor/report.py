@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,7 @@ def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, 
         "run": str(predictor.run_folder),
         "checkpoint": predictor.checkpoint.name,
         "network": predictor.network,
+        "class_names": predictor.class_names,
         "transforms": predictor.view.said,
         "images": [
             {
@@ -37,19 +38,26 @@ def as_text(predictor: Predictor, found: Mapping[str, Prediction]) -> str:
         f"transforms  {predictor.view.said}",
     ]
     for name, each in found.items():
-        lines += ["", readable(name), *_lines(each)]
+        lines += ["", readable(name), *_lines(each, predictor.class_names)]
     return "\n".join(lines)
 
 
-def _lines(prediction: Prediction) -> Iterator[str]:
+def _named(label: Any, names: Sequence[str]) -> str:
+    known = isinstance(label, int) and 0 <= label < len(names)
+    return readable(names[label]) if known else str(label)
+
+
+def _lines(prediction: Prediction, names: Sequence[str] = ()) -> Iterator[str]:
     features = prediction.features
     yield f"  features  {len(features)} numbers of norm {features.norm():.4g}"
     if prediction.classes is not None:
         top = prediction.classes.topk(min(TOP, len(prediction.classes)))
         classes = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        yield "  classes   " + "  ".join(f"{each}: {100 * p:.1f} %" for each, p in classes)
+        yield "  classes   " + "  ".join(
+            f"{_named(each, names)}: {100 * p:.1f} %" for each, p in classes
+        )
     for number, neighbour in enumerate(prediction.nearest):
-        label = "" if neighbour.label is None else f", class {neighbour.label}"
+        label = "" if neighbour.label is None else f", class {_named(neighbour.label, names)}"
         head = "  nearest " if number == 0 else "          "
         which = f"{readable(neighbour.path)} (number {neighbour.index}{label})"
         yield f"{head}  {neighbour.similarity:.3f}  {which}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +15,15 @@ from sslengine.config.facts import RunFacts, run_facts
 from sslengine.config.options import SHARDED_TASK, DistributedOptions, RunOptions, TrainerOptions
 from sslengine.config.sections import read
 from sslengine.config.sharding import is_sharded
+from sslengine.data.classes import Classes
 from sslengine.data.feed import DataFeed
+from sslengine.data.labels import standard_labels
 from sslengine.data.options import DataOptions
+from sslengine.data.sources.base import build_sources
 from sslengine.distributed import data_parallel, sharding
 from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, DataError
 from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
 from sslengine.methods.base import Method
@@ -28,7 +33,7 @@ from sslengine.models.model import Model
 from sslengine.models.networks import check_networks
 from sslengine.models.options import ModelOptions
 from sslengine.models.parts import heads_of, parts_of
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights import init_from_file, other_classes
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
@@ -36,13 +41,19 @@ from sslengine.precision import Precision, build_precision
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
 from sslengine.task.channels import input_channels
 
+log = logging.getLogger("sslengine")
+
 _SHARDED = f"config.TRAINER.TASK_NAME: {SHARDED_TASK}"
 
 
 def build_feed(
-    config: DictConfig, split: str, device: torch.device, training: bool | None = None
+    config: DictConfig,
+    split: str,
+    device: torch.device,
+    training: bool | None = None,
+    classes: Sequence[Classes] = (),
 ) -> DataFeed:
-    """training: random order; by default that of the training set alone."""
+    """training: random order; by default that of the training set alone. classes: of TRAIN."""
     run = read(config, RunOptions)
     return DataFeed(
         read(config, DataOptions),
@@ -53,7 +64,21 @@ def build_feed(
         world_size=world_size(),
         device=device,
         mp_method=run.MULTI_PROCESSING_METHOD,
+        classes=classes,
     )
+
+
+def classes_of_train(config: DictConfig) -> list[Classes]:
+    """For a run that reads TEST alone: TRAIN's, if it has labels."""
+    options = read(config, DataOptions).TRAIN
+    if options.LABEL_TYPE != "standard" or not (options.DATA_SOURCES and options.LABEL_SOURCES):
+        return []
+    try:
+        labels = standard_labels(options, "TRAIN", build_sources(options, "TRAIN"))
+    except DataError as error:
+        log.warning("TRAIN's classes are not known, TEST's are numbered by themselves: %s", error)
+        return []
+    return [Classes.of(each) for each in labels]
 
 
 def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
@@ -69,11 +94,16 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     return model if in_shards(config) else model.to(device)
 
 
-def load_initial_weights(config: DictConfig, model: nn.Module) -> None:
-    """Those of MODEL.WEIGHTS_INIT, if it names a file."""
+def load_initial_weights(
+    config: DictConfig, model: nn.Module, class_names: Sequence[Sequence[str]] = ()
+) -> None:
+    """Those of MODEL.WEIGHTS_INIT, if it names a file. class_names: of this run."""
     options = read(config, ModelOptions)
     if options.WEIGHTS_INIT.PARAMS_FILE:
-        init_from_file(model, options)
+        loaded = init_from_file(model, options)
+        other = other_classes(loaded.classes, class_names)
+        if other and loaded.heads:
+            log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)
 
 
 def build_loss(config: DictConfig, num_train_samples: int, device: torch.device) -> nn.Module:

@@ -13,7 +13,7 @@ from sslengine.checkpoint.rng import rng_state, seed_all, set_rng_state
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import like
-from sslengine.errors import CheckpointError, nearest
+from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.hooks.events import hook_name, hook_state, load_hook_state
 from sslengine.models.networks import networks_of
 from sslengine.models.weights import load_model_state, model_state
@@ -28,6 +28,7 @@ KEYS = frozenset(
         "base_model",
         "loss",
         "networks",
+        "classes",
         "optimizer",
         "amp",
         "progress",
@@ -43,7 +44,7 @@ KEYS = frozenset(
 )
 
 # Older checkpoints have none of these.
-_LATER: dict[str, Any] = {"figures": None, "networks": {}}
+_LATER: dict[str, Any] = {"figures": None, "networks": {}, "classes": []}
 
 
 def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "base_model": model_state(task.base_model),
         "loss": task.loss.state_dict(),
         "networks": networks_of(task.loss),
+        "classes": task.class_names,
         "optimizer": task.optimizer.state_dict(),
         "amp": task.precision.state_dict(),
         "progress": task.progress.state_dict(),
@@ -81,6 +83,7 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     _same_names("the checkpoint", KEYS, {**_LATER, **state})
     if not task.test_only:
         _same_data(task, state)
+    _same_classes(task.class_names, state.get("classes") or [])
     load_model_state(task.base_model, state["base_model"])
     _load_loss(task.loss, state["loss"])
     task.optimizer.load_state_dict(state["optimizer"])
@@ -127,6 +130,17 @@ def _same_data(task: Any, state: dict[str, Any]) -> None:
             f"with the weights alone: config.MODEL.WEIGHTS_INIT.PARAMS_FILE and another "
             f"config.CHECKPOINT.DIR."
         )
+
+
+def _same_classes(now: list[list[str]], then: list[list[str]]) -> None:
+    """A number must mean the class that it meant: the heads have learned it."""
+    for ours, theirs in zip(now, then, strict=False):
+        if ours and theirs and ours != theirs:
+            raise CheckpointError(
+                f"the checkpoint's classes are {listing(theirs, 12)}; this run's are "
+                f"{listing(ours, 12)}. Their numbers would be confused: give config.DATA.TRAIN "
+                f"(DATA_SOURCES, DATA_PATHS, LABEL_SOURCES) the labels that the run was trained on."
+            )
 
 
 def _load_loss(loss: Any, state: dict[str, Any]) -> None:

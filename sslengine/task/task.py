@@ -42,6 +42,7 @@ from sslengine.optim.ownership import expect_owners
 from sslengine.registry import register_task
 from sslengine.task import build
 from sslengine.task.classy import ClassyTask
+from sslengine.task.label_range import check_label_range
 from sslengine.task.last_batch import LastBatch
 from sslengine.task.phases import ByIteration, Length, Phase, count_updates, next_phase, plan_phases
 from sslengine.task.progress import ALONE, Group, Progress, group_of
@@ -94,6 +95,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         seed_all(self.seed)
         self.base_model = self._make_model()
         self.loss = self._make_loss()
+        for train, feed in ((True, self.train_feed), (False, self.test_feed)):
+            split = "TRAIN" if train else "TEST"
+            check_label_range(self.loss, self.base_model, feed, self._splits[train], split)
         build.compile_model(config, self.base_model)
         build.attach(self.loss, self.base_model)
         self.sharded = build.in_shards(config)
@@ -116,7 +120,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         startup.mark("model")
 
     def _make_feed(self, split: str, training: bool) -> Any:
-        return build.build_feed(self.config, split, self.device, training)
+        return build.build_feed(self.config, split, self.device, training, self.classes)
 
     def _make_model(self) -> nn.Module:
         return build.build_base_model(self.config, self.device)
@@ -133,7 +137,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def load_initial_weights(self) -> None:
         """For a run that does not go on from a checkpoint of its own."""
-        build.load_initial_weights(self.config, self.base_model)
+        build.load_initial_weights(self.config, self.base_model, self.class_names)
         build.attach_again(self.loss, self.base_model)
 
     def _prepare_data(self) -> None:
@@ -147,8 +151,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             optim.num_epochs, optim.num_iterations, data.TRAIN.TRAIN_PHASES_PER_EPOCH
         )
         self._splits: dict[bool, SplitOptions] = {True: data.TRAIN, False: data.TEST}
+        # Of the run: TRAIN's; of a run that only tests, and knows nothing of TRAIN, TEST's.
+        self.classes: list[Any] = build.classes_of_train(config) if run.TEST_ONLY else []
         self.train_feed = None if run.TEST_ONLY else self._make_feed("TRAIN", training=True)
+        self.classes = self.classes or getattr(self.train_feed, "classes", [])
         self.test_feed = self._make_feed("TEST", training=False) if run.TEST_MODEL else None
+        self.classes = self.classes or getattr(self.test_feed, "classes", [])
         self._other_feeds: dict[str, Any] = {}
         self.phases = plan_phases(
             self.length,
@@ -159,6 +167,11 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             ByIteration(run.TEST_EVERY_NUM_ITERATIONS, self.accumulate),
         )
         self.total_updates = max(1, count_updates(self.phases, self.accumulate))
+
+    @property
+    def class_names(self) -> list[list[str]]:
+        """By number, for each label source; empty where labels are numbers."""
+        return [list(each.names) for each in self.classes]
 
     def _prepare_distributed(self) -> None:
         config, device = self.config, self.device

@@ -17,7 +17,8 @@ FILES = ("cat/0.png", "cat/1.png", "ant/0.png", "bee/0.png")  # order: ant, bee,
 def columns(tmp_path: Path, **keys: object) -> list[np.ndarray]:
     root = write_tree(tmp_path / "images", *FILES)
     options = SplitOptions(DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(root)], **keys)  # type: ignore[arg-type]
-    return standard_labels(options, "TRAIN", build_sources(options, "TRAIN"))
+    found = standard_labels(options, "TRAIN", build_sources(options, "TRAIN"))
+    return [each.column for each in found]
 
 
 def from_file(tmp_path: Path, values: object) -> np.ndarray:
@@ -40,6 +41,19 @@ def test_numbers_become_long(tmp_path: Path, dtype: type) -> None:
 
 def test_names_become_numbers_in_order_of_name(tmp_path: Path) -> None:
     assert from_file(tmp_path, ["dog", "ant", "dog", "cat"]).tolist() == [2, 0, 2, 1]
+
+
+def test_numbers_as_text_are_numbers(tmp_path: Path) -> None:
+    assert from_file(tmp_path, ["10", "9.0", "0", "2"]).tolist() == [10, 9, 0, 2]
+    assert from_file(tmp_path, np.array([3.0, 1.0, 0.0, 2.0])).tolist() == [3, 1, 0, 2]
+    # VISSL's number for a sample without a label: losses leave it out.
+    assert from_file(tmp_path, [0, -1, 2, 1]).tolist() == [0, -1, 2, 1]
+
+
+@pytest.mark.parametrize("gap", ["", "nan", "-1"])
+def test_a_label_that_is_missing_is_no_class(tmp_path: Path, gap: str) -> None:
+    with pytest.raises(DataError, match=r"labels\.npy\): 1 of 4 labels are missing .* row 3\."):
+        from_file(tmp_path, ["cat", "ant", gap, "cat"])
 
 
 def test_rows_of_class_indicators(tmp_path: Path) -> None:

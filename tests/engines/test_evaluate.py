@@ -64,6 +64,49 @@ def test_the_weights_may_be_given(tmp_path: Path) -> None:
     assert report["weights"] == str(file)
 
 
+def _scores(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    report = json.loads((folder / "evaluation.json").read_text())
+    return report, {score["features"]: score for score in report["scores"]}
+
+
+def test_few_labels_are_judged_as_far_as_they_go(tmp_path: Path) -> None:
+    """Twelve images of ten classes, and all 200 neighbours; then a single class."""
+    train(make_run(tmp_path, **SHAPES))
+    few = {**FROZEN, "DATA__TRAIN__DATA_LIMIT": 12, "NEAREST_NEIGHBOR": {}}
+    run = make_run(tmp_path, "evaluate", **few)
+    evaluate(run)
+    report, scores = _scores(tmp_path)
+    assert report["knn"] == {"metric": "cosine", "sigma": 0.1}
+    assert all(0 <= score["linear"] <= 100 for score in scores.values())
+    neighbours, probe = report["notes"]
+    assert neighbours == "kNN with k=200: there are 12 training images, and all of them vote"
+    assert "held-out samples, at least one of each class but the" in probe
+    assert probe in screen(run)
+    evaluate(make_run(tmp_path, "evaluate", **{**few, "DATA__TRAIN__DATA_LIMIT": 1}))
+    report, scores = _scores(tmp_path)
+    assert [score["linear"] for score in scores.values()] == [None] * 3
+    # All test images are of the one class that votes, or not: two of twenty are.
+    assert [score["knn"]["200"] for score in scores.values()] == [10.0] * 3
+    assert "are all the same" in report["notes"][-1]
+
+
+def test_neighbours_are_saved_before_a_probe_is_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Stopped
+
+    train(make_run(tmp_path, **SHAPES))
+    monkeypatch.setattr("sslengine.engines.evaluate.linear_probe", stop)
+    with pytest.raises(Stopped):
+        evaluate(make_run(tmp_path, "evaluate", **FROZEN))
+    _, scores = _scores(tmp_path)
+    assert all(len(score["knn"]) == 2 and score["linear"] is None for score in scores.values())
+
+
 def test_nothing_trained_nothing_judged(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there are no trained weights at .*Train first"):
         evaluate(make_run(tmp_path, "evaluate", **FROZEN))

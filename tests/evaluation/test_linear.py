@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluation import linear
-from sslengine.evaluation.linear import linear_probe
+from sslengine.evaluation.linear import FIXED_PENALTY, linear_probe
 from sslengine.evaluation.options import LinearProbeOptions
 
 
@@ -137,9 +138,29 @@ def test_features_are_checked() -> None:
         linear_probe(TRAIN[0], TRAIN[1][:-1], *TEST)
 
 
-@pytest.mark.parametrize("labels", [[0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
-def test_labels_that_cannot_be_learned(labels: list[int]) -> None:
-    """A class with one sample, one class in all, too few to hold some out."""
+def test_one_class_cannot_be_learned() -> None:
     features = torch.arange(8.0).view(4, 2)
-    with pytest.raises(DataError, match="Linear probe"):
-        linear_probe(features, torch.tensor(labels), features, torch.zeros(4))
+    with pytest.raises(DataError, match="Linear probe: the 4 training labels are all the same"):
+        linear_probe(features, torch.zeros(4, dtype=torch.long), features, torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ([0, 0, 0, 1], "chosen by 1 held-out samples, .* but the 1 that have a single sample"),
+        ([0, 0, 1, 1], "chosen by 2 held-out samples, at least one of each class$"),
+        ([0, 1, 2, 3], "no class has two samples to hold one out, the penalty is 0.01"),
+    ],
+)
+def test_few_labels_are_held_out_where_there_are_two(
+    labels: list[int], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A class of one sample; two of two; nothing to choose the penalty by."""
+    features = 10.0 * torch.nn.functional.one_hot(torch.tensor(labels), 4)
+    features = features + torch.arange(16.0).view(4, 4) / 16
+    found = linear_probe(features, torch.tensor(labels), features, torch.tensor(labels))
+    assert re.search(told, found.note)
+    assert found.note in caplog.text
+    assert found.test_accuracy >= 75.0
+    assert (found.penalty == FIXED_PENALTY) == ("no class" in told)
+    assert (found.held_out_accuracy >= 0) == ("no class" not in told)  # NaN otherwise

@@ -1,4 +1,4 @@
-"""The sections NEAREST_NEIGHBOR and LINEAR_PROBE: VISSL's defaults, and what is refused."""
+"""The sections NEAREST_NEIGHBOR and LINEAR_PROBE: their defaults, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions
 
 
-def test_the_defaults_are_those_of_vissl() -> None:
+def test_the_defaults_are_those_of_vissl_but_for_the_cosine() -> None:
     options = NearestNeighborOptions()
-    assert (options.SIGMA, options.TOPK, options.L2_NORM_FEATS) == (0.1, 200, False)
+    assert (options.SIGMA, options.TOPK, options.L2_NORM_FEATS) == (0.1, 200, True)
 
 
 def test_the_defaults_have_no_problems() -> None:
@@ -25,8 +25,8 @@ def test_one_number_of_neighbours_or_several() -> None:
 
 
 def test_l2_norm_feats_chooses_the_similarity() -> None:
-    assert NearestNeighborOptions().metric == "dot"
-    assert NearestNeighborOptions(L2_NORM_FEATS=True).metric == "cosine"
+    assert NearestNeighborOptions().metric == "cosine"
+    assert NearestNeighborOptions(L2_NORM_FEATS=False).metric == "dot"
 
 
 @pytest.mark.parametrize("topk", [0, -1, True, "200", [], [20, 0], 2.5, None])

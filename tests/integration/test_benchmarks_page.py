@@ -8,17 +8,34 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from sslengine.config import sections
 from sslengine.launch.cli import main
 from sslengine.registry import TRUNKS
-from tests.data.pictures import write_tree
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
 FILES = ["judge/mine.yaml", "supervised.yaml"]
 SHORT = ["config.DATA.NUM_DATALOADER_WORKERS=0", "config.OPTIMIZER.num_epochs=1"]
 SIMCLR = ["config=quickstart/simclr", "config.CHECKPOINT.DIR=runs/mine", *SHORT]
+
+
+def _write_colours(root: Path, count: int) -> None:
+    """Three classes that differ in their colour's direction from grey, and in how far it is from it.
+
+    By cosine each image's neighbours are of its class. By dot product all are of the farthest.
+    """
+    draw = np.random.default_rng(count)
+    for place, (name, length) in enumerate(zip("abc", (30, 60, 120), strict=True)):
+        direction = np.full(3, 0.4)
+        direction[place] = 1.0
+        colour = 127.5 + length * direction / np.linalg.norm(direction)
+        for number in range(count):
+            pixels = colour + draw.uniform(-2, 2, (60, 60, 3))
+            (root / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.png")
 
 
 @pytest.fixture
@@ -32,10 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "my_trunks.py").write_text(code)
     for split in ("train", "val"):
-        write_tree(
-            tmp_path / "data" / split,
-            *(f"{name}/{number}.png" for name in "abc" for number in range(7)),
-        )
+        _write_colours(tmp_path / "data" / split, 7)
     monkeypatch.chdir(tmp_path)
     # The page's trunk is for this test alone.
     for owner, name in ((TRUNKS, "_things"), (TRUNKS, "_options"), (sections, "_SECTIONS")):
@@ -51,8 +65,12 @@ def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[
     assert main([*SIMCLR, *images, *few]) == 0
 
     assert main([*SIMCLR, "+config/judge=mine"]) == 0
-    scores = json.loads((folder / "runs/mine/evaluation.json").read_text())["scores"]
-    assert {each["features"] for each in scores} == {"trained", "untrained", "raw pixels"}
+    report = json.loads((folder / "runs/mine/evaluation.json").read_text())
+    scores = {each["features"]: each for each in report["scores"]}
+    assert set(scores) == {"trained", "untrained", "raw pixels"}
+    # One class of three would be found by dot product.
+    assert scores["raw pixels"]["knn"] == {"1": 100.0, "20": 100.0}
+    assert scores["raw pixels"]["linear"] == 100.0
 
     features = ["engine_name=extract_features", "config.TEST_MODEL=true"]
     assert main([*SIMCLR, "+config/judge=mine", *features]) == 0

@@ -99,6 +99,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+ON_GRADIENTS = ("clip", "clip to the largest", "clip each", "frozen for a while")
+
+
 def _compare(pool: RankPool, folder: Path, changes: dict[str, Any], **close: float) -> Outcome:
     alone = run(folder, changes)
     ranks = pool.run(run, folder, {**changes, **SHARDED})
@@ -119,7 +122,11 @@ def test_losses(two_ranks: RankPool, tmp_path: Path, loss: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
-    _compare(two_ranks, tmp_path, {**SMALL_VIT, **WAYS[way]}, rtol=1e-4, atol=1e-6)
+    given = {**SMALL_VIT, **WAYS[way]}
+    outcome = _compare(two_ranks, tmp_path, given, rtol=1e-4, atol=1e-6)
+    if way in ON_GRADIENTS:  # or nothing would be compared
+        plain = run(tmp_path / "plain", SMALL_VIT)
+        assert abs(plain.losses[-1] - outcome.losses[-1]) > 1e-4
 
 
 # The same ranks without shards draw and round alike: what is compared is the sharding alone.

@@ -130,6 +130,10 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
         (vit(NUM_HEADS=7), f"{VIT}NUM_HEADS: 7 heads do not divide HIDDEN_DIM 768"),
         (vit(IMAGE_SIZE=100), f"{VIT}PATCH_SIZE: 16 does not divide IMAGE_SIZE 100"),
         (vit(QK_SCALE=True), f"{VIT}QK_SCALE: expected a number"),
+        (
+            {"GRAD_CLIP": {"PER_PARAMETER": True, "NORM_TYPE": 1.0}},
+            "GRAD_CLIP.PER_PARAMETER: with NORM_TYPE 2 alone, got 1",
+        ),
         ({"INPUT_TYPE": "lab"}, "INPUT_TYPE: expected one of rgb, bgr; got 'lab'"),
         ({"INPUT_TYPE": "rbg"}, "INPUT_TYPE: expected one of rgb, bgr; got 'rbg'."),
         ({"BASE_MODEL_NAME": ""}, "BASE_MODEL_NAME: expected the name of a model"),

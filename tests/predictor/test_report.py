@@ -14,6 +14,7 @@ PREDICTOR: Any = SimpleNamespace(
     run_folder=Path("runs/mine"),
     checkpoint=Path("runs/mine/checkpoints/model_phase3.torch"),
     network="teacher",
+    class_names=[],
     view=SimpleNamespace(said="those of config.DATA.TEST"),
 )
 NEAR = [Neighbour(7, "x/7.png", 0.75, 2), Neighbour(9, "x/9.png", 0.5, None)]
@@ -25,7 +26,7 @@ def test_json_has_everything() -> None:
     (image,) = told.pop("images")
     assert told == {
         "run": "runs/mine", "checkpoint": "model_phase3.torch",
-        "network": "teacher",
+        "network": "teacher", "class_names": [],
         "transforms": "those of config.DATA.TEST",
     }  # fmt: skip
     assert (image["image"], image["features"], image["classes"]) == (

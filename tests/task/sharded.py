@@ -11,7 +11,10 @@ from torch import Tensor
 
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.sharding import ON_CPU, is_sharded, whole
+from sslengine.hooks.default import default_hooks
+from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.trainer import loop
+from tests.config.recipes import resolved
 from tests.task.runs import Watch, make_task
 
 SHARDED = {"TRAINER__TASK_NAME": "self_supervision_fsdp_task"}
@@ -62,9 +65,11 @@ def _whole(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def run(folder: Path, changes: dict[str, Any], global_batch: int = 8) -> Outcome:
-    """With the same global batch on any number of ranks."""
-    watch = Watch()
-    task = make_task(folder, [watch], **on_ranks(changes, world_size(), global_batch))
+    """With the same global batch on any number of ranks, and with the hooks on gradients."""
+    watch, given = Watch(), on_ranks(changes, world_size(), global_batch)
+    chosen = default_hooks(resolved(**given).config, folder, interrupts=False)
+    on_gradients = [each for each in chosen if isinstance(each, (ClipGradients, FreezeParameters))]
+    task = make_task(folder, [*on_gradients, watch], **given)
     loop.run(task)
     return outcome(task, watch)
 

@@ -16,6 +16,7 @@ random numbers but from generators of its own, seeded by the index.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, final
@@ -38,6 +39,8 @@ class DataSource(ABC):
     reads: ClassVar[tuple[str, ...] | None] = None
     # How many classes its own labels have; 0: it has no labels.
     num_classes: int = 0
+    # What these are called, by number; empty where labels are numbers in their own right.
+    class_names: Sequence[str] = ()
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         """

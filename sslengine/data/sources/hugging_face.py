@@ -21,6 +21,7 @@ except ImportError:
 
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.sources.base import EncodedSource
+from sslengine.data.sources.class_numbers import ClassNumbers, all_known
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.regular_file import read_file
 from sslengine.errors import DataError, listing, nearest
@@ -41,11 +42,10 @@ class HuggingFaceSource(EncodedSource):
         rows = _load(root, split, self.where)
         self._image = self._image_column(rows, options.IMAGE_COLUMN)
         self._label = self._label_column(rows, options.LABEL_COLUMN)
-        classes = getattr(rows.features.get(self._label), "names", None)
-        self._labels = (
-            np.asarray(rows.with_format("numpy")[self._label][:]) if self._label else None
-        )
-        self.num_classes = len(classes) if classes else _largest(self._labels) + 1
+        self._labels: NDArray[Any] | None = None
+        if self._label:
+            self._labels, self.class_names = self._read_labels(rows)
+        self.num_classes = len(self.class_names) or _largest(self._labels) + 1
         # Workers get the names of its files, which `datasets` maps into memory.
         stored = datasets.Image(decode=False)
         self._rows = rows.select_columns([self._image]).cast_column(self._image, stored)
@@ -64,7 +64,33 @@ class HuggingFaceSource(EncodedSource):
                 f"{self.where}: labels are asked for, and no column is one of class labels or "
                 f"called label. Name it in config.DATA.{self._split}.LABEL_COLUMN."
             )
-        return self._labels
+        return all_known(
+            self._labels,
+            lambda missing: (
+                f"{self.where}: labels are asked for, and {missing.size} of {len(self)} rows have "
+                f"none in the column {self._label!r} (nan, None or -1), the first is row "
+                f"{int(missing[0])}. Leave such rows out, or train without LABEL_SOURCES."
+            ),
+        )
+
+    def _read_labels(self, rows: Any) -> tuple[NDArray[Any], list[str]]:
+        """Numbers, and the names of the classes: those that the set knows, or the text."""
+        feature = rows.features[self._label]
+        names = list(getattr(feature, "names", None) or ())
+        labels = np.asarray(rows.with_format("numpy")[self._label][:])
+        if labels.ndim == 1 and labels.dtype.kind in "USOf":  # a gap makes numbers floats
+            given = ClassNumbers()
+            for label in rows.with_format(None)[self._label][:]:
+                given.add(label)
+            numbers, found = given.numbered()
+            return numbers, names or found
+        if labels.dtype.kind not in "iub":
+            raise DataError(
+                f"{self.where}: the column {self._label!r} of labels holds {feature}; expected "
+                f"numbers, names or class labels. Name another in "
+                f"config.DATA.{self._split}.LABEL_COLUMN."
+            )
+        return labels, names
 
     def path(self, index: int) -> str:
         return f"row {index} of {self.where}"
@@ -117,4 +143,6 @@ def _load(root: Path, split: str, where: str) -> Any:
 
 
 def _largest(labels: NDArray[Any] | None) -> int:
-    return -1 if labels is None or labels.dtype.kind not in "iu" else int(np.max(labels))
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return -1
+    return int(np.max(labels, initial=-1))

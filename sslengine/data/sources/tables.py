@@ -1,8 +1,8 @@
 """`csv_filelist`: a table of images, .csv, .tsv or .parquet, with a column of paths.
 
 The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
-meant; without them a column of a usual name is taken. Labels are numbers, or names, which are
-numbered in their order.
+meant; without them a column of a usual name is taken. Labels are numbers (3, or 3.0), or names,
+which are numbered in their order.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class TableSource(ListedFiles):
         self._labels = self._index["labels"]
         if not len(self):
             raise DataError(f"{self.where}: the table {self._list} has no row.")
+        self.class_names = [os.fsdecode(name) for name in self._index.strings("classes")]
         self.num_classes = max(0, int(self._labels.array.max()) + 1)
 
     def labels(self) -> NDArray[np.generic]:
@@ -52,13 +53,15 @@ class TableSource(ListedFiles):
             self._labels.array,
             lambda missing: (
                 f"{self.where}: labels are asked for, and {missing.size} of {len(self)} rows of "
-                f"{self._list} have none. Name their column in config.DATA.{self._split}."
-                f"LABEL_COLUMN, or train without LABEL_SOURCES."
+                f"{self._list} have none (empty, nan, None or -1), the first is row "
+                f"{int(missing[0]) + 1}, {self.path(int(missing[0]))}. Name their column in "
+                f"config.DATA.{self._split}.LABEL_COLUMN, leave such rows out, or train without "
+                f"LABEL_SOURCES."
             ),
         )
 
     def _kind(self) -> str:
-        return f"table, columns {self._wanted}"
+        return f"table, numbers and names, columns {self._wanted}"
 
     def _find(self) -> Found:
         marked = stamp(self._list)
@@ -98,7 +101,7 @@ class TableSource(ListedFiles):
         for number, (path, *label) in enumerate(rows):
             if not path:
                 raise DataError(f"{self.where}: row {number + 1} of {self._list} has no path.")
-            classes.add(label[0] if label and label[0] != "" else None)
+            classes.add(label[0] if label else None)
             progress.tell(number, "rows")
             yield os.fsencode(path)
 

@@ -57,7 +57,7 @@ class TarSource(EncodedSource):
             )
         self._shards = find_shards(str(pattern), self.where)
         index = indexed(
-            f"shards, {self._ending!r}, {self._label_key!r}: {'|'.join(self._shards)}",
+            f"shards, classes, {self._ending!r}, {self._label_key!r}: {'|'.join(self._shards)}",
             f"looking through the shards {pattern}",
             self._find,
             cached=options.CACHE_INDEX,
@@ -70,6 +70,7 @@ class TarSource(EncodedSource):
                 f"{self._shards[0]}. Looked for members that end in "
                 f"{self._ending or ', '.join(IMAGE_SUFFIXES)}."
             )
+        self.class_names = [os.fsdecode(name) for name in index.strings("classes")]
         self.num_classes = max(0, int(self._labels.array.max()) + 1)
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
 

@@ -31,6 +31,19 @@ def test_one_that_is_no_number_makes_all_of_them_names() -> None:
     assert numbered(1.5, 0)[0] == [1, 0]
 
 
+def test_numbers_written_as_floats_are_numbers() -> None:
+    """As a table has them in which there was a gap once."""
+    assert numbered(*(f"{number}.0" for number in range(12))) == (list(range(12)), b"")
+    assert numbered(3.0, 10.0, 2.0) == ([3, 10, 2], b"")
+    assert numbered("10.5", "9.5", "-3") == ([2, 1, 0], b"-39.510.5")  # classes, by size
+
+
+@pytest.mark.parametrize("gap", ["", " ", "nan", "NaN", float("nan"), "-1", -1, "-1.0", None])
+def test_a_gap_is_no_class_and_leaves_the_others_what_they_are(gap: Any) -> None:
+    assert numbered("3", gap, "11") == ([3, NO_CLASS, 11], b"")
+    assert numbered("dog", gap, "cat") == ([1, NO_CLASS, 0], b"catdog")
+
+
 def test_samples_without_a_label() -> None:
     assert numbered(None, 3, None)[0] == [NO_CLASS, 3, NO_CLASS]
     assert numbered(None)[0] == [NO_CLASS]

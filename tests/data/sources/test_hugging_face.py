@@ -62,6 +62,33 @@ def test_images_and_labels(datasets: Any, tmp_path: Path) -> None:
     assert source(tmp_path / "data", LABEL_COLUMN="age").labels().tolist() == [30, 10, 40]
 
 
+def _labelled(datasets: Any, folder: Path, kind: str, labels: list[Any]) -> HuggingFaceSource:
+    images = [{"bytes": png(0), "path": None} for _ in labels]
+    features = {"img": datasets.Image(), "label": datasets.Value(kind)}
+    made = datasets.Dataset.from_dict({"img": images, "label": labels},
+                                      features=datasets.Features(features))  # fmt: skip
+    made.save_to_disk(str(folder / "data"))
+    return source(folder / "data")
+
+
+def test_text_and_numbers_are_classes(datasets: Any, tmp_path: Path) -> None:
+    found = _labelled(datasets, tmp_path / "1", "string", ["dog", "ant", "dog"])
+    assert found.labels().tolist() == [1, 0, 1]
+    assert (list(found.class_names), found.num_classes) == (["ant", "dog"], 2)
+    found = _labelled(datasets, tmp_path / "2", "float64", [10.0, 2.0])
+    assert (found.labels().tolist(), list(found.class_names)) == ([10, 2], [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [("string", ["a", None]), ("int64", [3, None]), ("int64", [0, -1]), ("float64", [1.0, None])],
+)
+def test_a_gap_is_named(datasets: Any, tmp_path: Path, kind: str, labels: list[Any]) -> None:
+    found = _labelled(datasets, tmp_path, kind, labels)
+    with pytest.raises(DataError, match="1 of 2 rows have none in the column 'label'.* is row 1"):
+        found.labels()
+
+
 def test_splits(datasets: Any, tmp_path: Path) -> None:
     parts = {"train": rows(datasets, [0, 1, 2]), "test": rows(datasets, [3])}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "data"))

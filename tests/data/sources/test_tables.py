@@ -59,6 +59,13 @@ def test_a_table_of_paths_alone(root: Path) -> None:
         SSLDataset(options, "TRAIN", 0)
 
 
+@pytest.mark.parametrize("gap", ["", "nan", "-1"])
+def test_a_row_without_a_label_is_named(root: Path, gap: str) -> None:
+    file = write(root / "list.csv", f"path,label\na/0.png,11.0\na/1.png,{gap}\n")
+    with pytest.raises(DataError, match=r"1 of 2 rows .*list\.csv have none .* row 2, .*a/1\.png"):
+        table(file).labels()
+
+
 def test_relative_paths_of_a_copied_table(root: Path, tmp_path: Path) -> None:
     file = write(root / "list.csv", "path\na/0.png\n")
     source = table(file, COPY_TO_LOCAL_DISK=True, COPY_DESTINATION_DIR=str(tmp_path / "fast"))

@@ -1,0 +1,61 @@
+"""Judging at two ranks: nobody waits for rank 0's probe, however long it takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.engines.test_evaluate import FROZEN, SHAPES
+from tests.integration.command import COMMAND, write_config
+
+# Rank 0's probe ends when rank 1 has left the run: it is longer than any time limit.
+SLOW = """
+import os, time
+from pathlib import Path
+from sslengine.distributed import process_group
+from sslengine.engines import evaluate
+
+LEFT = Path("left")
+leave = process_group.leave
+
+def leave_and_tell():
+    leave()
+    if os.environ.get("RANK") == "1":
+        LEFT.touch()
+
+process_group.leave = leave_and_tell
+fit = evaluate.linear_probe
+
+def slow(*sets):
+    until = time.monotonic() + 60
+    while not LEFT.exists():
+        if time.monotonic() > until:
+            raise RuntimeError("rank 1 waits for the probe")
+        time.sleep(0.05)
+    return fit(*sets)
+
+evaluate.linear_probe = slow
+"""
+
+
+def test_a_probe_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> None:
+    ranks = {"DISTRIBUTED": {"BACKEND": "gloo", "NUM_PROC_PER_NODE": 2, "TIMEOUT_MINUTES": 0.2}}
+    few = {"DATA__TRAIN__DATA_LIMIT": 24, "OPTIMIZER__num_epochs": 1}
+    write_config(tmp_path, **{**SHAPES, **few})
+    _run(tmp_path, "config.CHECKPOINT.DIR=run")
+    (tmp_path / "configs" / "tiny.yaml").unlink()
+    (tmp_path / "configs").rmdir()
+    write_config(tmp_path, **{**FROZEN, **few, **ranks, "PLUGINS": ["slow"]})
+    (tmp_path / "slow.py").write_text(SLOW)
+    _run(tmp_path, "config.CHECKPOINT.DIR=run", "engine_name=evaluate")
+    report = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert len(report["scores"]) == 3
+    assert all(score["linear"] is not None for score in report["scores"])
+
+
+def _run(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
