@@ -142,5 +142,5 @@ def _made(options: SplitOptions, split: str, seen: Seen) -> int | None:
         for step in Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS").steps:
             if not getattr(step.transform, "takes_labels", False):
                 step(sample)
-    shape = getattr(sample["data"][0], "shape", ())
+    shape: tuple[int, ...] = getattr(sample["data"][0], "shape", ())
     return int(shape[-3]) if len(shape) >= 3 else None
