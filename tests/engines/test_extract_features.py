@@ -52,7 +52,11 @@ def test_the_weights_are_those_of_the_run_or_nobody_is_left_in_doubt(
         extract_features(run)
         file = tmp_path / folder / "features" / "rank0_chunk0_train_flatten_features.npy"
         features[folder] = np.load(file)
-        told = "checkpoints/checkpoint.torch" if folder == "run" else "weights     as initialised"
+        told = (
+            "checkpoints/model_final_checkpoint_"
+            if folder == "run"
+            else "weights     as initialised"
+        )
         assert told in screen(run)
         assert ("was not trained" in caplog.text) == (folder == "untrained")
     assert not np.allclose(features["run"], features["untrained"])
