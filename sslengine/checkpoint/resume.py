@@ -30,10 +30,20 @@ def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -
     peers: the ranks of a sharded run, each of which reads its shares alone.
     Collective. A run never starts from zero over existing work unless it is told to.
     """
-    path, problem = broadcast_object(_look(folder, options) if is_primary() else (None, None))
+    path = _agreed(_look(folder, options) if is_primary() else (None, None))
+    return None if path is None else Found(path, files.read(path, peers))
+
+
+def newest_path(folder: Path) -> Path | None:
+    """Of the newest checkpoint that verifies, whatever the pointer says. Collective."""
+    return _agreed(_newest(folder) if is_primary() else (None, None))
+
+
+def _agreed(looked: tuple[Path | None, str | None]) -> Path | None:
+    path, problem = broadcast_object(looked)
     if problem is not None:
         raise CheckpointError(problem)
-    return None if path is None else Found(path, files.read(path, peers))
+    return None if path is None else Path(path)
 
 
 def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | None]:
@@ -46,8 +56,12 @@ def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | 
                 f"config.CHECKPOINT.OVERWRITE_EXISTING=true, which moves them aside."
             )
         return None, None
+    return _newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM)
+
+
+def _newest(folder: Path, position: int = 1) -> tuple[Path | None, str | None]:
     try:
-        found = files.newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM, contents=False)
+        found = files.newest(folder, position, contents=False)
     except CheckpointError as error:
         return None, str(error)
     return (None if found is None else found[0]), None

@@ -73,7 +73,7 @@ def in_numbers_of(classes: Classes, labels: Labels, sample: Callable[[int], str]
     return moved
 
 
-# Numbers may say that a sample has no label: losses and meters leave it out.
+# Numbers may say that a sample has no label: the supervised loss leaves it out.
 _UNLABELLED = "-1"
 
 

@@ -25,7 +25,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sslengine.data.options import SplitOptions
 from sslengine.data.pixel_range import FORMS, PixelRange
-from sslengine.data.true_values import TIFF, Bands, Page, read_bands
+from sslengine.data.true_values import TIFF, Bands, Page, of_pillow, read_bands
 from sslengine.errors import ConfigError
 
 # What Pillow may take a file for, whatever its name is. Some of the other formats are programs, for
@@ -87,6 +87,13 @@ class Decoder:
     def __call__(self, encoded: bytes) -> Image.Image:
         """The image; with IMAGE_MODE stored perhaps an array. Raises why it cannot be had."""
         return self.pixels(self.opened(encoded))
+
+    def given(self, image: Image.Image | NDArray[Any]) -> Image.Image:
+        """What a file with this image in it would become."""
+        if not isinstance(image, Image.Image):
+            return self._array(image)
+        bands = of_pillow(image)
+        return self.pixels(image) if bands is None else self._of_bands(bands, image)
 
     def opened(self, encoded: bytes) -> Image.Image:
         """With its header read, and no pixels yet, if it is one of 8 bits."""

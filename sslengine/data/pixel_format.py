@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslengine.data.channels import channels_after
+from sslengine.data.channels import KNOWN, channels_after
 from sslengine.data.decoding import NarrowedError
 from sslengine.data.options import SplitOptions
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import ConfigError, DataError, SSLEngineError
+from sslengine.registry import DATA_SOURCES
 
 # Images of a source, evenly apart, the first among them.
 LOOKED_AT = 8
@@ -40,6 +41,21 @@ class Seen:
     path: str
     image: Any  # as the transforms get it
     format: PixelFormat
+
+
+def tells_something(options: SplitOptions, split: str) -> bool:
+    """Is there something to learn from the images? Not from RGB ones that the user's own source
+    makes: it may take long to build, and the ranks build it anyway."""
+    known = OF_MODE.get(options.IMAGE_MODE)
+    if known is None:
+        return True
+    where = f"config.DATA.{split}"
+    for number, name in enumerate(options.DATA_SOURCES):
+        source = DATA_SOURCES.get(name, f"{where}.DATA_SOURCES.{number}")
+        encoded = isinstance(source, type) and issubclass(source, EncodedSource)
+        if encoded or str(getattr(source, "__module__", "")).startswith(KNOWN):
+            return True
+    return channels_after(options.TRANSFORMS, known, f"{where}.TRANSFORMS") is None
 
 
 def probe(options: SplitOptions, split: str) -> Seen | None:

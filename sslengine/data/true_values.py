@@ -62,6 +62,11 @@ def read_bands(encoded: bytes, image: Image.Image | None, page: Page, every: boo
             f"it has {bits} bits in each of {len(image.getbands())} bands, of which Pillow keeps "
             f"8: save it as TIFF or PNG."
         )
+    return of_pillow(image)
+
+
+def of_pillow(image: Image.Image) -> Bands | None:
+    """None: the values have 8 bits."""
     return _by_pillow(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
 
 

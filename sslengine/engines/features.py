@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.checkpoint import files
+from sslengine.checkpoint.resume import newest_path
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.classes import Classes
@@ -37,9 +38,15 @@ class Features:
 
 
 def trained_weights(config: DictConfig, run_dir: Path) -> Path:
-    """What MODEL.WEIGHTS_INIT names, else the newest checkpoint of the run, if there is one."""
+    """What MODEL.WEIGHTS_INIT names, else the newest checkpoint of the run, if there is one.
+
+    Collective. The pointer alone may be there: a file of another program.
+    """
     given = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE
-    return Path(given) if given else run_dir / "checkpoints" / files.POINTER
+    if given:
+        return Path(given)
+    folder = run_dir / "checkpoints"
+    return newest_path(folder) or folder / files.POINTER
 
 
 def ordered_feed(

@@ -67,6 +67,8 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
     where = f"config.DATA.{split}"
     if any(_takes_long(entry) for entry in _entries(options.TRANSFORMS)):
         return None
+    if not _are_ours(options):
+        return None
     pipeline = Pipeline(options.TRANSFORMS, f"{where}.TRANSFORMS")
     if not _can_be_run(options):
         return None
@@ -94,14 +96,18 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
     return batch if isinstance(batch, dict) else None
 
 
+def _are_ours(options: SplitOptions) -> bool:
+    """To make a transform of the user's own may take long."""
+    named = [TRANSFORMS.name_in(entry) for entry in _entries(options.TRANSFORMS)]
+    return all(_is_ours(TRANSFORMS, name) for name in named)
+
+
 def _can_be_run(options: SplitOptions) -> bool:
-    """Are images, transforms and collator such as ship with sslengine and torchvision?"""
-    named = (TRANSFORMS.name_in(entry) for entry in _entries(options.TRANSFORMS))
+    """Are the images such as ship with sslengine and torchvision?"""
     return (
         len(options.DATA_SOURCES) == 1
         and all(_is_ours(DATA_SOURCES, name) for name in options.DATA_SOURCES)
         and options.IMAGE_MODE in ("RGB", "L")
-        and all(_is_ours(TRANSFORMS, name) for name in named)
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from sslengine.errors import DataError
-from sslengine.predictor.predictor import Prediction, Predictor, open_image
+from sslengine.predictor.predictor import Prediction, Predictor
 
 SIDE, GAP, LINE = 128, 8, 14  # of an image, between two, of a line of text; in pixels
 LETTERS = 20  # that fit below an image
@@ -21,7 +23,7 @@ def draw(predictor: Predictor, found: Mapping[str, Prediction]) -> Image.Image:
     sheet = Image.new("RGB", (GAP + columns * cell[0], GAP + len(found) * cell[1]), "white")
     for row, (name, each) in enumerate(found.items()):
         top = GAP + row * cell[1]
-        _put(sheet, (GAP, top), open_image(Path(name)), [Path(name).name, "the query"], "black")
+        _put(sheet, (GAP, top), predictor.open(name), [Path(name).name, "the query"], "black")
         for column, neighbour in enumerate(each.nearest, start=1):
             below = [f"{neighbour.similarity:.3f}  no. {neighbour.index}"]
             below += [] if neighbour.label is None else [f"class {neighbour.label}"]
@@ -42,10 +44,10 @@ def save(path: Path, predictor: Predictor, found: Mapping[str, Prediction]) -> N
 
 
 def _put(
-    sheet: Image.Image, at: tuple[int, int], image: Image.Image, text: list[str], frame: str | None
+    sheet: Image.Image, at: tuple[int, int], image: Any, text: list[str], frame: str | None
 ) -> None:
     left, top = at
-    small = ImageOps.pad(image.convert("RGB"), (SIDE, SIDE), color="white")
+    small = ImageOps.pad(_shown(image), (SIDE, SIDE), color="white")
     sheet.paste(small, at)
     drawing, font = ImageDraw.Draw(sheet), ImageFont.load_default()
     if frame:
@@ -53,3 +55,13 @@ def _put(
     for number, line in enumerate(text):
         short = line if len(line) <= LETTERS else f"{line[: LETTERS - 3]}..."
         drawing.text((left, top + SIDE + 2 + number * LINE), short, "black", font)
+
+
+def _shown(image: Any) -> Image.Image:
+    """Of an array its first three bands, or its first, from its least value to its largest."""
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    bands = image[..., : 3 if image.shape[2] >= 3 else 1].astype(np.float64)
+    least, most = np.nanmin(bands), np.nanmax(bands)
+    levels = np.nan_to_num((bands - least) / max(most - least, 1e-12) * 255).astype(np.uint8)
+    return Image.fromarray(np.broadcast_to(levels, (*levels.shape[:2], 3)).copy())

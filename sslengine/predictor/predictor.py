@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ from sslengine.config.options import RunOptions
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.dataset import SSLDataset
-from sslengine.data.decoding import FORMATS
+from sslengine.data.decoding import Decoder
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
 from sslengine.data.sources.regular_file import read_file
@@ -117,15 +118,18 @@ class Predictor:
         self.class_names = [*(state["classy_state_dict"].get("classes") or [[]])[0]]
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
-        self.view = View(read(self.config, DataOptions), self.seed)
+        data = read(self.config, DataOptions)
+        self.view = View(data, self.seed)
+        self.decoder = Decoder.of(data.TRAIN, "TRAIN")
         self._precision = build_run_precision(self.config, self.device)
         self._scores = _scores_of(self.config)
 
     @_untrusting
     @torch.no_grad()
-    def __call__(self, image: str | Path | Image.Image) -> Prediction:
-        opened = image if isinstance(image, Image.Image) else open_image(Path(image))
-        batch = self.view(opened.convert("RGB"))[None].to(self.device)
+    def __call__(self, image: str | Path | Image.Image | NDArray[np.generic]) -> Prediction:
+        """An array, height x width x channels: of a run with IMAGE_MODE stored."""
+        opened = self.open(image) if isinstance(image, (str, Path)) else self.decoder.given(image)
+        batch = self.view(opened)[None].to(self.device)
         features = self._features(batch)["trunk"][0].cpu()
         classes = None
         if self._scores is not None:
@@ -133,6 +137,10 @@ class Predictor:
                 outputs = self._precision.as_full(self.model(batch))
             classes = self._scores(outputs[0][0]).cpu()
         return Prediction(features, classes, self._nearest(features))
+
+    def open(self, path: str | Path) -> Image.Image:
+        """Decoded as the training images are: with IMAGE_MODE stored perhaps an array."""
+        return open_image(Path(path), self.decoder)
 
     def _nearest(self, features: Tensor) -> list[Neighbour]:
         if self.count < 1:
@@ -194,7 +202,7 @@ class Predictor:
     @_untrusting
     def index(self) -> Index:
         transforms = [dict(entry) for entry in self.view.entries]
-        weights = f"{self.network} of {sha256_of(self.checkpoint)}"
+        weights = f"{self.network} of {sha256_of(self.checkpoint)}, {self.decoder}"
         key = key_of(weights, transforms, self.dataset)
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
@@ -264,9 +272,9 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
     return (lambda logits: logits.float().sigmoid()) if issubclass(loss, MANY_CLASSES) else None
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(path: Path, decoder: Decoder) -> Image.Image:
     try:
-        return Image.open(BytesIO(read_file(path)), formats=FORMATS).convert("RGB")
+        return decoder(read_file(path))
     except Exception as error:  # whatever a decoder may raise
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{readable(path)} cannot be read as an image: {readable(text)}") from error

@@ -49,16 +49,20 @@ def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
     if given and not _makes_views(given):
         return given, "those of config.DATA.TEST"
     size = _size(data.TRAIN.TRANSFORMS)
+    side = size or DEFAULT_SIZE
+    margin = round(side * 256 / 224)
     entries: list[dict[str, Any]] = [
-        {"name": "Resize", "size": round((size or DEFAULT_SIZE) * 256 / 224)},
-        {"name": "CenterCrop", "size": size or DEFAULT_SIZE},
+        {"name": "Resize", "size": margin},
+        {"name": "CenterCrop", "size": side},
         {"name": "ToTensor"},
     ]
+    if data.TRAIN.IMAGE_MODE == "stored":  # perhaps an array, which ToTensor alone takes
+        entries.insert(0, entries.pop())
     normalise = next(_entries_named("Normalize", data.TRAIN.TRANSFORMS), None)
     if normalise is not None:
         entries.append({key: normalise[key] for key in ("name", "mean", "std")})
     why = "config.DATA.TEST makes several views" if given else "config.DATA.TEST has none"
-    text = f"{why}: resized to {entries[0]['size']}, cropped to {entries[1]['size']} in the centre"
+    text = f"{why}: resized to {margin}, cropped to {side} in the centre"
     text += "" if size else " (config.DATA.TRAIN names no size)"
     return entries, text + (", normalised as in training" if normalise else ", not normalised")
 

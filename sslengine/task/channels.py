@@ -10,7 +10,13 @@ from omegaconf import DictConfig
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
-from sslengine.data.pixel_format import OF_MODE, PixelFormat, output_channels, probe
+from sslengine.data.pixel_format import (
+    OF_MODE,
+    PixelFormat,
+    output_channels,
+    probe,
+    tells_something,
+)
 from sslengine.errors import ConfigError
 from sslengine.models.options import ModelOptions
 
@@ -37,7 +43,7 @@ def look_at_data(config: DictConfig, tests: bool = False) -> Input | None:
         options = getattr(data, split)
         if not options.DATA_SOURCES:
             continue
-        seen = probe(options, split)
+        seen = probe(options, split) if tells_something(options, split) else None
         if seen is not None and options.IMAGE_MODE == "stored":
             formats[split] = seen.format
         found[split] = output_channels(options, split, seen)

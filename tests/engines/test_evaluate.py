@@ -50,7 +50,13 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
     assert scores["trained"] != {**scores["untrained"], "features": "trained"}
     text = screen(run)
     assert "judging 60 and 20 images: untrained" in text
-    for word in ("kNN (k=5)", "linear", "at the first step", "checkpoint.torch", "metrics.jsonl"):
+    for word in (
+        "kNN (k=5)",
+        "linear",
+        "at the first step",
+        "model_final_checkpoint_phase",
+        "metrics.jsonl",
+    ):
         assert word in text
     assert (tmp_path / "config_evaluate.yaml").exists()
 

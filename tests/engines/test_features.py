@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from sslengine.checkpoint import files
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import rank, world_size
@@ -16,6 +19,7 @@ from sslengine.engines.features import (
     layers_of,
     ordered_feed,
     pixels,
+    trained_weights,
 )
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
@@ -98,3 +102,18 @@ def test_ranks_put_their_shares_together_in_the_order_of_the_data(two_ranks: Ran
         assert torch.equal(targets, alone.targets)
         assert torch.equal(indices, alone.indices)
     assert rank() == 0
+
+
+def test_the_newest_weights_whatever_the_pointer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = resolved().config, tmp_path / "checkpoints"
+    assert trained_weights(config, tmp_path) == folder / files.POINTER
+    files.write({"n": 1}, folder, "model_phase0.torch", {"number": 1})
+    # A run is killed after the checkpoint has its name and before the pointer is set.
+    monkeypatch.setattr(files, "point_to", lambda *_: None)
+    files.write({"n": 2}, folder, "model_phase1.torch", {"number": 2})
+    assert trained_weights(config, tmp_path) == folder / "model_phase1.torch"
+    # A broken one is not judged.
+    (folder / "model_phase1.torch").write_bytes(b"broken")
+    assert trained_weights(config, tmp_path) == folder / "model_phase0.torch"

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.base import DataSource
 from sslengine.launch.pixels import settle_pixels
 from tests.config.recipes import resolved
 
@@ -30,3 +33,21 @@ def test_channels_of_the_data_are_settled_in_every_process(
     assert run.config.MODEL.INPUT_CHANNELS == "auto"
     assert "derived" in found.origins["config.MODEL.INPUT_CHANNELS"]
     assert ("5 channels of float32" in capsys.readouterr().out) == speaks
+
+
+class Heavy(DataSource):
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        raise AssertionError("built before the launch")
+
+    def __len__(self) -> int:
+        return 1
+
+    def image(self, index: int) -> Image.Image:
+        raise NotImplementedError
+
+
+def test_a_source_of_ones_own_is_not_built_before_the_launch() -> None:
+    run = resolved(
+        DATA__TRAIN__DATA_SOURCES=[f"{__name__}:Heavy"], DATA__TRAIN__DATA_PATHS=["/none"]
+    )
+    assert settle_pixels(run) is run

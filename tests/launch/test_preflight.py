@@ -127,3 +127,15 @@ def test_no_memory_is_taken_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["mae", "pirl", "dino", "npid++"])
 def test_shipped_runs_fit(name: str) -> None:
     expect_fitting_shapes(resolve([f"config=quickstart/{name}"]).config)
+
+
+class Heavy:
+    def __init__(self) -> None:
+        raise AssertionError("built before the launch")
+
+    def __call__(self, image: Any) -> Any:
+        return image
+
+
+def test_a_transform_of_ones_own_is_not_even_built() -> None:
+    _expect(DATA__TRAIN__TRANSFORMS=_with({"name": f"{__name__}:Heavy"}))

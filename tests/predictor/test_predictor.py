@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,11 +14,17 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms import functional as T
 
+from sslengine.data.decoding import Decoder
+from sslengine.data.options import SplitOptions
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError
+from sslengine.launch.local import launch
 from sslengine.predictor import Predictor
-from sslengine.predictor.predictor import _trunk_of
+from sslengine.predictor.picture import save
+from sslengine.predictor.predictor import _trunk_of, open_image
 from sslengine.task.build import build_base_model
+from tests.config.recipes import resolved
+from tests.data.test_true_values import numbers, png, tiff
 from tests.engines.runs import make_run
 from tests.predictor.runs import BATCH, CLASSES, EACH, changes, make_classifier
 
@@ -29,8 +36,6 @@ def _by_hand(path: Path) -> torch.Tensor:
 
 
 def _model(folder: Path, paths: Path) -> Any:
-    from tests.config.recipes import resolved
-
     model = build_base_model(resolved(**changes(paths)).config, torch.device("cpu"))
     state = torch.load(folder / "checkpoints" / "checkpoint.torch", weights_only=True)
     parts = state["classy_state_dict"]["base_model"]["model"]
@@ -211,3 +216,80 @@ def test_a_run_opens_where_it_was_not_trained(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout == f"{query}\nauto\n", done.stderr
+
+
+def _on(folder: Path, **keys: Any) -> Path:
+    """A run on the files in `folder/images`, as the command makes it."""
+    views = [{"name": "ImgReplicatePil"}, {"name": "ToTensor"}]
+    launch(
+        resolved(
+            DATA__TRAIN__DATA_SOURCES=["disk_folder"],
+            DATA__TRAIN__DATA_PATHS=[str(folder / "images")],
+            DATA__TRAIN__DATA_LIMIT=-1,
+            DATA__TRAIN__BATCHSIZE_PER_REPLICA=2,
+            DATA__TRAIN__TRANSFORMS=views,
+            OPTIMIZER__num_epochs=1,
+            CHECKPOINT__DIR=str(folder / "run"),
+            **keys,
+        )
+    )
+    return folder / "run"
+
+
+def _is_its_training_image(predictor: Predictor, paths: list[Path]) -> None:
+    for path in paths:
+        found = predictor(path)
+        number = next(n for n in range(len(paths)) if predictor.training_path(n) == str(path))
+        (row,) = (predictor.index.numbers == number).nonzero()[0].tolist()
+        unit = F.normalize(found.features.float(), dim=0)
+        torch.testing.assert_close(unit, predictor.index.features[row], rtol=1e-4, atol=1e-5)
+        itself = next(each for each in found.nearest if each.index == number)
+        assert itself.similarity == pytest.approx(1, abs=1e-5)
+
+
+def test_a_query_of_four_bands_is_decoded_as_the_training_images(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    values = numbers((4, 12, 12, 4), np.uint16)
+    paths = [tmp_path / "images" / f"{number}.tif" for number in range(4)]
+    for path, image in zip(paths, values, strict=True):
+        path.write_bytes(tiff(image, planarconfig="contig"))
+    predictor = Predictor(_on(tmp_path, DATA__TRAIN__IMAGE_MODE="stored"), nearest=4)
+    _is_its_training_image(predictor, paths)
+    assert torch.equal(predictor(values[1]).features, predictor(paths[1]).features)
+    save(tmp_path / "sheet.png", predictor, {str(paths[0]): predictor(paths[0])})
+    # An image of other bands is the user's mistake.
+    Image.new("RGB", (12, 12)).save(tmp_path / "rgb.png")
+    with pytest.raises(ConfigError, match="takes images of 4 channels"):
+        predictor(tmp_path / "rgb.png")
+
+
+def test_a_query_of_one_channel_and_16_bits_is_decoded_as_the_training_images(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "images").mkdir()
+    values = numbers((4, 12, 12, 1), np.uint16)
+    paths = [tmp_path / "images" / f"{number}.png" for number in range(4)]
+    for path, image in zip(paths, values, strict=True):
+        path.write_bytes(png(image, 0))
+    keys = {"DATA__TRAIN__IMAGE_MODE": "L", "DATA__TRAIN__PIXEL_RANGE": [0, 65535]}
+    predictor = Predictor(_on(tmp_path, **keys), nearest=4)
+    _is_its_training_image(predictor, paths)
+    by_path = predictor(paths[2]).features
+    with Image.open(paths[2]) as opened:
+        assert opened.mode.startswith("I")
+        assert torch.equal(predictor(opened).features, by_path)
+    # Colours become grey levels, as those of a training image would.
+    colours = Image.fromarray(numbers((12, 12, 3), np.uint8))
+    grey = colours.convert("L")
+    assert torch.equal(predictor(colours).features, predictor(grey).features)
+
+
+def test_8_bits_of_a_query_are_what_pillow_makes_of_them(tmp_path: Path) -> None:
+    decoder = Decoder.of(SplitOptions(), "TRAIN")
+    colours = Image.fromarray(numbers((9, 7, 3), np.uint8))
+    for mode in ("RGB", "L", "P", "RGBA", "1"):
+        image = colours.convert(mode)
+        image.save(tmp_path / "a.png")
+        expected = image.convert("RGB").tobytes()
+        assert open_image(tmp_path / "a.png", decoder).tobytes() == expected
+        assert decoder.given(image).tobytes() == expected

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from sslengine.methods.simclr import SimCLRLoss
 from sslengine.registry import LOSSES
 from sslengine.task import build
 from tests.config.recipes import resolved
+from tests.data.pictures import write_tree
 
 CPU = torch.device("cpu")
 
@@ -98,3 +100,22 @@ def test_a_train_step_of_several_backward_passes_is_reduced_by_hand(
     monkeypatch.setattr(build, "world_size", lambda: 2)
     assert build.reduces_by_hand(config, step)
     assert not build.reduces_by_hand(config, SimpleNamespace())
+
+
+def test_classes_of_train_without_its_feed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a run that only tests asks for; where they cannot be read, it goes without."""
+    write_tree(tmp_path / "train", "dog/0.png", "cat/0.png")
+
+    def classes(folder: str, kind: str = "standard") -> list[tuple[str, ...]]:
+        changes = {"DATA_SOURCES": ["disk_folder"], "LABEL_SOURCES": ["disk_folder"],
+                   "DATA_PATHS": [str(tmp_path / folder)], "LABEL_TYPE": kind}  # fmt: skip
+        run = resolved(**{f"DATA__TRAIN__{key}": value for key, value in changes.items()})
+        return [each.names for each in build.classes_of_train(run.config)]
+
+    assert classes("train") == [("cat", "dog")]
+    assert classes("train", "sample_index") == []
+    assert not caplog.text
+    assert classes("gone") == []
+    assert "TRAIN's classes are not known, TEST's are numbered by themselves" in caplog.text

@@ -62,6 +62,7 @@ class Job:
 
     def checkpoint(self) -> Any:
         """For submitit, which hears the signals until this does: the same job again."""
+        os.umask(0o077)  # it writes the job's file again, and ends
         return import_dotted("submitit.helpers:DelayedSubmission")(self)
 
     def _run_node(self, environment: Mapping[str, str]) -> None:

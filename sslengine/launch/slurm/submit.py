@@ -8,9 +8,10 @@ import io
 import os
 import shlex
 import shutil
+import stat
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def submit(runs: Sequence[Resolved]) -> int:
         code = copy_code(folder, (name for run in runs for name in run.config.PLUGINS))
         for index, run in enumerate(runs):
             (folder / f"config_{index}.yaml").write_text(show(run))
-        jobs = _send(runs, options, folder, code)
+        with _secret(folder):
+            jobs = _send(runs, options, folder, code)
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)  # nothing is in the queue
         _remove_empty(parents)
@@ -124,6 +126,21 @@ def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: P
         raise LaunchError(f"sbatch refuses the job: {error}\n{_asked(runs[0], options)}") from error
     sys.stderr.write(printed.getvalue())
     return jobs
+
+
+@contextlib.contextmanager
+def _secret(folder: Path) -> Iterator[None]:
+    """What submitit pickles holds values of the environment: for the user's eyes alone.
+
+    Nobody else can enter the folder until the files have their modes. The umask would do, but
+    SLURM gives it to the job.
+    """
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    folder.chmod(0o700)
+    yield
+    for file in folder.glob("*.pkl"):
+        file.chmod(0o600)
+    folder.chmod(mode)
 
 
 def _asked(run: Resolved, options: SlurmOptions) -> str:

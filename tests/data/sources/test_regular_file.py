@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sslengine.data.decoding import Decoder
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FileListSource
 from sslengine.data.sources.regular_file import kind_of, read_file
@@ -29,7 +30,7 @@ def test_whatever_would_never_end(tmp_path: Path, kind: str, told: str) -> None:
     with pytest.raises(OSError, match=f"not read, for it is a {told}"):
         read_file(path)
     with pytest.raises(DataError, match=f"image.png cannot be read as an image: .* a {told}"):
-        open_image(path)
+        open_image(path, Decoder.of(SplitOptions(), "TRAIN"))
     listed = tmp_path / "files.npy"
     np.save(listed, np.array([str(path)]))
     source = FileListSource(SplitOptions(DATA_PATHS=[str(listed)]), "TRAIN")

@@ -113,5 +113,10 @@ def test_submitit_may_queue_it_again_before_it_listens_itself(tmp_path: Path) ->
     pytest.importorskip("submitit")
     before = signal.getsignal(signal.SIGUSR2)
     job = Job(resolved(), str(tmp_path), str(tmp_path))
-    assert job.checkpoint().function is job
+    before = os.umask(0o022)
+    try:
+        assert job.checkpoint().function is job
+        assert os.umask(0) == 0o077  # what is written next holds values of the environment
+    finally:
+        os.umask(before)
     assert signal.getsignal(signal.SIGUSR2) is before
