@@ -218,7 +218,7 @@ def _only(knn: dict[str, float]) -> float:
 def _call(job: Job, more: list[str]) -> float:
     """Run the command; its peak memory in MiB. What it prints goes to a file."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    with (job.folder / "output.txt").open("ab") as output:
+    with (job.folder / "output.log").open("ab") as output:
         process = subprocess.Popen(
             [*RUN, *job.overrides, *more],
             stdout=output,
@@ -228,7 +228,7 @@ def _call(job: Job, more: list[str]) -> float:
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        tail = (job.folder / "output.txt").read_text(errors="replace")[-2000:]
+        tail = (job.folder / "output.log").read_text(errors="replace")[-2000:]
         raise SystemExit(f"{job.row.name}, seed {job.seed}, failed:\n{tail}")
     return usage.ru_maxrss / 1024
 

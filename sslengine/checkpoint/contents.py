@@ -27,8 +27,8 @@ _STAYS = re.compile(r"earlier|\.lock(_held(\.\w+)?)?|sweep_\d+")
 _UNFINISHED = re.compile(rf"\.({RESULTS.pattern})\.\d+\.tmp")
 # What may be there before config.yaml is; not a folder `images` that somebody else has made.
 _FIRST = re.compile(r"log(_rank\d+)?\.txt|checkpoints|flight_recorder")
-# Of file systems and desktops.
-_NOBODYS = re.compile(r"\.nfs.*|\.DS_Store|\.snapshot|lost\+found")
+# Of file systems and desktops, and what a shell or a scheduler writes of a run's output.
+_NOBODYS = re.compile(r"\.nfs.*|\.DS_Store|\.snapshot|lost\+found|.+\.(out|err|log)")
 _HEAD = ("# @package _global_", "engine_name: ")
 
 

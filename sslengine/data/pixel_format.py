@@ -108,7 +108,13 @@ def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int
             f"channels. Set config.MODEL.INPUT_CHANNELS, or mend the images."
         )
     told = channels_after(options.TRANSFORMS, seen.format.channels, where)
-    return _made(options, split, seen) or told or seen.format.channels
+    try:
+        made = _made(options, split, seen)
+    except DataError:
+        if told is not None:
+            raise
+        made = None  # a transform of the user's own may need the sample of a real run
+    return made or told or seen.format.channels
 
 
 def _rows(source: DataSource) -> Iterator[int]:

@@ -21,6 +21,7 @@ def _put(folder: Path, *names: str) -> None:
         (),
         ("log.txt", "log_rank1.txt", "flight_recorder/", "checkpoints/"),
         ("earlier/", ".lock", "sweep_0/", "sweep_12/"),
+        ("nohup.out", "run-17.err", "output.log"),
         (".config.yaml.123.tmp", ".metrics.csv.7.tmp", ".nfs0001", ".DS_Store"),
     ],
 )

@@ -81,6 +81,21 @@ def test_what_a_transform_of_ones_own_makes_is_counted(tmp_path: Path) -> None:
     assert output_channels(made, "TRAIN", probe(made, "TRAIN")) == 3
 
 
+def test_one_that_needs_a_real_sample_is_left_to_the_run(tmp_path: Path) -> None:
+    arrays(tmp_path, (4, 4, 6))
+    own = {"name": f"{__name__}:Particular"}
+    made = options(tmp_path, TRANSFORMS=[{"name": "ToTensor"}, own], **BANDS)
+    assert output_channels(made, "TRAIN", probe(made, "TRAIN")) == 6
+    ours = options(tmp_path, TRANSFORMS=[{"name": "ToTensor"}, {"name": "ToTensor"}], **BANDS)
+    with pytest.raises(DataError, match="ToTensor"):
+        output_channels(ours, "TRAIN", probe(ours, "TRAIN"))
+
+
+class Particular:
+    def __call__(self, image: Any) -> Any:
+        raise KeyError("not in a table that the run fills")
+
+
 class FirstThree:
     def __call__(self, image: Any) -> Any:
         return image[:3]

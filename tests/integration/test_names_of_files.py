@@ -52,7 +52,7 @@ def test_the_screen_and_the_log_of_a_run(
 def test_a_prediction(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     predictor = Predictor(ran[0], nearest=20)
     query = next((ran[0].parent / "images").rglob("[0-9]*.png"))
-    text = as_text(predictor, {f"{query.parent}/\x1b.png": predictor(query)})
+    text = as_text(predictor, {f"{query.parent}/{HOSTILE}": predictor(query)})
     assert re.search(SEEN, text)
     assert not CONTROL.search(text)
     assert "\n2026-01-01" not in text

@@ -58,6 +58,7 @@ def test_vissl_defaults() -> None:
         "auto_lr_scaling": {
             "auto_scale": False, "base_value": 0.1,
             "base_lr_batch_size": 256, "scaling_type": "linear",
+            "warmup_start": "one_node",  # as VISSL has it
         },
         "name": "multistep", "update_interval": "epoch", "values": [0.1, 0.01, 0.001],
         "milestones": [30, 60], "schedulers": [], "interval_scaling": [], "lengths": [],

@@ -137,6 +137,13 @@ def test_a_failed_run_is_told_with_what_it_said(
         scores_of(Job(SIMCLR, 0, tmp_path / "run"))
 
 
+@pytest.mark.slow
+def test_the_real_command_takes_the_folder_of_a_job(tmp_path: Path) -> None:
+    job = Job(Row("simclr"), 0, tmp_path / "simclr_seed0")
+    methods_table._call(job, ["config.DATA.TRAIN.DATA_LIMIT=128", "config.OPTIMIZER.num_epochs=1"])
+    assert (job.folder / "checkpoints" / "checkpoint.torch").exists()
+
+
 def test_best_first_with_mean_and_range_and_costs_where_they_are_known() -> None:
     cost = Cost(batch=128, step_ms=250.4, memory_mib=512.3)
     lines = table({"b": _measured(50.0), "a": _measured(80.0, 82.0, cost=cost)}).splitlines()

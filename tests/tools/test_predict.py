@@ -24,7 +24,7 @@ def test_text_json_and_a_picture(tmp_path: Path) -> None:
     done = _predict("run", image, "--picture", "out.png", "--nearest", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "  classes   " in done.stdout
-    assert f"{image} (number 2, class 0)" in done.stdout
+    assert f"{image} (number 2, class class0)" in done.stdout
     with Image.open(tmp_path / "out.png") as picture:
         assert picture.width > 500
     done = _predict("run", image, str(paths[9]), "--json", "--nearest", "2", cwd=tmp_path)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,14 @@ from sslengine.launch.slurm.lives import begin_life, lives_without_progress
 def _save(run: Path, name: str, iteration: int) -> None:
     folder = run / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, Any] = {}
     if name.endswith(".shards"):
         (folder / name).mkdir(exist_ok=True)
+        (folder / name / "0.distcp").write_text("x")
+        files["0.distcp"] = {"bytes": 1, "sha256": ""}
     else:
         (folder / name).write_text("x")
-    Manifest(name, 1, "", iteration=iteration, number=iteration).write(folder)
+    Manifest(name, 1, "", iteration=iteration, number=iteration, files=files).write(folder)
 
 
 @pytest.mark.parametrize("name", ["model_iteration{}.torch", "model_iteration{}.0.shards"])
