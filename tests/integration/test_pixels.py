@@ -19,7 +19,7 @@ from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
 from sslengine.models.trunks.resnet import ResNet
 from tests.config.recipes import resolved
-from tests.data.test_true_values import numbers, png, tiff
+from tests.data.deep_files import numbers, png, tiff
 
 Files = list[np.ndarray]
 COUNT, SIDE = 4, 8

@@ -24,7 +24,7 @@ from sslengine.predictor.picture import save
 from sslengine.predictor.predictor import _trunk_of, open_image
 from sslengine.task.build import build_base_model
 from tests.config.recipes import resolved
-from tests.data.test_true_values import numbers, png, tiff
+from tests.data.deep_files import numbers, png, tiff
 from tests.engines.runs import make_run
 from tests.predictor.runs import BATCH, CLASSES, EACH, changes, make_classifier
 
