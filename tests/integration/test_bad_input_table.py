@@ -247,7 +247,7 @@ MACHINE = [
 ]  # fmt: skip
 
 ROWS = [*COMMAND_LINE, *FILES, *VALUES, *METHODS_AND_MODELS, *DATA, *MACHINE]
-# Of those that are told by the same lines of code as others, each third: the long tail.
+# Of those that the same lines of code report as others, each third: the long tail.
 TAIL = [each for each in (*VALUES, *METHODS_AND_MODELS, *DATA) if each.phase == CONFIG][::3]
 TRIED = [
     pytest.param(each, id=str(each), marks=pytest.mark.slow if each in TAIL else ())
