@@ -26,7 +26,6 @@ from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.hooks.layer_memory import LayerMemory
 from sslengine.hooks.options import ProfilingOptions
-from sslengine.hooks.preemption import StopOnSignals
 from sslengine.trust import is_closed
 
 log = logging.getLogger("sslengine")
@@ -35,7 +34,7 @@ OPERATORS = 30  # lines of the table
 
 
 class ProfileSteps(Hook):
-    def __init__(self, options: ProfilingOptions, run_dir: Path, stop: StopOnSignals) -> None:
+    def __init__(self, options: ProfilingOptions, run_dir: Path) -> None:
         chosen = options.OUTPUT_FOLDER
         self.options = options
         # A config that is not trusted does not say where files are written.
@@ -44,7 +43,6 @@ class ProfileSteps(Hook):
         self.begin = options.START_ITERATION
         self.record = self.begin + options.WARMUP_ITERATIONS
         self.end = self.record + options.NUM_ITERATIONS
-        self._stop = stop
         self._mine = rank() in options.PROFILED_RANKS
         self._profiler: Any = None
         self._layers: LayerMemory | None = None
@@ -76,7 +74,7 @@ class ProfileSteps(Hook):
         if task.iteration == self.end:
             self._close()
             if self.options.STOP_TRAINING_AFTER_PROFILING:
-                self._stop.ask("config.PROFILING.STOP_TRAINING_AFTER_PROFILING")
+                task.leave("config.PROFILING.STOP_TRAINING_AFTER_PROFILING")
 
     def on_end(self, task: TaskView) -> None:
         self._close()  # the run was shorter than the window
