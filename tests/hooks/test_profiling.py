@@ -10,11 +10,7 @@ from sslengine.checkpoint import files
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, Preempted
-from sslengine.hooks.options import (
-    MemoryProfilingOptions,
-    ProfilingOptions,
-    RuntimeProfilingOptions,
-)
+from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
 from sslengine.hooks.profiling import ProfileSteps
 from sslengine.task.build import build_base_model
 from sslengine.trust import Opened, closed
@@ -71,7 +67,6 @@ def _hook(folder: Path, start: int, warmup: int, steps: int, **options: Any) -> 
         WARMUP_ITERATIONS=warmup,
         NUM_ITERATIONS=steps,
         RUNTIME_PROFILING=RuntimeProfilingOptions(USE_PROFILER=True),
-        MEMORY_PROFILING=MemoryProfilingOptions(TRACK_BY_LAYER_MEMORY=True),
         **options,
     )
     return ProfileSteps(chosen, folder)
