@@ -82,7 +82,7 @@ class RunSuite:
             return self.spec
         train = OmegaConf.to_container(self.spec.resolve().config.DATA.TRAIN)
         assert isinstance(train, dict)
-        test = {f"DATA.TEST.{key}": each for key, each in train.items()}
+        test = {f"DATA.TEST.{key!s}": each for key, each in train.items()}
         return self.spec.having(
             {**test, "DATA.TEST.DATA_LIMIT": 6, "DATA.TEST.DROP_LAST": False, "TEST_MODEL": True}
         )
