@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from sslengine.methods.step import Step
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.precision import Precision
@@ -19,7 +20,7 @@ from sslengine.task.progress import ALONE, Group, Progress
 class FakeTask:
     def __init__(self, batches: list[Any], model: nn.Module, loss: Callable[..., Any]) -> None:
         self.batches = iter(batches)
-        self.base_model = self.model = model
+        self.base_model = self.model = self.learner = model
         self.loss = loss
         inner = optim.SGD(model.parameters(), lr=0.1)
         self.wheres: list[float] = []
@@ -37,6 +38,10 @@ class FakeTask:
         self.progress = Progress()
         self.train, self.test_only = True, False
         self.reduce_by_hand = self.broadcast_buffers_by_hand = False
+        self.reduced_by_hand: nn.Module | None = None
+        self.loss_takes_sample = False
+        self.method_step = Step(self)
+        self.after_backward = self.after_update = ()
         self.active_meters: list[Any] = []
         self.input_keys, self.target_keys = ["data"], ["label"]
         self.where = 0.25

@@ -196,7 +196,7 @@ def _on_ranks(by_hand: bool, accumulated: int) -> list[Tensor]:
     model = Net()
     task = FakeTask([], model, contrastive)
     if by_hand:
-        task.reduce_by_hand = True
+        task.reduced_by_hand, task.reduce_by_hand = model, True
     else:
         task.model = DistributedDataParallel(model)
     run = GradcacheTrainStep(GradcacheOptions(CHUNK_SIZE=2))
