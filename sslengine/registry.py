@@ -315,6 +315,8 @@ MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="tor
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
+# Each is given a hook without our events, and makes one of ours of it; None: it is not of its kind.
+HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")
 OPTIMIZERS: Registry[Any] = Registry("optimizer", base="torch.optim:Optimizer")
@@ -338,6 +340,7 @@ register_model = MODELS.register
 register_trunk = TRUNKS.register
 register_head = HEADS.register
 register_hook = HOOKS.register
+register_hook_adapter = HOOK_ADAPTERS.register
 register_writer = WRITERS.register
 register_meter = METERS.register
 register_optimizer = OPTIMIZERS.register

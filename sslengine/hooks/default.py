@@ -18,8 +18,8 @@ from sslengine.config.options import DistributedOptions, MachineOptions, RunOpti
 from sslengine.config.sections import read
 from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.collapse import LogCollapse
-from sslengine.hooks.detectron2 import Detectron2Hook, is_detectron2_hook
 from sslengine.hooks.early_stopping import StopEarly
+from sslengine.hooks.events import EVENTS
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.hooks.iteration_timer import IterationTimer
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
@@ -33,7 +33,7 @@ from sslengine.hooks.set_loss import EvaluateLoss
 from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.hooks.unreached import ReportUnreachedParameters
 from sslengine.models.options import ModelOptions
-from sslengine.registry import HOOKS
+from sslengine.registry import HOOK_ADAPTERS, HOOKS
 
 
 def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) -> list[Any]:
@@ -79,6 +79,12 @@ def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) ->
     if hooks.EARLY_STOPPING.MONITOR:
         chosen.append(StopEarly(hooks.EARLY_STOPPING))
     stop, profiling = StopOnSignals(checkpoints, interrupts), read(config, ProfilingOptions)
+    if profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY:
+        chosen.append(
+            HOOKS.get("layer_memory")(
+                profiling.first_recorded, profiling.PROFILED_RANKS, profiling.OUTPUT_FOLDER
+            )
+        )
     if profiling.asked_for:
         chosen.append(ProfileSteps(profiling, run_dir, stop))
     chosen.extend((checkpoints, stop))
@@ -89,4 +95,10 @@ def _extra(entry: str | dict[str, Any]) -> Any:
     entry = {"name": entry} if isinstance(entry, str) else entry
     arguments = {key: value for key, value in entry.items() if key != "name"}
     hook = HOOKS.get(entry["name"])(**arguments)
-    return Detectron2Hook(hook) if is_detectron2_hook(hook) else hook
+    return hook if any(hasattr(hook, event) for event in EVENTS) else _adapted(hook)
+
+
+def _adapted(hook: Any) -> Any:
+    """One that was written for another engine, as one of ours."""
+    tries = (HOOK_ADAPTERS.get(name)(hook) for name in HOOK_ADAPTERS.names())
+    return next((each for each in tries if each is not None), hook)

@@ -11,11 +11,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, Preempted
 from sslengine.hooks.checkpointing import SaveCheckpoints
-from sslengine.hooks.options import (
-    MemoryProfilingOptions,
-    ProfilingOptions,
-    RuntimeProfilingOptions,
-)
+from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
 from sslengine.hooks.preemption import StopOnSignals
 from sslengine.hooks.profiling import ProfileSteps
 from sslengine.task.build import build_base_model
@@ -73,7 +69,6 @@ def _hook(folder: Path, start: int, warmup: int, steps: int, **options: Any) -> 
         WARMUP_ITERATIONS=warmup,
         NUM_ITERATIONS=steps,
         RUNTIME_PROFILING=RuntimeProfilingOptions(USE_PROFILER=True),
-        MEMORY_PROFILING=MemoryProfilingOptions(TRACK_BY_LAYER_MEMORY=True),
         **options,
     )
     options_of_saves = resolved().config.CHECKPOINT

@@ -33,6 +33,7 @@ def undisturbed(user: User) -> Path:
     return user.folder / "undisturbed"
 
 
+@pytest.mark.slow
 def test_two_nodes_train_and_the_command_waits(user: User, undisturbed: Path) -> None:
     done = user.command(
         "config.CHECKPOINT.DIR=two_nodes", "config.SLURM.USE_SLURM=true", "config.SLURM.WAIT=true",
@@ -47,6 +48,7 @@ def test_two_nodes_train_and_the_command_waits(user: User, undisturbed: Path) ->
     assert same_weights(user.folder / "two_nodes", undisturbed)
 
 
+@pytest.mark.slow
 def test_a_waiting_job_does_not_see_what_is_edited(user: User) -> None:
     job = user.submit(
         "config.CHECKPOINT.DIR=edited", "config.SLURM.ADDITIONAL_PARAMETERS={hold: true}"
@@ -78,6 +80,7 @@ def test_a_sweep_is_an_array_with_a_folder_for_each(user: User) -> None:
     assert len({each[0] for each in losses}) == 3  # seeds of their own
 
 
+@pytest.mark.slow
 def test_scancel_saves_and_is_the_end(user: User) -> None:
     job = user.submit("config.CHECKPOINT.DIR=cancelled", SLOW)
     user.wait_for_steps(job, "cancelled")
@@ -113,6 +116,7 @@ def test_what_cannot_be_is_told_and_leaves_nothing(
     assert not (user.folder / "refused").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_says_why_and_the_waiting_command_too(user: User) -> None:
     done = user.command(
         "config.SLURM.USE_SLURM=true", "config.SLURM.WAIT=true", "config.DATA.TRAIN.DATA_LIMIT=2",
