@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sslengine.distributed.collectives import broadcast, sum_in_place
 from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.sharding import gradients_kept
+from sslengine.distributed.sharding import gradients_kept, is_sharded
 
 
 def wrap(
@@ -61,7 +62,7 @@ def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContex
     """Within it, forward and backward leave each rank its own gradients."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
-    sharded: list[FSDPModule] = [e for e in (model, method) if isinstance(e, FSDPModule)]
+    sharded = [cast(FSDPModule, each) for each in (model, method) if is_sharded(each)]
     return gradients_kept(*sharded) if sharded else nullcontext()
 
 

@@ -92,7 +92,7 @@ def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
     return tree_map_only(Tensor, lambda each: each.clone() if each._is_view() else each, output)
 
 
-def is_sharded(thing: Tensor | nn.Module) -> bool:
+def is_sharded(thing: Tensor | nn.Module | None) -> bool:
     return isinstance(thing, DTensor | FSDPModule)
 
 
