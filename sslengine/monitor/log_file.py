@@ -7,7 +7,7 @@ import sys
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
-from sslengine.checkpoint.atomic import make_folder
+from sslengine.atomic import make_folder
 from sslengine.errors import readable
 from sslengine.monitor.text import Pace, phase_line, step_line
 from sslengine.monitor.writers import Record, Writer

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sslengine.checkpoint.atomic import make_folder
+from sslengine.atomic import make_folder
 from sslengine.errors import ConfigError
 from sslengine.monitor.history import leaves
 from sslengine.monitor.pictures import Histogram, Image
