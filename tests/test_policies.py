@@ -32,6 +32,7 @@ FLOORS = (
     ("checkpoint",),
     ("monitor",),
     ("hooks",),
+    ("services",),
     ("methods",),
     ("task",),
     ("train_steps",),

@@ -14,14 +14,11 @@ from sslengine.config.sections import read
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, DataError
-from sslengine.hooks.checkpointing import SaveCheckpoints
-from sslengine.hooks.default import default_hooks
-from sslengine.hooks.metrics import LogMetrics
-from sslengine.hooks.preemption import StopOnSignals
 from sslengine.methods.base import Method
 from sslengine.models.build import freeze_parameters
 from sslengine.models.options import ModelOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
+from sslengine.services.order import Services, services_of
 from sslengine.task.set_loss import set_loss
 from sslengine.task.task import SelfSupervisionTask
 
@@ -37,9 +34,8 @@ class Parts(NamedTuple):
     data: Mapping[str, Any]
     # Arguments of make_feed.
     feeding: Mapping[str, Any]
-    # They come before metrics are written, as those of HOOKS.EXTRA do.
     hooks: tuple[Any, ...] = ()
-    # And these after: they read what the engine has made of a phase.
+    # Told after metrics are written: they read what the engine has made of a phase.
     readers: tuple[Any, ...] = ()
 
 
@@ -94,16 +90,11 @@ class PythonTask(SelfSupervisionTask):
             )
         return ScheduledOptimizer(given, [{} for _ in given.param_groups])
 
-    def _make_hooks(self) -> list[Any]:
-        engine = default_hooks(self.config, self.run_dir, interrupts=False)
-        writing = next(n for n, hook in enumerate(engine) if isinstance(hook, LogMetrics))
-        # Without a folder there is nothing to save into.
-        saving = (SaveCheckpoints, StopOnSignals)
-        ending = [h for h in engine[writing:] if self.folder or not isinstance(h, saving)]
-        metrics, *rest = ending
-        own = self.parts
-        self._given_hooks = [*engine[:writing], *own.hooks, metrics, *own.readers, *rest]
-        return super()._make_hooks()
+    def _config_hooks(self) -> list[Any]:
+        return [*super()._config_hooks(), *self.parts.hooks]
+
+    def _make_services(self) -> Services:
+        return services_of(self.config, self.folder, interrupts=False, readers=self.parts.readers)
 
 
 def _uneven(feed: Feed) -> bool:

@@ -65,11 +65,15 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "num_updates": task.progress.num_updates,
         "losses": task.ledger.state_dict(),
         "figures": task.storage.state_dict(),  # after the losses, which are among them
-        "hooks": {hook_name(hook): hook_state(hook) for hook in task.hooks},
+        "hooks": {name: hook_state(each) for name, each in _hooks(task).items()},
         "data": task.data_facts(),
         "ranks": gather_objects(_rank_state(task)),
     }
     return copy.deepcopy(state) if deep_copy else state
+
+
+def _hooks(task: Any) -> dict[str, Any]:
+    return {hook_name(each): each for each in (*task.hooks, *task.services)}
 
 
 def _rank_state(task: Any) -> dict[str, Any]:
@@ -94,7 +98,7 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     task.ledger.load_state_dict(state["losses"])
     if state.get("figures") is not None:
         task.storage.load_state_dict(state["figures"])
-    _load_hooks({hook_name(hook): hook for hook in task.hooks}, state["hooks"])
+    _load_hooks(_hooks(task), state["hooks"])
     _load_rank_state(task, state["ranks"])
 
 

@@ -44,6 +44,7 @@ from sslengine.optim.learner import learner_of, trains
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.ownership import expect_owners
 from sslengine.registry import register_task
+from sslengine.services.order import Services, services_of
 from sslengine.task import build
 from sslengine.task.classy import ClassyTask
 from sslengine.task.label_range import check_label_range
@@ -65,12 +66,16 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         device: torch.device,
         writers: list[Writer] | None = None,
         hooks: list[Any] | None = None,
+        services: Services | None = None,
     ) -> None:
-        """hooks: in place of those that the config asks for; the method's come in any case."""
+        """hooks: in place of those that the config asks for; the method's come in any case.
+
+        services: in place of the config's; `Services()` writes and saves nothing.
+        """
         super().__init__()
         self.config, self.run_dir, self.device = config, run_dir, device
         self.writers = writers or []
-        self._given_hooks = hooks
+        self._given_hooks, self._given_services = hooks, services
         self.hooks: list[Any] = []
         self.progress = Progress()
         self.train = True
@@ -123,7 +128,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self._prepare_distributed()
         self._prepare_monitoring()
         self.hooks = self._make_hooks()
-        self._calls = compile_events(self.hooks)
+        self.services = self._given_services or self._make_services()
+        timed = read(config, HooksOptions).ITERATION_TIMER
+        everyone = [*self.hooks, *self.services]
+        self._calls = compile_events(everyone, self.perf.hooks if timed else None)
         # From here on ranks draw differently (dropout), but always the same for one seed.
         seed_all(self.seed * 1_000_003 + rank() + 1)
         startup.mark("model")
@@ -229,7 +237,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         ]
         self.own_hooks = own
         given = self._given_hooks
-        return [*own, *(default_hooks(self.config, self.run_dir) if given is None else given)]
+        return [*own, *(self._config_hooks() if given is None else given)]
+
+    def _config_hooks(self) -> list[Any]:
+        return default_hooks(self.config, self.run_dir)
+
+    def _make_services(self) -> Services:
+        return services_of(self.config, self.run_dir)
 
     # ---- running it
 
@@ -345,8 +359,18 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     train_step = eval_step = step
 
     def run_hooks(self, event: str) -> None:  # type: ignore[override]
+        """All hooks, then the services."""
         for call in self._calls[event]:
             call(self)
+
+    @property
+    def saves_at_phase_end(self) -> bool:
+        """Does the end of this train phase bring a checkpoint?"""
+        return self.services.saves_at_phase_end(self)
+
+    def leave(self, who: str) -> None:
+        """Save the run after this step and leave. Every rank must call it in the same step."""
+        self.services.leave(who)
 
     def set_loss(self, split: str) -> dict[str, float]:
         """The mean loss over all of a set, with its parts. Collective; nothing of the run moves."""
