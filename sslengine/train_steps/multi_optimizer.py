@@ -63,8 +63,7 @@ class MultiOptimizerTrainStep:
                 f"set {WHERE}.<name>.clip_norm."
             )
         everything = learner_of(model, loss)
-        patterns = {name: each.parameters for name, each in self.optimizers.items()}
-        owners = []
+        owners, patterns = [], {name: each.parameters for name, each in self.optimizers.items()}
         for name, owned in owned_parameters(everything, patterns, WHERE).items():
             options = self.optimizers[name]
             try:
