@@ -156,7 +156,7 @@ def _start_over(run: Run) -> None:
 
 def _introduce(task: Any, run: Run) -> None:
     """Who, what, where: before the first step."""
-    trained = sum(p.numel() for p in task.base_model.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in task.learner.parameters() if p.requires_grad)
     ranks = f"{world_size()} rank{'s' if world_size() > 1 else ''}"
     feed = task.train_feed or task.test_feed
     lines = (

@@ -62,6 +62,7 @@ class TaskView(Protocol):
     model: nn.Module  # wrapped for data parallel training
     base_model: nn.Module  # the model itself
     loss: nn.Module
+    learner: nn.Module  # both: all that is trained, by name; the loss's below `loss.`
     optimizer: Any
     precision: Any
     ledger: Any

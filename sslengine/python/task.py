@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,20 +39,6 @@ class Parts(NamedTuple):
     readers: tuple[Any, ...] = ()
 
 
-class FunctionLoss(nn.Module):
-    """Any function (output, target) -> loss."""
-
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        super().__init__()
-        self.function = function
-        # The module of a bound method: its parameters and buffers are those of the loss.
-        owner = getattr(function, "__self__", None)
-        self.owner = owner if isinstance(owner, nn.Module) else None
-
-    def forward(self, output: Any, target: Any) -> Any:
-        return self.function(output, target)
-
-
 class PythonTask(SelfSupervisionTask):
     def __init__(
         self, config: DictConfig, folder: Path | None, device: torch.device, parts: Parts
@@ -84,17 +70,23 @@ class PythonTask(SelfSupervisionTask):
         return model
 
     def _make_loss(self) -> nn.Module:
-        return self.parts.loss.to(self.device)
+        loss = self.parts.loss.to(self.device)
+        freeze_parameters(loss, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS, "loss.")
+        return loss
 
     def _make_optimizer(self, epochs: float) -> Any:
         given = self.parts.optimizer
         if given is None:
             return super()._make_optimizer(epochs)
-        mine = {id(parameter) for parameter in self.base_model.parameters()}
+        mine = {
+            id(parameter)
+            for part in (self.base_model, self.loss)
+            for parameter in part.parameters()
+        }
         if any(id(p) not in mine for group in given.param_groups for p in group["params"]):
             raise ConfigError(
-                "optimizer: it has parameters that are not the model's. Make it of "
-                "model.parameters(); for parameters of the loss, see multi_optimizer_train_step."
+                "optimizer: it has parameters that are neither the model's nor the loss's. Make it "
+                "of model.parameters() and loss.parameters()."
             )
         return ScheduledOptimizer(given, [{} for _ in given.param_groups])
 

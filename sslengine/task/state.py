@@ -9,6 +9,8 @@ import copy
 import logging
 from typing import Any
 
+from torch import nn
+
 from sslengine.checkpoint.rng import rng_state, seed_all, set_rng_state
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
@@ -148,6 +150,9 @@ def _same_classes(now: list[list[str]], then: list[list[str]]) -> None:
 
 
 def _load_loss(loss: Any, state: dict[str, Any]) -> None:
+    if type(loss).load_state_dict is not nn.Module.load_state_dict:
+        loss.load_state_dict(state)  # as VISSL's do that make their parts in the first step
+        return
     own = loss.state_dict()
     _same_names("the loss's state in the checkpoint", own, state)
     wrong = [f"{k}: {tuple(state[k].shape)} -> {tuple(own[k].shape)}"
