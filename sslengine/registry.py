@@ -45,6 +45,7 @@ class Registry(Generic[T]):
         engine_arguments: tuple[str, ...] = (),
         packages: Mapping[str, str] | None = None,
         base: str = "",
+        takes_foreign: bool = False,
     ) -> None:
         """
         fallback: a module whose classes (with names ending in `suffix`) are known too.
@@ -52,6 +53,8 @@ class Registry(Generic[T]):
         engine_arguments: arguments that the engine gives and YAML may not.
         packages: modules whose names an entry may give if its `transform_type` is the key.
         base: `module:Class` that a class of this kind derives from.
+        takes_foreign: a class with `from_config` checks its options itself; a function may be one
+            of these things, and leave arguments to whoever calls it.
         """
         self.kind = kind
         self.entry_keys = entry_keys
@@ -64,6 +67,7 @@ class Registry(Generic[T]):
         self._suffix = suffix
         self._packages = packages or {}
         self._base = base
+        self.takes_foreign = takes_foreign
 
     def register(
         self, name: str, *aliases: str, options: type[Any] | None = None
@@ -305,6 +309,7 @@ LOSSES: Registry[Any] = Registry(
     suffix="Loss",
     engine_arguments=("run",),
     base="torch.nn:Module",
+    takes_foreign=True,
 )
 MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
 TRUNKS: Registry[Any] = Registry("trunk")

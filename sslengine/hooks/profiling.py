@@ -24,7 +24,6 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.hooks.options import ProfilingOptions
-from sslengine.hooks.preemption import StopOnSignals
 from sslengine.trust import is_closed
 
 log = logging.getLogger("sslengine")
@@ -38,12 +37,11 @@ def profile_folder(run_dir: Path, chosen: str) -> Path:
 
 
 class ProfileSteps(Hook):
-    def __init__(self, options: ProfilingOptions, run_dir: Path, stop: StopOnSignals) -> None:
+    def __init__(self, options: ProfilingOptions, run_dir: Path) -> None:
         self.options = options
         self.folder = profile_folder(run_dir, options.OUTPUT_FOLDER)
         self.begin, self.record = options.START_ITERATION, options.first_recorded
         self.end = self.record + options.NUM_ITERATIONS
-        self._stop = stop
         self._mine = rank() in options.PROFILED_RANKS
         self._profiler: Any = None
 
@@ -68,7 +66,7 @@ class ProfileSteps(Hook):
         if task.iteration == self.end:
             self._close()
             if self.options.STOP_TRAINING_AFTER_PROFILING:
-                self._stop.ask("config.PROFILING.STOP_TRAINING_AFTER_PROFILING")
+                task.leave("config.PROFILING.STOP_TRAINING_AFTER_PROFILING")
 
     def on_end(self, task: TaskView) -> None:
         self._close()  # the run was shorter than the window

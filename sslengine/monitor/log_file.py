@@ -143,7 +143,7 @@ class LogWriter(Writer):
         self._pace = Pace()
 
     def write(self, record: Record) -> None:
-        if record.kind == "phase":
+        if record.kind != "step":
             _log.info(phase_line(record))
         elif self._pace.is_due():
             _log.info(step_line(record))

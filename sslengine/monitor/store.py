@@ -1,4 +1,4 @@
-"""`task.storage`: figures that hooks, losses and models put, until they are logged.
+"""`task.storage`: metrics that hooks, losses and models put, until they are logged.
 
     task.storage.put_scalar("temperature", tau)             tau may be a tensor on the device
     task.storage.put_scalar("queue/age", age, reduce="max")
@@ -6,7 +6,7 @@
 
 A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY,
 brings all that was put since the last time to the host and into the histories. Any rank
-may put; rank 0's figures are written. With `reduce` a figure is that of all ranks: one
+may put; rank 0's metrics are written. With `reduce` a metric is that of all ranks: one
 exchange in `read` for all names, which all ranks must then have put equally often.
 
 Train and test phases have histories of their own; those of a test phase start anew.
@@ -35,11 +35,21 @@ from sslengine.monitor.rank_figures import REDUCTIONS, OfRank, over_ranks
 from sslengine.monitor.series import Series
 
 WINDOW = 20
-# What the engine itself writes beside the figures of the store.
+# What the engine itself writes beside the metrics of the store.
 _TAKEN = re.compile(
     r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|kind|split|iteration|epoch"
 )
 _NAME = re.compile(r"[\w.\- ]+(/[\w.\- ]+)*")
+
+
+class Open:
+    """What was put under a name since metrics were last read."""
+
+    __slots__ = ("keep", "reduce", "values", "window")
+
+    def __init__(self, reduce: str | None) -> None:
+        self.reduce, self.window, self.keep = reduce, WINDOW, True
+        self.values: list[Any] = []
 
 
 class MetricStore:
@@ -48,7 +58,7 @@ class MetricStore:
         self.active = active
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}
-        self._open: dict[str, tuple[str | None, list[Any]]] = {}
+        self._open: dict[str, Open] = {}
         self._images: dict[str, Tensor] = {}
         self._histograms: dict[str, OpenHistogram] = {}
         self._fresh: list[str] = []  # names put since they were last written
@@ -76,7 +86,7 @@ class MetricStore:
     def put_own(
         self, name: str, value: Any, window: int = 1, reduce: str | None = None, keep: bool = True
     ) -> None:
-        """The engine's own figures: their names are not for others."""
+        """The engine's own metrics: their names are not for others."""
         if not self.active:
             return
         if reduce not in REDUCTIONS:
@@ -86,17 +96,16 @@ class MetricStore:
             )
         if window < 1:
             raise TrainingError(f"put_scalar({name!r}): window must be 1 or more, got {window!r}.")
-        series = self._series[self.split].get(name)
-        if series is None:
-            series = self._series[self.split][name] = Series()
-        series.window, series.keep = window, keep
-        before, values = self._open.setdefault(name, (reduce, []))
-        if before != reduce:
+        opened = self._open.get(name)
+        if opened is None:
+            opened = self._open[name] = Open(reduce)
+        elif opened.reduce != reduce:
             raise TrainingError(
-                f"put_scalar({name!r}): put with reduce={before!r} and with reduce={reduce!r}. "
-                f"Use one of them, or two names."
+                f"put_scalar({name!r}): put with reduce={opened.reduce!r} and with "
+                f"reduce={reduce!r}. Use one of them, or two names."
             )
-        values.append(_scalar(name, value))
+        opened.window, opened.keep = window, keep
+        opened.values.append(_scalar(name, value))
 
     def put_image(self, name: str, array: Any) -> None:
         """The newest of each name is written, by writers that take images. Rank 0's alone.
@@ -128,20 +137,27 @@ class MetricStore:
 
     def read(self) -> None:
         """Collective: bring what was put into the histories. The host waits for the device."""
+        known, new = self._series[self.split], self._take_open()
+        for name, (opened, values) in new.items():
+            series = known.setdefault(name, Series())
+            series.window, series.keep = opened.window, opened.keep
+            series.extend(values)
+        self._fresh = list(dict.fromkeys((*self._fresh, *new)))
+
+    def _take_open(self) -> dict[str, tuple[Open, list[float]]]:
         opened, self._open = self._open, {}
-        values = on_host({name: values for name, (_, values) in opened.items()})
-        mine = {n: OfRank(str(r), values[n]) for n, (r, _) in opened.items() if r is not None}
+        values = on_host({name: each.values for name, each in opened.items()})
+        reduced = {name: each.reduce for name, each in opened.items() if each.reduce is not None}
+        mine = {name: OfRank(reduce, values[name]) for name, reduce in reduced.items()}
         values.update(over_ranks(gather_objects(mine)))
-        for name, new in values.items():
-            self._series[self.split][name].extend(new)
-        self._fresh = list(dict.fromkeys((*self._fresh, *values)))
+        return {name: (opened[name], each) for name, each in values.items()}
 
     def history(self, name: str) -> Series:
-        """All that was read of a figure in this kind of phase."""
+        """All that was read of a metric in this kind of phase."""
         known = self._series[self.split]
         if not known.get(name):
             raise TrainingError(
-                f"no figure {name!r} has been read in a {self.split} phase yet; figures are read "
+                f"no metric {name!r} has been read in a {self.split} phase yet; metrics are read "
                 f"at LOG_FREQUENCY. {nearest(name, known)}".rstrip()
             )
         return known[name]
@@ -150,9 +166,9 @@ class MetricStore:
         return {name: each.latest() for name, each in self._series[self.split].items() if each}
 
     def latest_with_smoothing(self, window: int | None = None) -> dict[str, float]:
-        """Medians of the last `window` values; None: of each figure's own window.
+        """Medians of the last `window` values; None: of each metric's own window.
 
-        A figure that was put with window=1 is not smoothed in either case.
+        A metric that was put with window=1 is not smoothed in either case.
         """
         return {
             name: each.median(1 if each.window == 1 else window)
@@ -161,12 +177,26 @@ class MetricStore:
         }
 
     def take_scalars(self) -> dict[str, float]:
-        """What is to be written: figures read since the last time; means in a test phase."""
+        """What is to be written: metrics read since the last time; means in a test phase."""
         names, self._fresh = self._fresh, []
         series = self._series[self.split]
         if self.split == "test":
             return {name: series[name].global_average() for name in names}
         return {name: series[name].median() for name in names}
+
+    def take_at_end(self) -> dict[str, float]:
+        """The last of each name put since the last record; no history has it. Collective."""
+        return {name: values[-1] for name, (_, values) in self._take_open().items()}
+
+    def take_without_waiting(self) -> dict[str, float]:
+        """As take_at_end, of what this rank alone has on the host: for a run that has failed."""
+        opened, self._open = self._open, {}
+        own = {name: each.values[-1] for name, each in opened.items() if each.reduce is None}
+        return {
+            name: float(value)
+            for name, value in own.items()
+            if not (isinstance(value, Tensor) and value.device.type != "cpu")
+        }
 
     def take_images(self) -> dict[str, Image]:
         images, self._images = self._images, {}
@@ -180,9 +210,7 @@ class MetricStore:
     # ---- the run around it
 
     def start_phase(self, split: str, anew: bool) -> None:
-        """Collective if anew: the phase begins, and does not go on after a restart."""
-        if anew:
-            self.read()
+        """anew: the phase begins, and does not resume. What was put before it is of its record."""
         self.split = split
         if anew and split == "test":
             self._series["test"] = {}
@@ -243,10 +271,10 @@ def _refused(name: str, value: Any) -> float:
 
 def _check_name(name: str) -> None:
     if _TAKEN.fullmatch(name):
-        raise TrainingError(f"the engine itself logs {name!r}: put your figure under another name.")
+        raise TrainingError(f"the engine itself logs {name!r}: put your metric under another name.")
     if not _NAME.fullmatch(name) or ".." in name:
         raise TrainingError(
-            f"{name!r} cannot be the name of a figure: use letters, digits, '_', '-', '.' and "
+            f"{name!r} cannot be the name of a metric: use letters, digits, '_', '-', '.' and "
             f"spaces, with '/' between parts."
         )
 

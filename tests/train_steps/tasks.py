@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.hooks.events import Hook
-from sslengine.python.task import FunctionLoss, Parts, PythonTask
+from sslengine.methods.foreign import FunctionLoss
+from sslengine.python.task import Parts, PythonTask
 from tests.config.recipes import resolved
 from tests.task.runs import CPU
 
