@@ -40,8 +40,9 @@ def run_node(resolved: Resolved, plan: Plan) -> None:
     """The ranks of this node, below an elastic agent."""
     options = read(resolved.config, DistributedOptions)
     nodes, minutes = options.NUM_NODES, options.RENDEZVOUS_MINUTES
-    several = plan.meeting is not None and nodes > 1
-    place = meet(*plan.meeting, plan.node, nodes, minutes, "node") if several else None
+    place = None
+    if plan.meeting is not None and nodes > 1:
+        place = meet(*plan.meeting, plan.node, nodes, minutes, "node")
     startup.tell(f"starting {options.NUM_PROC_PER_NODE} processes")
     with startup.handed_on():
         start_processes(
