@@ -17,8 +17,8 @@ from sslengine.registry import register_meter
 class AccuracyListMeter(Meter):
     """`value()["top_1"]["0"]`: the percentage of images whose label is the top guess.
 
-    Images without a class (a label below 0) are not counted. Several outputs against one target: one accuracy per output, named by `meter_names`
-    or numbered.
+    Images without a class (a label below 0) are not counted. Several outputs against one
+    target: one accuracy per output, named by `meter_names` or numbered.
     """
 
     name = "accuracy_list_meter"
