@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from sslengine.checkpoint.atomic import whole_file
+from sslengine.atomic import whole_file
 from sslengine.checkpoint.manifest import verify
 from sslengine.distributed.shard_files import is_folder_of_shards, read_folder
 from sslengine.errors import CheckpointError, SSLEngineError

@@ -36,6 +36,7 @@ import yaml
 from PIL import Image
 
 from sslengine import catalog
+from sslengine.atomic import whole_file, write_whole
 from sslengine.data.decoding import NarrowedError
 from sslengine.data.options import SplitOptions
 from sslengine.data.pixel_range import FORMS
@@ -103,7 +104,7 @@ def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> No
     name = part_name(number)
     members = range(number * IN_A_PART, min(len(source), (number + 1) * IN_A_PART))
     starts, counts = [0], {"unreadable": 0, "not_resized": 0}
-    with (out / f"{name}.bin").open("wb") as file:
+    with whole_file(out / f"{name}.bin") as file:
         for index in members:
             try:
                 image = source.image(index)
@@ -120,12 +121,10 @@ def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> No
                 counts["unreadable"] += 1
             file.write(content)
             starts.append(file.tell())
-        file.flush()
-        os.fsync(file.fileno())
-    _write_whole(out / f"{name}.json", json.dumps(counts).encode())
+    write_whole(out / f"{name}.json", json.dumps(counts).encode())
     table = BytesIO()
     np.save(table, np.array(starts, np.int64))
-    _write_whole(out / f"{name}.npy", table.getvalue())
+    write_whole(out / f"{name}.npy", table.getvalue())
 
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
@@ -143,7 +142,7 @@ def _begin(out: Path, plan: dict[str, Any]) -> None:
     if out.exists() and any(out.iterdir()):
         raise DataError(f"{out} is not empty, and holds no cache. Name another folder.")
     out.mkdir(parents=True, exist_ok=True)
-    _write_whole(out / PLAN, json.dumps(plan, indent=2).encode())
+    write_whole(out / PLAN, json.dumps(plan, indent=2).encode())
 
 
 def _finish(source: DataSource, out: Path, plan: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def _finish(source: DataSource, out: Path, plan: dict[str, Any]) -> dict[str, An
         for key, count in json.loads(file.read_text()).items():
             totals[key] += count
     manifest = {**plan, **totals, "classes": list(source.class_names)}
-    _write_whole(out / MANIFEST, json.dumps(manifest, indent=2).encode())
+    write_whole(out / MANIFEST, json.dumps(manifest, indent=2).encode())
     return manifest
 
 
@@ -164,15 +163,6 @@ def _fingerprint(source: DataSource) -> str:
     for index in range(len(source)):
         names.update(os.fsencode(source.path(index)) + b"\0")
     return names.hexdigest()
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

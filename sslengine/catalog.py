@@ -4,6 +4,7 @@ Names only. A component's module is imported when its name is first asked for.
 """
 
 from sslengine import (
+    contrib,
     data,
     engines,
     hooks,
@@ -30,6 +31,7 @@ from sslengine.optim import options as optim_options
 __all__ = [
     "checkpoint_options",
     "config_options",
+    "contrib",
     "data",
     "data_options",
     "engine_options",

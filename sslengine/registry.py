@@ -45,6 +45,7 @@ class Registry(Generic[T]):
         engine_arguments: tuple[str, ...] = (),
         packages: Mapping[str, str] | None = None,
         base: str = "",
+        takes_foreign: bool = False,
     ) -> None:
         """
         fallback: a module whose classes (with names ending in `suffix`) are known too.
@@ -52,6 +53,8 @@ class Registry(Generic[T]):
         engine_arguments: arguments that the engine gives and YAML may not.
         packages: modules whose names an entry may give if its `transform_type` is the key.
         base: `module:Class` that a class of this kind derives from.
+        takes_foreign: a class with `from_config` checks its options itself; a function may be one
+            of these things, and leave arguments to whoever calls it.
         """
         self.kind = kind
         self.entry_keys = entry_keys
@@ -64,6 +67,7 @@ class Registry(Generic[T]):
         self._suffix = suffix
         self._packages = packages or {}
         self._base = base
+        self.takes_foreign = takes_foreign
 
     def register(
         self, name: str, *aliases: str, options: type[Any] | None = None
@@ -305,11 +309,14 @@ LOSSES: Registry[Any] = Registry(
     suffix="Loss",
     engine_arguments=("run",),
     base="torch.nn:Module",
+    takes_foreign=True,
 )
 MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
+# Each is given a hook without our events, and makes one of ours of it; None: it is not of its kind.
+HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")
 OPTIMIZERS: Registry[Any] = Registry("optimizer", base="torch.optim:Optimizer")
@@ -333,6 +340,7 @@ register_model = MODELS.register
 register_trunk = TRUNKS.register
 register_head = HEADS.register
 register_hook = HOOKS.register
+register_hook_adapter = HOOK_ADAPTERS.register
 register_writer = WRITERS.register
 register_meter = METERS.register
 register_optimizer = OPTIMIZERS.register

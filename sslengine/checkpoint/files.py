@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from sslengine.checkpoint.atomic import make_folder, sync_folder, whole_file
+from sslengine.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint.manifest import Manifest, path_for, read_manifest, sha256_of, verify
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.distributed.shard_files import Peers

@@ -21,8 +21,8 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from sslengine.atomic import make_folder
 from sslengine.checkpoint import lease
-from sslengine.checkpoint.atomic import make_folder
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CheckpointError

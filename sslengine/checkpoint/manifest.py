@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
-from sslengine.checkpoint.atomic import write_whole
+from sslengine.atomic import write_whole
 from sslengine.errors import CheckpointError
 
 _CHUNK = 1 << 22

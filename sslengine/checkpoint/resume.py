@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sslengine.atomic import make_folder, sync_folder
 from sslengine.checkpoint import files
-from sslengine.checkpoint.atomic import make_folder, sync_folder
 from sslengine.checkpoint.contents import results
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.distributed.collectives import broadcast_object

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sslengine.atomic import sync_files
 from sslengine.checkpoint import files, sharded
-from sslengine.checkpoint.atomic import sync_files
 from sslengine.checkpoint.manifest import Manifest
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.retention import keep_best, remove_surplus, saved, unknown_metric

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from sslengine.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint import files
-from sslengine.checkpoint.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint.manifest import FileFacts, Manifest, sha256_of
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.distributed.shard_files import Peers, read_folder, split, write_folder

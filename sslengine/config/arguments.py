@@ -9,10 +9,26 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sslengine.errors import listing, nearest
+
+
+def loss_arguments(thing: Any, given: Collection[str]) -> list[str]:
+    """Of a function that is a loss: what it is called with. Nothing of one that makes a loss.
+
+    Two or three positional arguments that have no default and that YAML does not give.
+    """
+    if not inspect.isfunction(thing):
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    left = [
+        name
+        for name, each in inspect.signature(thing).parameters.items()
+        if each.kind in positional and each.default is each.empty and name not in given
+    ]
+    return left if len(left) in (2, 3) else []
 
 
 def argument_problems(

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sslengine.config.arguments import argument_problems
+from sslengine.config.arguments import argument_problems, loss_arguments
 from sslengine.config.merge import Merged
 from sslengine.config.sections import components_of, fields_of, typed_nodes
 from sslengine.errors import ConfigError, UnknownNameError, UntrustedError
@@ -176,7 +176,12 @@ def _call_problems(
         return
     options = registry.options(name, path)
     if options is None:
-        yield from argument_problems(thing, arguments, path, registry.engine_arguments)
+        by_engine = registry.engine_arguments
+        if registry.takes_foreign and hasattr(thing, "from_config"):
+            return
+        if registry.takes_foreign:
+            by_engine = (*by_engine, *loss_arguments(thing, {*arguments, *by_engine}))
+        yield from argument_problems(thing, arguments, path, by_engine)
         return
     problems = argument_problems(options, arguments, path)
     yield from problems

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sslengine.atomic import whole_file, write_whole
 from sslengine.data.shared import SharedArray, SharedStrings, joined
 from sslengine.data.shared_paths import SharedPaths
 from sslengine.data.turns import turn
@@ -154,14 +155,11 @@ def _keep(place: Path, found: Found) -> None:
     arrays = {**found.arrays, **stamped, "marks": marks}
     folder = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=place.parent))
     for name, values in arrays.items():
-        with (folder / name).open("wb") as file:
+        with whole_file(folder / name) as file:
             np.ascontiguousarray(values).tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
     forms = {name: [values.dtype.str, list(values.shape)] for name, values in arrays.items()}
-    unfinished = folder / "index.json"
-    unfinished.write_text(json.dumps({"folder": folder.name, "arrays": forms}))
-    os.replace(unfinished, place.with_suffix(".json"))
+    told = json.dumps({"folder": folder.name, "arrays": forms})
+    write_whole(place.with_suffix(".json"), told.encode())
     _forget(place, folder)
 
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed.collectives import broadcast, sum_in_place
 from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.sharding import gradients_kept
+from sslengine.distributed.sharding import gradients_kept, is_sharded
 
 
 def wrap(
@@ -56,13 +58,12 @@ _BUFFERS = (
 )
 
 
-def no_sync(model: nn.Module) -> AbstractContextManager[None]:
+def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContextManager[None]:
     """Within it, forward and backward leave each rank its own gradients."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
-    if isinstance(model, FSDPModule):
-        return gradients_kept(model)
-    return nullcontext()
+    sharded = [cast(FSDPModule, each) for each in (model, method) if is_sharded(each)]
+    return gradients_kept(*sharded) if sharded else nullcontext()
 
 
 def manual_sync_params(model: nn.Module, broadcast_buffers: bool) -> None:
@@ -80,6 +81,12 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
         broadcast(flat)
         for tensor, new in zip(same, _unflatten_dense_tensors(flat, same), strict=True):
             tensor.detach().copy_(new)
+
+
+def batch_norm_buffers(module: nn.Module) -> list[Tensor]:
+    """Of a module that DDP is not around: what is the same on all ranks only if it is sent."""
+    norms = (each for each in module.modules() if isinstance(each, _NormBase))
+    return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
 
 def manual_gradient_all_reduce(model: nn.Module) -> None:

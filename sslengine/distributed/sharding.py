@@ -72,6 +72,19 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
     fully_shard(root, mp_policy=outer, **common)  # type: ignore[call-overload]
 
 
+def shard_method(method: nn.Module, mesh: DeviceMesh, reduce: torch.dtype | None) -> None:
+    """Cut a method's own parameters. It computes in float32; copies in it are cut already."""
+    for name, parameter in method.named_parameters():
+        if not parameter.ndim:
+            raise ConfigError(
+                f"config.TRAINER.TASK_NAME: the parameter loss.{name} of {type(method).__name__} "
+                f"is a single number, which cannot be in shards. Give it the shape (1,), or use "
+                f"self_supervision_task."
+            )
+    policy = MixedPrecisionPolicy(reduce_dtype=reduce)
+    fully_shard(method, mesh=mesh, reshard_after_forward=True, mp_policy=policy)  # type: ignore[call-overload]
+
+
 def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
     """On a view (of a transformer's first token, say) an operation in place would undo the hook
     by which torch gathers the unit again in the backward pass.
@@ -79,7 +92,7 @@ def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
     return tree_map_only(Tensor, lambda each: each.clone() if each._is_view() else each, output)
 
 
-def is_sharded(thing: Tensor | nn.Module) -> bool:
+def is_sharded(thing: Tensor | nn.Module | None) -> bool:
     return isinstance(thing, DTensor | FSDPModule)
 
 
@@ -146,13 +159,15 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def gradients_kept(model: FSDPModule) -> Iterator[None]:
+def gradients_kept(*modules: FSDPModule) -> Iterator[None]:
     """Within it backward leaves each rank its own gradients, whole: it takes their memory."""
-    model.set_requires_gradient_sync(False)
+    for module in modules:
+        module.set_requires_gradient_sync(False)
     try:
         yield
     finally:
-        model.set_requires_gradient_sync(True)
+        for module in modules:
+            module.set_requires_gradient_sync(True)
 
 
 def on_mesh(share: Tensor, shape: torch.Size, stride: tuple[int, ...], mesh: DeviceMesh) -> Tensor:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sslengine.checkpoint.atomic import write_whole
+from sslengine.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
@@ -43,6 +43,7 @@ from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions
 from sslengine.models.options import ModelOptions
 from sslengine.models.weights import init_from_file, other_classes
+from sslengine.monitor import history
 from sslengine.registry import register_engine
 from sslengine.task.build import build_base_model, build_run_precision
 
@@ -153,7 +154,16 @@ class _Judge:
 
     def _features(self, split: str, compute: Callable[[Any], dict[str, Tensor]]) -> Features:
         batches = extract(compute, self.feeds[split], getattr(self.data, split), self.precision)
-        return gather_features(join(list(batches)), self.run.device)
+        return self._labelled(gather_features(join(list(batches)), self.run.device), split)
+
+    def _labelled(self, found: Features, split: str) -> Features:
+        """Without the images that have no class."""
+        keep = found.targets >= 0
+        if found.targets.ndim > 1 or keep.all():
+            return found
+        self.note(f"{int((~keep).sum())} of {len(keep)} images of {split} have no label: left out")
+        layers = {name: rows[keep] for name, rows in found.layers.items()}
+        return Features(layers, found.targets[keep], found.indices[keep])
 
     def _neighbours(self, each: Judged, layer: str) -> Score:
         options, knn, count = self.neighbours, {}, len(each.train.targets)
@@ -240,8 +250,7 @@ def _show_training(console: Console, weights: Path, network: str) -> None:
     metrics = weights.parent.parent / "metrics.jsonl"
     if not metrics.exists():
         return
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    losses = [line["loss"] for line in lines if line["kind"] == "step"]
+    losses = [step["loss"] for step in history.read(metrics.parent)]
     if losses:
         console.print(f"  metrics     {metrics}")
         console.print(f"  loss        {losses[0]:.3f} at the first step, {losses[-1]:.3f} at last")

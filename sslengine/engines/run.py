@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 
-from sslengine.checkpoint.atomic import write_whole
+from sslengine.atomic import write_whole
 from sslengine.config.resolve import Resolved
 from sslengine.config.show import show
 from sslengine.distributed.ranks import is_primary

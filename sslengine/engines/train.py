@@ -22,7 +22,6 @@ from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engines.expected import check_results
 from sslengine.engines.run import Run
 from sslengine.errors import CheckpointError, ConfigError
-from sslengine.hooks.checkpointing import RECORDS
 from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
@@ -30,6 +29,7 @@ from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.text import clock
 from sslengine.monitor.writers import Writer
 from sslengine.registry import TASKS, component_key, register_engine
+from sslengine.services.checkpointing import RECORDS
 from sslengine.task.phases import place_again
 from sslengine.task.progress import Progress
 from sslengine.trainer import loop
@@ -156,7 +156,7 @@ def _start_over(run: Run) -> None:
 
 def _introduce(task: Any, run: Run) -> None:
     """Who, what, where: before the first step."""
-    trained = sum(p.numel() for p in task.base_model.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in task.learner.parameters() if p.requires_grad)
     ranks = f"{world_size()} rank{'s' if world_size() > 1 else ''}"
     feed = task.train_feed or task.test_feed
     lines = (

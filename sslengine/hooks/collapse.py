@@ -23,7 +23,7 @@ from sslengine.hooks.events import Hook, TaskView
 
 
 class LogCollapse(Hook):
-    """`HOOKS.COLLAPSE_SIGNS`. Adds to `task.phase_results`, so it comes before LogMetrics.
+    """`HOOKS.COLLAPSE_SIGNS`: adds to `task.phase_results`.
 
     Cost: two singular value decompositions a phase. All other steps are left alone: the
     trunk's output is caught in the phase's last one only.

@@ -1,9 +1,8 @@
 """The engine's hooks that a config asks for, in the order in which they run.
 
 The method's own hooks run before these. Parameters are frozen before gradients are
-clipped, so that a frozen gradient does not count. Then come the hooks of HOOKS.EXTRA; what
-they put at any event is in the record of that event, for metrics are written after them.
-What ends or saves a run comes last.
+clipped, so that a frozen gradient does not count. The hooks of HOOKS.EXTRA come last. What the
+engine does after all hooks are the services: sslengine/services/order.py.
 """
 
 from __future__ import annotations
@@ -13,31 +12,25 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import DistributedOptions, MachineOptions, RunOptions
 from sslengine.config.sections import read
-from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.collapse import LogCollapse
-from sslengine.hooks.detectron2 import Detectron2Hook, is_detectron2_hook
-from sslengine.hooks.early_stopping import StopEarly
+from sslengine.hooks.events import EVENTS
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.hooks.iteration_timer import IterationTimer
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
-from sslengine.hooks.metrics import LogMetrics
 from sslengine.hooks.options import HooksOptions, ProfilingOptions
 from sslengine.hooks.perf import LogPerfStats
 from sslengine.hooks.precise_bn import PreciseBatchNorm
-from sslengine.hooks.preemption import StopOnSignals
 from sslengine.hooks.profiling import ProfileSteps
 from sslengine.hooks.set_loss import EvaluateLoss
 from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.hooks.unreached import ReportUnreachedParameters
 from sslengine.models.options import ModelOptions
-from sslengine.registry import HOOKS
+from sslengine.registry import HOOK_ADAPTERS, HOOKS
 
 
-def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) -> list[Any]:
-    """interrupts: Ctrl-C saves the run, as other signals do."""
+def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     hooks, model = read(config, HooksOptions), read(config, ModelOptions)
     chosen: list[Any] = [IterationTimer()] if hooks.ITERATION_TIMER else []
     if hooks.PERF_STATS.MONITOR_PERF_STATS:
@@ -63,25 +56,24 @@ def default_hooks(config: DictConfig, run_dir: Path, interrupts: bool = True) ->
                 board.LOG_PARAMS_EVERY_N_ITERS, board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS
             )
         )
-    checkpoints = SaveCheckpoints(run_dir / "checkpoints", read(config, CheckpointOptions))
     if hooks.PRECISE_BN.ENABLED:
-        chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS, checkpoints))
+        chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS))
     if hooks.EVALUATE_LOSS.SETS:
         chosen.append(EvaluateLoss(hooks.EVALUATE_LOSS))
     if hooks.COLLAPSE_SIGNS:
         chosen.append(LogCollapse())
-    extra = [_extra(entry) for entry in hooks.EXTRA]
-    frequency, rolling = read(config, RunOptions).LOG_FREQUENCY, hooks.PERF_STATS.ROLLING_BTIME_FREQ
     if hooks.MEMORY_SUMMARY.LOG_PEAKS:
-        chosen.append(LogMemoryPeaks(frequency))
-    chosen.extend(extra)
-    chosen.append(LogMetrics(frequency, rolling))
-    if hooks.EARLY_STOPPING.MONITOR:
-        chosen.append(StopEarly(hooks.EARLY_STOPPING))
-    stop, profiling = StopOnSignals(checkpoints, interrupts), read(config, ProfilingOptions)
+        chosen.append(LogMemoryPeaks(read(config, RunOptions).LOG_FREQUENCY))
+    profiling = read(config, ProfilingOptions)
+    if profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY:
+        chosen.append(
+            HOOKS.get("layer_memory")(
+                profiling.first_recorded, profiling.PROFILED_RANKS, profiling.OUTPUT_FOLDER
+            )
+        )
     if profiling.asked_for:
-        chosen.append(ProfileSteps(profiling, run_dir, stop))
-    chosen.extend((checkpoints, stop))
+        chosen.append(ProfileSteps(profiling, run_dir))
+    chosen.extend(_extra(entry) for entry in hooks.EXTRA)
     return chosen
 
 
@@ -89,4 +81,10 @@ def _extra(entry: str | dict[str, Any]) -> Any:
     entry = {"name": entry} if isinstance(entry, str) else entry
     arguments = {key: value for key, value in entry.items() if key != "name"}
     hook = HOOKS.get(entry["name"])(**arguments)
-    return Detectron2Hook(hook) if is_detectron2_hook(hook) else hook
+    return hook if any(hasattr(hook, event) for event in EVENTS) else _adapted(hook)
+
+
+def _adapted(hook: Any) -> Any:
+    """One that was written for another engine, as one of ours."""
+    tries = (HOOK_ADAPTERS.get(name)(hook) for name in HOOK_ADAPTERS.names())
+    return next((each for each in tries if each is not None), hook)

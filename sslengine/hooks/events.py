@@ -18,6 +18,8 @@ overrides costs one empty loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +62,7 @@ class TaskView(Protocol):
     model: nn.Module  # wrapped for data parallel training
     base_model: nn.Module  # the model itself
     loss: nn.Module
+    learner: nn.Module  # both: all that is trained, by name; the loss's below `loss.`
     optimizer: Any
     precision: Any
     ledger: Any
@@ -69,6 +72,7 @@ class TaskView(Protocol):
     meters: list[Any]
     writers: list[Any]
     hooks: list[Any]
+    services: Any  # what the engine does after all hooks of an event
     last_batch: Any
     phase_results: dict[str, Any]  # of the phase that has just ended; hooks may add to them
     progress: Any
@@ -84,6 +88,9 @@ class TaskView(Protocol):
     def where(self) -> float: ...
     @property
     def iteration(self) -> int: ...
+    @property
+    def saves_at_phase_end(self) -> bool: ...
+    def leave(self, who: str) -> None: ...
     def set_loss(self, split: str) -> dict[str, float]: ...
     def get_classy_state(self, deep_copy: bool = False) -> dict[str, Any]: ...
 
@@ -142,23 +149,28 @@ class Hook:
 Calls = dict[str, tuple[Callable[[Any], Any], ...]]
 
 
-def compile_events(hooks: Iterable[Any]) -> Calls:
+def compile_events(hooks: Iterable[Any], timer: AbstractContextManager[Any] | None = None) -> Calls:
     """For each event the methods to call, in the order of the hooks; no-ops are left out.
 
-    A hook that has `around_events(calls)` gives back what is called in their place.
+    timer: entered while the hooks of an event are called.
     """
     hooks = list(hooks)
     calls: Calls = {
         event: tuple(getattr(hook, event) for hook in hooks if _overrides(hook, event))
         for event in EVENTS
     }
-    for hook in hooks:
-        calls = getattr(hook, "around_events", _as_they_are)(calls)
+    if timer is not None:
+        for event, each in calls.items():
+            calls[event] = (partial(_timed, timer, each),) if each else ()
     return calls
 
 
-def _as_they_are(calls: Calls) -> Calls:
-    return calls
+def _timed(
+    timer: AbstractContextManager[Any], calls: Iterable[Callable[[Any], Any]], task: Any
+) -> None:
+    with timer:
+        for call in calls:
+            call(task)
 
 
 def _overrides(hook: Any, event: str) -> bool:

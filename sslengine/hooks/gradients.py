@@ -25,11 +25,11 @@ class FreezeParameters(Hook):
         self._parameters: list[tuple[nn.Parameter, int]] = []
 
     def on_start(self, task: TaskView) -> None:
-        known = dict(task.base_model.named_parameters())
+        known = dict(task.learner.named_parameters())
         for name, _ in self.frozen_until:
             if name not in known:
                 raise ConfigError(
-                    f"config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: the model has no parameter "
+                    f"config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: there is no parameter "
                     f"{name!r}. {nearest(name, known)}".rstrip()
                 )
         self._parameters = [(known[name], until) for name, until in self.frozen_until]
@@ -54,7 +54,7 @@ class ClipGradients(Hook):
         if not task.updating:
             return
         task.precision.unscale(task.optimizer.inner)
-        parameters = [p for p in task.base_model.parameters() if p.grad is not None]
+        parameters = [p for p in task.learner.parameters() if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients:
             return

@@ -1,18 +1,16 @@
 """`HOOKS.ITERATION_TIMER`: how long a train step takes, and how much of that hooks take.
 
-One line at the end of the run, and two figures with each train phase. Time is counted from
-event to event while a train phase runs, so reading data counts, test phases do not. Hooks'
-share is what all hooks do in the phase's events: logging, checkpoints, the method's own.
+One line at the end of the run, and two metrics with each train phase. Time is counted from
+event to event while a train phase runs, so reading data counts, test phases do not. The hooks'
+share is what all hooks and services do in the phase's events: logging and checkpoints too.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from time import perf_counter
-from typing import Any
 
-from sslengine.hooks.events import Calls, Hook, TaskView
+from sslengine.hooks.events import Hook, TaskView
 from sslengine.monitor.console import ConsoleWriter
 from sslengine.monitor.text import clock
 
@@ -20,44 +18,27 @@ log = logging.getLogger("sslengine")
 
 # The first steps of a process are slow (memory is allocated, kernels are chosen): not counted.
 WARMUP_STEPS = 3
-NOT_TIMED = ("on_start", "on_end", "on_exception")
 
 
 class IterationTimer(Hook):
-    """It stands around the events of all hooks; a run without it has no such thing around them."""
-
     def __init__(self, warmup_steps: int = WARMUP_STEPS) -> None:
         self.warmup_left = warmup_steps
         self.steps = 0  # counted
         self.seconds = 0.0  # that they took, with what hooks did at the ends of phases
         self.in_hooks = 0.0  # of these
-        self._mark = 0.0
+        # Of the last train step: when it ended, and what hooks had taken until then.
+        self._mark: tuple[float, float] | None = None
 
-    def around_events(self, calls: Calls) -> Calls:
-        """The calls of an event as one, with a look at the clock before and after."""
-        timed = {event: each for event, each in calls.items() if event not in NOT_TIMED}
-        return calls | {
-            event: (partial(self._timed, event, each),)
-            for event, each in timed.items()
-            if each or event in ("on_phase_start", "on_step")
-        }
+    def on_phase_start(self, task: TaskView) -> None:
+        self._count_end_of_phase(task)
+        self._mark = (perf_counter(), task.perf.hooks.seconds) if task.train else None
 
-    def _timed(self, event: str, calls: tuple[Any, ...], task: TaskView) -> None:
-        begin = perf_counter()
-        for call in calls:
-            call(task)
-        end = perf_counter()
-        if not task.train:
+    def on_step(self, task: TaskView) -> None:
+        if self._mark is None:
             return
-        if event == "on_phase_start":
-            self._mark = begin
-        self.in_hooks += end - begin
-        self.seconds += end - self._mark
-        self._mark = end
-        if event == "on_step":
-            self._count_step()
-
-    def _count_step(self) -> None:
+        (began, hooks), self._mark = self._mark, (perf_counter(), task.perf.hooks.seconds)
+        self.seconds += self._mark[0] - began
+        self.in_hooks += self._mark[1] - hooks
         if self.warmup_left:
             self.warmup_left -= 1
             self.seconds = self.in_hooks = 0.0
@@ -70,10 +51,17 @@ class IterationTimer(Hook):
             task.phase_results["percent_in_hooks"] = 100 * self.in_hooks / self.seconds
 
     def on_end(self, task: TaskView) -> None:
+        self._count_end_of_phase(task)
         self._tell(task)
 
     def on_exception(self, task: TaskView) -> None:
         self._tell(task)
+
+    def _count_end_of_phase(self, task: TaskView) -> None:
+        if self._mark is not None and self.steps:
+            taken = task.perf.hooks.seconds - self._mark[1]
+            self.seconds += taken
+            self.in_hooks += taken
 
     def _tell(self, task: TaskView) -> None:
         if not self.steps:

@@ -46,7 +46,7 @@ class LogMemoryPeaks(Hook):
         gpu_allocated_gb    by tensors, by torch's count
         gpu_reserved_gb     that torch holds of the GPU
 
-    The largest over ranks. Comes before LogMetrics, and waits for nothing of its own.
+    The largest over ranks. Waits for nothing of its own.
     """
 
     def __init__(self, frequency: int) -> None:

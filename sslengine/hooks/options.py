@@ -172,5 +172,9 @@ class ProfilingOptions:
             yield f"NUM_ITERATIONS: expected 1 or more, got {self.NUM_ITERATIONS}."
 
     @property
+    def first_recorded(self) -> int:
+        return self.START_ITERATION + self.WARMUP_ITERATIONS
+
+    @property
     def asked_for(self) -> bool:
         return self.RUNTIME_PROFILING.USE_PROFILER or self.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY

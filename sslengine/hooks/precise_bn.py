@@ -24,7 +24,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.errors import ConfigError
-from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.registry import TRAIN_STEPS
 
@@ -32,10 +31,10 @@ log = logging.getLogger("sslengine")
 
 
 class PreciseBatchNorm(Hook):
-    """Cost: NUM_ITERS forwards each time. Comes before `checkpoints`, which it asks what is due."""
+    """Cost: NUM_ITERS forwards each time."""
 
-    def __init__(self, batches: int, checkpoints: SaveCheckpoints) -> None:
-        self.batches, self.checkpoints = batches, checkpoints
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
 
     def on_start(self, task: TaskView) -> None:
         step = task.config.TRAINER.TRAIN_STEP_NAME
@@ -57,7 +56,7 @@ class PreciseBatchNorm(Hook):
     def _due(self, task: TaskView) -> bool:
         following = task.phases[task.progress.phase + 1 : task.progress.phase + 2]
         tested = any(not phase.train for phase in following)
-        return tested or self.checkpoints.name_at_phase_end(task) is not None
+        return tested or task.saves_at_phase_end
 
 
 def refresh(task: TaskView, batches: int) -> None:

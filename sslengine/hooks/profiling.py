@@ -1,10 +1,9 @@
-"""`config.PROFILING`: some train steps under torch's profiler, and the memory of each layer.
+"""`config.PROFILING`: some train steps under torch's profiler.
 
 Into `<run>/profile/`, for each rank of PROFILED_RANKS:
 
     rank0_trace.json               for chrome://tracing or https://ui.perfetto.dev
     rank0_ops.txt                  the operators that take most time
-    rank0_memory_by_layer.txt      of the first recorded step
     tensorboard/                   the trace for TensorBoard's profiler, if asked for
 
 All other steps are left alone. The steps in the window are slower: look at shares, not at times.
@@ -24,9 +23,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, TaskView
-from sslengine.hooks.layer_memory import LayerMemory
 from sslengine.hooks.options import ProfilingOptions
-from sslengine.hooks.preemption import StopOnSignals
 from sslengine.trust import is_closed
 
 log = logging.getLogger("sslengine")
@@ -34,20 +31,19 @@ log = logging.getLogger("sslengine")
 OPERATORS = 30  # lines of the table
 
 
+def profile_folder(run_dir: Path, chosen: str) -> Path:
+    """A config that is not trusted does not say where files are written."""
+    return run_dir / "profile" if chosen in ("", ".") or is_closed() else Path(chosen)
+
+
 class ProfileSteps(Hook):
-    def __init__(self, options: ProfilingOptions, run_dir: Path, stop: StopOnSignals) -> None:
-        chosen = options.OUTPUT_FOLDER
+    def __init__(self, options: ProfilingOptions, run_dir: Path) -> None:
         self.options = options
-        # A config that is not trusted does not say where files are written.
-        own = chosen in ("", ".") or is_closed()
-        self.folder = run_dir / "profile" if own else Path(chosen)
-        self.begin = options.START_ITERATION
-        self.record = self.begin + options.WARMUP_ITERATIONS
+        self.folder = profile_folder(run_dir, options.OUTPUT_FOLDER)
+        self.begin, self.record = options.START_ITERATION, options.first_recorded
         self.end = self.record + options.NUM_ITERATIONS
-        self._stop = stop
         self._mine = rank() in options.PROFILED_RANKS
         self._profiler: Any = None
-        self._layers: LayerMemory | None = None
 
     def on_start(self, task: TaskView) -> None:
         if self._mine and self.options.RUNTIME_PROFILING.USE_PROFILER:
@@ -61,22 +57,16 @@ class ProfileSteps(Hook):
         if task.iteration == self.begin and self.options.RUNTIME_PROFILING.USE_PROFILER:
             self._profiler = self._make_profiler(task.device)
             _quietly(self._profiler.start)
-        by_layer = self.options.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY
-        if by_layer and task.iteration == self.record:
-            self._layers = LayerMemory(task.base_model, task.device)
 
     def on_step(self, task: TaskView) -> None:
         if not task.train:
             return
-        if self._layers is not None:
-            self._write("memory_by_layer.txt", self._layers.finish())
-            self._layers = None
         if self._profiler is not None:
             _quietly(self._profiler.step)
         if task.iteration == self.end:
             self._close()
             if self.options.STOP_TRAINING_AFTER_PROFILING:
-                self._stop.ask("config.PROFILING.STOP_TRAINING_AFTER_PROFILING")
+                task.leave("config.PROFILING.STOP_TRAINING_AFTER_PROFILING")
 
     def on_end(self, task: TaskView) -> None:
         self._close()  # the run was shorter than the window
@@ -85,9 +75,6 @@ class ProfileSteps(Hook):
         self._close()
 
     def _close(self) -> None:
-        if self._layers is not None:
-            self._layers.finish()
-            self._layers = None
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
             _quietly(profiler.stop)

@@ -8,7 +8,7 @@ from sslengine.hooks.options import EvaluateLossOptions
 
 
 class EvaluateLoss(Hook):
-    """`HOOKS.EVALUATE_LOSS`. Adds to `task.phase_results`, so it comes before LogMetrics.
+    """`HOOKS.EVALUATE_LOSS`: adds to `task.phase_results`.
 
     Cost: a forward pass over the set each time. The run itself goes on as without it.
     """

@@ -24,7 +24,7 @@ class TensorBoardHistograms(Hook):
         writers = [each for each in task.writers if isinstance(each, TensorBoardWriter)]
         if not (writers or task.peers):  # all ranks of a sharded run have to gather
             return
-        for name, parameter in task.base_model.named_parameters():
+        for name, parameter in task.learner.named_parameters():
             if self.parameters:
                 self._write(writers, f"parameters/{name}", whole(parameter), task)
             if self.gradients and parameter.grad is not None:

@@ -25,7 +25,7 @@ class ReportUnreachedParameters(Hook):
         self._handles: list[Any] = []
 
     def on_start(self, task: TaskView) -> None:
-        for name, module in task.base_model.named_modules():
+        for name, module in task.learner.named_modules():
             own = [
                 (f"{name}.{each}" if name else each, parameter)
                 for each, parameter in module.named_parameters(recurse=False)
@@ -47,7 +47,7 @@ class ReportUnreachedParameters(Hook):
     def on_backward(self, task: TaskView) -> None:
         if not task.updating:
             return
-        names = {n for n, p in task.base_model.named_parameters() if p.requires_grad}
+        names = {n for n, p in task.learner.named_parameters() if p.requires_grad}
         missing = frozenset(names - self._reached)
         if missing - self._told:
             log.warning("%s", self._message(task, missing))

@@ -39,6 +39,13 @@ def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
 
 
 @torch.no_grad()
+def copy_buffers(teacher: nn.Module, student: nn.Module) -> None:
+    """The running statistics of the student's batch norms, and whatever else its buffers hold."""
+    for own, theirs in zip(teacher.buffers(), student.buffers(), strict=True):
+        own.copy_(theirs)
+
+
+@torch.no_grad()
 def start_as(teacher: nn.Module, student: nn.Module) -> None:
     """Parameters and buffers, into a copy that was made before."""
     own, theirs = teacher.state_dict(), student.state_dict()

@@ -1,45 +1,48 @@
 """What a method is to the engine.
 
-A method is a loss module, registered by name with a dataclass of its YAML options:
+A method is a module, registered by name with a dataclass of its YAML options:
 
     @register_loss("my_loss", options=MyOptions)
     class MyLoss(Method):
-        def __init__(self, options: MyOptions, run: RunFacts): ...
-        def forward(self, output, target): ...      # a scalar, or a dict with the key "loss"
-        def hooks(self): return [MyHook(self)]      # if it has work outside the loss
+        def __init__(self, options: MyOptions, run: RunFacts):
+            super().__init__()
+            self.predictor = nn.Linear(128, 128)      # trained, as the model is
+            self.teacher = Teacher(momentum=0.99)     # a slow copy of the model: teacher.py
 
-A method that keeps a copy of the model (a teacher, a momentum encoder) makes it in
-`attach(model)` and keeps it as a submodule; what it must do outside the loss (a forward
-of the teacher, an update of it) is a hook's business. Evaluation moves neither teacher
-nor queue: hooks look at `task.train`.
+        def forward(self, output, sample, step):      # a scalar, or a dict with the key "loss"
+            targets = self.teacher(sample["input"], step)
+            ...
 
-`output` is what the model gives (a tensor, or a list when there are several), `target`
-the batch's labels. What it keeps between steps (queue, centre, teacher) it keeps in
-buffers and submodules: those are checkpointed and restored. What differs between ranks
-goes through `rank_state` and `load_rank_state`.
+`output` is what the model gives (a tensor, or a list when there are several), in full precision;
+`sample` the batch (`input`, `target`, `data_idx`, masks and whatever else the collator made);
+`step` tells where the run is and takes metrics (step.py). What a method keeps between steps
+(queue, centre) it keeps in buffers and submodules: those are checkpointed and restored.
+State moves in `forward` if `step.train`, in `after_backward` and in `after_update`; evaluation
+moves nothing.
+
+Submodules made in `__init__` may have `attach`, `after_backward` and `after_update` of their own:
+they are called too, behind the method's.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from sslengine.hooks.events import Hook
+from sslengine.methods.step import Step
+from sslengine.optim.multipliers import Multiplier
+
+__all__ = ["Method", "Multiplier", "Step", "verbs"]
 
 
 class Method(nn.Module):
     """Base of the losses that ship with sslengine. Any nn.Module will do as a loss."""
 
-    # The name of the submodule that is a slow copy of the model, if the method keeps one ...
-    teacher_part: ClassVar[str] = ""
-    # ... and which network is judged and exported by default: student (the model) or teacher.
+    # Which network is judged and exported by default: student (the model) or teacher.
     judged_network: ClassVar[str] = "student"
-
-    @abstractmethod
-    def forward(self, output: Any, target: Any) -> Tensor | dict[str, Tensor]:
-        raise NotImplementedError
 
     def attach(self, model: nn.Module) -> None:
         """The model is built: copy of it what is needed.
@@ -48,8 +51,18 @@ class Method(nn.Module):
         have been loaded into the model, so that copies start as the model does.
         """
 
+    def after_backward(self, step: Step) -> None:
+        """The gradients of this batch are there. In train phases, for each batch of a group."""
+
+    def after_update(self, step: Step) -> None:
+        """The optimizer has stepped."""
+
+    def multipliers(self) -> Mapping[str, Multiplier]:
+        """By patterns on the names of its own parameters; of several that match, the last."""
+        return {}
+
     def hooks(self) -> list[Hook]:
-        """The hooks that this method needs; the engine runs them before its own."""
+        """Hooks of its own, for methods that are written in VISSL's style, and for observers."""
         return []
 
     def rank_state(self) -> dict[str, Any]:
@@ -58,3 +71,12 @@ class Method(nn.Module):
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
         """The opposite of rank_state."""
+
+
+def verbs(method: nn.Module, name: str) -> tuple[Callable[[Any], None], ...]:
+    """`attach`, `after_backward` or `after_update` of a method and its parts, where they act."""
+    return tuple(
+        getattr(part, name)
+        for part in method.modules()
+        if getattr(type(part), name, None) not in (None, getattr(Method, name))
+    )

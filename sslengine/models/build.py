@@ -130,10 +130,15 @@ def _freeze(model: nn.Module, settings: FeatureEvalOptions) -> None:
         trunk_with_heads(model, "FREEZE_TRUNK_ONLY").freeze("trunk")
 
 
-def freeze_parameters(model: nn.Module, names: Sequence[str]) -> None:
-    """Those of NON_TRAINABLE_PARAMS; a name may have the prefix that DDP gives it, `module.`"""
-    parameters = dict(model.named_parameters())
+def freeze_parameters(module: nn.Module, names: Sequence[str], prefix: str = "") -> None:
+    """Those of NON_TRAINABLE_PARAMS; a name may have the prefix that DDP gives it, `module.`
+
+    prefix: `loss.` for the loss, whose names begin so; all others are the model's.
+    """
+    parameters = {f"{prefix}{name}": each for name, each in module.named_parameters()}
     for index, name in enumerate(names):
+        if name.startswith("loss.") != bool(prefix):
+            continue
         parameter = parameters.get(name.removeprefix("module."))
         if parameter is None:
             hint = nearest(name, parameters)

@@ -1,9 +1,9 @@
 """Which network of a checkpoint: the one that was trained, or the slow copy that its method keeps.
 
-A method with a teacher (a momentum encoder) says in `teacher_part` where in its state the copy
-lies, and in `judged_network` which of the two is used when its features are judged or exported;
-checkpoints keep both words under `networks`. `config.MODEL.WEIGHTS_INIT.NETWORK` overrides the
-second: `student`, `teacher`, or `auto`.
+A part of a method that keeps such a copy (a teacher, a momentum encoder) says in `teacher_part`
+under which name; the method says in `judged_network` which of the two is used when its features
+are judged or exported. Checkpoints keep both words under `networks`.
+`config.MODEL.WEIGHTS_INIT.NETWORK` overrides the second: `student`, `teacher`, or `auto`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ MODEL = "model"
 
 def networks_of(loss: nn.Module) -> dict[str, str]:
     """For a checkpoint: where the teacher is and which network is judged; {} without a teacher."""
-    part = getattr(loss, "teacher_part", "")
-    return {"teacher": part, "judged": loss.judged_network} if part else {}  # type: ignore[dict-item]
+    parts = ((name, getattr(each, "teacher_part", "")) for name, each in loss.named_modules())
+    teacher = next((f"{name}.{part}".lstrip(".") for name, part in parts if part), "")
+    judged = getattr(loss, "judged_network", STUDENT)
+    return {"teacher": teacher, "judged": judged} if teacher else {}
 
 
 def check_networks(loss: nn.Module) -> None:

@@ -83,7 +83,7 @@ class ConsoleWriter(Writer):
         self._pace = Pace()
 
     def write(self, record: Record) -> None:
-        if record.kind == "phase":
+        if record.kind != "step":
             self._end_bar()
             width = self.console.width if self.console.is_terminal else None
             self.console.print(phase_line(record, width))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.checkpoint.atomic import make_folder, write_whole
+from sslengine.atomic import make_folder, write_whole
 from sslengine.monitor.history import flat
 from sslengine.monitor.record_file import (
     Mark,

@@ -24,7 +24,7 @@ def read(
 ) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, oldest first.
 
-    kind: step (at LOG_FREQUENCY) or phase (at the end of an epoch); None: both.
+    kind: step (at LOG_FREQUENCY), phase (at the end of an epoch), end, exception; None: all.
     split: train or test; None: both.
     """
     path = Path(run_folder) / "metrics.jsonl"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import PIL.Image
 
-from sslengine.checkpoint.atomic import make_folder
+from sslengine.atomic import make_folder
 from sslengine.monitor.writers import Record, Writer
 
 log = logging.getLogger("sslengine")

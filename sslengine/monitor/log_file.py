@@ -7,7 +7,7 @@ import sys
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
-from sslengine.checkpoint.atomic import make_folder
+from sslengine.atomic import make_folder
 from sslengine.errors import readable
 from sslengine.monitor.text import Pace, phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
@@ -143,7 +143,7 @@ class LogWriter(Writer):
         self._pace = Pace()
 
     def write(self, record: Record) -> None:
-        if record.kind == "phase":
+        if record.kind != "step":
             _log.info(phase_line(record))
         elif self._pace.is_due():
             _log.info(step_line(record))

@@ -106,6 +106,8 @@ class PerfStats:
         timer = CudaStageTimer if measure_gpu and torch.cuda.is_available() else StageTimer
         self.timers: dict[str, StageTimer] = {name: timer() for name in STAGES}
         vars(self).update(self.timers)
+        # What hooks and services do; used where HOOKS.ITERATION_TIMER asks for it.
+        self.hooks = StageTimer()
 
     def report(self) -> list[StageTime]:
         """Means since the last reset, for the stages that ran."""

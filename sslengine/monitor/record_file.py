@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sslengine.checkpoint.atomic import make_folder, sync_folder, write_whole
+from sslengine.atomic import make_folder, sync_folder, write_whole
 
 log = logging.getLogger("sslengine")
 

@@ -42,13 +42,23 @@ _TAKEN = re.compile(
 _NAME = re.compile(r"[\w.\- ]+(/[\w.\- ]+)*")
 
 
+class Open:
+    """What was put under a name since metrics were last read."""
+
+    __slots__ = ("keep", "reduce", "values", "window")
+
+    def __init__(self, reduce: str | None) -> None:
+        self.reduce, self.window, self.keep = reduce, WINDOW, True
+        self.values: list[Any] = []
+
+
 class MetricStore:
     def __init__(self, active: bool = True) -> None:
         """An inactive one takes everything and keeps nothing."""
         self.active = active
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}
-        self._open: dict[str, tuple[str | None, list[Any]]] = {}
+        self._open: dict[str, Open] = {}
         self._images: dict[str, Tensor] = {}
         self._histograms: dict[str, OpenHistogram] = {}
         self._fresh: list[str] = []  # names put since they were last written
@@ -86,17 +96,16 @@ class MetricStore:
             )
         if window < 1:
             raise TrainingError(f"put_scalar({name!r}): window must be 1 or more, got {window!r}.")
-        series = self._series[self.split].get(name)
-        if series is None:
-            series = self._series[self.split][name] = Series()
-        series.window, series.keep = window, keep
-        before, values = self._open.setdefault(name, (reduce, []))
-        if before != reduce:
+        opened = self._open.get(name)
+        if opened is None:
+            opened = self._open[name] = Open(reduce)
+        elif opened.reduce != reduce:
             raise TrainingError(
-                f"put_scalar({name!r}): put with reduce={before!r} and with reduce={reduce!r}. "
-                f"Use one of them, or two names."
+                f"put_scalar({name!r}): put with reduce={opened.reduce!r} and with "
+                f"reduce={reduce!r}. Use one of them, or two names."
             )
-        values.append(_scalar(name, value))
+        opened.window, opened.keep = window, keep
+        opened.values.append(_scalar(name, value))
 
     def put_image(self, name: str, array: Any) -> None:
         """The newest of each name is written, by writers that take images. Rank 0's alone.
@@ -128,13 +137,20 @@ class MetricStore:
 
     def read(self) -> None:
         """Collective: bring what was put into the histories. The host waits for the device."""
+        known, new = self._series[self.split], self._take_open()
+        for name, (opened, values) in new.items():
+            series = known.setdefault(name, Series())
+            series.window, series.keep = opened.window, opened.keep
+            series.extend(values)
+        self._fresh = list(dict.fromkeys((*self._fresh, *new)))
+
+    def _take_open(self) -> dict[str, tuple[Open, list[float]]]:
         opened, self._open = self._open, {}
-        values = on_host({name: values for name, (_, values) in opened.items()})
-        mine = {n: OfRank(str(r), values[n]) for n, (r, _) in opened.items() if r is not None}
+        values = on_host({name: each.values for name, each in opened.items()})
+        reduced = {name: each.reduce for name, each in opened.items() if each.reduce is not None}
+        mine = {name: OfRank(reduce, values[name]) for name, reduce in reduced.items()}
         values.update(over_ranks(gather_objects(mine)))
-        for name, new in values.items():
-            self._series[self.split][name].extend(new)
-        self._fresh = list(dict.fromkeys((*self._fresh, *values)))
+        return {name: (opened[name], each) for name, each in values.items()}
 
     def history(self, name: str) -> Series:
         """All that was read of a figure in this kind of phase."""
@@ -168,6 +184,20 @@ class MetricStore:
             return {name: series[name].global_average() for name in names}
         return {name: series[name].median() for name in names}
 
+    def take_at_end(self) -> dict[str, float]:
+        """The last of each name put since the last record; no history has it. Collective."""
+        return {name: values[-1] for name, (_, values) in self._take_open().items()}
+
+    def take_without_waiting(self) -> dict[str, float]:
+        """As take_at_end, of what this rank alone has on the host: for a run that has failed."""
+        opened, self._open = self._open, {}
+        own = {name: each.values[-1] for name, each in opened.items() if each.reduce is None}
+        return {
+            name: float(value)
+            for name, value in own.items()
+            if not (isinstance(value, Tensor) and value.device.type != "cpu")
+        }
+
     def take_images(self) -> dict[str, Image]:
         images, self._images = self._images, {}
         return {name: as_image(image) for name, image in images.items()}
@@ -180,9 +210,7 @@ class MetricStore:
     # ---- the run around it
 
     def start_phase(self, split: str, anew: bool) -> None:
-        """Collective if anew: the phase begins, and does not go on after a restart."""
-        if anew:
-            self.read()
+        """anew: the phase begins, and does not resume. What was put before it is of its record."""
         self.split = split
         if anew and split == "test":
             self._series["test"] = {}

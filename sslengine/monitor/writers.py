@@ -1,6 +1,6 @@
-"""Where figures go: JSON lines, the console, TensorBoard. One small class each.
+"""Where metrics go: JSON lines, the console, TensorBoard. One small class each.
 
-A figure comes in a `Record`: what kind it is, when it was, and named values.
+They come in a `Record`: what kind it is, when it was, and named values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sslengine.checkpoint.atomic import make_folder
+from sslengine.atomic import make_folder
 from sslengine.errors import ConfigError
 from sslengine.monitor.history import leaves
 from sslengine.monitor.pictures import Histogram, Image
@@ -35,7 +35,10 @@ log = logging.getLogger("sslengine")
 
 
 class Record(NamedTuple):
-    """kind: `step` (at LOG_FREQUENCY), or `phase` (at its end)."""
+    """kind: `step` (at LOG_FREQUENCY), or `phase` (at its end).
+
+    Only if something was put there: `end` of the run, `exception`.
+    """
 
     kind: str
     iteration: int
@@ -167,7 +170,7 @@ class TensorBoardWriter(Writer):
         self.summary = SummaryWriter(str(folder), flush_secs=int(60 * flush_minutes))  # type: ignore[no-untyped-call]
 
     def write(self, record: Record) -> None:
-        prefix = record.split if record.kind == "step" else f"{record.split}_phase"
+        prefix = record.split if record.kind == "step" else f"{record.split}_{record.kind}"
         for name, value in leaves(record.values, "/"):
             if isinstance(value, (int, float)):
                 self.summary.add_scalar(f"{prefix}/{name}", value, record.iteration)  # type: ignore[no-untyped-call]

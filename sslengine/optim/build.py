@@ -24,7 +24,7 @@ from sslengine.registry import OPTIMIZERS
 log = logging.getLogger("sslengine")
 
 # What a group says to the plan and not to torch.
-_PLAN_KEYS = ("is_head", "lr_scale")
+_PLAN_KEYS = ("is_head", "lr_scale", "weight_decay_scale")
 # The schedules of a group, by what they set.
 Plan = dict[str, Scaled]
 
@@ -90,7 +90,8 @@ def _plan(group: Group, schedules: Mapping[str, Schedule]) -> Plan:
     suffix = "_head" if group.get("is_head") else ""
     plan = {"lr": Scaled(schedules[f"lr{suffix}"], group.get("lr_scale", 1.0))}
     if f"weight_decay{suffix}" in schedules and "weight_decay" not in group:
-        plan["weight_decay"] = Scaled(schedules[f"weight_decay{suffix}"])
+        scale = group.get("weight_decay_scale", 1.0)
+        plan["weight_decay"] = Scaled(schedules[f"weight_decay{suffix}"], scale)
     if "momentum" in schedules:
         plan["momentum"] = Scaled(schedules["momentum"])
     return plan
@@ -101,7 +102,8 @@ def _for_torch(group: Group, options: OptimizerSettings, known: Mapping[str, Any
     if "weight_decay" in known:
         head = options.head_optimizer_params
         own = group.get("is_head") and head.use_different_wd
-        kept.setdefault("weight_decay", head.weight_decay if own else options.weight_decay)
+        decay = head.weight_decay if own else options.weight_decay
+        kept.setdefault("weight_decay", decay * group.get("weight_decay_scale", 1.0))
     return kept
 
 

@@ -16,23 +16,6 @@ from torch import nn
 from sslengine.errors import ConfigError, listing, nearest
 from sslengine.optim.param_groups import Trainable, trainable
 
-LOSS = "loss"
-
-
-def whole(model: nn.Module, loss: nn.Module) -> nn.Module:
-    """The model, and beside its parts the loss. Never called: it gives names."""
-    both = nn.Module()
-    for name, parameter in model.named_parameters(recurse=False):
-        both.register_parameter(name, parameter)
-    for name, part in (*model.named_children(), (LOSS, loss)):
-        if hasattr(both, name):
-            raise ConfigError(
-                f"the model has a part called {name!r}, the name by which parameters of the loss "
-                f"are known where there are several optimizers. Give it another name."
-            )
-        both.add_module(name, part)
-    return both
-
 
 def owned_parameters(
     model: nn.Module, patterns: Mapping[str, Collection[str]], where: str
@@ -71,34 +54,6 @@ def only(model: nn.Module, kept: Collection[Trainable]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def expect_owners(model: nn.Module, loss: nn.Module, groups: Collection[Mapping[str, Any]]) -> None:
-    """Raise ConfigError if something trainable is in no group of any optimizer.
-
-    Such a parameter would keep its first value, and its gradient would grow with every step.
-    """
-    owned = {id(parameter) for group in groups for parameter in group["params"]}
-    of_model = [each.name for each in trainable(model) if id(each.parameter) not in owned]
-    owned |= {id(parameter) for parameter in model.parameters()}
-    of_loss = [each.name for each in trainable(loss) if id(each.parameter) not in owned]
-    if of_model:
-        raise ConfigError(
-            f"no optimizer owns these trainable parameters of the model, which would keep their "
-            f"first values: {listing(of_model, 10)}. Give them to the optimizer, or freeze them: "
-            f"requires_grad_(False), or config.MODEL.NON_TRAINABLE_PARAMS."
-        )
-    if of_loss:
-        names = [f"{LOSS}.{name}" for name in of_loss]
-        raise ConfigError(
-            f"config.LOSS: no optimizer owns these trainable parameters of "
-            f"{type(loss).__name__}, which would keep their first values: {listing(names, 10)}.\n"
-            f"  To train them, move their modules into the model (a head in "
-            f"config.MODEL.HEAD.PARAMS, or the trunk), or give them an optimizer: "
-            f"config.TRAINER.TRAIN_STEP_NAME=multi_optimizer_train_step, with parameters: "
-            f"[{LOSS}.*]. What is not to be trained (a teacher, a fixed projection) is frozen by "
-            f"requires_grad_(False)."
-        )
-
-
 def _matches_nothing(
     where: str, pattern: str, model: nn.Module, trained: Collection[Trainable]
 ) -> str:
@@ -110,3 +65,18 @@ def _matches_nothing(
     return (
         f"{where}.parameters: {pattern!r} matches no parameter. {hint}\n  Known: {listing(names)}"
     )
+
+
+def expect_owners(learner: nn.Module, groups: Collection[Mapping[str, Any]]) -> None:
+    """Raise ConfigError if something trainable is in no group of any optimizer.
+
+    Such a parameter would keep its first value, and its gradient would grow with every step.
+    """
+    owned = {id(parameter) for group in groups for parameter in group["params"]}
+    nobodys = [each.name for each in trainable(learner) if id(each.parameter) not in owned]
+    if nobodys:
+        raise ConfigError(
+            f"no optimizer owns these trainable parameters, which would keep their first values: "
+            f"{listing(nobodys, 10)}. Give them to the optimizer, or freeze them: "
+            f"requires_grad_(False), or config.MODEL.NON_TRAINABLE_PARAMS."
+        )

@@ -7,7 +7,8 @@ with `params` and any of these keys:
     name           for errors and checkpoints
     is_head        follows the schedules of the heads instead of the trunk's
     lr_scale       multiplies the learning rate
-    weight_decay   constant; without it the group follows OPTIMIZER.weight_decay or its schedule
+    weight_decay   constant; without it the group follows OPTIMIZER.weight_decay or its schedule,
+                   times weight_decay_scale
 
 Every trainable parameter stands in exactly one group, none that is frozen in any.
 """
@@ -24,6 +25,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sslengine.errors import ConfigError, listing
 from sslengine.optim.layer_depth import layer_depth
+from sslengine.optim.learner import Learner
+from sslengine.optim.multipliers import multiplied, multipliers_of
 from sslengine.optim.options import OptimizerSettings
 from sslengine.registry import PARAM_GROUPS, register_param_groups
 
@@ -40,7 +43,8 @@ class Trainable(NamedTuple):
 
     @property
     def in_head(self) -> bool:
-        return self.name.startswith("heads.")
+        """A method's own parameters follow the schedules of the heads."""
+        return self.name.startswith(("heads.", "loss."))
 
     @property
     def is_bias(self) -> bool:
@@ -53,13 +57,13 @@ class Trainable(NamedTuple):
 
 
 def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Group]:
-    """The groups of a model with `trunk` and `heads`."""
+    """The groups of a model with `trunk` and `heads`, and of a method that trains something."""
     constructor = PARAM_GROUPS.get(
         options.param_group_constructor, "OPTIMIZER.param_group_constructor"
     )
     groups = [group for group in constructor(model, options) if group["params"]]
     _check_complete(model, groups, options.param_group_constructor)
-    return groups
+    return multiplied(groups, multipliers_of(model.loss)) if isinstance(model, Learner) else groups
 
 
 def trainable(model: nn.Module) -> Iterator[Trainable]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.checkpoint.atomic import whole_file
+from sslengine.atomic import whole_file
 from sslengine.data.dataset import SSLDataset
 from sslengine.models.weight_file import expect_file
 

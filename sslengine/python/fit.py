@@ -25,15 +25,16 @@ from sslengine.engines.run import Run
 from sslengine.engines.train import resume
 from sslengine.errors import ConfigError, DataError
 from sslengine.launch.folder import expect_run_folder
+from sslengine.methods.foreign import FunctionLoss
 from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.python.history import History, KeepHistory
 from sslengine.python.place import amp_params, choose_device, join_others
 from sslengine.python.session import Session
-from sslengine.python.task import FunctionLoss, Parts, PythonTask
+from sslengine.python.task import Parts, PythonTask
 from sslengine.trainer import loop
 
-Loss = Callable[[Any, Any], Any]
+Loss = Callable[..., Any]
 
 
 def fit(
@@ -62,12 +63,13 @@ def fit(
 ) -> Session:
     """Train the model, in place, and return it with its history.
 
-    loss: (output, target) -> a number, or a dict with `loss` and its parts. None: the model
-        gives its losses itself (loss_dict_train_step).
+    loss: (output, target) -> a number, or a dict with `loss` and its parts; or a method,
+        (output, sample, step). What it has to train is trained. None: the model gives its losses
+        itself (loss_dict_train_step).
     data, validation, test: a data set of (input, target), or a loader of batches. The model is
         tested on `validation` after each epoch; `test` waits for session.predict.
-    optimizer: torch's, made of model.parameters(), whose rate stays as it is; or a dict as
-        config.OPTIMIZER has it, with schedules.
+    optimizer: torch's, made of model.parameters() (and the loss's, if it has any to train), whose
+        rate stays as it is; or a dict as config.OPTIMIZER has it, with schedules.
     epochs or iterations: the length of the whole run, one of them.
     batch_size, shuffle, drop_last, collate_fn, workers: how a data set is read, on each rank.
     folder: for checkpoints and metrics.jsonl; the same call goes on from there. None: no files.

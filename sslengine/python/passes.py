@@ -15,8 +15,11 @@ from sslengine.data.collators import Batch
 from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, rows_of
 from sslengine.distributed.collectives import gather_objects, sum_in_place
 from sslengine.errors import DataError, TrainingError
+from sslengine.methods.foreign import takes_sample
+from sslengine.methods.step import Step
 from sslengine.precision import Precision
 from sslengine.python.place import choose_device, join_others, make_precision
+from sslengine.train_steps.samples import single_input_sample
 
 Feed = DatasetFeed | LoaderFeed
 
@@ -81,7 +84,7 @@ def put_together(outputs: Sequence[Any]) -> Any:
 
 def evaluate_loss(
     model: nn.Module,
-    loss: Callable[[Any, Any], Any],
+    loss: Callable[..., Any],
     data: Any,
     *,
     batch_size: int = 64,
@@ -100,12 +103,17 @@ def evaluate_loss(
 
 
 def _mean_loss(
-    model: nn.Module, loss: Callable[[Any, Any], Any], feed: Feed, precision: Precision
+    model: nn.Module, loss: Callable[..., Any], feed: Feed, precision: Precision
 ) -> float | dict[str, float]:
     names: Sequence[str] | None = None
+    with_sample, step = takes_sample(loss), Step.alone(train=False, precision=precision)
     total = torch.zeros((), dtype=torch.float64, device=feed.device)
     for output, batch in _outputs(model, feed, precision):
-        given = loss(precision.as_full(output), batch["label"][0])
+        output = precision.as_full(output)
+        if with_sample:
+            given = loss(output, single_input_sample(batch, ["data"], ["label"]), step)
+        else:
+            given = loss(output, batch["label"][0])
         names = tuple(given) if isinstance(given, Mapping) else None
         parts = list(given.values()) if isinstance(given, Mapping) else [given]
         for part in parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +14,11 @@ from sslengine.config.sections import read
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, DataError
-from sslengine.hooks.checkpointing import SaveCheckpoints
-from sslengine.hooks.default import default_hooks
-from sslengine.hooks.metrics import LogMetrics
-from sslengine.hooks.preemption import StopOnSignals
 from sslengine.methods.base import Method
 from sslengine.models.build import freeze_parameters
 from sslengine.models.options import ModelOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
+from sslengine.services.order import Services, services_of
 from sslengine.task.set_loss import set_loss
 from sslengine.task.task import SelfSupervisionTask
 
@@ -37,24 +34,9 @@ class Parts(NamedTuple):
     data: Mapping[str, Any]
     # Arguments of make_feed.
     feeding: Mapping[str, Any]
-    # They come before metrics are written, as those of HOOKS.EXTRA do.
     hooks: tuple[Any, ...] = ()
-    # And these after: they read what the engine has made of a phase.
+    # Told after metrics are written: they read what the engine has made of a phase.
     readers: tuple[Any, ...] = ()
-
-
-class FunctionLoss(nn.Module):
-    """Any function (output, target) -> loss."""
-
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        super().__init__()
-        self.function = function
-        # The module of a bound method: its parameters and buffers are those of the loss.
-        owner = getattr(function, "__self__", None)
-        self.owner = owner if isinstance(owner, nn.Module) else None
-
-    def forward(self, output: Any, target: Any) -> Any:
-        return self.function(output, target)
 
 
 class PythonTask(SelfSupervisionTask):
@@ -88,30 +70,31 @@ class PythonTask(SelfSupervisionTask):
         return model
 
     def _make_loss(self) -> nn.Module:
-        return self.parts.loss.to(self.device)
+        loss = self.parts.loss.to(self.device)
+        freeze_parameters(loss, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS, "loss.")
+        return loss
 
     def _make_optimizer(self, epochs: float) -> Any:
         given = self.parts.optimizer
         if given is None:
             return super()._make_optimizer(epochs)
-        mine = {id(parameter) for parameter in self.base_model.parameters()}
+        mine = {
+            id(parameter)
+            for part in (self.base_model, self.loss)
+            for parameter in part.parameters()
+        }
         if any(id(p) not in mine for group in given.param_groups for p in group["params"]):
             raise ConfigError(
-                "optimizer: it has parameters that are not the model's. Make it of "
-                "model.parameters(); for parameters of the loss, see multi_optimizer_train_step."
+                "optimizer: it has parameters that are neither the model's nor the loss's. Make it "
+                "of model.parameters() and loss.parameters()."
             )
         return ScheduledOptimizer(given, [{} for _ in given.param_groups])
 
-    def _make_hooks(self) -> list[Any]:
-        engine = default_hooks(self.config, self.run_dir, interrupts=False)
-        writing = next(n for n, hook in enumerate(engine) if isinstance(hook, LogMetrics))
-        # Without a folder there is nothing to save into.
-        saving = (SaveCheckpoints, StopOnSignals)
-        ending = [h for h in engine[writing:] if self.folder or not isinstance(h, saving)]
-        metrics, *rest = ending
-        own = self.parts
-        self._given_hooks = [*engine[:writing], *own.hooks, metrics, *own.readers, *rest]
-        return super()._make_hooks()
+    def _config_hooks(self) -> list[Any]:
+        return [*super()._config_hooks(), *self.parts.hooks]
+
+    def _make_services(self) -> Services:
+        return services_of(self.config, self.folder, interrupts=False, readers=self.parts.readers)
 
 
 def _uneven(feed: Feed) -> bool:

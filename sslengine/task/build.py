@@ -26,15 +26,18 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, DataError
 from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
-from sslengine.methods.base import Method
-from sslengine.models.build import build_model, trunk_with_heads
+from sslengine.methods import foreign
+from sslengine.methods.base import verbs
+from sslengine.models.build import build_model, freeze_parameters, trunk_with_heads
 from sslengine.models.compiled import compile_forward
 from sslengine.models.model import Model
 from sslengine.models.networks import check_networks
 from sslengine.models.options import ModelOptions
 from sslengine.models.parts import heads_of, parts_of
+from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.weights import init_from_file, other_classes
 from sslengine.optim.build import build_optimizer
+from sslengine.optim.learner import LOSS, trains
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.precision import Precision, build_precision
@@ -116,7 +119,7 @@ def build_loss(config: DictConfig, num_train_samples: int, device: torch.device)
     options = getattr(read(config, LossOptions), component_key(name))
     loss: Any
     if isinstance(options, dict):
-        loss = chosen(**options, **_facts_argument(chosen, facts))
+        loss = foreign.build(chosen, options, component_key(name), _facts_argument(chosen, facts))
     else:
         loss = chosen(options, facts)
     if not isinstance(loss, nn.Module):
@@ -124,7 +127,10 @@ def build_loss(config: DictConfig, num_train_samples: int, device: torch.device)
             f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
             f"torch.nn.Module."
         )
-    return loss.to(device)
+    model = read(config, ModelOptions)
+    freeze_parameters(loss, model.NON_TRAINABLE_PARAMS, f"{LOSS}.")
+    ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
+    return synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node).to(device)
 
 
 def build_train_step(config: DictConfig) -> Any:
@@ -161,7 +167,7 @@ def compile_model(config: DictConfig, model: nn.Module) -> None:
 def shard_model(
     config: DictConfig, model: nn.Module, loss: nn.Module, device: torch.device
 ) -> None:
-    """Cut the model, and the loss's copies of it, and bring their shares to the device."""
+    """Cut the model, and the loss with its copies of it; bring the shares to the device."""
     options = read(config, ModelOptions).FSDP_CONFIG
     policy = sharding.Policy(
         getattr(torch, options.compute()), torch.float32 if options.fp32_reduce_scatter else None
@@ -170,6 +176,8 @@ def shard_model(
     for each in (trunk_with_heads(model, _SHARDED), *copies_of_model(loss)):
         sharding.shard(each, parts_of(each, options.AUTO_WRAP_THRESHOLD), mesh, policy)
         each.to(device)  # buffers; parameters are there
+    if trains(loss):
+        sharding.shard_method(loss, mesh, policy.reduce)
 
 
 def copies_of_model(loss: nn.Module) -> list[Model]:
@@ -188,10 +196,10 @@ def attach_again(loss: nn.Module, model: nn.Module) -> None:
 
 
 def attach(loss: nn.Module, model: nn.Module) -> None:
-    """Let the method copy what it needs of the model; any other loss has no such verb."""
-    if isinstance(loss, Method):
-        loss.attach(model)
-        check_networks(loss)
+    """Let the method and its parts copy what they need of the model."""
+    for part in verbs(loss, "attach"):
+        part(model)
+    check_networks(loss)
 
 
 def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
@@ -202,9 +210,9 @@ def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
 
 
 def build_run_optimizer(
-    config: DictConfig, model: nn.Module, device: torch.device, epochs: float
+    config: DictConfig, learner: nn.Module, device: torch.device, epochs: float
 ) -> ScheduledOptimizer:
-    return build_optimizer(model, read(config, OptimizerOptions), device, epochs)
+    return build_optimizer(learner, read(config, OptimizerOptions), device, epochs)
 
 
 def reduces_by_hand(config: DictConfig, train_step: Any) -> bool:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from sslengine.checkpoint.rng import rng_state, set_rng_state
-from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.errors import TrainingError
 from sslengine.hooks.events import compile_events
 from sslengine.monitor.loss_ledger import LossLedger
@@ -68,8 +67,7 @@ def _for_a_while(task: Any, feed: Any, options: Any) -> Iterator[None]:
         task.progress.step = 0
         task.base_model.eval()
         task.loss.eval()
-        if task.broadcasts_before_eval:
-            broadcast_all(task.base_model.buffers())
+        task.same_statistics()
         yield
     finally:
         vars(task).update(kept)

@@ -9,6 +9,8 @@ import copy
 import logging
 from typing import Any
 
+from torch import nn
+
 from sslengine.checkpoint.rng import rng_state, seed_all, set_rng_state
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
@@ -63,11 +65,15 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "num_updates": task.progress.num_updates,
         "losses": task.ledger.state_dict(),
         "figures": task.storage.state_dict(),  # after the losses, which are among them
-        "hooks": {hook_name(hook): hook_state(hook) for hook in task.hooks},
+        "hooks": {name: hook_state(each) for name, each in _hooks(task).items()},
         "data": task.data_facts(),
         "ranks": gather_objects(_rank_state(task)),
     }
     return copy.deepcopy(state) if deep_copy else state
+
+
+def _hooks(task: Any) -> dict[str, Any]:
+    return {hook_name(each): each for each in (*task.hooks, *task.services)}
 
 
 def _rank_state(task: Any) -> dict[str, Any]:
@@ -92,7 +98,7 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     task.ledger.load_state_dict(state["losses"])
     if state.get("figures") is not None:
         task.storage.load_state_dict(state["figures"])
-    _load_hooks({hook_name(hook): hook for hook in task.hooks}, state["hooks"])
+    _load_hooks(_hooks(task), state["hooks"])
     _load_rank_state(task, state["ranks"])
 
 
@@ -144,6 +150,9 @@ def _same_classes(now: list[list[str]], then: list[list[str]]) -> None:
 
 
 def _load_loss(loss: Any, state: dict[str, Any]) -> None:
+    if type(loss).load_state_dict is not nn.Module.load_state_dict:
+        loss.load_state_dict(state)  # as VISSL's do that make their parts in the first step
+        return
     own = loss.state_dict()
     _same_names("the loss's state in the checkpoint", own, state)
     wrong = [f"{k}: {tuple(state[k].shape)} -> {tuple(own[k].shape)}"

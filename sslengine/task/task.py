@@ -22,7 +22,7 @@ from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import DistributedOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.distributed.data_parallel import broadcast_all
+from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.shard_files import Peers
@@ -33,13 +33,18 @@ from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
 from sslengine.meters.build import build_meters
 from sslengine.meters.options import MetersOptions
+from sslengine.methods.base import verbs
+from sslengine.methods.foreign import takes_sample
+from sslengine.methods.step import Step
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
+from sslengine.optim.learner import learner_of, trains
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.ownership import expect_owners
 from sslengine.registry import register_task
+from sslengine.services.order import Services, services_of
 from sslengine.task import build
 from sslengine.task.classy import ClassyTask
 from sslengine.task.label_range import check_label_range
@@ -61,12 +66,16 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         device: torch.device,
         writers: list[Writer] | None = None,
         hooks: list[Any] | None = None,
+        services: Services | None = None,
     ) -> None:
-        """hooks: in place of those that the config asks for; the method's come in any case."""
+        """hooks: in place of those that the config asks for; the method's come in any case.
+
+        services: in place of the config's; `Services()` writes and saves nothing.
+        """
         super().__init__()
         self.config, self.run_dir, self.device = config, run_dir, device
         self.writers = writers or []
-        self._given_hooks = hooks
+        self._given_hooks, self._given_services = hooks, services
         self.hooks: list[Any] = []
         self.progress = Progress()
         self.train = True
@@ -76,6 +85,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.phase_results: dict[str, Any] = {}
         self.results: dict[str, dict[str, Any]] = {}  # of the last phase of each split
         self._batches: Iterator[Any] = iter(())
+        self.method_step = Step(self)
         self.data_seconds = 0.0  # that steps have waited for the loader
 
     @classmethod
@@ -95,6 +105,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         seed_all(self.seed)
         self.base_model = self._make_model()
         self.loss = self._make_loss()
+        self.loss_takes_sample = takes_sample(self.loss)
+        self.after_backward = verbs(self.loss, "after_backward")
+        self.after_update = verbs(self.loss, "after_update")
         for train, feed in ((True, self.train_feed), (False, self.test_feed)):
             split = "TRAIN" if train else "TEST"
             check_label_range(self.loss, self.base_model, feed, self._splits[train], split)
@@ -104,17 +117,21 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.peers = Peers() if self.sharded or any(map(is_sharded, self.loss.buffers())) else None
         if self.sharded:
             build.shard_model(config, self.base_model, self.loss, device)
+        self.learner = learner_of(self.base_model, self.loss)
         self.precision = build.build_run_precision(config, device)
         self.train_step_function = build.build_train_step(config)
         self.optimizer = self._make_optimizer(
             self.length.epochs(self._feed_for_training.steps_per_epoch)
         )
         if not self.test_only:
-            expect_owners(self.base_model, self.loss, self.optimizer.param_groups)
+            expect_owners(self.learner, self.optimizer.param_groups)
         self._prepare_distributed()
         self._prepare_monitoring()
         self.hooks = self._make_hooks()
-        self._calls = compile_events(self.hooks)
+        self.services = self._given_services or self._make_services()
+        timed = read(config, HooksOptions).ITERATION_TIMER
+        everyone = [*self.hooks, *self.services]
+        self._calls = compile_events(everyone, self.perf.hooks if timed else None)
         # From here on ranks draw differently (dropout), but always the same for one seed.
         seed_all(self.seed * 1_000_003 + rank() + 1)
         startup.mark("model")
@@ -133,7 +150,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         make = getattr(self.train_step_function, "build_optimizer", None)
         if make is not None:
             return make(self.config, self.base_model, self.loss, self.device, epochs)
-        return build.build_run_optimizer(self.config, self.base_model, self.device, epochs)
+        return build.build_run_optimizer(self.config, self.learner, self.device, epochs)
 
     def load_initial_weights(self) -> None:
         """For a run that does not go on from a checkpoint of its own."""
@@ -176,7 +193,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def _prepare_distributed(self) -> None:
         config, device = self.config, self.device
         self.reduce_by_hand = build.reduces_by_hand(config, self.train_step_function)
+        # DDP is around the model alone: the method's gradients follow when its backward is done.
+        self.reduced_by_hand = self._reduced_by_hand()
         mode = build.broadcast_mode(config)
+        self.broadcasts_buffers = mode != "disabled"
         alone = self.reduce_by_hand or self.sharded  # nothing else sends buffers
         self.broadcast_buffers_by_hand = alone and mode == "forward_pass"
         self.broadcasts_before_eval = mode == "before_eval" or (
@@ -189,6 +209,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         # As steps call it: wrapped for data parallel training, if there is any.
         self.compression = build.build_compression(config)
         self.model: nn.Module = build.wrap_model(config, self.base_model, device, self.compression)
+
+    def _reduced_by_hand(self) -> nn.Module | None:
+        if self.reduce_by_hand:
+            return self.learner
+        reduces = world_size() > 1 and not self.sharded and trains(self.loss)
+        return self.loss if reduces else None
 
     def _prepare_monitoring(self) -> None:
         hooks, meters = read(self.config, HooksOptions), read(self.config, MetersOptions)
@@ -211,7 +237,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         ]
         self.own_hooks = own
         given = self._given_hooks
-        return [*own, *(default_hooks(self.config, self.run_dir) if given is None else given)]
+        return [*own, *(self._config_hooks() if given is None else given)]
+
+    def _config_hooks(self) -> list[Any]:
+        return default_hooks(self.config, self.run_dir)
+
+    def _make_services(self) -> Services:
+        return services_of(self.config, self.run_dir)
 
     # ---- running it
 
@@ -256,8 +288,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.storage.start_phase("train" if phase.train else "test", anew=begins)
         if phase.train:
             self.optimizer.on_epoch(self._where_phase_began())
-        elif self.broadcasts_before_eval:
-            broadcast_all(self.base_model.buffers())
+        else:
+            self.same_statistics()
         split = self._splits[phase.train]
         self.input_keys, self.target_keys = split.INPUT_KEY_NAMES, split.TARGET_KEY_NAMES
         feed = self._feed
@@ -267,6 +299,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         shares = zip(self._sizes, self._global_sizes, strict=True)
         self._uneven = any(world_size() * size != of_all for size, of_all in shares)
         self._batches = feed.batches(phase.epoch, phase.first_step + progress.step, phase.last_step)
+
+    def same_statistics(self) -> None:
+        """Before a test: rank 0's running statistics on all ranks, where steps do not see to it."""
+        if self.broadcasts_before_eval:
+            broadcast_all(self.base_model.buffers())
+        if self.broadcasts_buffers:
+            broadcast_all(batch_norm_buffers(self.loss))
 
     def _where_phase_began(self) -> float:
         before = [each for each in self.phases if each.train_index < self.phase.train_index]
@@ -320,8 +359,18 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     train_step = eval_step = step
 
     def run_hooks(self, event: str) -> None:  # type: ignore[override]
+        """All hooks, then the services."""
         for call in self._calls[event]:
             call(self)
+
+    @property
+    def saves_at_phase_end(self) -> bool:
+        """Does the end of this train phase bring a checkpoint?"""
+        return self.services.saves_at_phase_end(self)
+
+    def leave(self, who: str) -> None:
+        """Save the run after this step and leave. Every rank must call it in the same step."""
+        self.services.leave(who)
 
     def set_loss(self, split: str) -> dict[str, float]:
         """The mean loss over all of a set, with its parts. Collective; nothing of the run moves."""

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sslengine.distributed.data_parallel import (
-    manual_gradient_all_reduce,
-    manual_sync_params,
-    no_sync,
-)
+from sslengine.distributed.data_parallel import manual_sync_params, no_sync
 from sslengine.errors import ConfigError
-from sslengine.train_steps.stages import StepTask
+from sslengine.train_steps.stages import StepTask, reduce_gradients
 
 
 def chunks_of(images: Any, size: int) -> Iterator[Tensor]:
@@ -75,8 +71,7 @@ def second_pass(
                     [gradients[index][rows] for index in used],  # type: ignore[index]
                 )
             place = rows.stop
-    if task.reduce_by_hand and task.group.last:
-        manual_gradient_all_reduce(task.base_model)
+    reduce_gradients(task)
 
 
 def _streams(images: Tensor) -> tuple[Tensor, Tensor | None]:

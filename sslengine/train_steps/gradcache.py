@@ -68,7 +68,7 @@ class GradcacheTrainStep:
             with task.perf.backward:
                 stages.backward_of_loss(task, loss)
                 second_pass(task, chunks, streams, [leaf.grad for leaf in embeddings])
-            task.run_hooks("on_backward")
+            stages.announce_gradients(task)
             stages.optimizer_step(task)  # by `where`; fires on_update
         return task
 

@@ -24,8 +24,9 @@ from sslengine.config.sections import read
 from sslengine.errors import ConfigError
 from sslengine.models.options import ModelOptions
 from sslengine.optim.build import build_optimizer
+from sslengine.optim.learner import learner_of
 from sslengine.optim.options import OwnedOptimizerOptions
-from sslengine.optim.ownership import only, owned_parameters, whole
+from sslengine.optim.ownership import only, owned_parameters
 from sslengine.optim.several import Owner, SeveralOptimizers
 from sslengine.registry import register_train_step
 from sslengine.train_steps import stages
@@ -61,9 +62,8 @@ class MultiOptimizerTrainStep:
                 f"config.MODEL.GRAD_CLIP: of several optimizers each clips its own gradients; "
                 f"set {WHERE}.<name>.clip_norm."
             )
-        everything = whole(model, loss)
-        patterns = {name: each.parameters for name, each in self.optimizers.items()}
-        owners = []
+        everything = learner_of(model, loss)
+        owners, patterns = [], {name: each.parameters for name, each in self.optimizers.items()}
         for name, owned in owned_parameters(everything, patterns, WHERE).items():
             options = self.optimizers[name]
             try:

@@ -37,7 +37,11 @@ class StepTask(Protocol):
     test_only: bool
     model: torch.nn.Module
     base_model: torch.nn.Module
-    loss: Callable[[Any, Any], Loss]
+    loss: torch.nn.Module
+    loss_takes_sample: bool
+    method_step: Any
+    after_backward: Sequence[Callable[[Any], None]]
+    after_update: Sequence[Callable[[Any], None]]
     optimizer: Any
     precision: Any
     ledger: Any
@@ -46,6 +50,7 @@ class StepTask(Protocol):
     last_batch: Any
     progress: Any
     reduce_by_hand: bool
+    reduced_by_hand: torch.nn.Module | None
     broadcast_buffers_by_hand: bool
     active_meters: Sequence[Any]
     input_keys: Sequence[str]
@@ -74,7 +79,7 @@ def compute_context(task: StepTask) -> AbstractContextManager[Any]:
         return _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad()
     stack = ExitStack()
     stack.enter_context(torch.enable_grad())
-    stack.enter_context(no_sync(task.model))
+    stack.enter_context(no_sync(task.model, task.loss))
     return stack
 
 
@@ -108,10 +113,18 @@ def announce(task: StepTask, output: Any) -> Any:
     return task.last_batch.model_output
 
 
-def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
+def call_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
     """In float32 whatever the precision of the model: losses divide by small temperatures."""
+    output = task.precision.as_full(output)
     with task.perf.loss_compute:
-        loss = task.loss(task.precision.as_full(output), sample["target"])
+        if task.loss_takes_sample:
+            return task.loss(output, sample, task.method_step)  # type: ignore[no-any-return]
+        return task.loss(output, sample["target"])  # type: ignore[no-any-return]
+
+
+def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
+    """What the loss gives: one number to minimise, and maybe others for the log."""
+    loss = call_loss(task, output, sample)
     _check_numbers(task, {"loss": loss} if isinstance(loss, Tensor) else loss)
     if not isinstance(loss, Tensor) and "loss" not in loss:
         raise TrainingError(
@@ -132,8 +145,7 @@ def _check_numbers(task: StepTask, losses: Mapping[str, Tensor]) -> None:
 
 def compute_losses(task: StepTask, output: Any, sample: Sample) -> dict[str, Tensor]:
     """Several by their names, and under "loss" what the log shows: the sum of those followed."""
-    with task.perf.loss_compute:
-        given = task.loss(task.precision.as_full(output), sample["target"])
+    given = call_loss(task, output, sample)
     losses = {"loss": given} if isinstance(given, Tensor) else dict(given)
     _check_numbers(task, losses)
     task.optimizer.check_losses(losses)
@@ -171,9 +183,8 @@ def backward(task: StepTask, loss: Loss) -> None:
     """Gradients of this batch's share of its group. Fires on_backward."""
     with task.perf.backward:
         backward_of_loss(task, loss)
-        if task.reduce_by_hand and task.group.last:
-            manual_gradient_all_reduce(task.base_model)
-    task.run_hooks("on_backward")
+        reduce_gradients(task)
+    announce_gradients(task)
 
 
 def backward_of_each(task: StepTask, losses: Mapping[str, Tensor]) -> None:
@@ -183,6 +194,19 @@ def backward_of_each(task: StepTask, losses: Mapping[str, Tensor]) -> None:
             task.optimizer.zero_grad()
         task.optimizer.backward(task.precision, losses, task.group.weight)
         task.optimizer.finish_backward(over_ranks=task.reduce_by_hand and task.group.last)
+    announce_gradients(task)
+
+
+def reduce_gradients(task: StepTask) -> None:
+    """At the end of a group: the means over ranks that no wrapper of the model has taken."""
+    if task.reduced_by_hand is not None and task.group.last:
+        manual_gradient_all_reduce(task.reduced_by_hand)
+
+
+def announce_gradients(task: StepTask) -> None:
+    """To the method, then to hooks: on_backward."""
+    for call in task.after_backward:
+        call(task.method_step)
     task.run_hooks("on_backward")
 
 
@@ -192,7 +216,7 @@ def backward_of_loss(task: StepTask, loss: Loss) -> None:
         task.optimizer.zero_grad()
     value, weight = main_loss(loss), task.group.weight
     # A sharded model asks here whether ranks meet; DDP has asked in the forward.
-    with _AS_IT_IS if task.group.last else no_sync(task.model):
+    with _AS_IT_IS if task.group.last else no_sync(task.model, task.loss):
         task.precision.backward(value if weight == 1.0 else value * weight)
 
 
@@ -203,6 +227,8 @@ def optimizer_step(task: StepTask) -> None:
     with task.perf.optimizer_step:
         task.optimizer.schedule(task.where)
         task.optimizer.step(task.precision)
+    for call in task.after_update:
+        call(task.method_step)
     task.run_hooks("on_update")
     task.progress.num_updates += 1
 

@@ -13,11 +13,9 @@ def _names(**changes: Any) -> list[str]:
     return [type(hook).__name__ for hook in hooks]
 
 
-def test_what_every_run_has_and_checkpoints_come_last() -> None:
-    assert _names() == ["LogCollapse", "LogMetrics", "SaveCheckpoints", "StopOnSignals"]
-    assert _names(MACHINE__DEVICE="auto") == [
-        "LogGpus", "LogGpuMemory", "LogCollapse", "LogMetrics", "SaveCheckpoints", "StopOnSignals",
-    ]  # fmt: skip
+def test_what_every_run_has() -> None:
+    assert _names() == ["LogCollapse"]
+    assert _names(MACHINE__DEVICE="auto") == ["LogGpus", "LogGpuMemory", "LogCollapse"]
 
 
 def test_what_can_be_asked_for_in_its_order() -> None:
@@ -27,11 +25,12 @@ def test_what_can_be_asked_for_in_its_order() -> None:
             "MODEL_COMPLEXITY": {"COMPUTE_COMPLEXITY": True},
             "TENSORBOARD_SETUP": {"USE_TENSORBOARD": True},
             "EVALUATE_LOSS": {"SETS": ["TRAIN"]},
-            "EARLY_STOPPING": {"MONITOR": "train.loss"},
+            "MEMORY_SUMMARY": {"LOG_PEAKS": True},
             "EXTRA": [{"name": "test_power_cut", "after": 1}],
         },
         MODEL__TEMP_FROZEN_PARAMS_ITER_MAP=[["module.heads.0.clf.0.weight", 2]],
         MODEL__GRAD_CLIP__USE_GRAD_CLIP=True,
+        PROFILING__RUNTIME_PROFILING__USE_PROFILER=True,
     )
     assert names == [
         "LogPerfStats",
@@ -41,11 +40,9 @@ def test_what_can_be_asked_for_in_its_order() -> None:
         "TensorBoardHistograms",
         "EvaluateLoss",
         "LogCollapse",
+        "LogMemoryPeaks",
+        "ProfileSteps",
         "CutPower",
-        "LogMetrics",
-        "StopEarly",
-        "SaveCheckpoints",
-        "StopOnSignals",
     ]
 
 

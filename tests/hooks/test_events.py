@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,16 +39,21 @@ def test_a_step_starts_before_anything_of_it_is_done() -> None:
     assert EVENTS.index("on_step_start") == EVENTS.index("on_forward") - 1
 
 
-def test_a_hook_may_stand_around_the_events_of_all() -> None:
+def test_the_hooks_of_an_event_may_be_timed_together() -> None:
     log: list[str] = []
 
-    class Around(Hook):
-        def around_events(self, calls: Any) -> Any:
-            return {**calls, "on_update": (lambda task: log.append("around"), *calls["on_update"])}
+    class Timer(AbstractContextManager[None]):
+        def __enter__(self) -> None:
+            log.append("begins")
 
-    for call in compile_events([_Recorder(log, "a"), Around()])["on_update"]:
-        call(SimpleNamespace())
-    assert log == ["around", "a.on_update"]
+        def __exit__(self, *_: object) -> None:
+            log.append("ends")
+
+    calls = compile_events([_Recorder(log, "a"), _Recorder(log, "b")], Timer())
+    for event in ("on_update", "on_step"):  # nobody listens to the second
+        for call in calls[event]:
+            call(SimpleNamespace())
+    assert log == ["begins", "a.on_update", "b.on_update", "ends"]
 
 
 def test_only_what_is_overridden_is_called_in_the_order_of_the_hooks() -> None:

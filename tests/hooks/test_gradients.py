@@ -18,7 +18,13 @@ def _task(**changes: Any) -> Any:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model(torch.ones(2, 3) * 100).pow(2).sum().backward()
     optimizer = SimpleNamespace(inner=optim.SGD(model.parameters(), lr=0.1))
-    values = {"base_model": model, "optimizer": optimizer, "precision": Precision(), "iteration": 0}
+    values = {
+        "base_model": model,
+        "learner": model,
+        "optimizer": optimizer,
+        "precision": Precision(),
+        "iteration": 0,
+    }
     return SimpleNamespace(**{**values, "updating": True, **changes})
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from sslengine.hooks import iteration_timer
 from sslengine.hooks.events import Hook
 from sslengine.hooks.iteration_timer import IterationTimer
+from sslengine.monitor import perf
 from sslengine.monitor.console import ConsoleWriter
 from sslengine.trainer import loop
 from tests.task.runs import Stop, Watch, make_task
@@ -44,7 +45,9 @@ class TakesTime(Hook):
 def _run(
     folder: Path, clock: Clock, timer: IterationTimer, hooks: list[Any], **changes: Any
 ) -> str:
-    task = make_task(folder, [timer, TakesTime(clock), *hooks], **changes)
+    task = make_task(
+        folder, [timer, TakesTime(clock), *hooks], HOOKS__ITERATION_TIMER=True, **changes
+    )
     made = task.train_step_function
 
     def slow(task: Any) -> Any:
@@ -67,6 +70,7 @@ def _run(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(iteration_timer, "perf_counter", clock)
+    monkeypatch.setattr(perf, "perf_counter", clock)
     return clock
 
 
@@ -104,7 +108,7 @@ def test_it_is_told_when_a_step_raises_too(
     caplog.set_level(logging.INFO, "sslengine")
     with pytest.raises(Stop):
         _run(tmp_path, clock, IterationTimer(warmup_steps=2), [Watch(stop_after=4)])
-    assert "1 steps in" in caplog.text
+    assert "2 steps in" in caplog.text
 
 
 def test_without_it_events_are_called_as_they_are(tmp_path: Path) -> None:

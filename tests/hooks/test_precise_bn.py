@@ -15,10 +15,11 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError
 from sslengine.hooks import precise_bn
-from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.events import Hook
 from sslengine.hooks.options import PreciseBnOptions
 from sslengine.hooks.precise_bn import PreciseBatchNorm, refresh
+from sslengine.services.checkpointing import SaveCheckpoints
+from sslengine.services.order import Services
 from tests.engines.runs import PowerCut, make_run
 from tests.engines.test_train import _assert_same_state, _final, _losses
 from tests.ranks import RankPool
@@ -32,8 +33,8 @@ DROPOUT = {
 ON = {"HOOKS__PRECISE_BN": {"ENABLED": True, "NUM_ITERS": 6}}
 
 
-def _hook(folder: Path, batches: int, **options: Any) -> PreciseBatchNorm:
-    return PreciseBatchNorm(batches, SaveCheckpoints(folder, CheckpointOptions(**options)))
+def _saves(folder: Path, **options: Any) -> Services:
+    return Services(checkpoints=SaveCheckpoints(folder, CheckpointOptions(**options)))
 
 
 class Keep(Hook):
@@ -55,7 +56,7 @@ def test_it_is_the_mean_and_variance_of_the_batches(tmp_path: Path) -> None:
     from fvcore.nn.precise_bn import update_bn_stats  # its import warns, which ranks do not bear
 
     before, after = Keep(), Keep()
-    train(tmp_path, [before, _hook(tmp_path, 6), after], OPTIMIZER__num_epochs=1)
+    train(tmp_path, [before, PreciseBatchNorm(6), after], _saves(tmp_path), OPTIMIZER__num_epochs=1)
     feed = make_task(tmp_path, []).train_feed
     assert feed is not None
     # Six batches of epochs of four.
@@ -136,7 +137,7 @@ def test_what_is_frozen_stays() -> None:
 def test_it_moves_no_weight_and_no_random_stream(tmp_path: Path) -> None:
     plain, precise = Watch(), Watch()
     one = train(tmp_path, [plain], **DROPOUT)
-    two = train(tmp_path, [precise, _hook(tmp_path, 3)], **DROPOUT)
+    two = train(tmp_path, [precise, PreciseBatchNorm(3)], _saves(tmp_path), **DROPOUT)
     assert precise.losses == plain.losses
     assert precise.samples == plain.samples
     after = weights(two)
@@ -182,14 +183,20 @@ def test_before_tests_and_checkpoints(
 ) -> None:
     at = []
     monkeypatch.setattr(precise_bn, "refresh", lambda task, batches: at.append(task.iteration))
-    train(tmp_path, [_hook(tmp_path, 2, **options)], **changes, OPTIMIZER__num_epochs=3)
+    train(
+        tmp_path,
+        [PreciseBatchNorm(2)],
+        _saves(tmp_path, **options),
+        **changes,
+        OPTIMIZER__num_epochs=3,
+    )
     assert at == expected
 
 
 def test_a_model_without_batch_norm_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = train(tmp_path, [_hook(tmp_path, 2)], **SUPERVISED)
+    task = train(tmp_path, [PreciseBatchNorm(2)], _saves(tmp_path), **SUPERVISED)
     assert task.iteration == 8
     assert "no batch norm" in caplog.text
 
@@ -200,7 +207,7 @@ def test_a_model_that_gives_its_losses_is_refused(tmp_path: Path, step: str) -> 
         config=SimpleNamespace(TRAINER=SimpleNamespace(TRAIN_STEP_NAME=step))
     )
     with pytest.raises(ConfigError, match=f"PRECISE_BN.ENABLED: with {step}"):
-        _hook(tmp_path, 2).on_start(task)
+        PreciseBatchNorm(2).on_start(task)
 
 
 def test_its_options() -> None:
@@ -220,7 +227,9 @@ def _run_on_ranks(folder: Path, sync: bool) -> dict[str, Tensor]:
         "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 8 // world_size(),
         **(SYNC_BN if sync else {}),
     }
-    task = train(folder / str(rank()), [_hook(folder, 3)], **changes)
+    task = train(
+        folder / str(rank()), [PreciseBatchNorm(3)], _saves(folder / str(rank())), **changes
+    )
     return {name: value for name, value in weights(task).items() if "running_" in name}
 
 

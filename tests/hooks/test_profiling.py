@@ -10,13 +10,7 @@ from sslengine.checkpoint import files
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, Preempted
-from sslengine.hooks.checkpointing import SaveCheckpoints
-from sslengine.hooks.options import (
-    MemoryProfilingOptions,
-    ProfilingOptions,
-    RuntimeProfilingOptions,
-)
-from sslengine.hooks.preemption import StopOnSignals
+from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
 from sslengine.hooks.profiling import ProfileSteps
 from sslengine.task.build import build_base_model
 from sslengine.trust import Opened, closed
@@ -73,11 +67,9 @@ def _hook(folder: Path, start: int, warmup: int, steps: int, **options: Any) -> 
         WARMUP_ITERATIONS=warmup,
         NUM_ITERATIONS=steps,
         RUNTIME_PROFILING=RuntimeProfilingOptions(USE_PROFILER=True),
-        MEMORY_PROFILING=MemoryProfilingOptions(TRACK_BY_LAYER_MEMORY=True),
         **options,
     )
-    options_of_saves = resolved().config.CHECKPOINT
-    return ProfileSteps(chosen, folder, StopOnSignals(SaveCheckpoints(folder, options_of_saves)))
+    return ProfileSteps(chosen, folder)
 
 
 def test_a_run_that_ends_within_the_window_leaves_what_there_is(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def test_histograms_every_so_many_steps(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     model(model.weight).sum().backward()
     writer = TensorBoardWriter(tmp_path)
-    task = SimpleNamespace(base_model=model, writers=[writer], iteration=0)
+    task = SimpleNamespace(learner=model, writers=[writer], iteration=0)
     hook = TensorBoardHistograms(every=2, parameters=True, gradients=True)
     for task.iteration in range(3):
         hook.on_update(task)

@@ -52,9 +52,7 @@ class At(Hook):
         self.doings = doings
 
     def on_update(self, task: Any) -> None:
-        for hook in task.hooks:
-            if hasattr(hook, "saver"):
-                hook.saver.wait()  # so that it is known which save meets the trouble
+        task.services.checkpoints.saver.wait()  # so that it is known which save meets the trouble
         self.doings.get(task.iteration + 1, lambda: None)()
 
 

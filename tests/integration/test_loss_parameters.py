@@ -1,8 +1,7 @@
-"""Trainable parameters inside a loss: refused where no optimizer would train them."""
+"""What a method has to train is trained as the model is: at one rank and two, in every way to train."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,25 @@ from torch.nn import functional as F
 
 import sslengine
 from sslengine.config.resolve import resolve_dict
-from sslengine.errors import ConfigError
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.methods.base import Method, Multiplier, Step
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.config.recipes import recipe
+from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.python.toys import Points, batches, net, sgd, square
 from tests.ranks import RankPool
+from tests.task.runs import make_task, train
+from tests.task.sharded import (
+    SHARDED,
+    SMALL_VIT,
+    SYNC_BN,
+    assert_close,
+    needs_shards,
+    on_ranks,
+    run,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,90 +40,199 @@ def two_ranks() -> Iterator[RankPool]:
         yield pool
 
 
-class Predicting(nn.Module):
-    """A loss as BYOL's first version had it: the predictor is the loss's own."""
+class Predicting(Method):
+    """A predictor and a temperature of its own. The mean over images, so ranks have equal parts."""
 
-    def __init__(self, frozen: bool = False, dim: int = 8) -> None:
+    def __init__(self, dim: int = 7, norm: bool = False, scalar: bool = False) -> None:
         super().__init__()
-        self.predictor = nn.Sequential(nn.Linear(dim, 4), nn.ReLU(), nn.Linear(4, dim))
-        self.predictor.requires_grad_(not frozen)
+        layers = [nn.Linear(dim, 4), nn.BatchNorm1d(4) if norm else nn.Identity(), nn.ReLU()]
+        self.predictor = nn.Sequential(*layers, nn.Linear(4, dim))
+        self.temperature = nn.Parameter(torch.ones(() if scalar else (1,)))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, output: Tensor, sample: Any, step: Step) -> dict[str, Tensor]:
+        assert output.dtype == torch.float32
+        assert len(sample["input"]) == len(output)
+        step.put("temperature", self.temperature.detach().sum())
+        one, two = output.chunk(2)
+        cosines = F.cosine_similarity(self.predictor(one), two.detach())
+        loss = F.softplus(-cosines / self.temperature.exp()).mean()
+        return {"loss": loss, "cosine": cosines.mean()}
+
+    def multipliers(self) -> dict[str, Multiplier]:
+        return {"*": Multiplier(weight_decay=0.5), "temperature": Multiplier(2.0, 0.0)}
+
+
+class OfTwoArguments(nn.Module):
+    """As any loss of torch.nn, Classy or VISSL."""
+
+    def __init__(self, dim: int = 7) -> None:
+        super().__init__()
+        self.predictor = nn.Linear(dim, dim)
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         one, two = output.chunk(2)
         return -F.cosine_similarity(self.predictor(one), two.detach()).mean()
 
 
-NAME = f"{__name__}:Predicting"
+class OnOneRank(OfTwoArguments):
+    """Its parameters are reached on rank 0 alone."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().forward(output, target) if rank() == 0 else output.square().mean()
 
 
-def _run(folder: str, ranks: int, **changes: Any) -> dict[str, Any]:
-    """What the run raised, and the loss's values before and after."""
-    tree = recipe(
-        LOSS={"name": NAME, "Predicting": changes.pop("arguments", {})},
-        DISTRIBUTED__NUM_PROC_PER_NODE=ranks,
-        **changes,
-    )
-    task = SelfSupervisionTask(
-        resolve_dict(tree).config, Path(folder), torch.device("cpu"), None, []
-    )
+def _of(loss: type, **arguments: Any) -> dict[str, Any]:
+    return {**SMALL_VIT, "LOSS": {"name": f"{__name__}:{loss.__name__}", loss.__name__: arguments}}
+
+
+ACCUMULATE = {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32}
+BF16 = {"MODEL__AMP_PARAMS": {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "bfloat16"}}
+OPTIMIZERS = {
+    name: {"parameters": [f"{name}*"], "losses": ["loss"], "name": "sgd",
+           "param_schedulers": {"lr": {"name": "constant", "value": 0.1}}}
+    for name in ("trunk", "heads", "loss")
+}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "find unused": {"DISTRIBUTED__FIND_UNUSED_PARAMETERS": True},
+    "by hand": {"DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
+    "accumulated": ACCUMULATE,
+    "accumulated by hand": {**ACCUMULATE, "DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
+    "activation checkpointing": {
+        "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True,
+                                            "NUM_ACTIVATION_CHECKPOINTING_SPLITS": 2}
+    },
+    "clipped": {"MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.05}},
+    "in chunks": {"TRAINER__TRAIN_STEP_NAME": "gradcache_train_step",
+                  "TRAINER__gradcache_train_step": {"CHUNK_SIZE": 3}},
+    "several optimizers": {"TRAINER": {"TRAIN_STEP_NAME": "multi_optimizer_train_step",
+                                       "multi_optimizer_train_step": {"OPTIMIZERS": OPTIMIZERS}}},
+    "adamw, dino's groups": {"OPTIMIZER__name": "adamw",
+                             "OPTIMIZER__param_group_constructor": "dino"},
+    "bf16": BF16,
+    "sync bn": {**SYNC_BN, **_of(Predicting, norm=True)},
+    "loss of two arguments": _of(OfTwoArguments),
+}  # fmt: skip
+IN_SHARDS = ("ddp", "accumulated", "clipped", "in chunks", "bf16", "loss of two arguments")
+
+
+def _trained(folder: Path, ranks: RankPool, changes: dict[str, Any], **more: Any) -> None:
+    """Two ranks end where one process with the whole batch does; all that is to be trained moved."""
+    changes = {"OPTIMIZER__num_epochs": 1, **_of(Predicting), **changes}
+    alone = run(folder, changes)
+    half = "MODEL__AMP_PARAMS" in changes  # another batch shape: each product rounds to 8 bits
+    close = {"rtol": 2e-2, "atol": 2e-3} if half else {"rtol": 1e-4, "atol": 1e-6}
+    for each in ranks.run(run, folder, {**changes, **more}):
+        assert_close(each, alone, **close)
+    first = make_task(folder, [], **on_ranks(changes, 1)).loss
+    kept = {name for name, value in first.state_dict().items()
+            if torch.equal(value, alone.loss_state[name])}  # fmt: skip
+    assert kept <= {"frozen"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_end_where_one_process_does(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
+    _trained(tmp_path, two_ranks, WAYS[way])
+
+
+@needs_shards
+@pytest.mark.parametrize("way", IN_SHARDS)
+def test_and_in_shards(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
+    _trained(tmp_path, two_ranks, WAYS[way], **SHARDED)
+
+
+def _error(folder: Path, changes: dict[str, Any]) -> str:
     try:
-        task.prepare()
-    except ConfigError as error:
-        return {"error": str(error)}
-    before = [value.clone() for value in task.loss.parameters()]
-    loop.run(task)
-    moved = [not torch.equal(*pair) for pair in zip(before, task.loss.parameters(), strict=True)]
-    return {"error": "", "moved": moved}
+        make_task(folder, [], **on_ranks(changes, world_size()))
+    except SSLEngineError as error:
+        return str(error)
+    return ""
 
 
-def _expect_told(text: str) -> None:
-    names = "loss.predictor.0.bias, loss.predictor.0.weight, loss.predictor.2.bias"
-    assert f"parameters of Predicting, which would keep their first values: {names}" in text
-    for advice in (
-        "config.MODEL.HEAD.PARAMS",
-        "multi_optimizer_train_step",
-        "requires_grad_(False",
+@needs_shards
+def test_a_single_number_cannot_be_in_shards(two_ranks: RankPool, tmp_path: Path) -> None:
+    changes = {**_of(Predicting, scalar=True), **SHARDED}
+    for text in two_ranks.run(_error, tmp_path, changes):
+        assert "the parameter loss.temperature of Predicting is a single number" in text
+
+
+def test_a_parameter_that_one_rank_reaches(two_ranks: RankPool, tmp_path: Path) -> None:
+    """Its mean over ranks, zero where it is not reached, moves it on all of them."""
+    one, two = two_ranks.run(run, tmp_path, _of(OnOneRank))
+    assert_close(one._replace(losses=two.losses), two, rtol=0, atol=0)
+    first = make_task(tmp_path, [], **_of(OnOneRank)).loss.state_dict()
+    assert not torch.equal(first["predictor.weight"], one.loss_state["predictor.weight"])
+
+
+def _goes_on(folder: Path, changes: dict[str, Any]) -> None:
+    given = {**_of(Predicting), **on_ranks(changes, world_size(), 4)}
+    assert_goes_on_bit_by_bit(folder / str(rank()), **given)
+
+
+@pytest.mark.parametrize("way", ["ddp", "by hand", "bf16"])
+def test_a_run_that_goes_on(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
+    _goes_on(tmp_path / "alone", WAYS[way])
+    two_ranks.run(_goes_on, tmp_path / "both", WAYS[way])
+
+
+@needs_shards
+def test_and_goes_on_in_shards(two_ranks: RankPool, tmp_path: Path) -> None:
+    two_ranks.run(_goes_on, tmp_path, SHARDED)
+
+
+def test_groups_of_the_optimizer(tmp_path: Path) -> None:
+    """They follow the heads; their multipliers multiply."""
+    heads = {"use_different_lr": True, "use_different_wd": True, "weight_decay": 0.3}
+    lr = {name: {"name": "constant", "value": value} for name, value in
+          (("lr", 0.1), ("lr_head", 0.4))}  # fmt: skip
+    changes = {"OPTIMIZER__head_optimizer_params": heads, "OPTIMIZER__param_schedulers": lr,
+               "OPTIMIZER__regularize_bias": True, **_of(Predicting)}  # fmt: skip
+    task = make_task(tmp_path, [], **changes)
+    names = {id(each): name for name, each in task.learner.named_parameters()}
+    found = {names[id(p)]: (group["lr"], group["weight_decay"])
+             for group in task.optimizer.param_groups for p in group["params"]}  # fmt: skip
+    assert found["heads.0.clf.0.weight"] == (0.4, 0.3)
+    assert found["loss.predictor.0.weight"] == pytest.approx((0.4, 0.15))
+    assert found["loss.temperature"] == pytest.approx((0.8, 0.0))
+    assert "loss.frozen" not in found
+
+
+def test_a_pattern_that_matches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Predicting, "multipliers", lambda _: {"temperatur": Multiplier(2.0)})
+    with pytest.raises(
+        ConfigError, match="'temperatur' matches none .* Did you mean 'temperature'"
     ):
-        assert advice in text
+        make_task(tmp_path, [], **_of(Predicting))
 
 
-def test_a_predictor_that_no_optimizer_owns_is_refused(tmp_path: Path) -> None:
-    _expect_told(_run(str(tmp_path), 1)["error"])
+def test_frozen_by_name(tmp_path: Path) -> None:
+    name = "loss.predictor.0.weight"
+    task = train(tmp_path, [], **_of(Predicting), MODEL__NON_TRAINABLE_PARAMS=[name])
+    first = make_task(tmp_path, [], **_of(Predicting))
+    same = torch.equal(*(dict(each.learner.named_parameters())[name] for each in (task, first)))
+    assert same
+    assert not torch.equal(task.loss.temperature, first.loss.temperature)
+    with pytest.raises(ConfigError, match="no parameter 'loss.predictr"):
+        make_task(tmp_path, [], **_of(Predicting), MODEL__NON_TRAINABLE_PARAMS=["loss.predictr"])
 
 
-def test_and_at_two_ranks(tmp_path: Path, two_ranks: RankPool) -> None:
-    for found in two_ranks.run(_run, str(tmp_path), 2):
-        _expect_told(found["error"])
-
-
-def test_what_is_frozen_passes(tmp_path: Path) -> None:
-    assert _run(str(tmp_path), 1, arguments={"frozen": True})["moved"] == [False] * 4
+def test_a_metric_that_it_puts(tmp_path: Path) -> None:
+    task = train(tmp_path, [], **_of(Predicting))
+    assert task.storage.latest()["temperature"] != 1.0
 
 
 def test_a_run_that_only_tests_trains_nothing(tmp_path: Path) -> None:
-    data = recipe()["DATA"]["TRAIN"]
-    found = _run(str(tmp_path), 1, TEST_ONLY=True, TEST_MODEL=True, DATA__TEST=data)
-    assert found == {"error": "", "moved": [False] * 4}
+    tree = recipe(**_of(OfTwoArguments), TEST_ONLY=True, TEST_MODEL=True)
+    tree["DATA"]["TEST"] = tree["DATA"]["TRAIN"]
+    task = SelfSupervisionTask(resolve_dict(tree).config, tmp_path, torch.device("cpu"), None, [])
+    task.prepare()
+    before = [value.clone() for value in task.loss.parameters()]
+    loop.run(task)
+    assert all(map(torch.equal, before, task.loss.parameters()))
 
 
-SCHEDULE = {"name": "constant", "value": 0.1}
-TWO = {
-    "TRAIN_STEP_NAME": "multi_optimizer_train_step",
-    "multi_optimizer_train_step": {
-        "OPTIMIZERS": {
-            name: {"parameters": [f"{name}*"], "losses": ["loss"], "name": "sgd",
-                   "param_schedulers": {"lr": SCHEDULE}}
-            for name in ("trunk", "heads", "loss")
-        }
-    },
-}  # fmt: skip
-
-
-def test_with_an_optimizer_of_their_own_they_move(tmp_path: Path, two_ranks: RankPool) -> None:
-    """What the error proposes, at one rank and at two."""
-    alone = _run(str(tmp_path), 1, TRAINER=TWO)
-    for found in (alone, *two_ranks.run(_run, str(tmp_path), 2, TRAINER=TWO)):
-        assert found == {"error": "", "moved": [True] * 4}
+# ---- from Python
 
 
 class Scaled(nn.Module):
@@ -120,34 +241,51 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.scale * square(output, target)
+        return self.scale.exp() * square(output, target)
 
     def other(self, output: Tensor, target: Tensor) -> Tensor:
         return self(output, target)
 
+    def with_sample(self, output: Tensor, sample: Any, step: Step) -> Tensor:
+        return self(output, sample["target"])
 
-def _fit(form: str) -> str:
+
+FORMS = {"module": lambda loss: loss, "bound": lambda loss: loss.other,
+         "bound, of three": lambda loss: loss.with_sample}  # fmt: skip
+
+
+def _fit(form: str, with_loss: bool = True) -> list[Tensor]:
     model, loss = net(), Scaled()
-    given = {"module": loss, "method": loss.other}[form]
-    try:
-        sslengine.fit(model, given, batches(Points()), sgd(model), epochs=1, device="cpu")
-    except ConfigError as error:
-        return str(error)
-    return ""
+    both = nn.ModuleList([model, loss]) if with_loss else model
+    sslengine.fit(model, FORMS[form](loss), batches(Points()), sgd(both), epochs=2, device="cpu")
+    return [each.detach() for each in (*model.parameters(), loss.scale)]
 
 
-@pytest.mark.parametrize("form", ["module", "method"])
-def test_from_python(form: str) -> None:
-    assert re.search(r"parameters of \w+, which would keep .*: loss\.(owner\.)?scale", _fit(form))
+def _plain() -> list[Tensor]:
+    model, loss = net(), Scaled()
+    optimizer = sgd(nn.ModuleList([model, loss]))
+    for _ in range(2):
+        for x, y in batches(Points()):
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+    return [each.detach() for each in (*model.parameters(), loss.scale)]
 
 
-def test_from_python_at_two_ranks(two_ranks: RankPool) -> None:
-    assert all("loss.scale" in text for text in two_ranks.run(_fit, "module"))
+@pytest.mark.parametrize("form", FORMS)
+def test_from_python_as_a_plain_loop_does(form: str) -> None:
+    torch.testing.assert_close(_fit(form), _plain(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("form", ["module", "bound"])
+def test_an_optimizer_without_them_is_refused(form: str) -> None:
+    with pytest.raises(ConfigError, match=r"would keep .*: loss\.(owner\.)?scale\. Give them"):
+        _fit(form, with_loss=False)
 
 
 def test_an_optimizer_of_some_parameters_alone() -> None:
     model = net()
-    with pytest.raises(ConfigError, match="parameters of the model, .*: 0.bias, 0.weight. Give"):
+    with pytest.raises(ConfigError, match="first values: 0.bias, 0.weight. Give"):
         sslengine.fit(model, square, batches(Points()), sgd(model[3]), epochs=1, device="cpu")
     model[0].requires_grad_(False)
     before = model[3].weight.clone()

@@ -14,7 +14,7 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shard_files import Peers
-from sslengine.hooks.checkpointing import SaveCheckpoints
+from sslengine.services.checkpointing import SaveCheckpoints
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.task.runs import Stop, Watch, make_task

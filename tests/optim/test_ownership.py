@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from sslengine.errors import ConfigError
-from sslengine.optim.ownership import only, owned_parameters, whole
+from sslengine.optim.learner import learner_of
+from sslengine.optim.ownership import only, owned_parameters
 
 
 class Net(nn.Module):
@@ -23,7 +24,7 @@ class Loss(nn.Module):
 
 
 def names(patterns: dict[str, list[str]], model: nn.Module | None = None) -> dict[str, list[str]]:
-    found = owned_parameters(model or whole(Net(), Loss()), patterns, "X")
+    found = owned_parameters(model or learner_of(Net(), Loss()), patterns, "X")
     return {owner: [each.name for each in its] for owner, its in found.items()}
 
 
@@ -43,7 +44,7 @@ def test_what_nobody_owns_is_told() -> None:
 
 
 def test_what_is_frozen_needs_no_owner() -> None:
-    model = whole(Net(), Loss())
+    model = learner_of(Net(), Loss())
     model.heads.requires_grad_(False)
     assert list(names({"a": ["trunk.*"], "b": ["token", "loss.*"]}, model)) == ["a", "b"]
     with pytest.raises(ConfigError, match=r"X.b.parameters: all that 'heads.1.\*' matches is froz"):
@@ -59,11 +60,11 @@ def test_a_part_of_the_model_called_loss() -> None:
     model = Net()
     model.loss = nn.Linear(1, 1)
     with pytest.raises(ConfigError, match="a part called 'loss'"):
-        whole(model, Loss())
+        learner_of(model, Loss())
 
 
 def test_only_some_are_trainable_for_a_while() -> None:
-    model = whole(Net(), Loss())
+    model = learner_of(Net(), Loss())
     model.trunk.bias.requires_grad_(False)
     mine = owned_parameters(model, {"a": ["trunk.*"], "b": ["*"]}, "X")["a"]
     with only(model, mine):

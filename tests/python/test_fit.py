@@ -315,7 +315,7 @@ def _calls(**changes: Any) -> Session:
             ConfigError,
             r"config.HOKS: unknown key. Did you mean 'HOOKS'",
         ),
-        ({"optimizer": sgd(net())}, ConfigError, r"optimizer: it has parameters that are not"),
+        ({"optimizer": sgd(net())}, ConfigError, r"optimizer: it has parameters that are neither"),
     ],
 )
 def test_what_cannot_be_is_told(changes: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -1,47 +1,41 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import torch
+import pytest
+from torch import Tensor
 
-from sslengine.monitor.loss_ledger import LossLedger
+from sslengine.hooks.events import Hook
+from sslengine.python.fit import fit
 from sslengine.python.history import History, KeepHistory
+from tests.python.toys import Points, batches, net, sgd, square
 
 
-def test_steps_are_kept_as_the_ledger_reads_them() -> None:
-    history = History()
-    hook = KeepHistory(history)
-    task: Any = SimpleNamespace(
-        train=True, iteration=0, ledger=LossLedger(), phase=SimpleNamespace(epoch=3, complete=True),
-        phase_results={"loss": 1.5}, optimizer=SimpleNamespace(learning_rates=lambda: {"lr": 0.5}),
+def _parts(output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    return {"loss": square(output, target), "size": output.square().mean()}
+
+
+def test_each_batch_has_its_losses_and_each_update_its_rate() -> None:
+    model, points = net(), Points()
+    session = fit(
+        model, _parts, batches(points), sgd(model), epochs=1, accumulate=2, validation=points,
+        device="cpu",
     )  # fmt: skip
-    hook.on_phase_start(task)
-    for value in (1.0, 2.0):
-        task.ledger.record({"loss": torch.tensor(value), "a": torch.tensor(7.0)}, task.iteration, 4)
-        if value == 2.0:  # the first is a batch of a group that goes on
-            hook.on_update(task)
-        task.iteration += 1
-    task.ledger.flush()
-    hook.on_phase_end(task)
-    first = {"iteration": 1, "epoch": 3, "loss": 1.0, "loss.a": 7.0}
-    assert history.steps == [first, {**first, "iteration": 2, "loss": 2.0, "lr": 0.5}]
-    assert history.epochs == [{"iteration": 2, "epoch": 3, "split": "train", "loss": 1.5}]
-    task.train = False
-    hook.on_phase_start(task)
-    task.ledger.record({"loss": torch.tensor(9.0), "a": torch.tensor(9.0)}, 2, 4)
-    task.ledger.flush()
-    hook.on_phase_end(task)
-    assert history.losses() == [1.0, 2.0]
-    assert history.epochs[-1]["split"] == "test"
+    known = [set(record) for record in session.history.steps]
+    of_all = {"iteration", "epoch", "loss", "loss.size"}
+    assert known == [of_all, of_all | {"lr"}, of_all | {"lr"}]  # of three, the last is alone
+    assert session.history.steps[1]["lr"] == 0.1
+    assert [record["split"] for record in session.history.epochs] == ["train", "test"]
 
 
 def test_what_was_made_before_an_error() -> None:
-    history = History()
-    hook = KeepHistory(history)
-    task: Any = SimpleNamespace(train=True, ledger=LossLedger(), phase=SimpleNamespace(epoch=0))
-    hook.on_phase_start(task)
-    task.ledger.record(torch.tensor(1.0), 0, 4)
-    task.ledger.flush()
-    hook.on_exception(task)
-    assert history.losses() == [1.0]
+    class Fail(Hook):
+        def on_step(self, task: Any) -> None:
+            if task.iteration == 2:
+                raise KeyboardInterrupt
+
+    model, history = net(), History()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, square, batches(Points()), sgd(model), epochs=1, device="cpu",
+            hooks=[KeepHistory(history), Fail()], settings={"LOG_FREQUENCY": 1})  # fmt: skip
+    assert [record["iteration"] for record in history.steps] == [1]

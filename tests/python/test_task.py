@@ -10,8 +10,8 @@ import torch
 from sslengine.config.facts import RunFacts
 from sslengine.errors import DataError
 from sslengine.methods.base import Method
+from sslengine.methods.foreign import FunctionLoss
 from sslengine.python.fit import fit
-from sslengine.python.task import FunctionLoss
 from tests.python.toys import Points, net, sgd, square
 from tests.ranks import RankPool
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sslengine.hooks.events import Hook
+from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.config.recipes import resolved
@@ -57,14 +58,21 @@ for _event in (
     setattr(Record, _event, _note(_event))
 
 
-def make_task(folder: Path, hooks: list[Any] | None = None, **changes: Any) -> SelfSupervisionTask:
-    task = SelfSupervisionTask(resolved(**changes).config, folder, CPU, hooks=hooks)
+def make_task(
+    folder: Path, hooks: list[Any] | None = None, services: Services | None = None, **changes: Any
+) -> SelfSupervisionTask:
+    """With hooks, and without services, nothing is written and nothing saved."""
+    config = resolved(**changes).config
+    services = Services() if services is None and hooks is not None else services
+    task = SelfSupervisionTask(config, folder, CPU, hooks=hooks, services=services)
     task.prepare()
     return task
 
 
-def train(folder: Path, hooks: list[Any] | None = None, **changes: Any) -> SelfSupervisionTask:
-    task = make_task(folder, hooks, **changes)
+def train(
+    folder: Path, hooks: list[Any] | None = None, services: Services | None = None, **changes: Any
+) -> SelfSupervisionTask:
+    task = make_task(folder, hooks, services, **changes)
     loop.run(task)
     return task
 

@@ -67,7 +67,7 @@ def _whole(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def run(folder: Path, changes: dict[str, Any], global_batch: int = 8) -> Outcome:
     """With the same global batch on any number of ranks, and with the hooks on gradients."""
     watch, given = Watch(), on_ranks(changes, world_size(), global_batch)
-    chosen = default_hooks(resolved(**given).config, folder, interrupts=False)
+    chosen = default_hooks(resolved(**given).config, folder)
     on_gradients = [each for each in chosen if isinstance(each, (ClipGradients, FreezeParameters))]
     task = make_task(folder, [*on_gradients, watch], **given)
     loop.run(task)

@@ -10,17 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError
-from sslengine.task.progress import Group
-from sslengine.train_steps.gradcache import GradcacheOptions, GradcacheTrainStep
+from sslengine.python.task import PythonTask
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.task.runs import Watch, make_task
-from tests.train_steps.fakes import FakeTask
+from tests.train_steps.tasks import Seen, at, begin
 
 BATCH = 10
 
@@ -60,14 +58,21 @@ def images(seed: int = 0, count: int = BATCH, side: int = 6) -> Tensor:
     return torch.randn(count, 3, side, side, generator=generator, dtype=torch.float64)
 
 
-def batch(data: Any) -> dict[str, list[Any]]:
-    return {"data": [data], "label": [torch.zeros(BATCH)], "data_idx": [torch.arange(BATCH)]}
+def batch(data: Any) -> dict[str, Any]:
+    return {"data": data, "label": torch.zeros(BATCH), "data_idx": torch.arange(BATCH)}
+
+
+def chunks(size: int, **options: Any) -> dict[str, Any]:
+    return {
+        "TRAIN_STEP_NAME": "gradcache_train_step",
+        "gradcache_train_step": {"CHUNK_SIZE": size, **options},
+    }
 
 
 def step(model: nn.Module, data: Any, chunk: int, loss: Callable[..., Any] = contrastive,
-         **options: Any) -> FakeTask:  # fmt: skip
-    task = FakeTask([batch(data)], model, loss)
-    GradcacheTrainStep(GradcacheOptions(CHUNK_SIZE=chunk, **options))(task)
+         *hooks: Any, **options: Any) -> PythonTask:  # fmt: skip
+    task = begin([batch(data)], model, loss, *hooks, TRAINER=chunks(chunk, **options))
+    task.step()
     return task
 
 
@@ -86,10 +91,10 @@ def test_it_is_the_gradient_of_the_whole_batch(chunk: int) -> None:
     plain, ours = Net(), Net()
     loss = contrastive(plain(images())[0])
     loss.backward()
-    task = step(ours, images(), chunk)
+    task = step(ours, images(), chunk, contrastive, seen := Seen())
     same(gradients(ours), gradients(plain))
     assert task.last_batch.loss == pytest.approx(loss.item(), rel=1e-12)
-    assert task.events == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
+    assert seen.events == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
 
 
 def test_it_is_not_that_of_the_chunks_alone() -> None:
@@ -132,8 +137,7 @@ def test_dropout_draws_the_same_numbers_in_both_passes_and_moves_its_stream_once
     torch.manual_seed(5)
     contrastive(torch.cat([plain(chunk)[0] for chunk in images().split(3)])).backward()
     stream = torch.get_rng_state()
-    torch.manual_seed(5)
-    step(ours, images(), 3)
+    step(ours, images(), 3, contrastive, at("on_step_start", lambda task: torch.manual_seed(5)))
     same(gradients(ours), gradients(plain))
     assert torch.equal(torch.get_rng_state(), stream)
 
@@ -144,10 +148,10 @@ def test_batch_norm_is_refused_unless_it_is_frozen_or_chunks_are_accepted() -> N
         step(model, images(), 5)
     assert "config.TRAINER.gradcache_train_step.CHUNK_STATISTICS=true" in str(error.value)
     frozen, plain = Net(norm=True), Net(norm=True)
-    frozen.trunk[1].eval()
     plain.trunk[1].eval()
     contrastive(plain(images())[0]).backward()
-    step(frozen, images(), 5)
+    freeze = at("on_step_start", lambda task: task.base_model.trunk[1].eval())
+    step(frozen, images(), 5, contrastive, freeze)
     same(gradients(frozen), gradients(plain))
 
 
@@ -161,10 +165,11 @@ def test_statistics_of_chunks_are_counted_once() -> None:
 
 
 def test_named_inputs_are_refused() -> None:
-    task = FakeTask([{**batch(images()), "patches": [images()]}], Net(), contrastive)
-    task.input_keys = ["data", "patches"]
     with pytest.raises(ConfigError, match="takes one input, images or crops"):
-        GradcacheTrainStep(GradcacheOptions())(task)
+        begin(
+            [{**batch(images()), "patches": images()}], Net(), contrastive, TRAINER=chunks(3),
+            DATA__TRAIN__INPUT_KEY_NAMES=["data", "patches"],
+        ).step()  # fmt: skip
 
 
 def test_what_a_hook_puts_in_place_of_the_output_gets_the_gradient() -> None:
@@ -176,35 +181,27 @@ def test_what_a_hook_puts_in_place_of_the_output_gets_the_gradient() -> None:
 
     plain, ours = Net(), Net()
     loss(2 * plain(images())[0]).backward()
-    task = FakeTask([batch(images())], ours, loss)
-    task.on_event["on_forward"] = double
-    GradcacheTrainStep(GradcacheOptions(CHUNK_SIZE=3))(task)
+    step(ours, images(), 3, loss, at("on_forward", double))
     same(gradients(ours), gradients(plain))
 
 
 def test_a_test_step_is_the_standard_one() -> None:
-    model = Net(norm=True).eval()
-    task = FakeTask([batch(images())], model, contrastive)
-    task.train = False
-    GradcacheTrainStep(GradcacheOptions(CHUNK_SIZE=3))(task)
+    model = Net(norm=True)
+    begin([batch(images())], model, contrastive, test=True, TRAINER=chunks(3)).step()
     assert model.seen == [(BATCH, False)]
     assert gradients(model) == []
 
 
 def _on_ranks(by_hand: bool, accumulated: int) -> list[Tensor]:
-    share = BATCH // world_size()
-    model = Net()
-    task = FakeTask([], model, contrastive)
-    if by_hand:
-        task.reduce_by_hand = True
-    else:
-        task.model = DistributedDataParallel(model)
-    run = GradcacheTrainStep(GradcacheOptions(CHUNK_SIZE=2))
-    for number in range(accumulated):
-        mine = images(number)[rank() * share : (rank() + 1) * share]
-        task.batches = iter([batch(mine)])
-        task.group = Group(number == 0, number == accumulated - 1, 1 / accumulated)
-        run(task)
+    share, model = BATCH // world_size(), Net()
+    mine = [images(n)[rank() * share : (rank() + 1) * share] for n in range(accumulated)]
+    task = begin(
+        [{"data": each} for each in mine], model, contrastive, TRAINER=chunks(2),
+        OPTIMIZER__accumulate=accumulated, DISTRIBUTED__NUM_PROC_PER_NODE=world_size(),
+        DISTRIBUTED__MANUAL_GRADIENT_REDUCTION=by_hand,
+    )  # fmt: skip
+    for _ in mine:
+        task.step()
     return gradients(model)
 
 

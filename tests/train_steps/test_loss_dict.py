@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.errors import TrainingError
-from sslengine.train_steps.loss_dict import loss_dict_train_step
-from tests.train_steps.fakes import FakeTask, make_batch
+from sslengine.python.task import PythonTask
+from tests.train_steps.tasks import Seen, begin, make_batch
 
 
 class Losses(nn.Module):
@@ -32,6 +32,8 @@ class Losses(nn.Module):
 class Scores:
     """A meter that keeps what it is shown."""
 
+    name = "scores"
+
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
@@ -39,57 +41,61 @@ class Scores:
         self.seen.append((output, target))
 
 
+def _begin(batches: list[Any], model: nn.Module, *hooks: Any, **changes: Any) -> PythonTask:
+    step = "loss_dict_train_step"
+    return begin(batches, model, None, *hooks, TRAINER__TRAIN_STEP_NAME=step, **changes)
+
+
 def test_the_sum_is_minimised_and_each_loss_is_logged() -> None:
     batches = [make_batch(seed) for seed in range(3)]
-    task = FakeTask(batches, Losses(), nn.Module())
-    meter = Scores()
-    task.active_meters = [meter]
+    task = _begin(batches, Losses(), seen := Seen())
+    task.active_meters = [meter := Scores()]
     model = Losses()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in batches:
-        loss_dict_train_step(task)
-        losses = model({key: value[0] for key, value in batch.items()})
+        task.step()
+        losses = model(batch)
         total = losses["right"] + losses["small"]
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
         assert torch.equal(task.base_model.linear.weight, model.linear.weight)
-        (entry,) = task.ledger.drain()
         expected = {"loss": total, **losses}
-        assert entry.parts == {name: value.item() for name, value in expected.items()}
-    assert task.events[:4] == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
+        assert seen.parts[-1] == {name: value.item() for name, value in expected.items()}
+    assert seen.events[:4] == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
     assert meter.seen == []  # in training the model gives no prediction
 
 
 def test_in_a_test_phase_predictions_go_to_the_meters() -> None:
-    task = FakeTask([make_batch()], Losses().eval(), nn.Module())
-    meter = Scores()
-    task.active_meters, task.train = [meter], False
-    loss_dict_train_step(task)
+    task = _begin([make_batch()], Losses(), seen := Seen(), test=True)
+    task.active_meters = [meter := Scores()]
+    task.step()
     ((scores, target),) = meter.seen
-    assert torch.equal(scores, Losses().linear(make_batch()["data"][0]))
-    assert torch.equal(target, make_batch()["label"][0])
-    assert task.ledger.drain() == []
-    assert task.events == ["on_forward", "on_loss_and_meter"]
+    assert torch.equal(scores, Losses().linear(make_batch()["data"]))
+    assert torch.equal(target, make_batch()["label"])
+    assert seen.parts == []
+    assert seen.events == ["on_forward", "on_loss_and_meter"]
 
 
 def test_in_a_test_phase_losses_are_recorded() -> None:
-    task = FakeTask([make_batch()], Losses(), nn.Module())
-    task.train = False
-    loss_dict_train_step(task)
-    assert task.ledger.drain()[0].parts.keys() == {"loss", "right", "small"}
+    class Always(Losses):
+        def forward(self, batch: dict[str, Tensor]) -> Any:
+            return self.train()(batch) if not self.training else super().forward(batch)
+
+    task = _begin([make_batch()], Always(), seen := Seen(), test=True)
+    task.step()
+    assert [parts.keys() for parts in seen.parts] == [{"loss", "right", "small"}]
     assert torch.equal(task.base_model.linear.weight, Losses().linear.weight)
 
 
 def test_a_loss_that_is_not_finite_is_named_with_all_others() -> None:
     batch = make_batch()
-    batch["data"][0][0, 0] = float("inf")
-    task = FakeTask([batch], Losses(), nn.Module())
-    loss_dict_train_step(task)
+    batch["data"][0, 0] = float("inf")
+    task = _begin([batch], Losses())
     with pytest.raises(
         TrainingError, match=r"loss of iteration 0 is not finite: loss .*, right .*, small inf"
     ):
-        task.ledger.flush()
+        task.step()
 
 
 def test_a_model_that_gives_no_losses_is_told() -> None:
@@ -97,8 +103,8 @@ def test_a_model_that_gives_no_losses_is_told() -> None:
         def forward(self, batch: dict[str, Tensor]) -> Any:
             return self.linear(batch["data"])
 
-    task = FakeTask([make_batch()], Scored(), nn.Module())
+    task = _begin([make_batch()], Scored())
     with pytest.raises(
         TrainingError, match=r"Scored returned 'loss' as a tensor of shape \(4, 2\)"
     ):
-        loss_dict_train_step(task)
+        task.step()

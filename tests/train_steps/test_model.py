@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
-from sslengine.train_steps.model import ModelStepOptions, ModelTrainStep
-from tests.train_steps.fakes import FakeTask, make_batch
+from sslengine.python.task import PythonTask
+from tests.train_steps.tasks import Seen, begin, make_batch
 from tests.train_steps.test_loss_dict import Scores
 
 
@@ -37,81 +37,90 @@ class Owner(nn.Module):
         return scores
 
 
-def step(task: Any, **arguments: str) -> None:
-    ModelTrainStep(ModelStepOptions(ARGUMENTS=arguments))(task)
+def _begin(
+    batches: list[Any], model: nn.Module, *hooks: Any, arguments: Any = None, **changes: Any
+) -> PythonTask:
+    trainer = {
+        "TRAIN_STEP_NAME": "model_train_step", "model_train_step": {"ARGUMENTS": arguments or {}}
+    }  # fmt: skip
+    return begin(batches, model, None, *hooks, TRAINER=trainer, **changes)
 
 
 def test_a_train_step_of_the_model_is_plain_pytorch() -> None:
     batches = [make_batch(seed) for seed in range(3)]
-    task = FakeTask(batches, Owner(), nn.Module())
+    task = _begin(batches, Owner(), seen := Seen())
     model = Owner()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in batches:
-        step(task)
-        scores, label = model.linear(2 * batch["data"][0]), batch["label"][0]
+        task.step()
+        scores, label = model.linear(2 * batch["data"]), batch["label"]
         right = nn.functional.cross_entropy(scores, label)
         small = scores.square().mean() + scores.abs().mean()
         optimizer.zero_grad()
         (right + small).backward()
         optimizer.step()
         torch.testing.assert_close(task.base_model.linear.weight, model.linear.weight)
-        (entry,) = task.ledger.drain()
         accuracy = (scores.argmax(1) == label).float().mean()
         expected = [right + small, right, small, accuracy]
-        assert list(entry.parts) == ["loss", "loss_right", "loss_small", "accuracy"]
-        assert list(entry.parts.values()) == pytest.approx([each.item() for each in expected])
+        assert list(seen.parts[-1]) == ["loss", "loss_right", "loss_small", "accuracy"]
+        assert list(seen.parts[-1].values()) == pytest.approx([each.item() for each in expected])
         assert task.last_batch.vis_masks is label
         torch.testing.assert_close(task.last_batch.vis_preds, scores)
     assert task.base_model.trainings == [True] * 3
-    assert task.events[:4] == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
+    assert seen.events[:4] == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
 
 
 def test_without_steps_of_its_own_test_phases_predict() -> None:
-    task = FakeTask([make_batch()], Owner(), nn.Module())
-    meter = Scores()
-    task.active_meters, task.train = [meter], False
-    step(task)
+    task = _begin([make_batch()], Owner(), test=True)
+    task.active_meters = [meter := Scores()]
+    task.step()
     ((scores, _),) = meter.seen
-    assert torch.equal(scores, Owner().linear(2 * make_batch()["data"][0]))
+    assert torch.equal(scores, Owner().linear(2 * make_batch()["data"]))
     assert task.base_model.trainings == [False]
     assert task.last_batch.vis_preds is None
 
 
-@pytest.mark.parametrize(("test_only", "expected"), [(False, 5.0), (True, 7.0)])
-def test_a_models_own_test_steps(test_only: bool, expected: float) -> None:
-    class Tested(Owner):
-        def val_step(self, data: Any) -> Any:
-            return {"loss_val": torch.tensor(5.0)}
+class OwnTests(Owner):
+    def val_step(self, data: Any) -> Any:
+        return {"loss_val": torch.tensor(5.0)}
 
-        def test_step(self, data: Any) -> Any:
-            return torch.tensor(7.0)
+    def test_step(self, data: Any) -> Any:
+        return torch.tensor(7.0)
 
-    task = FakeTask([make_batch()], Tested(), nn.Module())
-    task.train, task.test_only = False, test_only
-    if test_only:  # a bare number has no "loss" in its name, and is one all the same
-        step(task)
-        assert task.ledger.drain()[0].parts == {"loss": expected}
-    else:
-        step(task)
-        assert task.ledger.drain()[0].parts == {"loss": expected, "loss_val": expected}
+
+def test_a_models_own_step_of_a_run_that_only_tests() -> None:
+    task = _begin([make_batch()], OwnTests(), seen := Seen(), test=True)
+    task.step()  # a bare number has no "loss" in its name, and is one all the same
+    assert seen.parts == [{"loss": 7.0}]
+
+
+def test_a_models_own_step_of_a_test_phase_between_train_phases() -> None:
+    task = _begin([make_batch()], OwnTests(), seen := Seen(), validation=[make_batch()])
+    task.step()
+    task.on_phase_end()
+    task.start_phase()
+    task.on_phase_start()
+    task.step()
+    assert seen.parts[-1] == {"loss": 5.0, "loss_val": 5.0}
 
 
 def test_arguments_have_the_models_names() -> None:
     class Renamed(nn.Module):
-        def forward(self, imgs: Tensor, idx: Tensor, mode: str) -> Any:
-            return {"loss": (imgs.sum() * weight).sum() + 0 * idx.sum()}
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
 
-    weight = nn.Parameter(torch.ones(1))
-    task = FakeTask([make_batch(), make_batch()], nn.ParameterList([weight]), nn.Module())
-    task.model = task.base_model = Renamed()
-    task.precision.step = lambda _: None  # type: ignore[method-assign, assignment]
-    step(task, imgs="data", idx="data_idx")
-    assert task.ledger.drain()[0].parts["loss"] == make_batch()["data"][0].sum().item()
+        def forward(self, imgs: Tensor, idx: Tensor, mode: str) -> Any:
+            return {"loss": (imgs.sum() * self.weight).sum() + 0 * idx.sum()}
+
+    names = {"imgs": "data", "idx": "data_idx"}
+    _begin([make_batch()], Renamed(), seen := Seen(), arguments=names).step()
+    assert seen.parts == [{"loss": make_batch()["data"].sum().item()}]
     with pytest.raises(
         ConfigError,
-        match="ARGUMENTS.imgs: the batch has no 'date', it has data, .*Did you mean 'data'",
+        match="ARGUMENTS.imgs: the batch has no 'date', it has .*Did you mean 'data'",
     ):
-        step(task, imgs="date")
+        _begin([make_batch()], Renamed(), arguments={"imgs": "date"}).step()
 
 
 def test_batches_of_the_users_own_form() -> None:
@@ -124,10 +133,11 @@ def test_batches_of_the_users_own_form() -> None:
             calls.append((args, kwargs))
             return {"loss": self.linear.weight.sum()}
 
-    task = FakeTask([(1, 2), [3], {"a": 4}, "text"], Any_(), nn.Module())
+    task = _begin([make_batch()] * 4, Any_())
+    task._batches = iter([(1, 2), [3], {"a": 4}, "text"])  # as a collator of the user's makes them
     for _ in range(3):
-        step(task)
+        task.step()
     loss = {"mode": "loss"}
     assert calls == [((1, 2), loss), ((3,), loss), ((), {"a": 4, **loss})]
     with pytest.raises(TypeError, match="gives the model a dict's values as keywords.* is a str"):
-        step(task)
+        task.step()

@@ -12,7 +12,7 @@ from sslengine.train_steps.model_losses import (
     sum_of_losses,
     whole_batch_sample,
 )
-from tests.train_steps.fakes import make_batch
+from tests.train_steps.tasks import make_batch
 
 ONE, TWO = torch.tensor(1.0), torch.tensor([2.0])
 
@@ -54,7 +54,7 @@ def test_predictions_are_no_losses() -> None:
 
 
 def test_the_model_gets_the_batch_by_its_own_names() -> None:
-    batch = make_batch()
+    batch = {key: [value] for key, value in make_batch().items()}
     sample = whole_batch_sample(batch, ["data"], ["label"])
     assert sample["input"].keys() == {"data", "label", "data_idx", "data_valid"}
     assert sample["input"]["data"] is batch["data"][0]

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.gradients import FreezeParameters
-from sslengine.task.build import build_train_step
-from sslengine.task.progress import Group
-from sslengine.train_steps.multi_optimizer import MultiOptimizerTrainStep
+from sslengine.python.task import PythonTask
 from sslengine.trainer import loop
 from tests.config.recipes import resolved
 from tests.ranks import RankPool
-from tests.task.runs import CPU, Stop, Watch, make_task, same, train, weights
-from tests.train_steps.fakes import FakeTask
+from tests.task.runs import Stop, Watch, make_task, same, train, weights
 from tests.train_steps.several import NAME, Gan, GanLoss, constant, of_run
+from tests.train_steps.tasks import Seen, at, begin
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +31,17 @@ def images(seed: int) -> Tensor:
     return torch.randn(4, 3, generator=generator, dtype=torch.float64)
 
 
-def batches(count: int) -> list[dict[str, list[Any]]]:
-    return [
-        {"data": [images(seed)], "label": [torch.zeros(4)], "data_idx": [torch.arange(4)]}
-        for seed in range(count)
-    ]
-
-
 def make(
-    optimizers: dict[str, dict[str, Any]], count: int = 20, **changes: Any
-) -> tuple[FakeTask, MultiOptimizerTrainStep]:
-    section = {"OPTIMIZERS": optimizers}
-    changes = {"TRAINER__TRAIN_STEP_NAME": NAME, f"TRAINER__{NAME}": section, **changes}
-    config = resolved(**changes).config
-    step = build_train_step(config)
-    model, loss = Gan(), GanLoss()
-    task = FakeTask(batches(count), model, loss)
-    task.loss = loss
-    task.optimizer = step.build_optimizer(config, model, loss, CPU, 10.0)
-    return task, step
+    optimizers: dict[str, dict[str, Any]],
+    *hooks: Any,
+    count: int = 20,
+    loss: Any = None,
+    **changes: Any,
+) -> PythonTask:
+    """Of a GAN, before the first of `count` batches."""
+    changes |= {"TRAINER__TRAIN_STEP_NAME": NAME, f"TRAINER__{NAME}": {"OPTIMIZERS": optimizers}}
+    batches = [{"data": images(seed)} for seed in range(count)]
+    return begin(batches, Gan(), loss or GanLoss(), *hooks, **changes)
 
 
 def sgd(parameters: list[str], losses: list[str], lr: float = 0.1, **more: Any) -> dict[str, Any]:
@@ -66,19 +56,19 @@ def grads(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found)]
 
 
-def equal(task: FakeTask, model: nn.Module, loss: nn.Module) -> None:
+def equal(task: PythonTask, model: nn.Module, loss: nn.Module) -> None:
     for one, other in ((task.base_model, model), (task.loss, loss)):
         for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
             assert torch.equal(ours, theirs)
 
 
 def test_a_gan_is_trained_as_a_plain_loop_trains_it() -> None:
-    task, step = make({
+    task = make({
         "generator": sgd(["trunk.*", "generator.*", "loss.*"], ["fool", "size"], 0.1),
         "critic": {"parameters": ["critic.*"], "losses": ["critic"], "name": "adam",
                    "betas": [0.5, 0.9], "weight_decay": 0.0, "args": {"foreach": False},
                    "param_schedulers": constant(0.02)},
-    })  # fmt: skip
+    }, seen := Seen())  # fmt: skip
     model, loss = Gan(), GanLoss()
     mine = [*model.trunk.parameters(), *model.generator.parameters(), *loss.parameters()]
     theirs = list(model.critic.parameters())
@@ -89,7 +79,7 @@ def test_a_gan_is_trained_as_a_plain_loop_trains_it() -> None:
             group.update(fused=False, foreach=False)
     losses = []
     for number in range(20):
-        step(task)
+        task.step()
         parts = loss(model(images(number)), None)
         for parameters, value in ((mine, parts["fool"] + parts["size"]), (theirs, parts["critic"])):
             for parameter, grad in zip(parameters, grads(value, parameters)):
@@ -99,11 +89,11 @@ def test_a_gan_is_trained_as_a_plain_loop_trains_it() -> None:
         losses.append(parts["fool"].item())
         equal(task, model, loss)
     assert losses[0] > losses[-1]
-    assert task.events[:4] == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
+    assert seen.events[:4] == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
 
 
 def test_a_shared_parameter_gets_from_each_owner_its_own_losses_alone() -> None:
-    task, step = make({
+    task = make({
         "one": sgd(["trunk.*", "generator.*"], ["size"], 0.1),
         "two": sgd(["trunk.*", "critic.*", "loss.*"], ["critic", "fool"], 0.01, momentum=0.5),
         "three": sgd(["trunk.bias"], ["size"], 0.3),
@@ -120,7 +110,7 @@ def test_a_shared_parameter_gets_from_each_owner_its_own_losses_alone() -> None:
         for group in owner.optimizer.param_groups:
             group.update(fused=False, foreach=False)
     for number in range(20):
-        step(task)
+        task.step()
         parts = loss(model(images(number)), None)
         found = []
         for parameters, names, _, _ in owners:
@@ -134,14 +124,13 @@ def test_a_shared_parameter_gets_from_each_owner_its_own_losses_alone() -> None:
 
 
 def test_the_incomplete_last_group_is_applied_by_its_samples() -> None:
-    task, step = make({"all": sgd(["*"], ["size", "fool", "critic"], momentum=0.0)}, 3)
-    groups = [Group(True, False, 0.5), Group(False, True, 0.5), Group(True, True, 1.0)]
+    optimizers = {"all": sgd(["*"], ["size", "fool", "critic"], momentum=0.0)}
+    task = make(optimizers, count=3, OPTIMIZER__accumulate=2)
     model, loss = Gan(), GanLoss()
     both = [*model.parameters(), *loss.parameters()]
     for members in ((0, 1), (2,)):
-        for number in members:
-            task.group = groups[number]
-            step(task)
+        for _ in members:
+            task.step()
         total = [torch.zeros_like(p) for p in both]
         for number in members:
             parts = loss(model(images(number)), None)
@@ -157,41 +146,32 @@ def test_the_incomplete_last_group_is_applied_by_its_samples() -> None:
 
 
 def test_each_clips_its_own_gradients() -> None:
-    task, step = make({
+    task = make({
         "one": sgd(["trunk.*", "generator.*"], ["size"], 1.0, momentum=0.0, clip_norm=0.01),
         "two": sgd(["trunk.*", "critic.*", "loss.*"], ["critic", "fool"], 0.0, momentum=0.0),
     })  # fmt: skip
     before = [p.clone() for p in task.base_model.parameters()]
-    step(task)
+    task.step()
     moved = [(p - q).flatten() for p, q in zip(task.base_model.parameters(), before)]
     assert torch.cat(moved).norm().item() == pytest.approx(0.01, rel=1e-4)
 
 
 def test_hooks_see_gradients_and_may_freeze() -> None:
-    task, step = make({
+    found: list[Tensor] = []
+    look = at("on_backward", lambda task: found.append(task.base_model.trunk.weight.grad.clone()))
+    freeze = FreezeParameters([("trunk.weight", 1), ("critic.0.bias", 1)])
+    task = make({
         "one": sgd(["trunk.*", "generator.*"], ["size"]),
         "two": sgd(["trunk.*", "critic.*", "loss.*"], ["critic", "fool"]),
-    })  # fmt: skip
+    }, look, freeze)  # fmt: skip
     model: Any = task.base_model
-    freeze = FreezeParameters([("trunk.weight", 1), ("critic.0.bias", 1)])
-    freeze.on_start(task)  # type: ignore[arg-type]
-    task.iteration = 0  # type: ignore[attr-defined]
-    seen: list[Tensor] = []
-
-    def on_backward(task: Any) -> None:
-        seen.append(model.trunk.weight.grad.clone())
-        freeze.on_backward(task)
-
-    task.on_event["on_backward"] = on_backward
-    parts = GanLoss()(Gan()(images(0)), None)
-    kept = [model.trunk.weight.clone(), model.critic[0].bias.clone()]
     reference = Gan()
     parts = GanLoss()(reference(images(0)), None)
     (expected,) = grads(sum(parts.values()), [reference.trunk.weight])
-    step(task)
-    torch.testing.assert_close(seen[0], expected, rtol=1e-12, atol=1e-14)
-    assert torch.equal(model.trunk.weight, kept[0])
-    assert torch.equal(model.critic[0].bias, kept[1])
+    task.step()
+    torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=1e-14)
+    assert torch.equal(model.trunk.weight, reference.trunk.weight)
+    assert torch.equal(model.critic[0].bias, reference.critic[0].bias)
     assert not torch.equal(model.trunk.bias, reference.trunk.bias)
 
 
@@ -240,39 +220,38 @@ def test_clipping_all_of_them_together_is_refused() -> None:
     ],
 )
 def test_losses_that_do_not_fit(followed: list[str], text: str) -> None:
-    task, step = make({"a": sgd(["*"], followed)})
+    task = make({"a": sgd(["*"], followed)})
     with pytest.raises(TrainingError, match=text):
-        step(task)
+        task.step()
 
 
 def test_a_loss_that_is_only_logged_is_detached() -> None:
-    task, step = make({"a": sgd(["*"], ["size"])})
     inner = GanLoss()
 
     def loss(output: Any, target: Any) -> dict[str, Tensor]:
         parts = inner(output, target)
         return {name: part if name == "size" else part.detach() for name, part in parts.items()}
 
-    task.loss = loss
-    step(task)
-    (entry,) = task.ledger.drain()
-    assert list(entry.parts) == ["loss", "fool", "critic", "size"]
-    assert entry.parts["loss"] == entry.parts["size"]
+    make({"a": sgd(["*"], ["size"])}, seen := Seen(), loss=loss).step()
+    (parts,) = seen.parts
+    assert list(parts) == ["loss", "fool", "critic", "size"]
+    assert parts["loss"] == parts["size"]
 
 
 def test_one_loss_without_a_name_is_called_loss() -> None:
-    task, step = make({"a": sgd(["*"], ["loss"])})
-    task.loss = lambda output, target: output[0].square().mean()
-    step(task)
-    assert task.ledger.drain()[0].parts.keys() == {"loss"}
+    loss = lambda output, target: output[0].square().mean()  # noqa: E731
+    make({"a": sgd(["*"], ["loss"])}, seen := Seen(), loss=loss).step()
+    assert seen.parts[0].keys() == {"loss"}
 
 
 def test_beside_the_loss_to_minimise_its_parts_are_for_the_log() -> None:
-    task, step = make({"a": sgd(["*"], ["loss"])})
     inner = GanLoss()
-    task.loss = lambda output, target: {"loss": output[0].mean(), **inner(output, target)}
-    step(task)
-    assert task.ledger.drain()[0].parts.keys() == {"loss", "fool", "critic", "size"}
+
+    def loss(output: Any, target: Any) -> dict[str, Tensor]:
+        return {"loss": output[0].mean(), **inner(output, target)}
+
+    make({"a": sgd(["*"], ["loss"])}, seen := Seen(), loss=loss).step()
+    assert seen.parts[0].keys() == {"loss", "fool", "critic", "size"}
 
 
 def test_learning_rates_scale_with_the_batch_for_each() -> None:

@@ -1,6 +1,6 @@
-"""Ending a run when a figure has not become better for a while.
+"""Ending a run when a metric has not become better for a while.
 
-The figure is one of those that a phase ends with, the same on all ranks; ranks agree all the
+The metric is one of those that a phase ends with, the same on all ranks; ranks agree all the
 same before any of them ends. What is left of the run is not made: the checkpoint that is
 written then says that the run is complete.
 """
@@ -23,7 +23,7 @@ WHERE = "config.HOOKS.EARLY_STOPPING.MONITOR"
 
 
 class StopEarly(Hook):
-    """`HOOKS.EARLY_STOPPING`. Comes before the checkpoints, which note that the run is complete."""
+    """`HOOKS.EARLY_STOPPING`."""
 
     def __init__(self, options: EarlyStoppingOptions) -> None:
         self.split, *self.keys = options.MONITOR.split(".")

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,17 +7,13 @@ import pytest
 import torch
 
 from sslengine.distributed.ranks import rank
-from sslengine.engines.train import train
-from sslengine.hooks import metrics
-from sslengine.hooks.events import Hook
-from sslengine.hooks.metrics import LogMetrics
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.store import MetricStore
 from sslengine.monitor.writers import Record, Writer
+from sslengine.services import metrics
+from sslengine.services.metrics import LogMetrics
 from sslengine.task.phases import Phase
-from tests.engines.runs import make_run
 from tests.ranks import RankPool
-from tests.task.test_task import SUPERVISED, WITH_TEST
 
 
 class _Keep(Writer):
@@ -198,33 +192,3 @@ def _waiting() -> list[float]:
 
 def test_the_longest_wait_of_all_ranks_is_told(two_ranks: RankPool) -> None:
     assert two_ranks.run(_waiting) == [[1.125] * 3] * 2
-
-
-class PutsAtEveryEvent(Hook):
-    """A user's hook, named in HOOKS.EXTRA as `tests.hooks.test_metrics:PutsAtEveryEvent`."""
-
-    def on_step(self, task: Any) -> None:
-        if task.train:
-            task.storage.put_scalar("at/step", task.iteration, window=1)
-
-    def on_phase_end(self, task: Any) -> None:
-        task.storage.put_scalar("at/phase", 10 * task.iteration, window=1)
-        task.phase_results["mine"] = {"doubled": 2 * task.iteration}
-
-
-def test_what_a_users_hook_puts_is_in_the_record_of_that_event(tmp_path: Path) -> None:
-    extra = ["tests.hooks.test_metrics:PutsAtEveryEvent"]
-    train(make_run(tmp_path, LOG_FREQUENCY=3, HOOKS__EXTRA=extra, **SUPERVISED, **WITH_TEST))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    steps = {each["iteration"]: each for each in lines if each["kind"] == "step"}
-    assert {place: each["at/step"] for place, each in steps.items()} == {n: n for n in steps}
-    assert sorted(steps) == [1, 3, 4, 5, 6, 8]
-    assert not [place for place, each in steps.items() if "at/phase" in each]
-    phases = [each for each in lines if each["kind"] == "phase"]
-    assert [(each["split"], each["iteration"]) for each in phases] == [
-        ("train", 4), ("test", 4), ("train", 8), ("test", 8),
-    ]  # fmt: skip
-    for each in phases:
-        assert each["at/phase"] == 10 * each["iteration"]
-        assert each["mine"] == {"doubled": 2 * each["iteration"]}
-        assert "at/step" not in each

@@ -22,9 +22,7 @@ RECORDS = "records"  # the key of a checkpoint under which they stand
 
 
 class SaveCheckpoints(Hook):
-    """The last of the hooks, so that a checkpoint holds what all others did.
-
-    Reading the losses comes first: a run whose loss is not finite stops instead of being
+    """Reading the losses comes first: a run whose loss is not finite stops instead of being
     saved. Collecting the state is collective; rank 0 copies it and writes beside training.
     """
 

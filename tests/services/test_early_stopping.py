@@ -11,8 +11,8 @@ from sslengine.checkpoint import files
 from sslengine.distributed.ranks import rank
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
-from sslengine.hooks.early_stopping import StopEarly
 from sslengine.hooks.options import EarlyStoppingOptions
+from sslengine.services.early_stopping import StopEarly
 from sslengine.task.phases import Phase
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from sslengine.contrib.detectron2 import Detectron2Hook
 from sslengine.engines.train import train as train_engine
 from sslengine.hooks.default import default_hooks
-from sslengine.hooks.detectron2 import Detectron2Hook, is_detectron2_hook
 from sslengine.hooks.events import Hook
 from sslengine.trainer import loop
 from tests.config.recipes import resolved
+from tests.contrib.detectron2_hooks import Diary, HookBase, ValidationLoss, WeightAverage
 from tests.engines.runs import PowerCut, make_run
-from tests.hooks.detectron2_hooks import Diary, HookBase, ValidationLoss, WeightAverage
 from tests.task.runs import Stop, Watch, make_task, same, train, weights
 from tests.task.test_task import SUPERVISED, WITH_TEST
 
-HERE = "tests.hooks.detectron2_hooks"
+HERE = "tests.contrib.detectron2_hooks"
 
 
 def _steps(first: int, last: int) -> list[tuple[str, int]]:
@@ -74,8 +74,6 @@ def test_hooks_named_in_the_config_are_wrapped() -> None:
     (wrapped,) = [hook for hook in hooks if isinstance(hook, Detectron2Hook)]
     assert wrapped.hook.period == 3
     assert wrapped.name == "ValidationLoss"
-    assert is_detectron2_hook(HookBase())
-    assert not is_detectron2_hook(Hook())
 
 
 def _final(folder: Path) -> dict[str, Any]:

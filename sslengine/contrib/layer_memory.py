@@ -1,4 +1,9 @@
-"""How much memory each layer of a model takes in one step, as a table.
+"""How much memory each layer of a model takes in one train step, as a table.
+
+Into `<run>/profile/rank<N>_memory_by_layer.txt`, by
+`config.PROFILING.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY`, or as a hook:
+
+    HOOKS: {EXTRA: [{name: layer_memory, iteration: 3}]}     # ranks: [0]
 
     parameters    bytes of the layer's own parameters
     outputs       bytes of what it gave, over all calls; what it gave in place of its input is 0
@@ -12,12 +17,17 @@ in the total.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sslengine.distributed.ranks import rank
+from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.profiling import profile_folder
+from sslengine.registry import register_hook
 
 MB = 2**20
 
@@ -109,3 +119,29 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for each in value for tensor in _tensors(each)]
     return []
+
+
+@register_hook("layer_memory")
+class WriteLayerMemory(Hook):
+    """iteration: train steps made before. ranks: those that write. folder: the run's own."""
+
+    def __init__(self, iteration: int = 0, ranks: Sequence[int] = (0,), folder: str = "") -> None:
+        self.iteration, self.folder = iteration, folder
+        self._mine = rank() in ranks
+        self._watch: LayerMemory | None = None
+
+    def on_step_start(self, task: TaskView) -> None:
+        if self._mine and task.train and task.iteration == self.iteration:
+            self._watch = LayerMemory(task.base_model, task.device)
+
+    def on_step(self, task: TaskView) -> None:
+        if self._watch is not None:
+            table, self._watch = self._watch.finish(), None
+            folder = profile_folder(task.run_dir, self.folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"rank{rank()}_memory_by_layer.txt"
+            path.write_text(f"{table.rstrip()}\n", encoding="utf-8")
+
+    def on_exception(self, task: TaskView) -> None:
+        if self._watch is not None:
+            self._watch.finish()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sslengine.contrib.detectron2_storage import StorageView
 from sslengine.errors import TrainingError
-from sslengine.hooks.detectron2_storage import StorageView
 from sslengine.monitor.store import MetricStore
 
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.hooks.layer_memory import MB, LayerMemory
-
-CPU = torch.device("cpu")
+from sslengine.contrib.layer_memory import MB, LayerMemory
+from sslengine.hooks.default import default_hooks
+from tests.config.recipes import resolved
+from tests.task.runs import CPU, Watch, same, train, weights
 
 
 class Net(nn.Module):
@@ -52,3 +55,16 @@ def test_on_a_gpu_allocated_memory_is_counted() -> None:
     assert lines["inner.0"].grown == 0
     assert f"{watch.total.grown / MB:.3f} MB grown" in text
     assert watch.total.grown >= sum(each.numel() * 4 for each in output)
+
+
+def test_by_its_name_a_run_has_the_table_of_one_step_and_trains_as_without(tmp_path: Path) -> None:
+    config = resolved(HOOKS__EXTRA=[{"name": "layer_memory", "iteration": 1}]).config
+    (hook,) = (each for each in default_hooks(config, tmp_path) if each.name == "WriteLayerMemory")
+    plain, watched = Watch(), Watch()
+    one, two = train(tmp_path, [plain]), train(tmp_path, [watched, hook])
+    assert watched.losses == plain.losses
+    assert same(weights(one), weights(two))
+    (file,) = (tmp_path / "profile").iterdir()
+    assert file.name == "rank0_memory_by_layer.txt"
+    (head,) = (line for line in file.read_text().splitlines() if line.startswith("heads.0.clf.0"))
+    assert head.split()[1:3] == ["Linear", "1"]  # called once

@@ -1,6 +1,6 @@
-"""The figures of a run: read every LOG_FREQUENCY steps and at the end of each phase.
+"""The metrics of a run: read every LOG_FREQUENCY steps and at the end of each phase.
 
-Those are the losses, the speed, and what was put into `task.storage`.
+They are the losses, the speed, and what was put into `task.storage`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("sslengine")
 class LogMetrics(Hook):
     """Reading the losses is the one moment in which the host waits for the device.
 
-    All ranks read, so that all find a loss that is not finite at the same step, and figures
+    All ranks read, so that all find a loss that is not finite at the same step, and metrics
     of all ranks become one; rank 0 has writers and writes.
     """
 
@@ -34,7 +34,7 @@ class LogMetrics(Hook):
         self._marks: deque[tuple[float, int, int]] = deque(
             maxlen=max(2, rolling // frequency + 1) if rolling > 0 else 2
         )
-        self._first = 1
+        self._first = self._epochs = 1
         self._waited = (0.0, 0)  # seconds for the loader, steps of the phase: at the last read
 
     def on_start(self, task: TaskView) -> None:
@@ -64,12 +64,20 @@ class LogMetrics(Hook):
         self._write(task, "phase", task.phase_results, {"epochs": self._epochs})
 
     def on_end(self, task: TaskView) -> None:
-        for writer in task.writers:
-            writer.close()
+        """What was put at the run's end has a record of its own, if there is any."""
+        self._write_last(task, "end", task.storage.take_at_end())
 
     def on_exception(self, task: TaskView) -> None:
-        for writer in task.writers:
-            writer.close()
+        """What was put since the last record, as far as no device and no rank is waited for."""
+        self._write_last(task, "exception", task.storage.take_without_waiting())
+
+    def _write_last(self, task: TaskView, kind: str, values: dict[str, Any]) -> None:
+        try:
+            if values:
+                self._write(task, kind, values, {"epochs": self._epochs})
+        finally:
+            for writer in task.writers:
+                writer.close()
 
     def _write_steps(self, task: TaskView) -> None:
         entries = task.ledger.drain()
@@ -104,10 +112,12 @@ class LogMetrics(Hook):
     def _write(
         self, task: TaskView, kind: str, values: dict[str, Any], display: dict[str, Any]
     ) -> None:
-        images, histograms = task.storage.take_images(), task.storage.take_histograms()
         place = (kind, task.iteration, task.phase.epoch, _split(task))
+        pictures: list[Any] = []
+        if kind != "exception":  # they may have to be waited for
+            pictures = [task.storage.take_images(), task.storage.take_histograms()]
         for writer in task.writers:
-            writer.write(Record(*place, dict(values), display, images, histograms))
+            writer.write(Record(*place, dict(values), display, *pictures))
 
     def _mark(self, task: TaskView) -> None:
         self._marks.append((time.perf_counter(), task.iteration, task.progress.samples))

@@ -14,9 +14,9 @@ from sslengine.checkpoint import files
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.distributed.ranks import rank
 from sslengine.errors import Preempted
-from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.events import Hook
-from sslengine.hooks.preemption import SIGNALS, TOGETHER, StopOnSignals
+from sslengine.services.checkpointing import SaveCheckpoints
+from sslengine.services.preemption import SIGNALS, TOGETHER, StopOnSignals
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.task.runs import Watch, make_task, same, train, weights
@@ -140,7 +140,7 @@ def test_all_ranks_save_after_the_same_step(two_ranks: RankPool, tmp_path: Path,
 TWICE = """
 import sys, time
 from pathlib import Path
-from tests.hooks.test_preemption import Hook, _hooks, train
+from tests.services.test_preemption import Hook, _hooks, train
 
 class Hang(Hook):
     def on_forward(self, task):

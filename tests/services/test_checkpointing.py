@@ -10,7 +10,7 @@ from sslengine.checkpoint import files, saver
 from sslengine.checkpoint.manifest import verify
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.errors import CheckpointError
-from sslengine.hooks.checkpointing import SaveCheckpoints, checkpoint_state
+from sslengine.services.checkpointing import SaveCheckpoints, checkpoint_state
 from tests.task.runs import Stop, Watch, make_task, train
 
 

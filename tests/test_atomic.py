@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sslengine.checkpoint import atomic
-from sslengine.checkpoint.atomic import whole_file, write_whole
+from sslengine import atomic
+from sslengine.atomic import whole_file, write_whole
 
 
 def test_a_file_and_its_folder_are_made(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 from sslengine.distributed.agreement import Agreement
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import Preempted
-from sslengine.hooks.checkpointing import SaveCheckpoints
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.services.checkpointing import SaveCheckpoints
 
 log = logging.getLogger("sslengine")
 
@@ -34,7 +34,7 @@ TOGETHER = 1.0  # seconds
 
 
 class StopOnSignals(Hook):
-    """Comes after `checkpoints`, which it tells to save."""
+    """The last of the services."""
 
     def __init__(self, checkpoints: SaveCheckpoints, interrupts: bool = False) -> None:
         """interrupts: Ctrl-C too. In a notebook it ends the cell, as everywhere in Python."""

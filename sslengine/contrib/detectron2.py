@@ -13,19 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from sslengine.contrib.detectron2_storage import StorageView
 from sslengine.errors import listing
-from sslengine.hooks.detectron2_storage import StorageView
-from sslengine.hooks.events import EVENTS, Hook, TaskView
+from sslengine.hooks.events import Hook, TaskView
+from sslengine.registry import register_hook_adapter
 
 CALLS = ("before_train", "after_train", "before_step", "after_backward", "after_step")
 NAMES = ("iter", "start_iter", "max_iter", "storage", "model", "optimizer", "cfg")
-
-
-def is_detectron2_hook(hook: Any) -> bool:
-    """It has calls of theirs, and none of our events."""
-    return any(hasattr(hook, name) for name in CALLS) and not any(
-        hasattr(hook, event) for event in EVENTS
-    )
 
 
 class TrainerView:
@@ -104,3 +98,8 @@ class Detectron2Hook(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loaded = state
+
+
+@register_hook_adapter("detectron2")
+def adapted(hook: Any) -> Detectron2Hook | None:
+    return Detectron2Hook(hook) if any(hasattr(hook, name) for name in CALLS) else None

@@ -1,0 +1,99 @@
+"""Where a run is, for its method: the third argument of `forward`, and what its verbs are told.
+
+    step.iteration      train steps made            step.train      False: evaluation moves nothing
+    step.num_updates    optimizer steps made        step.updating   does this batch end its group?
+    step.where          their share, from 0 to 1    step.epoch      from 0
+    step.put("temperature", value)                  a metric; tensors stay on the device
+
+Without a task, in a test or a notebook: `Step.alone(iteration=3)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import Any
+
+from sslengine.precision import Precision
+
+
+class Step:
+    """Reads the task at the moment that it is asked; one object for each task."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+
+    @classmethod
+    def alone(
+        cls,
+        iteration: int = 0,
+        num_updates: int = 0,
+        where: float = 0.0,
+        epoch: int = 0,
+        train: bool = True,
+        updating: bool = True,
+        precision: Precision | None = None,
+    ) -> Step:
+        """Of no task. Metrics that are put: `step.metrics`."""
+        progress = SimpleNamespace(iteration=iteration, num_updates=num_updates)
+        task = SimpleNamespace(
+            progress=progress, where=where, phase=SimpleNamespace(epoch=epoch), train=train,
+            updating=updating, precision=precision or Precision(), storage=_Kept(),
+        )  # fmt: skip
+        return cls(task)
+
+    @property
+    def iteration(self) -> int:
+        return self._task.progress.iteration  # type: ignore[no-any-return]
+
+    @property
+    def num_updates(self) -> int:
+        return self._task.progress.num_updates  # type: ignore[no-any-return]
+
+    @property
+    def where(self) -> float:
+        return self._task.where  # type: ignore[no-any-return]
+
+    @property
+    def epoch(self) -> int:
+        return self._task.phase.epoch  # type: ignore[no-any-return]
+
+    @property
+    def train(self) -> bool:
+        return self._task.train  # type: ignore[no-any-return]
+
+    @property
+    def updating(self) -> bool:
+        return self._task.updating  # type: ignore[no-any-return]
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """What has been put and not been written yet."""
+        return self._task.storage.latest()  # type: ignore[no-any-return]
+
+    def put(self, name: str, value: Any) -> None:
+        self._task.storage.put_scalar(name, value)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision in which the run computes its model: `with step.autocast(): ...`"""
+        return self._task.precision.autocast()  # type: ignore[no-any-return]
+
+    def full(self, output: Any) -> Any:
+        """Tensors of half precision in float32, as `forward` gets the model's output."""
+        return self._task.precision.as_full(output)
+
+
+class _Kept:
+    """In the place of a task's storage."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def put_scalar(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def latest(self) -> Mapping[str, Any]:
+        return self._values

@@ -1,0 +1,90 @@
+"""A slow copy of the model, for methods that learn from one.
+
+    self.teacher = Teacher(momentum=0.996)                  # in the method's __init__
+    targets = self.teacher(sample["input"], step)           # in its forward
+
+The engine makes the copy when the model is built, and calls it after each optimizer step:
+
+    teacher = m * teacher + (1 - m) * model,    m from `momentum` to 1 along half a cosine
+
+Its output has no gradient, and the form and precision in which `forward` gets the model's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses.momentum import (
+    copy_buffers,
+    follow,
+    frozen_copy,
+    rank_0_statistics,
+    rising_momentum,
+)
+from sslengine.methods.step import Step
+
+
+class Teacher(nn.Module):
+    # Where, in this module, the copy is. VISSL's YAML looks for it under that name in checkpoints.
+    teacher_part: ClassVar[str] = "module"
+    module: nn.Module
+
+    def __init__(
+        self,
+        momentum: float = 0.996,
+        schedule: Literal["cosine", "constant"] = "cosine",
+        statistics: Literal["batch", "model"] = "batch",
+        dropout: bool = True,
+    ) -> None:
+        """
+        schedule: does the momentum rise to 1, or stay?
+        statistics: in training, batch norms take those of the batch and keep running ones of
+            their own; or they take the model's running statistics, copied after each update.
+        dropout: in training, dropout and stochastic depth, as the model has them.
+        """
+        super().__init__()
+        for value, known in ((schedule, ("cosine", "constant")), (statistics, ("batch", "model"))):
+            if value not in known:
+                raise ConfigError(f"Teacher: expected {' or '.join(known)}, got {value!r}.")
+        self.momentum, self.rises = momentum, schedule == "cosine"
+        self.own_statistics, self.dropout = statistics == "batch", dropout
+        self._model: tuple[nn.Module, ...] = ()  # a tuple, so that it is no part of this module
+
+    def attach(self, model: nn.Module) -> None:
+        self._model = (model,)
+        self.module = frozen_copy(model)
+        self.train(model.training)
+
+    def train(self, mode: bool = True) -> Teacher:
+        super().train(mode and self.dropout)
+        self.training = mode
+        if self.dropout != self.own_statistics:
+            for each in self.modules():
+                if isinstance(each, _NormBase):
+                    each.training = mode and self.own_statistics
+        return self
+
+    @torch.no_grad()
+    def forward(self, inputs: Any, step: Step) -> Any:
+        if not self._model:
+            raise TrainingError("Teacher: there is no model to copy yet: call attach(model) first.")
+        with step.autocast():
+            output = self.module(inputs)
+        if step.train and self.own_statistics:
+            rank_0_statistics(self.module)
+        if isinstance(output, list) and len(output) == 1:
+            output = output[0]
+        return step.full(output)
+
+    def after_update(self, step: Step) -> None:
+        (model,) = self._model
+        momentum = rising_momentum(self.momentum, step.where) if self.rises else self.momentum
+        follow(self.module, model, momentum)
+        if not self.own_statistics:
+            copy_buffers(self.module, model)
+            rank_0_statistics(self.module)

@@ -1,0 +1,56 @@
+"""Learning rate and weight decay of a method's own parameters, beside those of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from sslengine.errors import ConfigError, nearest
+
+
+class Multiplier(NamedTuple):
+    lr: float = 1.0
+    weight_decay: float = 1.0
+
+
+AS_HEADS = Multiplier()
+
+
+def multipliers_of(method: nn.Module) -> dict[nn.Parameter, Multiplier]:
+    """By parameter, what `method.multipliers()` says; nothing where it has no such verb."""
+    patterns: Mapping[str, Multiplier] = getattr(method, "multipliers", dict)()
+    named = dict(method.named_parameters())
+    found: dict[nn.Parameter, Multiplier] = {}
+    for pattern, multiplier in patterns.items():
+        matched = [name for name in named if fnmatchcase(name, pattern)]
+        if not matched:
+            raise ConfigError(
+                f"{type(method).__name__}.multipliers: {pattern!r} matches none of its parameters. "
+                f"{nearest(pattern, named)}".rstrip()
+            )
+        found.update((named[name], Multiplier(*multiplier)) for name in matched)
+    return found
+
+
+def multiplied(
+    groups: Iterable[dict[str, Any]], multipliers: Mapping[nn.Parameter, Multiplier]
+) -> list[dict[str, Any]]:
+    """Each group in parts that have one multiplier each."""
+    parts = []
+    for group in groups:
+        split: dict[Multiplier, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            split.setdefault(multipliers.get(parameter, AS_HEADS), []).append(parameter)
+        for multiplier, parameters in split.items():
+            part = {**group, "params": parameters}
+            if multiplier != AS_HEADS:
+                part["name"] = f"{group.get('name', 'unnamed')} {tuple(multiplier)}"
+                part["lr_scale"] = group.get("lr_scale", 1.0) * multiplier.lr
+                part["weight_decay_scale"] = multiplier.weight_decay
+                if "weight_decay" in group:
+                    part["weight_decay"] = group["weight_decay"] * multiplier.weight_decay
+            parts.append(part)
+    return parts
