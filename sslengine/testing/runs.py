@@ -18,6 +18,7 @@ from sslengine.distributed.sharding import whole
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.registry import TASKS
+from sslengine.services.order import services_of
 from sslengine.task.state import get_state
 from sslengine.testing.recipe import Values, resolve_small
 from sslengine.testing.state import attributes, copied, differences, flat, outside_state_dict
@@ -114,8 +115,10 @@ def trainable(task: Any) -> dict[str, Tensor]:
 def build(resolved: Resolved, folder: Path, more: Sequence[Any] = ()) -> Any:
     """The task, as the engine makes it, with the hooks that the config asks for and `more`."""
     config = resolved.config
-    hooks = [*default_hooks(config, folder, interrupts=False), *more]
-    task = TASKS.get(config.TRAINER.TASK_NAME)(config, folder, CPU, hooks=hooks)
+    hooks = [*default_hooks(config, folder), *more]
+    services = services_of(config, folder, interrupts=False)
+    make = TASKS.get(config.TRAINER.TASK_NAME)
+    task = make(config, folder, CPU, hooks=hooks, services=services)
     task.prepare()
     return task
 
