@@ -115,10 +115,11 @@ def trainable(task: Any) -> dict[str, Tensor]:
 def build(resolved: Resolved, folder: Path, more: Sequence[Any] = ()) -> Any:
     """The task, as the engine makes it, with the hooks that the config asks for and `more`."""
     config = resolved.config
-    hooks = [*default_hooks(config, folder), *more]
-    services = services_of(config, folder, interrupts=False)
-    make = TASKS.get(config.TRAINER.TASK_NAME)
-    task = make(config, folder, CPU, hooks=hooks, services=services)
+    task = TASKS.get(config.TRAINER.TASK_NAME)(
+        config, folder, CPU,
+        hooks=[*default_hooks(config, folder), *more],
+        services=services_of(config, folder, interrupts=False),
+    )  # fmt: skip
     task.prepare()
     return task
 
