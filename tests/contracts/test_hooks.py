@@ -61,7 +61,7 @@ class PutsAtEveryEvent(Hook):
 
 def _put(event: str) -> Any:
     def method(self: Hook, task: Any) -> None:
-        task.storage.put_scalar(f"at_{event}", task.iteration, smoothing_hint=False)
+        task.storage.put_scalar(f"at_{event}", task.iteration, window=1)
 
     return method
 
