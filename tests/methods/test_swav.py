@@ -98,7 +98,7 @@ def test_value_and_gradient(
     )  # fmt: skip
     ours = [_scores(crops * images, k, seed + k).requires_grad_() for k in sets]
     theirs = [each.detach().clone().requires_grad_() for each in ours]
-    loss = SwAVLoss(options, RunFacts())([_embeddings(crops * images, seed), *ours])
+    loss = _value(SwAVLoss(options, RunFacts()), [_embeddings(crops * images, seed), *ours])
     expected = torch.stack([by_the_paper(each, options, hard=hard) for each in theirs]).mean()
     loss.backward()
     expected.backward()
@@ -130,7 +130,7 @@ def test_double_precision_on_request() -> None:
         scores, embeddings = _scores(12, 3, seed).float(), _embeddings(12, seed).float()
         expected = by_the_paper(scores.double(), double.options).float()
         scores.requires_grad_()
-        loss = double([embeddings, scores])
+        loss = _value(double, [embeddings, scores])
         loss.backward()
         assert loss.dtype == scores.grad.dtype == torch.float32
         assert loss.item() == expected.item()
@@ -145,7 +145,7 @@ def test_as_an_independent_implementation() -> None:
     crops = list(scores.chunk(5))
     ours = _loss(num_crops=5, num_prototypes=[7], temperature=0.2)
     torch.testing.assert_close(
-        ours([_embeddings(30, 0), scores]), theirs(crops[:2], crops[2:]).squeeze()
+        _value(ours, [_embeddings(30, 0), scores]), theirs(crops[:2], crops[2:]).squeeze()
     )
 
 
