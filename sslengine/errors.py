@@ -48,7 +48,7 @@ class NonFiniteLossError(TrainingError):
 
 
 class UnexpectedResultError(SSLEngineError):
-    """The run is complete, and a figure is not what config.EXPECTED_RESULTS says."""
+    """The run is complete, and a metric is not what config.EXPECTED_RESULTS says."""
 
 
 class LaunchError(SSLEngineError):

@@ -18,7 +18,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 # Ground floor first: a file imports from its own floor or from lower ones.
 FLOORS = (
-    ("__init__", "errors", "startup", "screen", "trust", "atomic"),
+    ("__init__", "dotted", "errors", "startup", "screen", "trust", "atomic"),
     ("registry",),
     ("config",),
     ("distributed",),
@@ -38,7 +38,7 @@ FLOORS = (
     ("train_steps",),
     ("trainer",),
     ("engines",),
-    ("catalog", "contrib", "launch", "predictor", "python", "__main__"),
+    ("catalog", "contrib", "launch", "predictor", "python", "testing", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 

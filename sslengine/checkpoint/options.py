@@ -10,7 +10,7 @@ from sslengine.config.sections import iterations, one_of, section
 
 @dataclass
 class BestOptions:
-    # A figure of the manifests' results: test.accuracy_list_meter.top_1.0, train.loss, ...
+    # A metric of the manifests' results: test.accuracy_list_meter.top_1.0, train.loss, ...
     METRIC: str = ""
     # Which is better, the largest (max) or the smallest (min)?
     MODE: str = "max"
@@ -19,7 +19,7 @@ class BestOptions:
         yield from one_of(self, "MODE", "max", "min")
         if self.METRIC and not self.METRIC.startswith(("train.", "test.")):
             yield (
-                f"METRIC: expected train.<figure> or test.<figure>, by the names in "
+                f"METRIC: expected train.<metric> or test.<metric>, by the names in "
                 f"metrics.jsonl, got {self.METRIC!r}."
             )
 

@@ -11,7 +11,8 @@ from typing import Any
 from sslengine.checkpoint import files
 from sslengine.checkpoint.manifest import Manifest, read_manifest
 from sslengine.checkpoint.options import BestOptions, CheckpointOptions
-from sslengine.errors import CheckpointError, nearest
+from sslengine.dotted import leaves, no_such_metric
+from sslengine.errors import CheckpointError
 
 
 def saved(folder: Path) -> list[Manifest]:
@@ -66,32 +67,17 @@ def best_of(manifests: list[Manifest], options: BestOptions) -> Manifest | None:
 
 def value_at(results: Mapping[str, Any], path: str) -> float | None:
     """`test.accuracy_list_meter.top_1.0` of {"test": {"accuracy_list_meter": ...}}."""
-    value: Any = results
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return None
-        value = value[key]
+    value = dict(leaves(results)).get(path)
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def unknown_metric(results: Mapping[str, Any], path: str) -> str | None:
-    """What to tell about a figure that is not there, once its phase has given others."""
+    """What to tell about a metric that is not there, once its phase has given others."""
     split = path.partition(".")[0]
     if split not in results or value_at(results, path) is not None:
         return None
-    known = _names({split: results[split]})
-    return (
-        f"config.CHECKPOINT.BEST.METRIC: there is no figure {path!r}; there are "
-        f"{', '.join(known)}. {nearest(path, known)}"
-    ).rstrip()
-
-
-def _names(results: Mapping[str, Any], prefix: str = "") -> list[str]:
-    names: list[str] = []
-    for key, value in results.items():
-        name = f"{prefix}{key}"
-        names.extend(_names(value, f"{name}.") if isinstance(value, Mapping) else [name])
-    return names
+    known = dict(leaves({split: results[split]}))
+    return f"config.CHECKPOINT.BEST.METRIC: {no_such_metric(path, known)}"
 
 
 def _pointers(folder: Path) -> list[Path]:

@@ -31,6 +31,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from sslengine.dotted import below
 from sslengine.errors import ConfigError, nearest
 
 COMMAND_LINE = "command line"
@@ -68,19 +69,11 @@ class Composition:
         """What `path` was last set to, before there is a schema; None if nothing set it."""
         value = None
         for layer in self.layers:
-            value = _lookup(layer.tree, path.split("."), value)
+            value = below(layer.tree, path.split("."), value)
         for assignment in self.assignments:
             if assignment.path == path and not assignment.delete:
                 value = assignment.value
         return value
-
-
-def _lookup(tree: Any, keys: Sequence[str], default: Any) -> Any:
-    for key in keys:
-        if not isinstance(tree, dict) or key not in tree:
-            return default
-        tree = tree[key]
-    return tree
 
 
 class _GroupFolder(FileConfigSource):  # type: ignore[misc]

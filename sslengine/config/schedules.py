@@ -23,6 +23,7 @@ from sslengine.config.compose import Composition
 from sslengine.config.lr_scaling import optimizers
 from sslengine.config.merge import Merged
 from sslengine.config.sections import fields_of
+from sslengine.dotted import below
 from sslengine.errors import ConfigError, UnknownNameError, listing
 from sslengine.registry import SCHEDULERS
 
@@ -79,7 +80,7 @@ class _Places:
         number = self.of(f"{path}.{key}")
         if number == self.command_line:
             return False
-        tree = _below(self.composition.layers[number].tree, path.split("."))
+        tree = below(self.composition.layers[number].tree, path.split("."))
         return "is_adaptive" in (tree or {}) and value == _VISSLS_LR.get(key)
 
     def names(self, path: str) -> list[tuple[int, str]]:
@@ -87,20 +88,12 @@ class _Places:
         found: list[tuple[int, str]] = []
         keys = [*path.split("."), "name"]
         for number, layer in enumerate(self.composition.layers):
-            found.append((number, _below(layer.tree, keys)))
+            found.append((number, below(layer.tree, keys)))
         for each in self.composition.assignments:
             own = each.path.split(".")
             if not each.delete and keys[: len(own)] == own:
-                found.append((self.command_line, _below(each.value, keys[len(own) :])))
+                found.append((self.command_line, below(each.value, keys[len(own) :])))
         return [(number, name) for number, name in found if isinstance(name, str)]
-
-
-def _below(tree: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        if not isinstance(tree, Mapping) or key not in tree:
-            return None
-        tree = tree[key]
-    return tree
 
 
 @dataclass(frozen=True)

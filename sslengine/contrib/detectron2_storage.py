@@ -1,8 +1,8 @@
 """`self.trainer.storage` of a hook written for detectron2, on top of `task.storage`.
 
 What such hooks call: put_scalar(s), put_image, put_histogram, history, histories, latest,
-latest_with_smoothing_hint, iter, name_scope. Figures go to the run's store, which writes them at
-LOG_FREQUENCY. The hook reads back at once what it put, as it is used to; figures of others as
+latest_with_smoothing_hint, iter, name_scope. Metrics go to the run's store, which writes them at
+LOG_FREQUENCY. The hook reads back at once what it put, as it is used to; metrics of others as
 far as the store has read them.
 """
 

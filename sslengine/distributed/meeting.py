@@ -1,10 +1,11 @@
 """Processes on several nodes find each other, and who does not come is named.
 
-    place = meet("node1", ports_from(40050), "job 17", who=2, of=4, minutes=10, noun="node")
+    place = meet("node1", range(40050, 40066), "job 17", who=2, of=4, minutes=10, noun="node")
 
-Number 0 opens a store on the first of the ports that is free; the others look at the same
-ports for the store that has their token, so a port which another program (or another run)
-has does no harm. `place.store` must be kept for as long as they may meet again.
+torch's own ways to meet take one port, and count the missing without naming them. Here number 0
+opens a store on the first of the ports that is free; the others look at the same ports for the
+store that has their token, so a port which another program (or another run) has does no harm.
+`place.store` must be kept for as long as they may meet again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from sslengine.errors import LaunchError
 
-_TRIES = 16  # ports
 _LOOK = 0.05  # seconds; between two looks it doubles up to
 _LOOK_AT_MOST = 1.0
 _ANSWER = 10.0  # seconds that a store may take to answer
@@ -41,25 +41,25 @@ class Place:
         return f"{self.host}:{self.port}"
 
 
-def ports_from(first: int) -> list[int]:
-    """The ports to try, in order; the same for all who are to meet."""
-    return list(range(first, first + _TRIES))
-
-
 def meet(
     host: str, ports: Sequence[int], token: str, who: int, of: int, minutes: float, noun: str
 ) -> Place:
     """Collective: comes back when all have come. `host` is number 0's."""
+    place = find(host, ports, token, who, minutes, noun)
+    wait_for_all(PrefixStore(token, place.store), who, of, 60 * minutes, noun)
+    return place
+
+
+def find(host: str, ports: Sequence[int], token: str, who: int, minutes: float, noun: str) -> Place:
+    """Where to meet, as soon as number 0 is there."""
     until = time.monotonic() + 60 * minutes
-    find = _open if who == 0 else _find
-    place = find(host, ports, token, until)
+    place = _open(host, ports, token, until) if who == 0 else _find(host, ports, token, until)
     if place is None:
         raise LaunchError(
             f"{noun} 0 did not open any of the ports {ports[0]} to {ports[-1]} on {host} within "
             f"{minutes:g} minutes (config.DISTRIBUTED.RENDEZVOUS_MINUTES): it was not started, or "
             f"{host} cannot be reached from {socket.gethostname()}."
         )
-    wait_for_all(PrefixStore(token, place.store), who, of, 60 * minutes, noun)
     return place
 
 

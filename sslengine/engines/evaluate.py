@@ -211,10 +211,10 @@ def _as_results(scores: list[Score]) -> dict[str, Any]:
     """The names that config.EXPECTED_RESULTS uses."""
     results: dict[str, Any] = {}
     for score in scores:
-        figures = {f"knn_{k}": value for k, value in score.knn.items()}
+        metrics = {f"knn_{k}": value for k, value in score.knn.items()}
         if score.linear is not None:
-            figures["linear"] = score.linear
-        results.setdefault(score.features, {})[score.layer] = figures
+            metrics["linear"] = score.linear
+        results.setdefault(score.features, {})[score.layer] = metrics
     return results
 
 

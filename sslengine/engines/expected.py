@@ -1,6 +1,6 @@
 """`config.EXPECTED_RESULTS`: did the run come out as it should?
 
-Asked at the end, when everything is saved. A figure outside its tolerance, a missing one
+Asked at the end, when everything is saved. A metric outside its tolerance, a missing one
 and one that is NaN make the command fail.
 """
 
@@ -13,8 +13,9 @@ from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
+from sslengine.dotted import no_such_metric
 from sslengine.engines.run import Run
-from sslengine.errors import UnexpectedResultError, listing, nearest
+from sslengine.errors import UnexpectedResultError
 from sslengine.monitor.history import flat
 
 
@@ -32,11 +33,11 @@ def check_results_here(run: Run, results: Mapping[str, Any]) -> None:
 def _problems(run: Run, results: Mapping[str, Any]) -> list[str]:
     expected, problems = read(run.config, RunOptions).EXPECTED_RESULTS, []
     if expected:
-        figures = dict(flat(results))
+        metrics = dict(flat(results))
         for name, value, tolerance in expected:
-            problem = _problem(figures, name, value, tolerance)
+            problem = _problem(metrics, name, value, tolerance)
             verdict = "NOT as expected" if problem else "as expected"
-            got = figures.get(name, "missing")
+            got = metrics.get(name, "missing")
             run.console.print(f"  {verdict}  {name}: {got}, expected {value} +- {tolerance}")
             problems += [problem] if problem else []
     return problems
@@ -50,11 +51,10 @@ def _raise(problems: list[str]) -> None:
         )
 
 
-def _problem(figures: Mapping[str, Any], name: str, value: float, tolerance: float) -> str:
-    if name not in figures:
-        hint = nearest(name, figures)
-        return f"there is no figure {name}. {hint} Known: {listing(figures)}."
-    got = figures[name]
+def _problem(metrics: Mapping[str, Any], name: str, value: float, tolerance: float) -> str:
+    if name not in metrics:
+        return no_such_metric(name, metrics)
+    got = metrics[name]
     if isinstance(got, (int, float)) and abs(got - value) <= tolerance:  # never so for NaN
         return ""
     return f"{name} is {got}, expected {value} +- {tolerance}."

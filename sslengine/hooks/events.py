@@ -66,7 +66,7 @@ class TaskView(Protocol):
     optimizer: Any
     precision: Any
     ledger: Any
-    storage: Any  # figures to be logged: `task.storage.put_scalar(name, value)`
+    storage: Any  # metrics to be logged: `task.storage.put_scalar(name, value)`
     perf: Any
     data_seconds: float  # that steps of this run have waited for the loader
     meters: list[Any]

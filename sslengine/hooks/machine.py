@@ -55,15 +55,15 @@ class LogMemoryPeaks(Hook):
     def on_step(self, task: TaskView) -> None:
         first_or_due = task.progress.step == 1 or task.iteration % self.frequency == 0
         if task.train and first_or_due:
-            for name, value in self.figures(task.device).items():
+            for name, value in self.metrics(task.device).items():
                 task.storage.put_scalar(name, round(value, 3), window=1, reduce="max", keep=False)
 
-    def figures(self, device: torch.device) -> dict[str, float]:
-        figures = {"rss_gb": _peak_of_process() / 1e9}
+    def metrics(self, device: torch.device) -> dict[str, float]:
+        metrics = {"rss_gb": _peak_of_process() / 1e9}
         if device.type == "cuda":
-            figures["gpu_allocated_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
-            figures["gpu_reserved_gb"] = torch.cuda.max_memory_reserved(device) / 1e9
-        return figures
+            metrics["gpu_allocated_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
+            metrics["gpu_reserved_gb"] = torch.cuda.max_memory_reserved(device) / 1e9
+        return metrics
 
 
 def _peak_of_process() -> int:

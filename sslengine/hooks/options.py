@@ -64,7 +64,7 @@ class TensorBoardOptions:
 
 @dataclass
 class EvaluateLossOptions:
-    # The loss over all of TRAIN, of TEST, in eval mode: `set_loss` among a phase's figures.
+    # The loss over all of TRAIN, of TEST, in eval mode: `set_loss` among a phase's metrics.
     SETS: list[str] = field(default_factory=list)
     # After every so many train phases; 0: not in between.
     EVERY: int = 1
@@ -93,8 +93,8 @@ class EarlyStoppingOptions:
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "MODE", "min", "max")
-        split, _, figure = self.MONITOR.partition(".")
-        if self.MONITOR and (split not in ("train", "test") or not figure):
+        split, _, metric = self.MONITOR.partition(".")
+        if self.MONITOR and (split not in ("train", "test") or not metric):
             expected = "train.loss, test.loss or test.<meter>.<key>"
             yield f"MONITOR: expected {expected}; got {self.MONITOR!r}."
         if self.PATIENCE < 1:
@@ -108,7 +108,7 @@ class EarlyStoppingOptions:
 class HooksOptions:
     # Hooks of your own: names, or entries `{name: ..., its arguments}`.
     EXTRA: list[Any] = named(HOOKS, [])
-    # Where figures go: names, or entries as above. TENSORBOARD_SETUP adds tensorboard.
+    # Where metrics go: names, or entries as above. TENSORBOARD_SETUP adds tensorboard.
     WRITERS: list[Any] = named(WRITERS, DEFAULT_WRITERS)
     # Stop at the first step whose loss is not finite.
     CHECK_NAN: bool = True

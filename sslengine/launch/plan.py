@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from sslengine.config.options import DistributedOptions
 from sslengine.errors import ConfigError, LaunchError
-from sslengine.launch.started import Started, is_rank, known_place, started
+from sslengine.launch.started import Meeting, Started, expect_meeting, is_rank, started
 from sslengine.trust import expect_trust
 
 
@@ -21,12 +20,8 @@ class Plan:
     how: Literal["here", "rank", "node"]
     text: str
     node: int = 0
-    # Where several nodes meet, and by which token.
-    host: str = ""
-    port: int = 0
-    token: str = ""
-    # Is it this port or none?
-    one_port: bool = False
+    # Of nodes, and of ranks that nobody has told where.
+    meeting: Meeting | None = None
     rank: Started | None = None
     # The first of those that say the same.
     speaks: bool = True
@@ -48,25 +43,19 @@ def make_plan(
     if nodes * each == 1:
         return Plan("here", "one process")
     if nodes == 1:
-        token = uuid.uuid4().hex if options.RUN_ID == "auto" else options.RUN_ID
-        return Plan("node", f"{each} ranks on this node", token=token)
+        return Plan("node", f"{each} ranks on this node")
     return _by_hand(options, node_id)
 
 
 def _with_others(others: Started, nodes: int, each: int) -> Plan:
     first = others.number == 0
     if others.count == nodes * each:
-        return Plan(
-            "rank", _joined(others.count, others.by), rank=known_place(others), speaks=first
-        )
+        text = _joined(others.count, others.by)
+        return Plan("rank", text, meeting=expect_meeting(others), rank=others, speaks=first)
     if others.count == others.nodes == nodes:  # srun, one task per node
-        text = (
-            f"{nodes} nodes of {_ranks(each)}, started by {others.by}; they meet at {others.host}"
-        )
-        return Plan(
-            "node", text, node=others.node, host=others.host, port=others.port,
-            token=others.token, speaks=first,
-        )  # fmt: skip
+        meeting = expect_meeting(others)
+        text = f"{nodes} nodes of {_joined(each, others.by)}; they meet at {meeting.host}"
+        return Plan("node", text, node=others.node, meeting=meeting, speaks=first)
     raise _wrong_size(nodes * each, others.count)
 
 
@@ -102,6 +91,4 @@ def _by_hand(options: DistributedOptions, node_id: int) -> Plan:
         f"node {node_id} of {nodes}, {_ranks(options.NUM_PROC_PER_NODE)} here; the nodes "
         f"meet at {options.RUN_ID}"
     )
-    return Plan(
-        "node", text, node=node_id, host=host, port=int(port), token=options.RUN_ID, one_port=True
-    )
+    return Plan("node", text, node=node_id, meeting=Meeting(host, [int(port)], options.RUN_ID))

@@ -12,12 +12,20 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sslengine.errors import LaunchError
 
 _FIRST_PORT, _PORTS = 20000, 12000  # below those that systems give to outgoing connections
+_TRIES = 16  # ports
+
+
+class Meeting(NamedTuple):
+    host: str  # where number 0 is
+    ports: Sequence[int]  # the first that is free, in this order
+    token: str  # the same for all of them, and for nobody else
 
 
 @dataclass(frozen=True)
@@ -26,19 +34,17 @@ class Started:
     number: int
     count: int
     local: int  # the number among those of this node
-    host: str  # where number 0 is; "" if nothing tells
-    port: int  # the first to try
-    token: str  # the same for all of them, and for nobody else
+    meeting: Meeting | None  # None: nothing tells
     node: int = 0
     nodes: int = 1
 
-    def as_rank(self, port: int) -> dict[str, str]:
+    def as_rank(self, host: str, port: int) -> dict[str, str]:
         """The same in torchrun's variables."""
         return {
             "RANK": str(self.number),
             "WORLD_SIZE": str(self.count),
             "LOCAL_RANK": str(self.local),
-            "MASTER_ADDR": self.host,
+            "MASTER_ADDR": host,
             "MASTER_PORT": str(port),
         }
 
@@ -69,9 +75,7 @@ def _srun(environment: Mapping[str, str]) -> Started | None:
         number=int(environment["SLURM_PROCID"]),
         count=int(_first(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or 1),
         local=int(environment.get("SLURM_LOCALID", 0)),
-        host=host if nodes > 1 else "localhost",
-        port=_port(environment, token),
-        token=token,
+        meeting=_meeting(environment, host if nodes > 1 else "localhost", token),
         node=int(environment.get("SLURM_NODEID", 0)),
         nodes=nodes,
     )
@@ -84,24 +88,20 @@ def _mpi(environment: Mapping[str, str]) -> Started | None:
         return None
     local = _first(environment, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
     here = _first(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-    alone = here == count
     # On one node all have the same parent; on several, whoever gives the port gives a token.
-    token = f"mpirun {os.getppid()}" if alone else f"mpirun {environment.get('MASTER_PORT', '')}"
-    return Started(
-        by="mpirun",
-        number=int(number),
-        count=int(count),
-        local=int(local or 0),
-        host=environment.get("MASTER_ADDR", "localhost" if alone else ""),
-        port=_port(environment, token) if alone or "MASTER_PORT" in environment else 0,
-        token=token,
-    )
+    meeting = None
+    if here == count:
+        host = environment.get("MASTER_ADDR", "localhost")
+        meeting = _meeting(environment, host, f"mpirun {os.getppid()}")
+    elif "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
+        token = f"mpirun {environment['MASTER_PORT']}"
+        meeting = _meeting(environment, environment["MASTER_ADDR"], token)
+    return Started("mpirun", int(number), int(count), int(local or 0), meeting)
 
 
-def known_place(started: Started) -> Started:
-    """The same; an error if its ranks could not find each other."""
-    if started.host and started.port:
-        return started
+def expect_meeting(started: Started) -> Meeting:
+    if started.meeting is not None:
+        return started.meeting
     raise LaunchError(
         f"{started.count} processes were started by {started.by} on several nodes, and nothing "
         f"tells where the first one is: set MASTER_ADDR to its host and MASTER_PORT to a free port."
@@ -118,6 +118,12 @@ def _first(environment: Mapping[str, str], *names: str) -> str:
     return next((environment[name] for name in names if environment.get(name)), "")
 
 
-def _port(environment: Mapping[str, str], token: str) -> int:
+def _meeting(environment: Mapping[str, str], host: str, token: str) -> Meeting | None:
     given = environment.get("MASTER_PORT", "")
-    return int(given) if given else _FIRST_PORT + zlib.crc32(token.encode()) % _PORTS
+    port = int(given) if given else _FIRST_PORT + zlib.crc32(token.encode()) % _PORTS
+    return Meeting(host, tries(port), token) if host else None
+
+
+def tries(port: int) -> Sequence[int]:
+    """The ports to try, if nobody has said that it is this one or none."""
+    return range(port, port + _TRIES)

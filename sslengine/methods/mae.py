@@ -79,7 +79,7 @@ class MaskedAutoencoder(nn.Module):
         """Labels, if the batch has any, are not read."""
         if mode == "tensor":
             return self.trunk(data)[0]
-        painted, hidden = self.paint(data, torch.rand(self._noise_shape(data), device=data.device))
+        painted, hidden = self.paint(data, self._noise(data))
         if mode == "predict":
             return painted
         return {"loss": self.loss(data, painted, hidden)}, painted.detach(), hidden
@@ -132,9 +132,12 @@ class MaskedAutoencoder(nn.Module):
         size = self.trunk.patch_size
         return torch.stack([join_patches(each, size, images.shape) for each in panels], dim=1)
 
-    def _noise_shape(self, images: Tensor) -> tuple[int, int]:
+    def _noise(self, images: Tensor) -> Tensor:
+        """In test phases the same each time: training draws on as if there had been none."""
         rows, columns = patch_grid(images, self.trunk.patch_size, "VISION_TRANSFORMERS")
-        return len(images), rows * columns
+        shape, device = (len(images), rows * columns), images.device
+        own = None if self.training else torch.Generator(device).manual_seed(0)
+        return torch.rand(shape, generator=own, device=device)
 
 
 class Decoder(nn.Module):

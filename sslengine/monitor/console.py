@@ -1,9 +1,9 @@
 """What a person sees: a live bar on a terminal, plain lines anywhere else.
 
 Plain lines are thinned out: one at the first step, one every few seconds, one at the
-end of each phase. Every figure is in metrics.jsonl.
+end of each phase. Every metric is in metrics.jsonl.
 
-On a terminal a phase leaves one line. Figures are shown whole or not at all; of those that do
+On a terminal a phase leaves one line. Metrics are shown whole or not at all; of those that do
 not fit the line says how many.
 """
 
@@ -58,19 +58,19 @@ class Screen(Console):
 class _Whole:
     """The column that gives way on a narrow terminal."""
 
-    def __init__(self, figures: list[str]) -> None:
-        self.figures = figures
+    def __init__(self, metrics: list[str]) -> None:
+        self.metrics = metrics
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(0, len(whole(self.figures, None)))
+        return Measurement(0, len(whole(self.metrics, None)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(whole(self.figures, options.max_width, more=False), no_wrap=True)
+        yield Text(whole(self.metrics, options.max_width, more=False), no_wrap=True)
 
 
-class _Figures(ProgressColumn):
+class _Metrics(ProgressColumn):
     def render(self, task: Task) -> _Whole:  # type: ignore[override]
-        return _Whole(task.fields["figures"])
+        return _Whole(task.fields["metrics"])
 
 
 class ConsoleWriter(Writer):
@@ -103,12 +103,12 @@ class ConsoleWriter(Writer):
                 BarColumn(bar_width=24 if self.console.width >= 100 else 10, table_column=fixed),
                 MofNCompleteColumn(table_column=fixed),
                 TextColumn("{task.fields[eta]}", table_column=fixed),
-                _Figures(),
+                _Metrics(),
                 console=self.console,
                 transient=True,
                 redirect_stderr=sys.stderr.isatty(),
             )
-            self._bar = self._progress.add_task("", total=None, eta="", figures=[])
+            self._bar = self._progress.add_task("", total=None, eta="", metrics=[])
         assert self._bar is not None
         self._progress.update(
             self._bar,
@@ -116,7 +116,7 @@ class ConsoleWriter(Writer):
             completed=record.display.get("step", 0),
             total=record.display.get("steps"),
             eta=eta(record),
-            figures=values(record),
+            metrics=values(record),
         )
         self._progress.start()  # does nothing where it is started
 

@@ -1,6 +1,6 @@
-"""metrics.csv: a line for each record, a column for each figure, for pandas and spreadsheets.
+"""metrics.csv: a line for each record, a column for each metric, for pandas and spreadsheets.
 
-A figure that appears later becomes a new last column: the file is then written anew, and
+A metric that appears later becomes a new last column: the file is then written anew, and
 earlier lines are empty there. A line that a full disk refused is written with the next.
 """
 
@@ -69,7 +69,7 @@ class CsvWriter(Writer):
             report_failure(self.path, error)
 
     def _cut_with_columns(self, mark: Mark) -> bool:
-        """A figure that first came after the checkpoint has changed every line of the file."""
+        """A metric that first came after the checkpoint has changed every line of the file."""
         lines, width = mark.get("lines"), mark.get("columns")
         if not (self.path.exists() and isinstance(lines, int) and isinstance(width, int)):
             return False

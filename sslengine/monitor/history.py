@@ -1,4 +1,4 @@
-"""The figures of a run, read back from its folder.
+"""The metrics of a run, read back from its folder.
 
     rows = read("runs/quickstart/simclr")                    one dict a line, flat names
     rows = read("runs/quickstart/simclr", "phase", "test")   one a test phase
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sslengine.dotted import leaves
 from sslengine.errors import SSLEngineError
 
 _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -42,26 +43,15 @@ def read(
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The same by name; None where a row has no such figure."""
+    """The same by name; None where a row has no such metric."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """`{"meter": {"top_1": 5.0}}` -> `meter.top_1`. What JSON cannot say is a number again."""
-    for name, value in leaves(values, ".", prefix):
+    for name, value in leaves(values):
         yield name, _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-
-
-def leaves(
-    values: Mapping[str, Any], separator: str, prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """What lies in nested mappings, under the joined names."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, separator, f"{prefix}{key}{separator}")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _parsed(text: str) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Images and histograms as figures: small, on the device until they are read."""
+"""Images and histograms as metrics: small, on the device until they are read."""
 
 from __future__ import annotations
 

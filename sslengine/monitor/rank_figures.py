@@ -1,4 +1,4 @@
-"""Figures of all ranks as one: the mean, the largest or the sum of what each has put."""
+"""Metrics of all ranks as one: the mean, the largest or the sum of what each has put."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REDUCTIONS = (None, "mean", "max", "sum")
 
 
 class OfRank(NamedTuple):
-    """What one rank put under one name since figures were last read."""
+    """What one rank put under one name since metrics were last read."""
 
     reduce: str
     values: list[float]
@@ -58,6 +58,6 @@ def _difference(rank: int, theirs: dict[str, OfRank], first: dict[str, OfRank]) 
     if not told:
         return ""
     return (
-        f"figures put with `reduce` must be put by all ranks, equally often: since they were last "
+        f"metrics put with `reduce` must be put by all ranks, equally often: since they were last "
         f"read, rank {rank} {'; '.join(told)}. Put them on every rank, or with reduce=None."
     )

@@ -1,4 +1,4 @@
-"""The history of one figure: its last values, and the mean of all of them."""
+"""The history of one metric: its last values, and the mean of all of them."""
 
 from __future__ import annotations
 

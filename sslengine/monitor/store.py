@@ -1,4 +1,4 @@
-"""`task.storage`: figures that hooks, losses and models put, until they are logged.
+"""`task.storage`: metrics that hooks, losses and models put, until they are logged.
 
     task.storage.put_scalar("temperature", tau)             tau may be a tensor on the device
     task.storage.put_scalar("queue/age", age, reduce="max")
@@ -6,7 +6,7 @@
 
 A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY,
 brings all that was put since the last time to the host and into the histories. Any rank
-may put; rank 0's figures are written. With `reduce` a figure is that of all ranks: one
+may put; rank 0's metrics are written. With `reduce` a metric is that of all ranks: one
 exchange in `read` for all names, which all ranks must then have put equally often.
 
 Train and test phases have histories of their own; those of a test phase start anew.
@@ -35,7 +35,7 @@ from sslengine.monitor.rank_figures import REDUCTIONS, OfRank, over_ranks
 from sslengine.monitor.series import Series
 
 WINDOW = 20
-# What the engine itself writes beside the figures of the store.
+# What the engine itself writes beside the metrics of the store.
 _TAKEN = re.compile(
     r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|kind|split|iteration|epoch"
 )
@@ -86,7 +86,7 @@ class MetricStore:
     def put_own(
         self, name: str, value: Any, window: int = 1, reduce: str | None = None, keep: bool = True
     ) -> None:
-        """The engine's own figures: their names are not for others."""
+        """The engine's own metrics: their names are not for others."""
         if not self.active:
             return
         if reduce not in REDUCTIONS:
@@ -153,11 +153,11 @@ class MetricStore:
         return {name: (opened[name], each) for name, each in values.items()}
 
     def history(self, name: str) -> Series:
-        """All that was read of a figure in this kind of phase."""
+        """All that was read of a metric in this kind of phase."""
         known = self._series[self.split]
         if not known.get(name):
             raise TrainingError(
-                f"no figure {name!r} has been read in a {self.split} phase yet; figures are read "
+                f"no metric {name!r} has been read in a {self.split} phase yet; metrics are read "
                 f"at LOG_FREQUENCY. {nearest(name, known)}".rstrip()
             )
         return known[name]
@@ -166,9 +166,9 @@ class MetricStore:
         return {name: each.latest() for name, each in self._series[self.split].items() if each}
 
     def latest_with_smoothing(self, window: int | None = None) -> dict[str, float]:
-        """Medians of the last `window` values; None: of each figure's own window.
+        """Medians of the last `window` values; None: of each metric's own window.
 
-        A figure that was put with window=1 is not smoothed in either case.
+        A metric that was put with window=1 is not smoothed in either case.
         """
         return {
             name: each.median(1 if each.window == 1 else window)
@@ -177,7 +177,7 @@ class MetricStore:
         }
 
     def take_scalars(self) -> dict[str, float]:
-        """What is to be written: figures read since the last time; means in a test phase."""
+        """What is to be written: metrics read since the last time; means in a test phase."""
         names, self._fresh = self._fresh, []
         series = self._series[self.split]
         if self.split == "test":
@@ -271,10 +271,10 @@ def _refused(name: str, value: Any) -> float:
 
 def _check_name(name: str) -> None:
     if _TAKEN.fullmatch(name):
-        raise TrainingError(f"the engine itself logs {name!r}: put your figure under another name.")
+        raise TrainingError(f"the engine itself logs {name!r}: put your metric under another name.")
     if not _NAME.fullmatch(name) or ".." in name:
         raise TrainingError(
-            f"{name!r} cannot be the name of a figure: use letters, digits, '_', '-', '.' and "
+            f"{name!r} cannot be the name of a metric: use letters, digits, '_', '-', '.' and "
             f"spaces, with '/' between parts."
         )
 

@@ -34,7 +34,7 @@ def step_line(record: Record) -> str:
 
 
 def phase_line(record: Record, width: int | None = None) -> str:
-    """width: as many whole figures as fit into one line, and how many do not."""
+    """width: as many whole metrics as fit into one line, and how many do not."""
     return whole([where(record), *values(record)], width)
 
 

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sslengine.atomic import make_folder
+from sslengine.dotted import leaves
 from sslengine.errors import ConfigError
-from sslengine.monitor.history import leaves
 from sslengine.monitor.pictures import Histogram, Image
 from sslengine.monitor.record_file import (
     Mark,

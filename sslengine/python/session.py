@@ -36,7 +36,7 @@ class Session:
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
-        """The figures of the last train phase and of the last test phase."""
+        """The metrics of the last train phase and of the last test phase."""
         return {record["split"]: record for record in self.history.epochs}
 
     def predict(

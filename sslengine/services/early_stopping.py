@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sslengine.distributed.collectives import any_rank
-from sslengine.errors import ConfigError, nearest
+from sslengine.dotted import leaves, no_such_metric
+from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.hooks.options import EarlyStoppingOptions
 
@@ -26,7 +27,7 @@ class StopEarly(Hook):
     """`HOOKS.EARLY_STOPPING`."""
 
     def __init__(self, options: EarlyStoppingOptions) -> None:
-        self.split, *self.keys = options.MONITOR.split(".")
+        self.split = options.MONITOR.partition(".")[0]
         self.sign = -1.0 if options.MODE == "max" else 1.0
         self.patience, self.min_delta = options.PATIENCE, options.MIN_DELTA
         self.monitor = options.MONITOR
@@ -51,20 +52,10 @@ class StopEarly(Hook):
             task.progress.stopped = 1
 
     def _read(self, results: Mapping[str, Any]) -> float:
-        found: Any = results
-        for depth, key in enumerate(self.keys):
-            known = {str(name): value for name, value in found.items()}
-            if key not in known or isinstance(known[key], Mapping) == (depth + 1 == len(self.keys)):
-                raise ConfigError(self._no_such_figure(known, key))
-            found = known[key]
-        return float(found)
-
-    def _no_such_figure(self, known: Mapping[str, Any], key: str) -> str:
-        hint = nearest(key, known) if key not in known else ""
-        return (
-            f"{WHERE}: {self.monitor}: the {self.split} phase has no such figure. At {key!r} there "
-            f"is {', '.join(known)}. {hint}".rstrip()
-        )
+        known = dict(leaves({self.split: results}))
+        if self.monitor not in known:
+            raise ConfigError(f"{WHERE}: {no_such_metric(self.monitor, known)}")
+        return float(known[self.monitor])
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}

@@ -95,7 +95,7 @@ def test_a_metric_that_is_not_there_is_told_with_the_nearest() -> None:
     assert unknown_metric(results, "train.loss") is None  # that phase has not ended yet
     message = unknown_metric(results, "test.acuracy.top_1")
     assert message is not None
-    assert "there is no figure 'test.acuracy.top_1'" in message
+    assert "there is no metric 'test.acuracy.top_1'" in message
     assert "'test.accuracy.top_1'" in message
 
 

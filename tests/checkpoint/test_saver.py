@@ -146,7 +146,7 @@ def test_a_metric_that_never_comes_is_told_once(
     for number in range(3):
         _save(mine, f"phase{number}", results={"train": {"loss": 1.0}})
     mine.finish()
-    assert caplog.text.count("there is no figure 'train.los'") == 1
+    assert caplog.text.count("there is no metric 'train.los'") == 1
 
 
 def test_results_before_any_save_are_no_error(tmp_path: Path) -> None:

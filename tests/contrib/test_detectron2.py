@@ -115,14 +115,14 @@ def test_an_average_of_weights_goes_on_after_a_restart(tmp_path: Path) -> None:
             assert torch.allclose(value, expected[name], atol=1e-6), name
 
 
-def test_what_is_put_is_in_the_logged_figures(tmp_path: Path) -> None:
+def test_what_is_put_is_in_the_logged_metrics(tmp_path: Path) -> None:
     train_engine(make_run(tmp_path, HOOKS__EXTRA=[{"name": f"{HERE}:ValidationLoss", "period": 3}]))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     # Put after steps 3, 6 and 8; a line of step 1, 2, 4, 6 and 8, and at the start of an epoch.
-    figures = {line["iteration"]: line["validation_loss"]
+    metrics = {line["iteration"]: line["validation_loss"]
                for line in lines if "validation_loss" in line}  # fmt: skip
-    assert list(figures) == [4, 6, 8]
-    assert len(set(figures.values())) == 3
+    assert list(metrics) == [4, 6, 8]
+    assert len(set(metrics.values())) == 3
 
 
 def test_it_changes_nothing_of_the_training(tmp_path: Path) -> None:

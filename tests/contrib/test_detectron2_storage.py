@@ -33,7 +33,7 @@ def test_scalars_and_their_history() -> None:
     assert smoothed["loss"] == (3.0, 3)
     assert smoothed["lr"] == (0.25, 3)
     assert set(view.histories()) == {"loss", "lr", "a", "b"}
-    with pytest.raises(TrainingError, match="no figure 'nothing'"):
+    with pytest.raises(TrainingError, match="no metric 'nothing'"):
         view.history("nothing")
 
 
@@ -45,7 +45,7 @@ def test_a_scope_goes_before_names() -> None:
     assert view.latest() == {"validation/accuracy": (1.0, 0), "accuracy": (2.0, 0)}
 
 
-def test_the_runs_store_writes_them_and_has_figures_of_others() -> None:
+def test_the_runs_store_writes_them_and_has_metrics_of_others() -> None:
     store = MetricStore()
     view = StorageView(store, lambda: 0)
     for value in (1.0, 2.0, 9.0):

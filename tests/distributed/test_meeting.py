@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from sslengine.distributed.meeting import is_loopback, meet, open_store, ports_from
+from sslengine.distributed.meeting import is_loopback, meet, open_store
 from sslengine.errors import LaunchError
 from tests.ranks import free_port
 
@@ -50,7 +50,7 @@ def _meet(ports: list[int], present: list[int], of: int, minutes: float) -> list
 
 def test_they_meet_on_another_port_if_one_is_taken_by_another_run_or_by_something_else() -> None:
     first = free_port()
-    ports = ports_from(first)[:3]
+    ports = list(range(first, first + 3))
     other_run = TCPStore("127.0.0.1", ports[0], is_master=True, wait_for_workers=False)
     other_run.set("theirs/open", "1")
     with socket.socket() as silent:  # takes connections and never answers

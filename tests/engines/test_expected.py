@@ -52,7 +52,7 @@ def test_all_that_is_not_as_expected_is_told_at_once(tmp_path: Path) -> None:
     assert lines == [
         "  test.acc.top_1.0 is 50.0, expected 52.0 +- 1.5.",
         "  test.loss is nan, expected 1.0 +- 1000000000.0.",
-        "  there is no figure test.acc.top_5.0. Did you mean 'test.acc.top_1.0'? Known: "
+        "  there is no metric 'test.acc.top_5.0'. Did you mean 'test.acc.top_1.0'? Known: "
         "test.acc.top_1.0, test.loss.",
     ]
 
@@ -113,7 +113,7 @@ def test_a_frozen_trunks_scores(tmp_path: Path) -> None:
     with pytest.raises(UnexpectedResultError, match=r"test.untrained.flatten.linear is \d") as told:
         evaluate(run)
     assert "  as expected  test.trained.flatten.knn_5" in screen(run)
-    assert "there is no figure" not in str(told.value)
+    assert "there is no metric" not in str(told.value)
     assert (tmp_path / "evaluation.json").exists()
 
 

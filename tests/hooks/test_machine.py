@@ -54,18 +54,18 @@ def test_gpu_hooks_name_the_gpu_and_its_memory(caplog: pytest.LogCaptureFixture)
 
 
 def test_the_peak_of_the_process_is_what_the_system_tells() -> None:
-    figures = LogMemoryPeaks(1).figures(CPU)
+    metrics = LogMemoryPeaks(1).metrics(CPU)
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("the system tells it in another way")
     kilobytes = int(status.read_text().split("VmHWM:")[1].split()[0])
-    assert figures == {"rss_gb": pytest.approx(kilobytes * 1024 / 1e9, rel=0.05, abs=0.002)}
+    assert metrics == {"rss_gb": pytest.approx(kilobytes * 1024 / 1e9, rel=0.05, abs=0.002)}
 
 
 class Peaks(LogMemoryPeaks):
     """Of known size: rank 1 takes more in the host's memory, rank 0 on its GPU."""
 
-    def figures(self, device: torch.device) -> dict[str, float]:
+    def metrics(self, device: torch.device) -> dict[str, float]:
         return {"rss_gb": 1.0 + rank(), "gpu_allocated_gb": 2.0 - rank()}
 
 
@@ -84,7 +84,7 @@ def _largest() -> dict[str, float]:
     )
     Peaks(2).on_step(task)
     task.iteration = 5
-    Peaks(2).on_step(task)  # no line, no figure
+    Peaks(2).on_step(task)  # no line, no metric
     task.storage.read()
     return {name: len(task.storage.history(name)) * value
             for name, value in task.storage.latest().items()}  # fmt: skip
@@ -99,6 +99,6 @@ def test_they_are_the_largest_over_ranks(two_ranks: RankPool) -> None:
 def test_the_peaks_of_the_gpu_are_torchs() -> None:
     device = torch.device("cuda", 0)
     block = torch.empty(2**28, dtype=torch.uint8, device=device)
-    figures = LogMemoryPeaks(1).figures(device)
+    metrics = LogMemoryPeaks(1).metrics(device)
     del block
-    assert 0.268 <= figures["gpu_allocated_gb"] <= figures["gpu_reserved_gb"]
+    assert 0.268 <= metrics["gpu_allocated_gb"] <= metrics["gpu_reserved_gb"]

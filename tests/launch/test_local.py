@@ -51,16 +51,14 @@ def test_several_nodes_need_the_first_ones_address(calls: list[Any]) -> None:
 def test_nodes_meet_before_their_ranks_are_started(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def meet(
-        host: str, ports: list[int], token: str, who: int, of: int, *_: Any, noun: str
-    ) -> Place:
-        calls.append(("meet", (host, ports, token, who, of, noun)))
+    def meet(host: str, ports: list[int], *others: Any) -> Place:
+        calls.append(("meet", (host, ports, *others)))
         return Place(host, ports[0], None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(local, "meet", meet)
     local.launch(resolved(DISTRIBUTED__NUM_NODES=2, DISTRIBUTED__RUN_ID="node7:29500"))
     met, (_, how) = calls
-    assert met == ("meet", ("node7", [29500], "node7:29500", 0, 2, "node"))
+    assert met == ("meet", ("node7", [29500], "node7:29500", 0, 2, 10.0, "node"))
     assert (how["endpoint"], how["nodes"], how["node_id"]) == ("node7:29500", 2, 0)
 
 
@@ -75,13 +73,11 @@ def test_started_by_srun_the_ranks_meet_and_join(
         monkeypatch.setenv(name, "")  # to be put back at the end
         monkeypatch.delenv(name)
 
-    def meet(
-        host: str, ports: list[int], token: str, who: int, of: int, *_: Any, noun: str
-    ) -> Place:
-        assert (host, token, who, of, noun) == ("n3", "job 7.0.0", 1, 2, "rank")
+    def find(host: str, ports: list[int], *others: Any) -> Place:
+        assert (host, *others) == ("n3", "job 7.0.0", 1, 10.0, "rank")
         return Place(host, ports[1], None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(local, "meet", meet)
+    monkeypatch.setattr(local, "find", find)
     local.launch(resolved(DISTRIBUTED__NUM_PROC_PER_NODE=2))
     assert calls == [("here", True)]
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("1", "2")

@@ -62,4 +62,4 @@ def test_one_of_them_says_it() -> None:
 def test_nodes_by_hand() -> None:
     plan = _plan(2, 8, {}, run_id="node7:29500")
     assert plan.text == "node 0 of 2, 8 ranks here; the nodes meet at node7:29500"
-    assert (plan.host, plan.port, plan.one_port) == ("node7", 29500, True)
+    assert plan.meeting == ("node7", [29500], "node7:29500")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sslengine.errors import LaunchError
-from sslengine.launch.started import Started, first_host, known_place, started
+from sslengine.launch.started import Started, expect_meeting, first_host, started
 
 SRUN = {
     "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8",
@@ -35,9 +35,11 @@ def test_a_task_of_srun() -> None:
     task = started(SRUN)
     assert task is not None
     assert (task.by, task.number, task.count, task.local) == ("srun", 5, 8, 1)
-    assert (task.node, task.nodes, task.host, task.token) == (1, 2, "node03", "job 17.0.0")
-    assert 20000 <= task.port < 32000
-    assert task.as_rank(4) == {
+    host, ports, token = expect_meeting(task)
+    assert (task.node, task.nodes, host, token) == (1, 2, "node03", "job 17.0.0")
+    assert 20000 <= ports[0] < 32000
+    assert len(ports) == 16
+    assert task.as_rank("node03", 4) == {
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node03",
         "MASTER_PORT": "4",
     }  # fmt: skip
@@ -46,13 +48,13 @@ def test_a_task_of_srun() -> None:
 def test_tasks_of_one_node_meet_on_it_and_not_on_its_network() -> None:
     task = started({**SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "node03"})
     assert task is not None
-    assert task.host == "localhost"
+    assert expect_meeting(task).host == "localhost"
 
 
 def test_a_requeued_job_meets_under_another_token() -> None:
     again = started({**SRUN, "SLURM_RESTART_COUNT": "2"})
     assert again is not None
-    assert again.token == "job 17.0.2"
+    assert expect_meeting(again).token == "job 17.0.2"
 
 
 @pytest.mark.parametrize("left_out", ["SLURM_STEP_ID", "SLURM_PROCID"])
@@ -69,12 +71,13 @@ def test_a_rank_of_mpirun_on_one_node() -> None:
     rank = started(OMPI)
     assert rank is not None
     assert (rank.by, rank.number, rank.count, rank.local) == ("mpirun", 1, 2, 1)
-    assert known_place(rank).host == "localhost"
+    assert expect_meeting(rank).host == "localhost"
     pmi = started(
         {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}
     )
     assert pmi is not None
-    assert (pmi.number, pmi.count, pmi.local, pmi.host) == (3, 4, 3, "localhost")
+    assert (pmi.number, pmi.count, pmi.local) == (3, 4, 3)
+    assert expect_meeting(pmi).host == "localhost"
 
 
 def test_on_several_nodes_mpirun_must_be_told_the_place() -> None:
@@ -82,10 +85,10 @@ def test_on_several_nodes_mpirun_must_be_told_the_place() -> None:
     rank = started(several)
     assert rank is not None
     with pytest.raises(LaunchError, match="set MASTER_ADDR .* MASTER_PORT"):
-        known_place(rank)
+        expect_meeting(rank)
     told = started({**several, "MASTER_ADDR": "a", "MASTER_PORT": "7"})
     assert told is not None
-    assert (known_place(told).host, told.port) == ("a", 7)
+    assert expect_meeting(told) == ("a", range(7, 23), "mpirun 7")
 
 
 def test_srun_and_mpirun_together() -> None:

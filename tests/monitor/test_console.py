@@ -72,17 +72,17 @@ def test_on_a_terminal_a_bar_moves_and_leaves_the_phases_line() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_figures_are_whole_or_not_shown_and_a_phase_is_one_line(width: int) -> None:
+def test_metrics_are_whole_or_not_shown_and_a_phase_is_one_line(width: int) -> None:
     console, out = _console(terminal=True, width=width)
     record = _step(2)
-    figures = {f"loss.part_{number}": 1.25 for number in range(9)}
-    record.values.update(figures)
+    metrics = {f"loss.part_{number}": 1.25 for number in range(9)}
+    record.values.update(metrics)
     writer = ConsoleWriter(console)
     writer.write(record)
     (bar,) = Terminal(width).feed(out.getvalue()).shown
     assert "2/5" in bar
     assert re.search(r"eta 0:00:03 loss 2(  loss\.part_\d 1\.25)*$", bar)
-    writer.write(Record("phase", 5, 0, "train", {"loss": 1.0, **figures}, {"epochs": 1}))
+    writer.write(Record("phase", 5, 0, "train", {"loss": 1.0, **metrics}, {"epochs": 1}))
     writer.close()
     terminal = Terminal(width).feed(out.getvalue())
     (line,) = terminal.shown

@@ -68,7 +68,7 @@ def test_a_file_that_was_not_cut_back_is_read_as_if_it_were(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def test_a_folder_without_figures(tmp_path: Path) -> None:
+def test_a_folder_without_metrics(tmp_path: Path) -> None:
     with pytest.raises(SSLEngineError, match="is not there: is .* the folder of a run"):
         read(tmp_path)
 

@@ -20,11 +20,11 @@ def _read(store: MetricStore) -> dict[str, float]:
     return store.take_scalars()
 
 
-def test_figures_are_there_once_they_are_read() -> None:
+def test_metrics_are_there_once_they_are_read() -> None:
     store = MetricStore()
     store.put_scalar("age", 3)
     store.put_scalar("tau", torch.tensor([0.5], requires_grad=True))
-    with pytest.raises(TrainingError, match="no figure 'tau' has been read in a train phase yet"):
+    with pytest.raises(TrainingError, match="no metric 'tau' has been read in a train phase yet"):
         store.history("tau")
     assert _read(store) == {"age": 3.0, "tau": 0.5}
     assert store.latest() == {"age": 3.0, "tau": 0.5}
@@ -51,7 +51,7 @@ def test_numbers_of_all_kinds_keep_their_order() -> None:
     assert store.history("y").latest() == 1.0
 
 
-def test_what_is_written_is_smoothed_by_each_figures_window() -> None:
+def test_what_is_written_is_smoothed_by_each_metrics_window() -> None:
     store = MetricStore()
     for value in (5.0, 1.0, 9.0, 2.0):
         store.put_scalar("smooth", value, window=3)
@@ -78,7 +78,7 @@ def test_putting_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) 
         store.read()
 
 
-def test_one_copy_for_all_figures_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_copy_for_all_metrics_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []
     real = Tensor.tolist
     monkeypatch.setattr(Tensor, "tolist", lambda t: (copies.append(t.numel()), real(t))[1])
@@ -99,9 +99,9 @@ def test_one_copy_for_all_figures_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> 
         ("x", 1.0, {"window": 0}, "window must be 1 or more"),
         ("loss", 1.0, {}, "the engine itself logs 'loss'"),
         ("loss.align", 1.0, {}, "the engine itself logs"),
-        ("../x", 1.0, {}, "cannot be the name of a figure"),
-        ("/x", 1.0, {}, "cannot be the name of a figure"),
-        ("", 1.0, {}, "cannot be the name of a figure"),
+        ("../x", 1.0, {}, "cannot be the name of a metric"),
+        ("/x", 1.0, {}, "cannot be the name of a metric"),
+        ("", 1.0, {}, "cannot be the name of a metric"),
     ],
 )
 def test_what_cannot_be_put(name: str, value: Any, arguments: Any, told: str) -> None:
@@ -129,7 +129,7 @@ def test_pictures_are_taken_once_and_the_newest_counts() -> None:
     assert store.take_histograms() == {}
 
 
-def test_a_test_phase_has_figures_of_its_own_and_they_are_means() -> None:
+def test_a_test_phase_has_metrics_of_its_own_and_they_are_means() -> None:
     store = MetricStore()
     store.put_scalar("x", 7.0)
     store.read()
@@ -203,7 +203,7 @@ def _reduced() -> dict[str, float]:
     return {**found, "images": float(len(store.take_images()))}
 
 
-def test_figures_of_all_ranks(two_ranks: RankPool) -> None:
+def test_metrics_of_all_ranks(two_ranks: RankPool) -> None:
     both = {"mean": 10.5, "max": 11.0, "sum": 21.0}
     assert two_ranks.run(_reduced) == [
         {**both, "own": 10.0, "images": 1.0},

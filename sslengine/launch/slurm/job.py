@@ -27,7 +27,7 @@ from sslengine.launch.options import SlurmOptions
 from sslengine.launch.plan import Plan
 from sslengine.launch.slurm.cluster import ask
 from sslengine.launch.slurm.lives import begin_life, lives_without_progress
-from sslengine.launch.started import first_host
+from sslengine.launch.started import Meeting, first_host, tries
 from sslengine.registry import import_dotted
 
 _AGAIN = (signal.SIGUSR1, signal.SIGUSR2)
@@ -83,9 +83,11 @@ class Job:
             "node",
             f"job {job} of SLURM, {where}" + (f", life {int(life) + 1}" if life != "0" else ""),
             node=node,
-            host=first_host(environment["SLURM_JOB_NODELIST"]),
-            port=read(self.run.config, SlurmOptions).PORT_ID,
-            token=f"job {job}.{life}",
+            meeting=Meeting(
+                first_host(environment["SLURM_JOB_NODELIST"]),
+                tries(read(self.run.config, SlurmOptions).PORT_ID),
+                f"job {job}.{life}",
+            ),
         )
 
     def _note(self, number: int, frame: FrameType | None) -> None:

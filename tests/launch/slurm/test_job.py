@@ -24,7 +24,7 @@ from sslengine.launch import local
 from sslengine.launch.slurm import job as module
 
 def run_node(resolved, plan):
-    print(plan.node, plan.host, plan.port, plan.token, flush=True)
+    print(plan.node, *plan.meeting, flush=True)
     ending = sys.argv[2]
     if ending == "killed":                  # as what is shared with ranks, and still referred to
         module.kept = multiprocessing.get_context("spawn").Lock()
@@ -72,7 +72,10 @@ def _task(
 def test_it_starts_the_ranks_of_its_node(tmp_path: Path) -> None:
     done = _task(tmp_path, "done", node=1)
     assert done.returncode == 0, done.stderr
-    assert "launch: job 17 of SLURM, node 1 of 2, life 2\n1 n4 41000 job 17.1\n" in done.stdout
+    assert (
+        "launch: job 17 of SLURM, node 1 of 2, life 2\n1 n4 range(41000, 41016) job 17.1\n"
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize("ending", ["told", "early"])

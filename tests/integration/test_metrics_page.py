@@ -1,4 +1,4 @@
-"""docs/figures.md followed to the letter, with a smaller config."""
+"""docs/metrics.md followed to the letter, with a smaller config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sslengine.monitor.history import read
 from sslengine.monitor.store import current
 from tests.integration.command import write_config
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "figures.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
 def _blocks() -> list[str]:
@@ -33,7 +33,7 @@ def _arguments() -> list[str]:
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, reading = _blocks()
     write_config(tmp_path)
-    (tmp_path / "my_figures.py").write_text(module)
+    (tmp_path / "my_metrics.py").write_text(module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["config=tiny", *_arguments()]) == 0
@@ -54,7 +54,7 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = (run / "metrics.csv").read_text().splitlines()[0]
     assert header.startswith("kind,split,iteration,epoch,loss,lr,")
     # The module of the page, outside of a run.
-    gate = sys.modules["my_figures"].Gate()
+    gate = sys.modules["my_metrics"].Gate()
     assert gate(torch.ones(2)).tolist() == [0.5, 0.5]
     assert not current().active
 

@@ -1,0 +1,33 @@
+"""Names with dots for what lies in nested mappings: `test.accuracy_list_meter.top_1.0`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from sslengine.errors import listing, nearest
+
+
+def leaves(
+    tree: Mapping[Any, Any], separator: str = ".", prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """The values that are no mappings, under the joined names."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, separator, f"{prefix}{key}{separator}")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def below(tree: Any, keys: Iterable[str], default: Any = None) -> Any:
+    """What stands there, a section too."""
+    for key in keys:
+        if not isinstance(tree, Mapping) or key not in tree:
+            return default
+        tree = tree[key]
+    return tree
+
+
+def no_such_metric(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    return f"there is no metric {name!r}. {nearest(name, known)} Known: {listing(known)}."

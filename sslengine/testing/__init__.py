@@ -1,0 +1,13 @@
+"""Contract tests: what every component of a kind promises, tried through real runs.
+
+    import sslengine.testing
+
+    test_mine = sslengine.testing.contract("method", "my_package.my_file:MyLoss")
+
+See docs/testing.md.
+"""
+
+from sslengine.testing.contract import Contract, check, contract
+from sslengine.testing.promises import BrokenPromise
+
+__all__ = ["BrokenPromise", "Contract", "check", "contract"]

@@ -1,0 +1,119 @@
+"""A component, and what all of its kind promise: tried promise by promise."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
+from sslengine.testing.promises import BrokenPromise, promises
+from sslengine.testing.suites import SUITES
+
+
+class Contract:
+    """One component under its suite. Runs are made when they are first needed, and shared."""
+
+    def __init__(
+        self,
+        kind: str,
+        component: Any,
+        arguments: Mapping[str, Any] | None = None,
+        overrides: Sequence[str] = (),
+        *,
+        also: Sequence[str] = (),
+        but: Mapping[str, str] | None = None,
+        still: Sequence[str] = (),
+        **more: Any,
+    ) -> None:
+        if kind not in SUITES:
+            raise UnknownNameError(
+                f"there is no contract for {kind!r}. {nearest(kind, SUITES)} Known: "
+                f"{listing(SUITES)}"
+            )
+        self.kind, self.component = kind, _named(component)
+        known = dict(promises(SUITES[kind]))
+        for name in (*also, *(but or {})):
+            if name not in known:
+                raise UnknownNameError(
+                    f"a {kind} has no promise {name!r}. {nearest(name, known)} Known: "
+                    f"{listing(known)}"
+                )
+        chosen = {name: how for name, how in known.items() if how["always"] or name in also}
+        self.promises = [name for name in chosen if name not in (but or {})]
+        self.on_ranks = [name for name in self.promises if chosen[name]["ranks"]]
+        self._given = (arguments or {}, overrides, still, more)
+
+    @cached_property
+    def suite(self) -> Any:
+        arguments, overrides, still, more = self._given
+        folder = Path(tempfile.mkdtemp(prefix="sslengine-contract-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        made = SUITES[self.kind](self.component, arguments, overrides, still, folder, **more)
+        made.promises = self.promises
+        return made
+
+    def keep(self, promise: str) -> None:
+        """Raise BrokenPromise where the component does not keep it."""
+        try:
+            getattr(self.suite, promise)()
+        except BrokenPromise:
+            raise
+        except Exception as error:
+            told = str(error) if isinstance(error, SSLEngineError) else ""
+            raise BrokenPromise(
+                f"{self.component}: {promise.replace('_', ' ')}: "
+                f"{told or f'{type(error).__name__}: {error}'}"
+            ) from error
+
+
+def check(kind: str, component: Any, *arguments: Any, **more: Any) -> None:
+    """Raise BrokenPromise, with all of them, if the component breaks any. See `contract`."""
+    tried, broken = Contract(kind, component, *arguments, **more), []
+    for name in tried.promises:
+        try:
+            tried.keep(name)
+        except BrokenPromise as error:
+            broken.append(str(error))
+    if broken:
+        raise BrokenPromise("\n".join(broken))
+
+
+def contract(kind: str, component: Any, *arguments: Any, **more: Any) -> Callable[[str], None]:
+    """A test for pytest, with a case for each promise of the kind:
+
+        test_mine = sslengine.testing.contract("method", "my_file:MyLoss", {"temperature": 0.2})
+
+    component: a name, a dotted path or the class itself.
+    arguments: its own, as they stand in YAML.
+    overrides: further arguments as of the command; `config=FILE` is tried in place of the small
+        run in which components are tried otherwise.
+    also: promises that not all of the kind make, by their names.
+    but: promises that it does not make, each with the reason.
+    still: patterns of trainable parameters that need not move in so few steps.
+    """
+    import pytest
+
+    tried = Contract(kind, component, *arguments, **more)
+
+    @pytest.mark.parametrize("promise", tried.promises)
+    def test(promise: str) -> None:
+        tried.keep(promise)
+
+    return test
+
+
+def _named(component: Any) -> str:
+    if isinstance(component, str):
+        return component
+    name = getattr(component, "__qualname__", "<")
+    if "<" in name or "." in name:
+        raise ConfigError(
+            f"{component!r}: expected a name, a dotted path, or a class or function at the top of "
+            f"a module, which YAML could name."
+        )
+    return f"{component.__module__}:{name}"

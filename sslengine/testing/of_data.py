@@ -1,0 +1,345 @@
+"""Promises of what makes samples and batches: sources, transforms, collators."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.checkpoint.rng import rng_state
+from sslengine.data.collators import image_keys
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.seeding import seed_sample, streams_kept
+from sslengine.data.sources.base import build_sources
+from sslengine.data.transforms.pipeline import Pipeline
+from sslengine.registry import COLLATORS, component_key
+from sslengine.testing.promises import expect, names, promise
+from sslengine.testing.state import copied, differences, flat
+
+SEED, SIDE, IMAGES = 3, 32, 8
+TO_TENSOR = {"name": "ToTensor"}
+Entry = Mapping[str, Any]
+
+
+def pixels(number: int) -> Image.Image:
+    """An image that no other number has."""
+    draw = np.random.default_rng(number)
+    return Image.fromarray(draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
+
+
+class DataSuite:
+    kind: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        component: str,
+        arguments: Mapping[str, Any],
+        overrides: Sequence[str],
+        still: Sequence[str],
+        folder: Path,
+        before: Sequence[Entry] = (),
+        **split: Any,
+    ) -> None:
+        """before: entries of TRANSFORMS in front of it. split: keys of config.DATA.TRAIN."""
+        self.component, self.arguments = component, dict(arguments)
+        self.name = component_key(component)
+        self.before = [dict(each) for each in before]
+        self.given = split
+
+    def split(self) -> SplitOptions:
+        given = {
+            "DATA_SOURCES": ["synthetic"],
+            "RANDOM_SYNTHETIC_IMAGES": True,
+            "RANDOM_SYNTHETIC_LABELS": 4,
+            "LABEL_SOURCES": ["synthetic"],
+            "DEFAULT_GRAY_IMG_SIZE": SIDE,
+            "DATA_LIMIT": IMAGES,
+            "BATCHSIZE_PER_REPLICA": 4,
+            "TRANSFORMS": [TO_TENSOR],
+        }
+        return SplitOptions(**{**given, **self.given})
+
+    def batches(self, workers: int = 0, first: int = 0, **changes: Any) -> list[dict[str, Any]]:
+        """An epoch, as the task reads it, from its batch number `first`."""
+        split = replace(self.split(), **changes)
+        options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=workers)
+        feed = DataFeed(options, "TRAIN", training=True, seed=SEED)
+        try:
+            return [flat(batch) for batch in feed.batches(1, first)]
+        finally:
+            feed.close()
+
+    def expect_same(self, one: Sequence[Any], other: Sequence[Any], what: str) -> None:
+        expect(bool(one) and len(one) == len(other), f"{self.name}: {what} other batches")
+        differs = {key for pair in zip(one, other, strict=True) for key in differences(*pair)}
+        expect(not differs, f"{self.name}: {what} other values under {names(sorted(differs))}")
+
+    @promise()
+    def is_found_again(self) -> None:
+        """A run that resumes in the middle of an epoch gets the batches that it would have got."""
+        self.expect_same(self.batches()[1:], self.batches(first=1), "from the second batch on")
+
+    @promise()
+    def is_the_same_in_workers(self) -> None:
+        """Batches do not depend on which processes make them."""
+        self.expect_same(self.batches(), self.batches(workers=1), "in a loader worker")
+
+
+class TransformSuite(DataSuite):
+    """arguments: of its entry in TRANSFORMS."""
+
+    kind = "transform"
+
+    @cached_property
+    def entry(self) -> dict[str, Any]:
+        return {"name": self.component, **self.arguments}
+
+    def split(self) -> SplitOptions:
+        listed = [*self.before, self.entry]
+        whole = {"COLLATE_FUNCTION": "identity_collator", "TRANSFORMS": listed}
+        return replace(super().split(), **{**whole, **self.given})
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        return Pipeline([*self.before, self.entry], "config.DATA.TRAIN.TRANSFORMS")
+
+    def sample(self, number: int = 0) -> dict[str, list[Any]]:
+        return {"data": [pixels(number)], "data_valid": [1], "data_idx": [number], "label": [1]}
+
+    def made(self, pipeline: Pipeline, number: int = 0) -> dict[str, Any]:
+        with streams_kept():
+            seed_sample(SEED, (0, number))
+            return copied(_readable(pipeline(self.sample(number))))
+
+    @promise()
+    def is_decided_by_the_seed(self) -> None:
+        """The same seed and image, the same sample: whatever was made before it, and by a copy."""
+        first = self.made(self.pipeline)
+        self.made(self.pipeline, 1)
+        again = differences(first, self.made(self.pipeline))
+        expect(not again, f"{self.name}: with the same seed it makes other {names(again)}")
+
+    @promise()
+    def goes_to_a_worker(self) -> None:
+        """It can be pickled, and the copy does the same."""
+        try:
+            copy = pickle.loads(pickle.dumps(self.pipeline))
+        except Exception as error:
+            expect(False, f"{self.name}: it cannot be pickled: {error}")
+        differs = differences(self.made(self.pipeline), self.made(copy))
+        expect(not differs, f"{self.name}: a pickled copy makes other {names(differs)}")
+
+    @promise()
+    def leaves_its_input_as_it_is(self) -> None:
+        """The image that it is given may belong to the source, or be another view as well."""
+        *before, step = self.pipeline.steps
+        with streams_kept():
+            seed_sample(SEED, (0, 0))
+            sample = self.sample()
+            for each in before:
+                each(sample)
+            given = {key: list(values) for key, values in sample.items()}
+            kept = copied(_readable(given))
+            step(sample)
+        differs = differences(kept, copied(_readable(given)))
+        expect(not differs, f"{self.name}: it has changed its input: {names(differs)}")
+
+    @promise()
+    def makes_as_many_views_as_it_says(self) -> None:
+        """`count_views` is the number of images of a sample, each with a label and an index."""
+        made = self.pipeline(self.sample())
+        transform = self.pipeline.steps[-1].transform
+        lengths = {key: len(made[key]) for key in ("data", "data_valid", "data_idx", "label")}
+        expect(len({*lengths.values()}) == 1, f"{self.name}: it makes {lengths}")
+        if (
+            hasattr(transform, "count_views")
+            and type(transform).__name__ != "ImgPilToPatchesAndImage"
+        ):
+            said = transform.count_views(**self.arguments)
+            expect(said == len(made["data"]), f"{self.name}: {len(made['data'])} views, not {said}")
+
+
+class CollatorSuite(DataSuite):
+    """arguments: config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS. before: the TRANSFORMS. label: of every
+    sample, if it takes no numbers."""
+
+    kind = "collator"
+
+    def __init__(self, *given: Any, label: Any = None, **more: Any) -> None:
+        self.label = label
+        super().__init__(*given, **more)
+
+    def split(self) -> SplitOptions:
+        ours = {
+            "COLLATE_FUNCTION": self.component,
+            "COLLATE_FUNCTION_PARAMS": self.arguments,
+            "TRANSFORMS": self.before or [TO_TENSOR],
+        }
+        return replace(super().split(), **{**ours, **self.given})
+
+    def samples(self) -> list[dict[str, list[Any]]]:
+        pipeline = Pipeline(self.split().TRANSFORMS, "config.DATA.TRAIN.TRANSFORMS")
+        with streams_kept():
+            seed_sample(SEED, (0, 0))
+            return [pipeline(self.sample(number)) for number in range(4)]
+
+    def sample(self, number: int) -> dict[str, list[Any]]:
+        label = number % 4 if self.label is None else self.label
+        return {"data": [pixels(number)], "data_valid": [1], "data_idx": [number], "label": [label]}
+
+    def collate(self, samples: Any) -> Any:
+        with streams_kept():
+            seed_sample(SEED, (0, 0))
+            return COLLATORS.get(self.component)(samples, **self.arguments)
+
+    @promise()
+    def keeps_each_sample(self) -> None:
+        """All samples are in the batch, in their order; what lies beside an image goes with it."""
+        batch, wanted = self.collate(self.samples()), list(range(4))
+        if isinstance(batch, list):
+            found = [each["data_idx"][0] for each in batch]
+        else:
+            expect("data_idx" in batch, f"{self.name}: the batch has lost data_idx")
+            found = [int(each) for each in batch["data_idx"][0].flatten().tolist()]
+        order = list(dict.fromkeys(found))
+        expect(order == wanted, f"{self.name}: of samples {wanted} it keeps {order}, in this order")
+        counts = {found.count(each) for each in wanted}
+        expect(len(counts) == 1, f"{self.name}: some samples are there more often: {found}")
+
+    @promise()
+    def moves_images_as_it_says(self) -> None:
+        """Marked `only_moves`, the pixels of the batch are those of its samples, each once."""
+        keys = image_keys(COLLATORS.get(self.component))
+        if not keys:
+            return
+        samples = self.samples()
+        batch = self.collate(samples)
+        given = [
+            _digest(image)
+            for sample in samples
+            for each in _tensors(sample["data"])
+            for image in (each if each.ndim == 4 else [each])
+        ]
+        found = [
+            _digest(image)
+            for key in keys
+            for each in _tensors(batch.get(key, []))
+            for image in each
+        ]
+        made_up = [each for each in found if each not in given]
+        expect(bool(found) and not made_up, f"{self.name}: it changes pixels, and says it does not")
+        twice = len(found) > len(set(found))
+        expect(not twice, f"{self.name}: some images are in the batch more than once")
+
+    @promise()
+    def leaves_its_input_as_it_is(self) -> None:
+        """The samples that it is given are as they were."""
+        samples = self.samples()
+        before = copied(samples)
+        self.collate(samples)
+        differs = differences(before, copied(samples))
+        expect(not differs, f"{self.name}: it has changed the samples: {names(differs)}")
+
+
+class SourceSuite(DataSuite):
+    """arguments: keys of config.DATA.TRAIN, such as DATA_PATHS."""
+
+    kind = "source"
+
+    def split(self) -> SplitOptions:
+        ours = {"DATA_SOURCES": [self.component], "LABEL_SOURCES": [], "DATA_LIMIT": -1}
+        generated = {"DEFAULT_GRAY_IMG_SIZE": SIDE, "LABEL_TYPE": "sample_index"}
+        resize = [{"name": "Resize", "size": [SIDE, SIDE]}, TO_TENSOR]
+        listed = {**ours, **generated, "TRANSFORMS": resize, "BATCHSIZE_PER_REPLICA": 4}
+        base = replace(super().split(), RANDOM_SYNTHETIC_LABELS=0)
+        return replace(base, **{**listed, **self.arguments, **self.given})
+
+    @cached_property
+    def source(self) -> Any:
+        return build_sources(self.split(), "TRAIN")[0]
+
+    def batches(self, workers: int = 0, first: int = 0, **changes: Any) -> list[dict[str, Any]]:
+        return super().batches(workers, first, DATA_LIMIT=min(len(self.source), IMAGES), **changes)
+
+    @promise()
+    def has_a_length_and_each_image(self) -> None:
+        """Every number from 0 to its length has an image and a name; no other number has."""
+        length = len(self.source)
+        expect(length > 0, f"{self.name}: it is empty")
+        for index in (0, length // 2, length - 1):
+            expect(self.source.image(index) is not None, f"{self.name}: image {index} is None")
+            expect(bool(str(self.source.path(index))), f"{self.name}: image {index} has no name")
+
+    @promise()
+    def gives_the_same_image_each_time(self) -> None:
+        """Whatever was read before, and although what it gave is written into."""
+        first = np.array(self.source.image(0))
+        given = self.source.image(0)
+        self.source.image(len(self.source) - 1)
+        if isinstance(given, Image.Image):
+            given.paste(0, (0, 0, *given.size))
+        else:
+            np.asarray(given)[...] = 0
+        again = np.array(self.source.image(0))
+        expect(np.array_equal(first, again), f"{self.name}: image 0 is another one when read again")
+
+    @promise()
+    def goes_to_a_worker(self) -> None:
+        """It can be pickled, and the copy has the same images."""
+        self.source.image(0)
+        copy = pickle.loads(pickle.dumps(self.source))
+        expect(len(copy) == len(self.source), f"{self.name}: a pickled copy has {len(copy)} images")
+        for index in (0, len(copy) - 1):
+            same = np.array_equal(np.array(copy.image(index)), np.array(self.source.image(index)))
+            expect(same, f"{self.name}: in a pickled copy image {index} is another one")
+
+    @promise()
+    def draws_no_random_numbers(self) -> None:
+        """But from generators of its own: augmentation draws from the common streams."""
+        before = copied(rng_state())
+        self.source.image(0)
+        moved = differences(before, copied(rng_state()))
+        expect(not moved, f"{self.name}: reading an image has moved the stream {names(moved)}")
+
+    @promise()
+    def has_a_label_for_each_image(self) -> None:
+        """Where it has labels, they are as many, and `label` agrees with `labels`."""
+        if not self.source.num_classes:
+            return
+        labels = self.source.labels()
+        length = len(self.source)
+        expect(len(labels) == length, f"{self.name}: {len(labels)} labels of {length} images")
+        for index in (0, length - 1):
+            expect(
+                int(self.source.label(index)) == int(labels[index]),
+                f"{self.name}: label({index}) is {self.source.label(index)}, and of labels() "
+                f"{labels[index]}",
+            )
+
+
+def _readable(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Images as arrays."""
+    return {key: [_array(each) for each in values] for key, values in sample.items()}
+
+
+def _array(value: Any) -> Any:
+    return np.array(value) if isinstance(value, Image.Image) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [each for one in value for each in _tensors(one)]
+
+
+def _digest(image: Tensor) -> bytes:
+    return image.contiguous().numpy().tobytes()

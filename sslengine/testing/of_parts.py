@@ -1,0 +1,339 @@
+"""Promises of single kinds of parts of a run, beside those of every run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.config.sections import read
+from sslengine.optim.curves import build_curve
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import build_param_groups
+from sslengine.registry import METERS
+from sslengine.testing.of_runs import TWO_RANKS, RunSuite
+from sslengine.testing.promises import expect, names, promise
+from sslengine.testing.ranks import shared_pool
+from sslengine.testing.recipe import Values
+from sslengine.testing.runs import Outcome, build, run, run_on_rank
+from sslengine.testing.state import differences, flat, same
+
+IMAGES = 6
+
+
+class MethodSuite(RunSuite):
+    """arguments: below config.LOSS.<name>."""
+
+    kind = "method"
+
+    def chosen(self) -> Values:
+        return {"LOSS.name": self.component, **self._below(f"LOSS.{self.name}")}
+
+
+class ModelSuite(RunSuite):
+    """A whole model in place of trunk and heads; arguments: below config.MODEL.<name>."""
+
+    kind = "model"
+
+    def chosen(self) -> Values:
+        return {"MODEL.BASE_MODEL_NAME": self.component, **self._below(f"MODEL.{self.name}")}
+
+
+class TrainStepSuite(RunSuite):
+    """arguments: below config.TRAINER.<name>."""
+
+    kind = "train_step"
+
+    def chosen(self) -> Values:
+        return {"TRAINER.TRAIN_STEP_NAME": self.component, **self._below(f"TRAINER.{self.name}")}
+
+
+class NetworkSuite(RunSuite):
+    @cached_property
+    def model(self) -> Any:
+        return build(self.spec.resolve(), self.folder / "model").base_model.eval()
+
+    @cached_property
+    def images(self) -> Tensor:
+        task = build(self.spec.resolve(), self.folder / "images")
+        images = next(iter(task.train_feed.batches(0)))["data"][0]
+        task.close()
+        return images[0] if isinstance(images, list) else images  # type: ignore[no-any-return]
+
+    @promise()
+    def judges_each_image_alone(self) -> None:
+        """In evaluation an output does not depend on the other images, and is always the same."""
+        network, given = self.network()
+        with torch.no_grad():
+            together, again = _listed(network(given)), _listed(network(given))
+            alone = _listed(network(given[: len(given) // 2]))
+        expect(same(together[0], again[0]), f"{self.name}: in evaluation its output changes")
+        for half, both in zip(alone, together, strict=True):
+            near = torch.allclose(half, both[: len(half)], rtol=1e-4, atol=1e-5)
+            expect(near, f"{self.name}: in evaluation an output depends on the other images")
+
+    @promise()
+    def leaves_its_input_as_it_is(self) -> None:
+        """Teachers and other heads are given the same tensor."""
+        network, given = self.network()
+        before = given.clone()
+        with torch.no_grad():
+            network(given)
+        expect(same(before, given), f"{self.name}: it has written into its input")
+
+    def network(self) -> tuple[nn.Module, Tensor]:
+        raise NotImplementedError
+
+
+class TrunkSuite(NetworkSuite):
+    """arguments: below config.MODEL.TRUNK."""
+
+    kind = "trunk"
+
+    def chosen(self) -> Values:
+        return {"MODEL.TRUNK.NAME": self.component, **self._below("MODEL.TRUNK")}
+
+    def network(self) -> tuple[nn.Module, Tensor]:
+        return self.model.trunk, self.images
+
+    @promise()
+    def gives_features_by_name(self) -> None:
+        """Each of `feature_names` can be asked for; the last is what heads get."""
+        trunk, wanted = self.model.trunk, self.model.trunk.feature_names
+        expect(bool(wanted), f"{self.name}: it has no feature_names")
+        with torch.no_grad():
+            found = trunk(self.images, wanted)
+            expect(len(found) == len(wanted), f"{self.name}: {len(found)} features of {wanted}")
+            one_by_one = [trunk(self.images, [name])[0] for name in wanted]
+            last = trunk(self.images)[0]
+        wrong = [n for n, a, b in zip(wanted, found, one_by_one, strict=True) if not same(a, b)]
+        expect(not wrong, f"{self.name}: asked for alone {names(wrong)} has other values")
+        expect(same(last, found[-1]), f"{self.name}: without names it gives not {wanted[-1]}")
+
+
+class HeadSuite(NetworkSuite):
+    """arguments: as in config.MODEL.HEAD.PARAMS. before: heads in front of it, the same way."""
+
+    kind = "head"
+
+    def __init__(self, *given: Any, before: Any = ()) -> None:
+        self.before = list(before)
+        super().__init__(*given)
+
+    def chosen(self) -> Values:
+        return {"MODEL.HEAD.PARAMS": [[*self.before, [self.component, self.arguments]]]}
+
+    def network(self) -> tuple[nn.Module, Tensor]:
+        return self.model, self.images
+
+
+class OptimizerSuite(RunSuite):
+    """arguments: below config.OPTIMIZER."""
+
+    kind = "optimizer"
+
+    def chosen(self) -> Values:
+        return {"OPTIMIZER.name": self.component, **self._below("OPTIMIZER")}
+
+    @promise()
+    def follows_the_learning_rate(self) -> None:
+        """At a rate of zero nothing moves; at another it does."""
+        none = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
+        stood = self.alone(none, {"OPTIMIZER.num_iterations": 2})
+        moved = differences(stood.start, stood.end)
+        expect(not moved, f"{self.name}: at a learning rate of zero it moves {names(moved)}")
+
+
+class ScheduleSuite(RunSuite):
+    """arguments: of the schedule, as in config.OPTIMIZER.param_schedulers.lr."""
+
+    kind = "schedule"
+    PLACES = 97
+
+    def chosen(self) -> Values:
+        schedule = {"name": self.component, **self.arguments, "update_interval": "step"}
+        return {"OPTIMIZER.param_schedulers.lr": schedule}
+
+    @promise()
+    def is_a_function_of_where(self) -> None:
+        """A finite number for all of [0, 1), the same in any order: nothing is remembered."""
+        curve = build_curve(self.component, self.arguments, num_epochs=10)
+        places = [*(n / self.PLACES for n in range(self.PLACES)), math.nextafter(1.0, 0.0)]
+        forward = {where: curve(where) for where in places}
+        wrong = [w for w, value in forward.items() if not math.isfinite(value)]
+        expect(not wrong, f"{self.name}: it is not finite at where = {names(wrong)}")
+        again = {where: curve(where) for where in reversed(places)}
+        moved = [where for where in places if forward[where] != again[where]]
+        expect(not moved, f"{self.name}: asked again it has other values at where = {names(moved)}")
+
+
+class ParamGroupsSuite(RunSuite):
+    """arguments: below config.OPTIMIZER."""
+
+    kind = "param_groups"
+
+    def chosen(self) -> Values:
+        chosen = {"OPTIMIZER.param_group_constructor": self.component}
+        return {**chosen, **self._below("OPTIMIZER")}
+
+    @promise()
+    def has_each_parameter_once(self) -> None:
+        """Every trainable parameter is in one group, none that is frozen in any, twice the same."""
+        resolved = self.spec.resolve()
+        model = build(resolved, self.folder / "groups").base_model
+        options = read(resolved.config, OptimizerOptions)
+        one, two = (self._names(model, build_param_groups(model, options)) for _ in range(2))
+        expect(one == two, f"{self.name}: made again, the groups are others")
+        wanted = sorted(name for name, each in model.named_parameters() if each.requires_grad)
+        found = sorted(name for group in one for name in group)
+        expect(found == wanted, f"{self.name}: {names({*found} ^ {*wanted})}")
+
+    @staticmethod
+    def _names(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
+        by_id = {id(each): name for name, each in model.named_parameters()}
+        return [[by_id[id(each)] for each in group["params"]] for group in groups]
+
+
+class HookSuite(RunSuite):
+    """arguments: its own, as in config.HOOKS.EXTRA.
+
+    by_config: no entry of EXTRA, `overrides` switch it on.
+    """
+
+    kind = "hook"
+
+    def __init__(self, *given: Any, by_config: bool = False) -> None:
+        self.by_config = by_config
+        super().__init__(*given)
+
+    def chosen(self) -> Values:
+        if self.by_config:
+            return {}
+        return {"HOOKS.EXTRA": [{"name": self.component, **self.arguments}]}
+
+    @promise()
+    def is_in_the_run(self) -> None:
+        """Its options, alone, put it among the hooks of the run."""
+        found = self.name in self.whole.hooks
+        expect(found, f"{self.name}: the hooks of the run are {names(self.whole.hooks)}")
+
+    @promise()
+    def changes_nothing(self) -> None:
+        """With it and without it: the same losses, weights and random streams."""
+        without = run(self._without(), self.folder / "without")
+        moved = differences(_of_training(without), _of_training(self.whole))
+        expect(
+            self.whole.losses == without.losses and not moved,
+            f"{self.name}: with it the run is another one: {names(moved)}. A hook observes; it "
+            f"draws from a generator of its own.",
+        )
+
+    def _without(self) -> Any:
+        values = [each for each in self._tested.values if each is not self.spec.values[0]]
+        return type(self.spec)((), tuple(values))
+
+    @promise()
+    def resumes_its_own_state(self) -> None:
+        """What it keeps is in its state dict, but for what differs from run to run by itself."""
+        whole, resumed = self.whole.hooks[self.name], self.resumed.hooks[self.name]
+        again = run(self._tested, self.folder / "again").hooks[self.name]
+        steady = {key for key in whole if key in again and same(whole[key], again[key])}
+        differs = [key for key in differences(whole, resumed) if key in steady]
+        expect(
+            not differs,
+            f"{names(f'{self.name}.{key}' for key in differs)}: not in its state dict; after a "
+            f"kill and a resume it differs from that of a run that was never stopped.",
+        )
+
+
+def _of_training(outcome: Outcome) -> dict[str, Any]:
+    return {**outcome.state, "losses": outcome.losses, "test losses": outcome.test_losses}
+
+
+class MeterSuite(RunSuite):
+    """arguments: below config.METERS.<name>. classes: of the outputs that it is tried with."""
+
+    kind = "meter"
+
+    def __init__(self, *given: Any, classes: int = 7) -> None:
+        self.classes = classes
+        super().__init__(*given)
+
+    def chosen(self) -> Values:
+        return {
+            "METERS.names": [self.component],
+            **self._below(f"METERS.{self.name}"),
+            "MODEL.HEAD.PARAMS": [["mlp", {"dims": [32, self.classes]}]],
+            "LOSS.name": "cross_entropy_multiple_output_single_target",
+        }
+
+    @promise()
+    def adds_up(self) -> None:
+        """However the images are cut into batches, the value is the same; reset begins again."""
+        outputs, targets = self._data()
+        values = []
+        meter = self._make()
+        for size in (IMAGES, 1, 4):
+            meter.reset()
+            for output, target in zip(outputs.split(size), targets.split(size), strict=True):
+                meter.update(output, target)
+            values.append(flat(meter.value()))
+        expect(bool(values[0]), f"{self.name}: it has measured nothing")
+        for other in values[1:]:
+            wrong = [key for key in values[0] if not _near(values[0][key], other.get(key))]
+            expect(
+                not wrong, f"{self.name}: by batches of another size other values: {names(wrong)}"
+            )
+
+    @promise()
+    def goes_on_from_its_state(self) -> None:
+        """In the middle of a phase its state dict holds what it has counted."""
+        outputs, targets = self._data()
+        one, other = self._make(), self._make()
+        one.update(outputs[:3], targets[:3])
+        other.load_state_dict(one.state_dict())
+        for each in (one, other):
+            each.update(outputs[3:], targets[3:])
+        differs = differences(flat(one.value()), flat(other.value()))
+        expect(not differs, f"{self.name}: after a resume other values: {names(differs)}")
+
+    @promise(ranks=True)
+    def counts_all_ranks(self) -> None:
+        """The value on two ranks is that of one process with all images."""
+        alone = self._value(self._tested.having({"OPTIMIZER.num_iterations": 2}))
+        ranks = self._value(self._tested.having({"OPTIMIZER.num_iterations": 2}), ranks=2)
+        wrong = [key for key in alone if not _near(alone[key], ranks.get(key))]
+        expect(bool(alone) and not wrong, f"{self.name}: on two ranks other values: {names(wrong)}")
+
+    def _value(self, spec: Any, ranks: int = 1) -> dict[str, Any]:
+        """Of the first test, before which nothing is trained: the rate is zero."""
+        still = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
+        still["TEST_EVERY_NUM_EPOCH"] = 1  # type: ignore[assignment]
+        frozen = spec.having(still, {"MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": False})
+        if ranks == 1:
+            return dict(run(frozen, self.folder / "meter").results)
+        spread = frozen.having(TWO_RANKS, {"DATA.TEST.BATCHSIZE_PER_REPLICA": 2})
+        return dict(shared_pool(2).run(run_on_rank, spread, str(self.folder / "meters"))[0].results)
+
+    def _make(self) -> Any:
+        return METERS.get(self.component)(**self.arguments)
+
+    def _data(self) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(0)
+        outputs = torch.randn(IMAGES, self.classes, generator=draw)
+        return outputs, torch.randint(self.classes, (IMAGES,), generator=draw)
+
+
+def _near(one: Any, other: Any) -> bool:
+    return other is not None and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _listed(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    values = output.values() if isinstance(output, Mapping) else output
+    return [each for value in values for each in _listed(value)]

@@ -1,0 +1,264 @@
+"""Promises of whatever a run is made of: methods, train steps, trunks, optimizers, hooks ..."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from omegaconf import OmegaConf
+
+from sslengine.registry import component_key
+from sslengine.testing.promises import expect, names, promise
+from sslengine.testing.ranks import shared_pool
+from sslengine.testing.recipe import Values
+from sslengine.testing.runs import CHECKPOINT, SAVED_AT, Outcome, Spec, run, run_on_rank
+from sslengine.testing.state import differences
+
+BF16 = {
+    "MODEL.AMP_PARAMS.USE_AMP": True,
+    "MODEL.AMP_PARAMS.AMP_TYPE": "pytorch",
+    "MODEL.AMP_PARAMS.AMP_DTYPE": "bfloat16",
+}
+TWO_RANKS = {"DISTRIBUTED.NUM_PROC_PER_NODE": 2, "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 2}
+BY_HAND = {"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION": True}
+SHARDED = {"TRAINER.TASK_NAME": "self_supervision_fsdp_task", "MODEL.CHANNELS_LAST": False}
+SYNC_BN = {"MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN": True, "MODEL.SYNC_BN_CONFIG.GROUP_SIZE": 0}
+# Exact arithmetic: what is the same in it is the same but for the order of sums.
+EXACT = {"DATA.AUGMENT_BACKEND": "pil"}
+# Plain steps, in which a difference of gradients stays as small as it is.
+PLAIN = {
+    "OPTIMIZER.name": "sgd",
+    "OPTIMIZER.momentum": 0.0,
+    "OPTIMIZER.num_iterations": 2,
+    "OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.01},
+}
+# bfloat16 has three digits; what is behind them grows where outputs are divided by a temperature.
+NEAR = 0.1
+
+
+class RunSuite:
+    """Whatever stands in a config, tried by a few steps of it. Runs are made once and shared."""
+
+    kind: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        component: str,
+        arguments: Mapping[str, Any],
+        overrides: Sequence[str],
+        still: Sequence[str],
+        folder: Path,
+    ) -> None:
+        self.component, self.arguments = component, dict(arguments)
+        self.name = component_key(component)
+        self.still, self.folder = tuple(still), folder
+        self.spec = Spec(tuple(overrides), (self.chosen(),))
+        self._made = 0
+        self.promises: Sequence[str] = ()  # those that are tried
+
+    def chosen(self) -> Values:
+        """The keys of the config by which the component is chosen and given its arguments."""
+        raise NotImplementedError
+
+    def _below(self, path: str) -> Values:
+        return {f"{path}.{key}": value for key, value in self.arguments.items()}
+
+    # ---- the runs
+
+    @cached_property
+    def whole(self) -> Outcome:
+        """Four steps with a checkpoint after the second, and, if it can be tested, tests."""
+        saved = {"CHECKPOINT.CHECKPOINT_ITER_FREQUENCY": SAVED_AT}
+        return run(self._tested.having(saved), self.folder / "whole")
+
+    @cached_property
+    def _tested(self) -> Spec:
+        if "tests_move_nothing" not in self.promises:
+            return self.spec
+        train = OmegaConf.to_container(self.spec.resolve().config.DATA.TRAIN)
+        assert isinstance(train, dict)
+        test = {f"DATA.TEST.{key!s}": each for key, each in train.items()}
+        return self.spec.having(
+            {**test, "DATA.TEST.DATA_LIMIT": 6, "DATA.TEST.DROP_LAST": False, "TEST_MODEL": True}
+        )
+
+    @cached_property
+    def resumed(self) -> Outcome:
+        """What a process does that finds the checkpoint: the first one may have been killed."""
+        assert self.whole
+        checkpoint = self.folder / "whole" / "checkpoints" / CHECKPOINT
+        return run(self._tested, self.folder / "resumed", resume_from=checkpoint)
+
+    @cached_property
+    def half(self) -> Outcome:
+        return self.alone(BF16, {"OPTIMIZER.num_iterations": 2})
+
+    @cached_property
+    def two_ranks(self) -> list[Outcome]:
+        return self.on_ranks(TWO_RANKS)
+
+    def alone(self, *values: Values, double: bool = False) -> Outcome:
+        self._made += 1
+        return run(self.spec.having(*values, double=double), self.folder / f"run{self._made}")
+
+    def on_ranks(self, *values: Values, double: bool = False) -> list[Outcome]:
+        self._made += 1
+        spec = self.spec.having(*values, double=double)
+        folder = str(self.folder / f"run{self._made}")
+        outcomes: list[Outcome] = shared_pool(2).run(run_on_rank, spec, folder)
+        return outcomes
+
+    # ---- the promises
+
+    @promise()
+    def trains_with_finite_losses(self) -> None:
+        """It is built from its YAML alone, and every step has a finite loss in full precision."""
+        self._expect_finite(self.whole, "a run")
+        tested = self.whole.test_losses
+        expect(all(map(math.isfinite, tested)), f"{self.name}: the losses of test steps: {tested}")
+
+    @promise()
+    def trains_every_parameter(self) -> None:
+        """Each trainable parameter moves, or is named in `still`."""
+        start, end = self.whole.start, self.whole.end
+        unmoved = [name for name in start if torch.equal(start[name], end[name])]
+        forgotten = [n for n in unmoved if not any(fnmatch(n, pattern) for pattern in self.still)]
+        expect(
+            not forgotten,
+            f"{self.name}: after {len(self.whole.losses)} steps these trainable parameters are as "
+            f"they were: {names(forgotten)}. Does the loss depend on them, and does an optimizer "
+            f"own them? Those that are to stay: requires_grad_(False), or still=[...] here.",
+        )
+        moving = [p for p in self.still if not any(fnmatch(name, p) for name in unmoved)]
+        expect(not moving, f"{self.name}: still={moving}, and no parameter of that name stays.")
+
+    @promise()
+    def resumes_bit_by_bit(self) -> None:
+        """Killed and resumed, it is where it would have been: nothing lives outside its state."""
+        outside = differences(self.whole.outside, self.resumed.outside)
+        expect(
+            not outside,
+            f"{names(outside)}: not in the state dict; after a kill and a resume it differs from "
+            f"that of a run that was never stopped. Keep it in a buffer, or give it to "
+            f"rank_state() and load_rank_state().",
+        )
+        after = self.whole.losses[SAVED_AT:]
+        expect(
+            after == self.resumed.losses,
+            f"{self.name}: resumed after step {SAVED_AT} the losses are {self.resumed.losses}, "
+            f"without a stop {after}. Something of it is not in the checkpoint.",
+        )
+        differs = differences(self.whole.state, self.resumed.state)
+        expect(not differs, f"{self.name}: after a resume other values: {names(differs)}")
+
+    @promise()
+    def tests_move_nothing(self) -> None:
+        """A test phase leaves weights, state and random streams as they were."""
+        expect(bool(self.whole.test_losses), f"{self.name}: no test step was made")
+        moved = self.whole.moved_by_tests
+        expect(
+            not moved,
+            f"{self.name}: a test phase has changed {names(moved)}. Ask `step.train`, in a hook "
+            f"`task.train`, before anything moves; draw from a generator of its own.",
+        )
+
+    @promise()
+    def trains_in_bfloat16(self) -> None:
+        """In mixed precision every step has a finite loss in full precision."""
+        self._expect_finite(self.half, "a run in bfloat16")
+
+    @promise()
+    def is_near_in_bfloat16(self) -> None:
+        """In mixed precision the first loss is near that of full precision."""
+        full, first = self.whole.losses[0], self.half.losses[0]
+        expect(
+            math.isclose(first, full, rel_tol=NEAR, abs_tol=NEAR),
+            f"{self.name}: the first loss is {first:g} in bfloat16 and {full:g} in float32.",
+        )
+
+    @promise()
+    def accumulates(self) -> None:
+        """Batches make one update together, and every step has a finite loss."""
+        summed = self.alone({"OPTIMIZER.accumulate": 2})
+        self._expect_finite(summed, "a run that accumulates")
+        # Groups end with an epoch: 3 steps are 2 updates, and the last step is one by itself.
+        found = summed.num_updates
+        expect(found == 3, f"{self.name}: 3 groups of batches were {found} updates")
+
+    @promise(ranks=True)
+    def ranks_stay_equal(self) -> None:
+        """On two ranks, by DDP, what is trained is the same on both, to the last bit."""
+        self._expect_equal_ranks(self.two_ranks, "DDP")
+
+    @promise(ranks=True)
+    def ranks_stay_equal_by_hand(self) -> None:
+        """The same where gradients are reduced without DDP, with the same result."""
+        by_hand = self.on_ranks(TWO_RANKS, BY_HAND)
+        self._expect_equal_ranks(by_hand, "reduction by hand")
+        self._expect_close(by_hand[0], self.two_ranks[0], "by hand", "with DDP", 1e-3)
+
+    @promise(ranks=True)
+    def ranks_stay_equal_sharded(self) -> None:
+        """The same with parameters sharded by FSDP2, with the result of DDP."""
+        sharded = self.on_ranks(TWO_RANKS, SHARDED)
+        self._expect_equal_ranks(sharded, "FSDP2")
+        self._expect_close(sharded[0], self.two_ranks[0], "sharded", "with DDP", 1e-3)
+
+    @promise(always=False, ranks=True)
+    def ranks_equal_one_process(self) -> None:
+        """Two ranks do what one process does with the whole batch: the same weights."""
+        alone = self.alone(EXACT, PLAIN, double=True)
+        ranks = self.on_ranks(EXACT, PLAIN, TWO_RANKS, SYNC_BN, double=True)
+        self._expect_close(ranks[0], alone, "on two ranks", "in one process", 1e-8)
+
+    @promise(always=False)
+    def accumulated_equals_the_whole_batch(self) -> None:
+        """Two batches that are accumulated are one batch of twice the size: the same weights."""
+        common = {**EXACT, **PLAIN, "DATA.TRAIN.DATA_LIMIT": 8}
+        halves = self.alone({**common, "OPTIMIZER.accumulate": 2}, double=True)
+        large = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8, "OPTIMIZER.num_iterations": 1}
+        whole = self.alone(common, large, double=True)
+        self._expect_close(halves, whole, "accumulated", "with the whole batch", 1e-8)
+
+    # ---- how they are told
+
+    def _expect_finite(self, outcome: Outcome, what: str) -> None:
+        finite = len(outcome.losses) > 1 and all(map(math.isfinite, outcome.losses))
+        expect(finite, f"{self.name}: the losses of {what} are {outcome.losses}")
+        low = sorted({each for each in outcome.dtypes if each not in ("float32", "float64")})
+        expect(not low, f"{self.name}: in {what} the loss is a tensor of {names(low)}")
+
+    def _expect_equal_ranks(self, ranks: Sequence[Outcome], way: str) -> None:
+        first, *others = ranks
+        self._expect_finite(first, f"two ranks by {way}")
+        for other in others:
+            apart = [*differences(first.end, other.end)]
+            apart += differences(first.loss_state, other.loss_state)
+            expect(
+                not apart,
+                f"{self.name}: by {way} ranks differ in {names(apart)}. What is the same on all "
+                f"ranks must be made of what all ranks have: gather, or reduce, before it moves.",
+            )
+        stuck = [name for name in first.end if torch.equal(first.start[name], first.end[name])]
+        stuck = [name for name in stuck if not any(fnmatch(name, each) for each in self.still)]
+        expect(not stuck, f"{self.name}: by {way} these stay as they were: {names(stuck)}")
+
+    def _expect_close(
+        self, one: Outcome, other: Outcome, this: str, that: str, tolerance: float
+    ) -> None:
+        far = []
+        for name, end in other.end.items():
+            step, got = end - other.start[name], one.end[name] - one.start[name]
+            size = max(step.abs().max().item(), torch.finfo(step.dtype).eps)
+            if not (got - step).abs().max().item() <= tolerance * size:
+                far.append(name)
+        expect(
+            not far,
+            f"{self.name}: {this} other weights than {that}: {names(far)} ({len(far)} of "
+            f"{len(other.end)} parameters).",
+        )

@@ -1,0 +1,170 @@
+"""Several gloo ranks on this machine: processes that stay up and run functions when told.
+
+    with RankPool(2) as pool:
+        assert pool.run(my_function, 3) == [6, 6]     # one result per rank
+
+`my_function(3)` runs on every rank inside a process group on loopback; it must be a
+module-level function. A rank that raises ends the call with its traceback; a run that
+takes longer than `timeout` seconds kills the pool and raises, it never hangs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar
+
+import torch
+
+from sslengine.distributed import process_group
+from sslengine.errors import TrainingError
+
+START_TIMEOUT = 120.0
+
+
+class RankError(TrainingError, AssertionError):
+    """A rank failed, or did not answer."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@cache
+def shared_pool(world_size: int) -> RankPool:
+    """One pool for all that this process tries; it ends with the process."""
+    pool = RankPool(world_size)
+    atexit.register(pool.close)
+    return pool
+
+
+def _serve(rank: int, world_size: int, port: int, pipe: Connection, strict: bool) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    torch.set_num_threads(1)
+    if strict:
+        warnings.simplefilter("error")
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=2)
+    pipe.send(("ready", None))
+    while True:
+        message = pipe.recv()
+        if message is None:
+            process_group.leave()
+            return
+        function, args, kwargs = message
+        try:
+            pipe.send(("ok", function(*args, **kwargs)))
+        except BaseException:
+            pipe.send(("error", traceback.format_exc()))
+
+
+def end_fork_server() -> None:
+    """There is one in a process, for loader workers as well, and what it has imported they have."""
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+class RankPool:
+    # Imported by the server that ranks are forked from: what most of them need, and takes seconds.
+    imported: ClassVar[tuple[str, ...]] = (
+        "sslengine.data.plan.compiled",
+        "sslengine.testing.runs",
+    )
+    # Is every warning on a rank an error?
+    strict: ClassVar[bool] = False
+    server: ClassVar[int | None] = None  # the process
+
+    def __init__(self, world_size: int, timeout: float = 90.0) -> None:
+        self.world_size = world_size
+        self.timeout = timeout
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def __enter__(self) -> RankPool:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        for process in self._processes:
+            process.join(5)
+        self._kill()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._own_server()
+        port = free_port()
+        for rank in range(self.world_size):
+            here, there = context.Pipe()
+            arguments = (rank, self.world_size, port, there, self.strict)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._pipes.append(here)
+        self._collect(START_TIMEOUT)
+
+    def _own_server(self) -> None:
+        server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+        if server._forkserver_pid is None or server._forkserver_pid != RankPool.server:
+            end_fork_server()
+            server.set_forkserver_preload(list(self.imported))
+            server.ensure_running()
+            RankPool.server = server._forkserver_pid
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """`function(*args, **kwargs)` on every rank; their results in rank order."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((function, args, kwargs))
+        return self._collect(self.timeout)
+
+    def _collect(self, timeout: float) -> list[Any]:
+        deadline = time.monotonic() + timeout
+        results: dict[int, Any] = {}
+        while len(results) < self.world_size:
+            for rank, pipe in enumerate(self._pipes):
+                if rank in results or not pipe.poll(0.01):
+                    continue
+                try:
+                    status, value = pipe.recv()
+                except EOFError:
+                    status, value = "error", "the process died without a word"
+                if status == "error":
+                    self._kill()
+                    raise RankError(f"rank {rank} of {self.world_size} failed:\n{value}")
+                results[rank] = value
+            if time.monotonic() > deadline:
+                self._kill()
+                missing = sorted(set(range(self.world_size)) - set(results))
+                raise RankError(f"ranks {missing} did not answer within {timeout:.0f} s")
+        return [results[rank] for rank in range(self.world_size)]
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join(5)
+        self._processes, self._pipes = [], []

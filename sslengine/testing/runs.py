@@ -1,0 +1,182 @@
+"""Small runs through the real task, and what there is to see of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.checkpoint import files
+from sslengine.checkpoint.rng import rng_state
+from sslengine.config.resolve import Resolved
+from sslengine.distributed.sharding import whole
+from sslengine.hooks.default import default_hooks
+from sslengine.hooks.events import Hook
+from sslengine.registry import TASKS
+from sslengine.services.order import services_of
+from sslengine.task.state import get_state
+from sslengine.testing.recipe import Values, resolve_small
+from sslengine.testing.state import attributes, copied, differences, flat, outside_state_dict
+from sslengine.trainer import loop
+
+CPU = torch.device("cpu")
+SAVED_AT = 2  # of the four steps, in the middle of an epoch
+CHECKPOINT = f"model_iteration{SAVED_AT}.torch"
+# What a run resumes from and ends in. Of the rest some are seconds and sizes of memory.
+OF_TRAINING = ("base_model", "loss", "optimizer", "amp", "progress", "num_updates", "ranks")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to run. It is sent to other processes."""
+
+    overrides: tuple[str, ...]
+    values: tuple[Values, ...] = ()
+    double: bool = False
+
+    def having(self, *values: Values, double: bool = False) -> Spec:
+        return Spec(self.overrides, (*self.values, *values), self.double or double)
+
+    def resolve(self) -> Resolved:
+        return resolve_small(self.overrides, *self.values)
+
+
+@dataclass
+class Outcome:
+    """What is left of a run, in plain values that can be sent."""
+
+    losses: list[float] = field(default_factory=list)
+    test_losses: list[float] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)  # of the loss at each step
+    start: dict[str, Tensor] = field(default_factory=dict)  # trainable parameters
+    end: dict[str, Tensor] = field(default_factory=dict)
+    frozen: list[str] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)  # at the end, flat
+    loss_state: dict[str, Any] = field(default_factory=dict)
+    outside: dict[str, Any] = field(default_factory=dict)  # of the state dicts
+    moved_by_tests: list[str] = field(default_factory=list)
+    num_updates: int = 0
+    hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each holds, by class
+    results: dict[str, Any] = field(default_factory=dict)  # of the meters in the last test
+
+
+class Probe(Hook):
+    """The last hook: it sees what all others have left."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._before_test: dict[str, Any] = {}
+
+    def on_step(self, task: Any) -> None:
+        loss = task.last_batch.loss
+        values = self.outcome.losses if task.train else self.outcome.test_losses
+        values.append(float(loss) if loss is not None else float("nan"))
+        self.outcome.dtypes.append(
+            str(loss.dtype).removeprefix("torch.") if loss is not None else ""
+        )
+
+    def on_phase_end(self, task: Any) -> None:
+        if task.train:
+            self._before_test = _everything(task)
+        elif self._before_test:
+            moved = differences(self._before_test, _everything(task))
+            self.outcome.moved_by_tests.extend(moved)
+
+
+def _everything(task: Any) -> dict[str, Any]:
+    """All that a test phase must leave as it is."""
+    state = {
+        "model": task.base_model.state_dict(),
+        "loss": task.loss.state_dict(),
+        "optimizer": task.optimizer.state_dict(),
+        "random streams": rng_state(),
+        "num_updates": task.num_updates,
+    }
+    return copied(state)
+
+
+def _outside(task: Any) -> dict[str, Any]:
+    found = {type(part).__name__: outside_state_dict(part) for part in (task.base_model, task.loss)}
+    return {f"{name}.{key}": each for name, inside in found.items() for key, each in inside.items()}
+
+
+def trainable(task: Any) -> dict[str, Tensor]:
+    """By the names that the optimizer's groups, patterns and summaries have for them."""
+    named = [*task.base_model.named_parameters()]
+    named += [(f"loss.{name}", each) for name, each in task.loss.named_parameters()]
+    return {name: each for name, each in named if each.requires_grad}
+
+
+def build(resolved: Resolved, folder: Path, more: Sequence[Any] = ()) -> Any:
+    """The task, as the engine makes it, with the hooks that the config asks for and `more`."""
+    config = resolved.config
+    task = TASKS.get(config.TRAINER.TASK_NAME)(
+        config, folder, CPU,
+        hooks=[*default_hooks(config, folder), *more],
+        services=services_of(config, folder, interrupts=False),
+    )  # fmt: skip
+    task.prepare()
+    return task
+
+
+def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
+    """All of it. Every rank of a group of processes calls it with the same arguments."""
+    outcome = Outcome()
+    with _default_dtype(torch.float64 if spec.double else torch.float32):
+        task = build(spec.resolve(), folder, [Probe(outcome)])
+        if resume_from is None:
+            task.load_initial_weights()
+        else:
+            task.set_classy_state(files.read(resume_from)["classy_state_dict"])
+        if spec.double:
+            read = task.next_batch
+            task.next_batch = lambda: _as_double(read())
+        outcome.start = {name: _copy(each) for name, each in trainable(task).items()}
+        everything = {n for n, _ in task.base_model.named_parameters()}
+        everything |= {f"loss.{name}" for name, _ in task.loss.named_parameters()}
+        outcome.frozen = sorted(everything - outcome.start.keys())
+        loop.run(task)
+    outcome.end = {name: _copy(each) for name, each in trainable(task).items()}
+    state = get_state(task)
+    outcome.state = copied({key: state[key] for key in OF_TRAINING})
+    outcome.loss_state = copied(task.loss.state_dict())
+    outcome.outside = _outside(task)
+    outcome.num_updates = task.num_updates
+    outcome.hooks = {type(hook).__name__: attributes(hook) for hook in task.hooks}
+    outcome.results = {
+        key: each for key, each in flat(task.results.get("test", {})).items() if key != "loss"
+    }
+    return outcome
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return whole(tensor).detach().clone()
+
+
+def _as_double(batch: Any) -> Any:
+    """Images have the precision of the files that they come from."""
+    if isinstance(batch, Tensor):
+        return batch.double() if batch.is_floating_point() else batch
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_as_double(each) for each in batch)
+    return {k: _as_double(each) for k, each in batch.items()} if isinstance(batch, dict) else batch
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def run_on_rank(spec: Spec, folder: str) -> Outcome:
+    """For a pool of ranks."""
+    return run(spec, Path(folder))

@@ -1,0 +1,376 @@
+"""Components that break one promise each, which the suites must refuse by name."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sslengine.data.collators import default_collate, only_moves
+from sslengine.data.sources.base import DataSource
+from sslengine.distributed.ranks import rank
+from sslengine.hooks.events import Hook
+from sslengine.meters.base import Meter
+
+
+def agreement(output: Tensor) -> Tensor:
+    one, two = F.normalize(output, dim=1).chunk(2)
+    return (one - two).square().sum(dim=1).mean()
+
+
+class Sound(nn.Module):
+    """Breaks none."""
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        return agreement(output)
+
+
+class QueueOutside(nn.Module):
+    """Its queue is an attribute: lost with the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: list[Tensor] = []
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        loss = agreement(output)
+        for key in self.queue:
+            loss = loss + 0.1 * (output @ key).mean()
+        if self.training:
+            self.queue = [*self.queue, output.detach().mean(dim=0)][-3:]
+        return loss
+
+
+GLOBAL_QUEUE: list[Tensor] = []
+
+
+class QueueInTheModule(nn.Module):
+    """Its queue is a global of its file: nothing of it can be found in the object."""
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        loss = agreement(output) + sum(0.1 * (output @ key).mean() for key in GLOBAL_QUEUE)
+        if self.training:
+            GLOBAL_QUEUE.append(output.detach().mean(dim=0))
+        return loss
+
+
+class CountsSteps(nn.Module):
+    """A number that decides nothing in so few steps, and is wrong after a resume all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        self.steps += int(self.training)
+        return agreement(output) * (1.0 if self.steps < 1000 else 0.5)
+
+
+class ForgetsTheHead(nn.Module):
+    """No gradient reaches half of the outputs' layer ... nor anything below it."""
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        return agreement(output.detach().requires_grad_())
+
+
+class NotANumber(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return agreement(output) * (2.5 - self.steps).log()
+
+
+class MovesInTests(nn.Module):
+    """Its centre follows test batches as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(8))
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        self.centre.lerp_(output.detach().mean(dim=0), 0.1)
+        return agreement(output - self.centre)
+
+
+class MovesAndForgets(MovesInTests):
+    """Two promises at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        self.steps += int(self.training)
+        return super().forward(output, target)
+
+
+class DrawsInTests(nn.Module):
+    """Takes from the streams of random numbers that training draws from."""
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        return agreement(output + 0.01 * random.random() * torch.randn_like(output))
+
+
+class OwnCentreOnEachRank(nn.Module):
+    """A buffer that is to be the same on all ranks, made of what one rank has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(8))
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        if self.training:
+            self.centre.lerp_(output.detach().mean(dim=0), 0.1)
+        return agreement(output - self.centre)
+
+
+class LossInHalf(nn.Module):
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        return agreement(output).half()
+
+
+class OfOneRank(nn.Module):
+    """Compares the images of its own rank alone."""
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        centred = output - output.mean(dim=0)
+        return agreement(output) + centred.T.matmul(centred).square().mean()
+
+
+class ChangesWeights(Hook):
+    """A hook is to observe."""
+
+    def on_update(self, task: Any) -> None:
+        with torch.no_grad():
+            next(task.base_model.parameters()).mul_(0.99)
+
+
+class DrawsFromTheStreams(Hook):
+    def on_step(self, task: Any) -> None:
+        random.random()
+
+
+class ForgetsItsCount(Hook):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_step(self, task: Any) -> None:
+        self.count += 1
+        task.storage.put_scalar("count", self.count)
+
+
+class WaitsForRankZero(Hook):
+    """Only rank 0 comes to a collective."""
+
+    def on_phase_end(self, task: Any) -> None:
+        if rank() == 0:
+            task.set_loss("TRAIN")
+
+
+class OtherInHalf(nn.Module):
+    """A head whose output depends on the precision of the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 8)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            return self.linear(features.flatten(1)) + 3.0
+        return self.linear(features.flatten(1))
+
+
+class AcrossImages(nn.Module):
+    """In evaluation too what an image gives depends on the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 8)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear((features - features.mean(dim=0)).flatten(1))
+
+
+class Mutates:
+    """Draws a square into the image that it is given."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        image.paste(0, (0, 0, 4, 4))
+        return image
+
+
+class HasItsOwnDraws:
+    """Its stream is not the one that is seeded for each sample."""
+
+    def __init__(self) -> None:
+        self.draw = random.Random(0)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.rotate(self.draw.uniform(0, 90))
+
+
+class HoldsALambda:
+    def __init__(self) -> None:
+        self.change = lambda image: image.copy()
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self.change(image)
+
+
+class SaysTwo:
+    makes_views = True
+
+    def __call__(self, image: Image.Image) -> list[Image.Image]:
+        return [image, image.copy(), image.copy()]
+
+    @staticmethod
+    def count_views() -> int:
+        return 2
+
+
+def drops_one(batch: Any) -> Any:
+    return default_collate(batch[:-1])
+
+
+def reverses(batch: Any) -> Any:
+    return default_collate(batch[::-1])
+
+
+@only_moves("data")
+def changes_pixels(batch: Any) -> Any:
+    made = default_collate(batch)
+    return {**made, "data": [made["data"][0] * 0.5]}
+
+
+def changes_samples(batch: Any) -> Any:
+    for sample in batch:
+        sample["data"][0].mul_(0.5)
+    return default_collate(batch)
+
+
+class Pictures(DataSource):
+    """A sound source; those below break what they override."""
+
+    reads = ()
+    num_classes = 2
+
+    def __len__(self) -> int:
+        return 6
+
+    def image(self, index: int) -> Image.Image:
+        return Image.new("RGB", (8, 8), (index + 1, 0, 0))
+
+    def label(self, index: int) -> int:
+        return index % 2
+
+
+class HandsOutItsOwn(Pictures):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.kept: dict[int, Image.Image] = {}
+
+    def image(self, index: int) -> Image.Image:
+        return self.kept.setdefault(index, super().image(index))
+
+
+class DrawsFromCommonStreams(Pictures):
+    def image(self, index: int) -> Image.Image:
+        return super().image(index) if random.random() >= 0 else super().image(0)
+
+
+class TooFewLabels(Pictures):
+    def labels(self) -> Any:
+        return np.zeros(5, np.int64)
+
+
+class HoldsAnOpenFile(Pictures):
+    """Once it has read."""
+
+    def image(self, index: int) -> Image.Image:
+        self.lock = threading.Lock()
+        return super().image(index)
+
+
+class Remembers:
+    """A curve that falls each time that it is asked."""
+
+    def __init__(self, start_value: float = 0.1) -> None:
+        self.value = start_value
+
+    def __call__(self, where: float) -> float:
+        self.value *= 0.999
+        return self.value
+
+
+def no_number_at_the_start(value: float = 0.1) -> Any:
+    return lambda where: value / where if where else math.inf
+
+
+class HasItsOwnRate(torch.optim.SGD):
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["lr"] = 0.1
+        super().step()
+
+
+class StateOutside(torch.optim.SGD):
+    """Its momentum is an attribute of its own."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self.speed: dict[tuple[int, int], Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for place, group in enumerate(self.param_groups):
+            for number, each in enumerate(group["params"]):
+                if each.grad is not None:
+                    key = (place, number)
+                    speed = self.speed.get(key, torch.zeros_like(each)) * 0.9 + each.grad
+                    self.speed[key] = speed
+                    each.sub_(speed, alpha=group["lr"])
+
+
+class MeansOfBatches(Meter):
+    """The mean over batches of their means: batches of other sizes, other values."""
+
+    name = "means_of_batches"
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.add(torch.stack([output.mean(), torch.ones(())]))
+
+    def measure(self, totals: list[float]) -> dict[str, float]:
+        return {"mean": totals[0] / totals[1]}
+
+
+class CountsOutside(Meter):
+    name = "counts_outside"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = 0
+
+    def reset(self) -> None:
+        super().reset()
+        self.images = 0
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.images += len(target)
+        self.add(output.sum().reshape(1))
+
+    def measure(self, totals: list[float]) -> dict[str, float]:
+        return {"mean": totals[0] / self.images}

@@ -1,0 +1,103 @@
+"""Every method that ships, through its quickstart at a smaller size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine.registry import LOSSES, MODELS
+from sslengine.testing import Contract
+from tests.contracts.cases import Of, cases, forgotten
+
+TINY = (
+    "config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER=0.0625",
+    "config.MODEL.TRUNK.RESNETS.STEM=small",
+)
+SIDE = "config.DATA.TRAIN.TRANSFORMS.1.size=16"
+CROPS = "config.DATA.TRAIN.TRANSFORMS.0.size_crops"
+SAMPLE_INDEX = "config.DATA.TRAIN.LABEL_TYPE=sample_index"
+EQUAL = "ranks_equal_one_process"
+NO_TESTS = {"tests_move_nothing": "it has a row for each training sample, and refuses others"}
+SUMMED = "accumulated_equals_the_whole_batch"
+
+
+def of(quickstart: str, head: str, *overrides: str, component: str = "", **more: Any) -> Of:
+    start = (f"config=quickstart/{quickstart}", *TINY, f"config.MODEL.HEAD.PARAMS=[{head}]")
+    return Of(overrides=(*start, *overrides), more=more, component=component)
+
+
+PROJECTOR = "[mlp,{dims:[32,8]}]"
+METHODS: dict[str, Of] = {
+    "simclr_info_nce_loss": of("simclr", PROJECTOR, SIDE, also=[EQUAL]),
+    "multicrop_simclr_info_nce_loss": of(
+        "swav", PROJECTOR, f"{CROPS}=[16,12]",
+        "config.LOSS.multicrop_simclr_info_nce_loss.num_crops=4", also=[EQUAL],
+    ),
+    "moco_loss": of("moco", PROJECTOR, SIDE, "config.LOSS.moco_loss.embedding_dim=8",
+                    "config.LOSS.moco_loss.queue_size=8", also=[EQUAL]),
+    "byol_loss": of("byol", "[predictor_head,{dims:[32,16,8],predictor_dims:[8,16,8]}]", SIDE,
+                    also=[EQUAL]),
+    "simsiam_loss": of("simsiam", "[predictor_head,{dims:[32,16,8],predictor_dims:[8,4,8]}]", SIDE,
+                       also=[EQUAL]),
+    "barlow_twins_loss": of("barlow_twins", PROJECTOR, SIDE, also=[EQUAL]),
+    "vicreg_loss": of("vicreg", PROJECTOR, SIDE, also=[EQUAL]),
+    "swav_loss": of("swav", "[swav_head,{dims:[32,16,8],use_bn:true,num_clusters:[6]}]",
+                    f"{CROPS}=[16,12]", also=[EQUAL]),
+    "dino_loss": of(
+        "dino", "[dino_head,{in_dim:32,num_clusters:[6],use_bn:true,hidden_dim:16,bottleneck_dim:8}]",
+        f"{CROPS}=[16,12]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]", also=[EQUAL],
+    ),
+    # Over groups of the channels of one image: what is left is each image's own.
+    "without batch norm": of(
+        "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
+        "config.MODEL.TRUNK.RESNETS.NORM=GroupNorm", "config.MODEL.TRUNK.RESNETS.GROUPNORM_GROUPS=2",
+        component="cross_entropy_multiple_output_single_target", also=[SUMMED],
+    ),
+    "bce_logits_multiple_output_single_target": of(
+        "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
+        "config.METERS.name=''", "config.DATA.TRAIN.TRANSFORMS.4={name:OneHotEncode,num_classes:4}",
+        also=[EQUAL]),
+    "deepclusterv2_loss": of(
+        "deepclusterv2", PROJECTOR, f"{CROPS}=[16]", SAMPLE_INDEX,
+        "config.LOSS.deepclusterv2_loss.num_clusters=[3,2]",
+        "config.LOSS.deepclusterv2_loss.memory_params.embedding_dim=8",
+        but={**NO_TESTS, "is_near_in_bfloat16": "rounded features fall into other clusters"},
+    ),
+    "nce_loss_with_memory": of(
+        "npid", PROJECTOR, "config.DATA.TRAIN.TRANSFORMS.0.size=16", SAMPLE_INDEX,
+        "config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=4",
+        "config.LOSS.nce_loss_with_memory.memory_params.embedding_dim=8", but=NO_TESTS,
+    ),
+    "cross_entropy_multiple_output_single_target": of(
+        "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16", also=[EQUAL]),
+}  # fmt: skip
+MODELS_SMALL: dict[str, Of] = {
+    "mae": Of(overrides=(
+        "config=quickstart/mae", "config.DATA.TRAIN.TRANSFORMS.0.size=16", "config.MODEL.mae.DECODER_DIM=8",
+        "config.MODEL.mae.DECODER_LAYERS=1", "config.MODEL.mae.DECODER_HEADS=2",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE=16",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=4",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=1",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_HEADS=2",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=16",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=16",
+    )),
+    "multi_input_output_model": Of(),
+}  # fmt: skip
+SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL)
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("method", METHODS, SLOW))
+def test_method(tried: Contract, promise: str) -> None:
+    tried.keep(promise)
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("model", MODELS_SMALL, SLOW))
+def test_model(tried: Contract, promise: str) -> None:
+    tried.keep(promise)
+
+
+def test_none_is_forgotten() -> None:
+    assert forgotten(LOSSES, METHODS) == []
+    assert forgotten(MODELS, MODELS_SMALL) == []

@@ -1,0 +1,87 @@
+"""Every trunk and every head that ships, at a small size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sslengine.registry import HEADS, TRUNKS
+from sslengine.testing import Contract
+from tests.contracts.cases import Of, cases, forgotten
+
+# Gradients of depthwise convolutions lie in memory as their patches did; torch copies them.
+pytestmark = pytest.mark.filterwarnings("ignore:Grad strides do not match")
+
+DROPS = {"DROP_PATH_RATE": 0.3, "DROPOUT_RATE": 0.1}
+VIT = {"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "HIDDEN_DIM": 32, "NUM_HEADS": 4, "MLP_DIM": 32}
+SIDE_32 = "config.DATA.TRAIN.TRANSFORMS.1.size=32"
+# What nothing trains where one class token, or its counterpart, is all that heads get.
+UNUSED: dict[str, tuple[str, ...]] = {}
+
+
+def trunk(width: int, *overrides: str, **arguments: Any) -> Of:
+    head = f"config.MODEL.HEAD.PARAMS=[[mlp,{{dims:[{width},8]}}]]"
+    return Of(arguments, (head, SIDE_32, *overrides))
+
+
+TRUNKS_SMALL: dict[str, Of] = {
+    "resnet": trunk(32, RESNETS={"DEPTH": 18, "BLOCKS": [1, 1, 1, 1], "WIDTH_MULTIPLIER": 0.0625}),
+    "vision_transformer": trunk(
+        32, VISION_TRANSFORMERS={**VIT, **DROPS, "PATCH_SIZE": 16}),
+    "regnet": trunk(32, REGNET={"depth": 2, "w_0": 32, "w_a": 0.0, "w_m": 2.0, "group_width": 8}),
+    "efficientnet": trunk(320, EFFICIENT_NETS={"width_divisor": 8, "drop_connect_rate": 0.2}),
+    "xcit": trunk(32, XCIT={"IMAGE_SIZE": 32, "HIDDEN_DIM": 32, "NUM_LAYERS": 1, "NUM_HEADS": 4,
+                            "NUM_CLASS_LAYERS": 1, **DROPS}),
+    "convit": trunk(32, CONVIT={"N_GPSA_LAYERS": 1}, VISION_TRANSFORMERS={**VIT, **DROPS}),
+    "swin_transformer": trunk(32, SWIN_TRANSFORMER={
+        "IMAGE_SIZE": 32, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [2, 2], "WINDOW_SIZE": 4,
+        **DROPS}),
+    "convnext": trunk(32, CONVNEXT={"DEPTH": [1, 1, 1, 1], "DIMS": [8, 8, 16, 32],
+                                    "DROP_PATH_RATE": 0.3}),
+    "beit": trunk(32, BEIT={"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "HIDDEN_DIM": 32, "NUM_HEADS": 4,
+                            "QKV_BIAS": True, "USE_REL_POS_BIAS": True, "INIT_VALUES": 0.1,
+                            **DROPS}),
+    "alexnet": trunk(256),
+    "mobilenetv3_tv": trunk(960),
+    "mobilenetv3_timm": trunk(960),
+}  # fmt: skip
+
+
+def head(*before: Any, overrides: tuple[str, ...] = (), **arguments: Any) -> Of:
+    return Of(arguments, overrides, {"before": before})
+
+
+HEADS_SMALL: dict[str, Of] = {
+    "mlp": head(dims=[32, 16, 8], use_bn=True, use_relu=True, use_dropout=True),
+    "eval_mlp": head(in_channels=32, dims=[32, 8]),
+    "identity": head(),
+    "predictor_head": head(dims=[32, 16, 8], predictor_dims=[8, 16, 8],
+                           overrides=("config.LOSS.name=byol_loss",)),
+    "swav_head": head(dims=[32, 16, 8], use_bn=True, num_clusters=[6],
+                      overrides=("config.LOSS.name=swav_loss",)),
+    "dino_head": head(in_dim=32, num_clusters=[6], use_bn=True, hidden_dim=16, bottleneck_dim=8,
+                      overrides=("config.LOSS.name=dino_loss",)),
+    "siamese_concat_view": head(["mlp", {"dims": [32, 8]}], num_towers=2),
+    "mobilenet_v3_head": head(dims=[32, 16, 8]),
+    "mobilenet_v3_head_timm": head(dims=[32, 16, 8]),
+}  # fmt: skip
+QUICK = ("trains_with_finite_losses", "trains_every_parameter", "judges_each_image_alone",
+         "leaves_its_input_as_it_is", "gives_features_by_name")  # fmt: skip
+SLOW = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded",
+        "trains_in_bfloat16", "is_near_in_bfloat16")  # fmt: skip
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("trunk", TRUNKS_SMALL, SLOW))
+def test_trunk(tried: Contract, promise: str) -> None:
+    tried.keep(promise)
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("head", HEADS_SMALL, SLOW))
+def test_head(tried: Contract, promise: str) -> None:
+    tried.keep(promise)
+
+
+def test_none_is_forgotten() -> None:
+    assert forgotten(TRUNKS, TRUNKS_SMALL) == []
+    assert forgotten(HEADS, HEADS_SMALL) == []

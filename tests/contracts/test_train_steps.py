@@ -1,0 +1,52 @@
+"""Every train step that ships, by the example of docs/train_steps.md at a smaller size."""
+
+from __future__ import annotations
+
+import pytest
+
+from sslengine.registry import METERS, TRAIN_STEPS
+from sslengine.testing import Contract
+from tests.contracts.cases import Of, cases, forgotten
+from tests.contracts.test_methods import MODELS_SMALL, TINY
+
+EQUAL = "ranks_equal_one_process"
+WIDE = {"dims": [32, 8], "use_relu": True}
+TWO_OPTIMIZERS = {
+    name: {"parameters": [f"{name}*"], "losses": ["loss"], "name": "sgd", "momentum": 0.9,
+           "param_schedulers": {"lr": {"name": "constant", "value": 0.01}}}
+    for name in ("trunk", "heads")
+}  # fmt: skip
+PIRL = (
+    "config.DATA.TRAIN.TRANSFORMS.0={name:ImgPilToPatchesAndImage,crop_size_image:16,"
+    "crop_size_patches:96}",
+    "config.MODEL.HEAD.PARAMS=[[[mlp,{dims:[32,8]}],[siamese_concat_view,{num_towers:9}],"
+    "[mlp,{dims:[72,8]}]],[[mlp,{dims:[32,8]}]]]",
+    "config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=4",
+    "config.LOSS.nce_loss_with_memory.memory_params.embedding_dim=8",
+)
+STEPS: dict[str, Of] = {
+    "standard_train_step": Of(more={"also": [EQUAL]}),
+    "gradcache_train_step": Of(
+        {"CHUNK_SIZE": 3}, ("config.MODEL.TRUNK.RESNETS.NORM=LayerNorm",), {"also": [EQUAL]}),
+    "multi_optimizer_train_step": Of({"OPTIMIZERS": TWO_OPTIMIZERS}),
+    "multi_input_train_step": Of(overrides=("config=quickstart/pirl", *TINY, *PIRL),
+                                 more={"but": {"tests_move_nothing": "the method's: see there"}}),
+    "model_train_step": MODELS_SMALL["mae"],
+}  # fmt: skip
+METERS_SMALL = {"accuracy_list_meter": Of({"topk_values": [1, 3]})}
+SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL)
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("train_step", STEPS, SLOW))
+def test_train_step(tried: Contract, promise: str) -> None:
+    tried.keep(promise)
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("meter", METERS_SMALL, SLOW))
+def test_meter(tried: Contract, promise: str) -> None:
+    tried.keep(promise)
+
+
+def test_none_is_forgotten() -> None:
+    assert forgotten(TRAIN_STEPS, STEPS) == []
+    assert forgotten(METERS, METERS_SMALL) == []
