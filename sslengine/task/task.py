@@ -144,7 +144,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return build.build_base_model(self.config, self.device)
 
     def _make_loss(self) -> nn.Module:
-        return build.build_loss(self.config, self._feed_for_training.num_samples, self.device)
+        feed = self._feed_for_training
+        sizes = () if self.train_feed is None else feed.global_batch_sizes
+        return build.build_loss(self.config, feed.num_samples, self.device, sizes)
 
     def _make_optimizer(self, epochs: float) -> Any:
         """The train step's own, if it makes any (several of them)."""
