@@ -87,7 +87,7 @@ class Step:
         self._task.storage.put_scalar(name, value)
 
     def training_set(self) -> Iterator[Mapping[str, Any]]:
-        """In `before_phase`: this rank's share, as `forward` gets it, with crops never trained on."""
+        """In `before_phase`: this rank's share, as in `forward`, with crops never trained on."""
         return self._task.unused_epoch()  # type: ignore[no-any-return]
 
     def autocast(self) -> AbstractContextManager[Any]:
