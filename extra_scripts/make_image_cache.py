@@ -7,7 +7,10 @@ Each image is scaled so that its shorter side is --side (none is enlarged), and 
 other images than the originals: crops come from fewer pixels, and JPEG adds its own traces. The
 source says so in the log of each run.
 
-Interrupted, it goes on where it was when started again in the same way. To use it:
+Images of more than 8 bits need --pixel-range, which means what PIXEL_RANGE of config.DATA does:
+image, type, [0, 4095], [1%, 99%].
+
+Interrupted, it resumes where it was when started again in the same way. To use it:
 
     config.DATA.TRAIN.DATA_SOURCES=[image_cache] config.DATA.TRAIN.DATA_PATHS=[/fast/train]
 """
@@ -29,15 +32,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 from PIL import Image
 
 from sslengine import catalog
 from sslengine.atomic import whole_file, write_whole
+from sslengine.data.decoding import NarrowedError
 from sslengine.data.options import SplitOptions
+from sslengine.data.pixel_range import FORMS
 from sslengine.data.progress import Progress
 from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.image_cache import MANIFEST, PLAN, VERSION, part_name
-from sslengine.errors import DataError, SSLEngineError
+from sslengine.errors import ConfigError, DataError, SSLEngineError
 
 IN_A_PART = 1000
 
@@ -47,10 +53,12 @@ class Copies(NamedTuple):
 
     side: int
     quality: int  # 0: plain pixels
+    pixel_range: Any = ""
 
     def words(self) -> str:
         kept = f"JPEG of quality {self.quality}" if self.quality else "plain pixels"
-        return f"shorter side {self.side}, {kept}"
+        shown = f", PIXEL_RANGE {self.pixel_range}" if self.pixel_range else ""
+        return f"shorter side {self.side}, {kept}{shown}"
 
     def encode(self, image: Image.Image) -> bytes:
         scale = self.side / min(image.size)
@@ -102,6 +110,12 @@ def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> No
                 image = source.image(index)
                 content = copies.encode(image)
                 counts["not_resized"] += min(image.size) <= copies.side
+            except NarrowedError as error:
+                raise DataError(
+                    f"{source.path(index)}: its values are of type {error.dtype}, from "
+                    f"{error.low:g} to {error.high:g}, and the copies have 8 bits. PIXEL_RANGE "
+                    f"says which are black and white: --pixel-range={FORMS}."
+                ) from error
             except Exception:  # whatever a decoder may raise
                 content = b""
                 counts["unreadable"] += 1
@@ -138,7 +152,7 @@ def _finish(source: DataSource, out: Path, plan: dict[str, Any]) -> dict[str, An
     for file in out.glob("part-*.json"):
         for key, count in json.loads(file.read_text()).items():
             totals[key] += count
-    manifest = {**plan, **totals}
+    manifest = {**plan, **totals, "classes": list(source.class_names)}
     write_whole(out / MANIFEST, json.dumps(manifest, indent=2).encode())
     return manifest
 
@@ -164,13 +178,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quality", type=int, default=90, help="of JPEG")
     parser.add_argument("--raw", action="store_true", help="plain pixels instead of JPEG")
     parser.add_argument("--exif-rotation", action="store_true", help="turn images as EXIF says")
+    parser.add_argument("--pixel-range", default="", help="of images of more than 8 bits")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     given = parser.parse_args(arguments)
-    copies = Copies(given.side, 0 if given.raw else given.quality)
+    pixel_range = yaml.safe_load(given.pixel_range)
+    copies = Copies(given.side, 0 if given.raw else given.quality, pixel_range)
     options = SplitOptions(
-        DATA_SOURCES=[given.source], DATA_PATHS=[given.path], EXIF_ROTATION=given.exif_rotation
-    )
+        DATA_SOURCES=[given.source], DATA_PATHS=[given.path], EXIF_ROTATION=given.exif_rotation,
+        PIXEL_RANGE=pixel_range,
+    )  # fmt: skip
     try:
+        for problem in options.check():
+            raise ConfigError(problem)
         (source,) = build_sources(options, "TRAIN")
         told = make(source, given.out, copies, given.path, given.workers)
     except SSLEngineError as error:

@@ -67,7 +67,7 @@ def _describe(file: BinaryIO, final: Path, facts: Mapping[str, Any]) -> Manifest
     file.flush()
     os.fsync(file.fileno())
     written = Path(file.name)
-    earlier = sha256_of(final) if final.exists() else ""
+    earlier = sha256_of(final) if final.is_file() else ""
     return Manifest(final.name, written.stat().st_size, sha256_of(written), earlier, **facts)
 
 

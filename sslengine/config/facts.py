@@ -25,8 +25,10 @@ class RunFacts:
     sync_batch_norm: bool = False
     # Are there test phases?
     test_phases: bool = False
-    # Known once the data set has been opened; 0 before.
+    seed: int = 0
+    # Known once the data set has been opened; before, 0 and none.
     num_train_samples: int = 0
+    batch_sizes: frozenset[int] = frozenset()  # of training, over all ranks
 
     @property
     def global_batch_size(self) -> int:
@@ -36,8 +38,9 @@ class RunFacts:
         """The arguments of the first head module of that name; None if there is none."""
         return next((arguments for module, arguments in self.heads if module == name), None)
 
-    def with_data(self, num_train_samples: int) -> RunFacts:
-        return replace(self, num_train_samples=num_train_samples)
+    def with_data(self, num_train_samples: int, batch_sizes: Iterable[int] = ()) -> RunFacts:
+        sizes = frozenset(batch_sizes)
+        return replace(self, num_train_samples=num_train_samples, batch_sizes=sizes)
 
 
 def run_facts(config: DictConfig) -> RunFacts:
@@ -51,6 +54,7 @@ def run_facts(config: DictConfig) -> RunFacts:
         collator=train.COLLATE_FUNCTION,
         label_type=train.LABEL_TYPE,
         test_phases=config.TEST_MODEL,
+        seed=config.SEED_VALUE,
         sync_batch_norm=bool(config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN),
     )
 

@@ -154,7 +154,16 @@ class _Judge:
 
     def _features(self, split: str, compute: Callable[[Any], dict[str, Tensor]]) -> Features:
         batches = extract(compute, self.feeds[split], getattr(self.data, split), self.precision)
-        return gather_features(join(list(batches)), self.run.device)
+        return self._labelled(gather_features(join(list(batches)), self.run.device), split)
+
+    def _labelled(self, found: Features, split: str) -> Features:
+        """Without the images that have no class."""
+        keep = found.targets >= 0
+        if found.targets.ndim > 1 or keep.all():
+            return found
+        self.note(f"{int((~keep).sum())} of {len(keep)} images of {split} have no label: left out")
+        layers = {name: rows[keep] for name, rows in found.layers.items()}
+        return Features(layers, found.targets[keep], found.indices[keep])
 
     def _neighbours(self, each: Judged, layer: str) -> Score:
         options, knn, count = self.neighbours, {}, len(each.train.targets)

@@ -17,8 +17,8 @@ from sslengine.registry import register_meter
 class AccuracyListMeter(Meter):
     """`value()["top_1"]["0"]`: the percentage of images whose label is the top guess.
 
-    Several outputs against one target: one accuracy per output, named by `meter_names`
-    or numbered.
+    Images without a class (a label below 0) are not counted. Several outputs against one
+    target: one accuracy per output, named by `meter_names` or numbered.
     """
 
     name = "accuracy_list_meter"
@@ -56,13 +56,14 @@ class AccuracyListMeter(Meter):
             )
         hits = logits.topk(largest, dim=1).indices == target.unsqueeze(1)
         right = [hits[:, :k].any(dim=1).sum() for k in self.topk_values]
-        return torch.stack([torch.full_like(right[0], target.shape[0]), *right])
+        return torch.stack([(target >= 0).sum(), *right])
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
         return {
             f"top_{k}": {
                 name: 100.0 * row[1 + position] / row[0]
                 for name, row in zip(self.output_names, totals, strict=True)
+                if row[0]
             }
             for position, k in enumerate(self.topk_values)
         }

@@ -17,18 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslengine.config.facts import RunFacts
-from sslengine.errors import TrainingError
-from sslengine.hooks.events import Hook, TaskView
 from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
-from sslengine.losses.momentum import follow, frozen_copy, rank_0_statistics, rising_momentum
 from sslengine.losses.views import expect_two_views
-from sslengine.methods.base import Method
+from sslengine.methods.base import Method, Step
+from sslengine.methods.teacher import Teacher
 from sslengine.registry import register_loss
 
 NAME = "byol_loss"
@@ -49,49 +46,13 @@ class BYOLOptions:
 
 @register_loss(NAME, options=BYOLOptions)
 class BYOLLoss(Method):
-    teacher_part: ClassVar[str] = "teacher"
-    teacher: nn.Module
-
     def __init__(self, options: BYOLOptions, run: RunFacts) -> None:
         super().__init__()
-        self.momentum = options.momentum
-        # The teacher's projections of this step's batch; the hook puts them here.
-        self.targets: Tensor | None = None
+        self.teacher = Teacher(options.momentum)
 
-    def attach(self, model: nn.Module) -> None:
-        self.teacher = frozen_copy(model)
-
-    def hooks(self) -> list[Hook]:
-        return [BYOLTeacher(self)]
-
-    def forward(self, output: Any, target: Any = None) -> Tensor:
+    def forward(self, output: Any, sample: Any, step: Step) -> Tensor:
         """output: [projection, prediction] of both views, (2B, D) each."""
         _, prediction = projection_and_prediction(output, NAME)
-        targets, self.targets = self.targets, None
-        if targets is None:
-            raise TrainingError(
-                f"{NAME} has no projections of the teacher for this batch: its hook has not run. "
-                f"A task that uses this loss runs the hooks that `loss.hooks()` gives."
-            )
+        targets, _ = projection_and_prediction(self.teacher(sample["input"], step), NAME)
         # The mean is over the rows of both directions, and the paper adds the directions.
         return 2 * (2 - 2 * cross_view_cosine(prediction, targets))
-
-
-class BYOLTeacher(Hook):
-    """The teacher looks at what the model looks at, and follows it."""
-
-    def __init__(self, method: BYOLLoss) -> None:
-        self.method = method
-
-    def on_forward(self, task: TaskView) -> None:
-        teacher = self.method.teacher
-        with torch.no_grad(), task.precision.autocast():
-            output = teacher(task.last_batch.sample["input"])
-        projection, _ = projection_and_prediction(task.precision.as_full(output), NAME)
-        self.method.targets = projection
-        if task.train:
-            rank_0_statistics(teacher)
-
-    def on_update(self, task: TaskView) -> None:
-        momentum = rising_momentum(self.method.momentum, task.where)
-        follow(self.method.teacher, task.base_model, momentum)

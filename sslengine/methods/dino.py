@@ -23,17 +23,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.hooks.events import Hook, TaskView
-from sslengine.losses.momentum import follow, frozen_copy, rank_0_statistics, rising_momentum
 from sslengine.losses.swapped_prediction import check_crops, swapped_prediction
-from sslengine.methods.base import Method
+from sslengine.methods.base import Method, Step
+from sslengine.methods.teacher import Teacher
 from sslengine.models.heads.weight_norm_linear import WeightNormLinear
 from sslengine.registry import register_head, register_loss
 
@@ -149,81 +147,54 @@ class DINOOptions:
         return self.teacher_temp_min + share * (self.teacher_temp_max - self.teacher_temp_min)
 
 
-class Teacher(nn.Module):
-    """The copy. Nothing in it is random: no dropout and no stochastic depth.
-
-    Batch norms use the statistics of the batch, in training, as the student's do. The copy
-    is called `module` because VISSL's YAML looks for it under that name in checkpoints.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.module = frozen_copy(model)
-        self.train(model.training)
-
-    def train(self, mode: bool = True) -> Teacher:
-        super().train(False)
-        self.training = mode
-        for each in self.modules():
-            if isinstance(each, _NormBase):
-                each.training = mode
-        return self
-
-    def forward(self, crops: Sequence[Tensor]) -> Any:
-        return self.module(crops)
-
-
 @register_loss("dino_loss", options=DINOOptions)
 class DINOLoss(Method):
-    teacher_part: ClassVar[str] = "momentum_teacher.module"
     judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
 
     def __init__(self, options: DINOOptions, run: RunFacts) -> None:
         super().__init__()
         self.options = options
+        self.momentum_teacher = Teacher(options.momentum, dropout=False)
         self.center: Tensor
         self.register_buffer("center", torch.zeros(1, options.output_dim))
-        self.teacher_scores: Tensor | None = None
-        self.teacher_temp = options.teacher_temp(0)
-
-    def attach(self, model: nn.Module) -> None:
-        self.momentum_teacher = Teacher(model)
-
-    @property
-    def teacher(self) -> nn.Module:
-        return self.momentum_teacher.module
-
-    def hooks(self) -> list[Hook]:
-        return [Teach(self)]
 
     def forward(
-        self, output: Tensor | Sequence[Tensor], target: Tensor | None = None
+        self, output: Tensor | Sequence[Tensor], sample: Any, step: Step
     ) -> dict[str, Tensor]:
         """output: the student's scores, crop by crop, or a list that ends in them."""
-        student, teacher = self._checked(scores_of(output))
-        log_targets = ((teacher - self.center) / self.teacher_temp).log_softmax(dim=-1)
+        options = self.options
+        crops = self._checked(sample["input"], step)
+        seen = [crops[number] for number in options.crops_for_teacher]
+        scores = scores_of(self.momentum_teacher(seen, step))
+        student, teacher = self._by_crop(scores_of(output), scores)
+        temperature = options.teacher_temp(step.iteration, step.epoch)
+        log_targets = ((teacher - self.center) / temperature).log_softmax(dim=-1)
         targets = log_targets.exp()
-        log_p = (student / self.options.student_temp).log_softmax(dim=-1)
-        loss = swapped_prediction(targets, log_p, self.options.crops_for_teacher)
-        if self.training:
+        log_p = (student / options.student_temp).log_softmax(dim=-1)
+        loss = swapped_prediction(targets, log_p, options.crops_for_teacher)
+        if step.train:
             self._move_center(teacher)
         return {"loss": loss, "teacher_entropy": -(targets * log_targets).sum(dim=-1).mean()}
 
-    def _checked(self, student: Tensor) -> tuple[Tensor, Tensor]:
+    def _checked(self, crops: Any, step: Step) -> Sequence[Tensor]:
+        if isinstance(crops, (list, tuple)) and len(crops) == self.options.num_crops:
+            return crops
+        raise TrainingError(
+            f"dino_loss needs a list of {self.options.num_crops} crops; is COLLATE_FUNCTION of "
+            f"config.DATA.{'TRAIN' if step.train else 'TEST'} multicrop_collator?"
+        )
+
+    def _by_crop(self, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of student (V, B, K) and teacher (A, B, K)."""
-        teacher, self.teacher_scores = self.teacher_scores, None
-        sources, crops = self.options.crops_for_teacher, self.options.num_crops
-        if teacher is None:
-            raise TrainingError("dino_loss has no scores of the teacher: its hook has not run.")
-        if len(student) * len(sources) != len(teacher) * crops:
+        sources, crops = len(self.options.crops_for_teacher), self.options.num_crops
+        if len(student) * sources != len(teacher) * crops:
             raise TrainingError(
                 f"dino_loss needs {crops} crops of every image, the model gave {len(student)} rows "
-                f"for {len(teacher) // len(sources)} images. Is DATA.TRAIN.COLLATE_FUNCTION "
+                f"for {len(teacher) // sources} images. Is DATA.TRAIN.COLLATE_FUNCTION "
                 f"multicrop_collator?"
             )
-        # Behind a teacher whose parameters are frozen there is no gradient; a test may give one.
-        teacher = teacher.detach().to(student.dtype)
-        return student.unflatten(0, (crops, -1)), teacher.unflatten(0, (len(sources), -1))
+        by_crop = teacher.to(student.dtype).unflatten(0, (sources, -1))
+        return student.unflatten(0, (crops, -1)), by_crop
 
     @torch.no_grad()
     def _move_center(self, teacher: Tensor) -> None:
@@ -235,29 +206,3 @@ class DINOLoss(Method):
 def scores_of(output: Tensor | Sequence[Tensor]) -> Tensor:
     """A head may give embeddings in front of the scores."""
     return output if isinstance(output, Tensor) else output[-1]
-
-
-class Teach(Hook):
-    """The teacher's forward and its way after the student."""
-
-    def __init__(self, loss: DINOLoss) -> None:
-        self.loss = loss
-
-    @torch.no_grad()
-    def on_forward(self, task: TaskView) -> None:
-        crops, options = task.last_batch.sample["input"], self.loss.options
-        if not isinstance(crops, (list, tuple)) or len(crops) != options.num_crops:
-            raise TrainingError(
-                f"dino_loss needs a list of {options.num_crops} crops; is COLLATE_FUNCTION of "
-                f"config.DATA.{'TRAIN' if task.train else 'TEST'} multicrop_collator?"
-            )
-        with task.precision.autocast():
-            output = self.loss.momentum_teacher([crops[i] for i in options.crops_for_teacher])
-        self.loss.teacher_scores = task.precision.as_full(scores_of(output))
-        self.loss.teacher_temp = options.teacher_temp(task.iteration, task.phase.epoch)
-        if task.train:
-            rank_0_statistics(self.loss.teacher)
-
-    def on_update(self, task: TaskView) -> None:
-        momentum = rising_momentum(self.loss.options.momentum, task.where)
-        follow(self.loss.teacher, task.base_model, momentum)

@@ -20,20 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.collectives import Gathered, gather, permuted
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.hooks.events import Hook, TaskView
-from sslengine.losses.momentum import follow, frozen_copy, rank_0_statistics
 from sslengine.losses.views import described, expect_two_views
-from sslengine.methods.base import Method
+from sslengine.methods.base import Method, Step
+from sslengine.methods.teacher import Teacher
 from sslengine.registry import register_loss
 
 NAME = "moco_loss"
@@ -74,121 +73,74 @@ def _check_queue(queue_size: int, batch: int, hint: str = "") -> None:
 
 @register_loss(NAME, options=MoCoOptions)
 class MoCoLoss(Method):
-    teacher_part: ClassVar[str] = "key_encoder"
-    key_encoder: nn.Module
     queue: Tensor
     queue_ptr: Tensor
 
     def __init__(self, options: MoCoOptions, run: RunFacts) -> None:
         super().__init__()
-        self.momentum = options.momentum
-        self.temperature = options.temperature
+        for batch in run.batch_sizes:
+            hint = "Set config.DATA.TRAIN.DROP_LAST: True to leave out the short last batch."
+            _check_queue(options.queue_size, batch, hint)
+        self.temperature, self.seed = options.temperature, run.seed
         self.shuffle = not run.sync_batch_norm
+        self.key_encoder = Teacher(options.momentum, schedule="constant")
         # Until real keys have replaced them: random directions, the same on all ranks.
         start = torch.randn(options.queue_size, options.embedding_dim)
         self.register_buffer("queue", F.normalize(start, dim=1))
         # The oldest key. It stays on the device, where nobody has to wait for it.
         self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
-        # Of this step's batch; the hook puts them here.
-        self.keys: Gathered | None = None
+        self._new_keys: Tensor | None = None
 
-    def attach(self, model: nn.Module) -> None:
-        self.key_encoder = frozen_copy(model)
-
-    def hooks(self) -> list[Hook]:
-        return [MoCoHook(self)]
-
-    def forward(self, output: Tensor, target: Any = None) -> Tensor:
-        """output: (B, D). The target is not used. Leaves the queue as it is: see `enqueue`."""
-        queries = F.normalize(self._checked(output), dim=1)
-        positive = (queries * self._own_keys(queries.shape[0])).sum(dim=1, keepdim=True)
+    def forward(self, output: Any, sample: Any, step: Step) -> Tensor:
+        """output: (B, D)."""
+        queries = self._unit(output)
+        keys, start = self._keys(sample, step)
+        positive = (queries * keys[start : start + len(queries)]).sum(dim=1, keepdim=True)
         logits = torch.cat([positive, queries @ self.queue.T], dim=1) / self.temperature
+        if step.train:
+            self._new_keys = keys
         return F.cross_entropy(logits, self.queue_ptr.new_zeros(queries.shape[0]))
 
-    def _own_keys(self, count: int) -> Tensor:
-        if self.keys is None:
-            raise TrainingError(
-                f"{NAME} has no keys for this batch: its hook has not run. A task that uses this "
-                f"loss runs the hooks that `loss.hooks()` gives."
-            )
-        return self.keys.rows[self.keys.start : self.keys.start + count]
-
-    def _checked(self, output: Any) -> Tensor:
-        width = self.queue.shape[1]
-        if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == width:
-            return output
-        raise TrainingError(
-            f"{NAME} needs one embedding (B, {width}), the model gave {described(output)}. Does "
-            f"the last head end in config.LOSS.{NAME}.embedding_dim?"
-        )
-
-    def encode(self, output: Any) -> Tensor:
-        """The keys in the key encoder's output."""
-        if isinstance(output, list) and len(output) == 1:
-            output = output[0]
-        return F.normalize(self._checked(output), dim=1)
-
     @torch.no_grad()
-    def enqueue(self) -> None:
-        """This batch's keys of all ranks, in their order, in place of the oldest."""
-        assert self.keys is not None
-        keys, self.keys = self.keys.rows, None
+    def after_backward(self, step: Step) -> None:
+        """This batch's keys of all ranks, in their order, in place of the oldest.
+
+        Not before the gradients: the backward pass reads the queue that the loss has read.
+        """
+        keys, self._new_keys = self._new_keys, None
+        assert keys is not None
         places = self.queue_ptr + torch.arange(keys.shape[0], device=keys.device)
         self.queue.index_copy_(0, places % self.queue.shape[0], keys)
         self.queue_ptr.copy_((self.queue_ptr + keys.shape[0]) % self.queue.shape[0])
 
-
-class MoCoHook(Hook):
-    """Keys before the loss, the queue after the gradients, the key encoder after the model.
-
-    Not before the gradients: the backward pass reads the queue that the loss has read.
-    """
-
-    def __init__(self, method: MoCoLoss) -> None:
-        self.method = method
-        self._seed = 0
-
-    def on_start(self, task: TaskView) -> None:
-        self._seed = int(task.config.SEED_VALUE)
-        if task.train_feed is not None:
-            for batch in task.train_feed.global_batch_sizes:
-                hint = "Set config.DATA.TRAIN.DROP_LAST: True to leave out the short last batch."
-                _check_queue(self.method.queue.shape[0], batch, hint)
-
-    def on_forward(self, task: TaskView) -> None:
-        images = task.last_batch.sample.get(KEY_IMAGES)
+    def _keys(self, sample: Any, step: Step) -> Gathered:
+        """Those of all ranks; in a test phase, of this rank's images alone."""
+        images = sample.get(KEY_IMAGES)
         if images is None:
             raise TrainingError(
                 f"{NAME} needs a second view of each image under {KEY_IMAGES!r}, the batch has "
-                f"{', '.join(task.last_batch.sample)}. Set the split's COLLATE_FUNCTION to "
-                f"moco_collator."
+                f"{', '.join(sample)}. Set the split's COLLATE_FUNCTION to moco_collator."
             )
-        if not task.train:
-            self.method.keys = Gathered(self._encode(task, images), 0)
-            return
-        self.method.keys = self._keys_of_all_ranks(task, images)
-        rank_0_statistics(self.method.key_encoder)
-
-    def on_backward(self, task: TaskView) -> None:
-        self.method.enqueue()
-
-    def on_update(self, task: TaskView) -> None:
-        follow(self.method.key_encoder, task.base_model, self.method.momentum)
-
-    def _keys_of_all_ranks(self, task: TaskView, images: Tensor) -> Gathered:
-        # `gather` outside of no_grad: shares are of one size, and it need not ask for them.
-        if world_size() == 1 or not self.method.shuffle:
-            return gather(self._encode(task, images))
-        order = shuffled(world_size() * images.shape[0], self._seed, task.iteration)
-        keys, start = gather(self._encode(task, permuted(images, order)))
+        if not step.train:
+            return Gathered(self._encode(images, step), 0)
+        if world_size() == 1 or not self.shuffle:
+            return gather(self._encode(images, step))
+        order = shuffled(world_size() * images.shape[0], self.seed, step.iteration)
+        keys, start = gather(self._encode(permuted(images, order), step))
         order = order.to(images.device, non_blocking=True)
         return Gathered(torch.empty_like(keys).index_copy_(0, order, keys), start)
 
-    @torch.no_grad()
-    def _encode(self, task: TaskView, images: Tensor) -> Tensor:
-        with task.precision.autocast():
-            output = self.method.key_encoder(images)
-        return self.method.encode(task.precision.as_full(output))
+    def _encode(self, images: Tensor, step: Step) -> Tensor:
+        return self._unit(self.key_encoder(images, step))
+
+    def _unit(self, output: Any) -> Tensor:
+        width = self.queue.shape[1]
+        if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == width:
+            return F.normalize(output, dim=1)
+        raise TrainingError(
+            f"{NAME} needs one embedding (B, {width}), the model gave {described(output)}. Does "
+            f"the last head end in config.LOSS.{NAME}.embedding_dim?"
+        )
 
 
 def shuffled(count: int, seed: int, step: int) -> Tensor:

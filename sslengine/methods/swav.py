@@ -34,10 +34,9 @@ from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import gathered
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.hooks.events import Hook, TaskView
 from sslengine.losses.sinkhorn import power_law, sinkhorn
 from sslengine.losses.swapped_prediction import check_crops, swapped_prediction
-from sslengine.methods.base import Method
+from sslengine.methods.base import Method, Step
 from sslengine.models.heads.weight_norm_linear import WeightNormLinear
 from sslengine.registry import register_head, register_loss
 
@@ -194,7 +193,6 @@ class SwAVLoss(Method):
     def __init__(self, options: SwAVOptions, run: RunFacts) -> None:
         super().__init__()
         self.options = options
-        self.iteration = 0  # train steps made; the hook keeps it
         self._heads: tuple[SwAVHead, ...] = ()  # a tuple, so that they are not part of this module
         if options.queue.queue_length:
             # Newest first. Rows of zeros are still empty.
@@ -211,23 +209,24 @@ class SwAVLoss(Method):
             )
         self.normalize_prototypes()
 
-    def hooks(self) -> list[Hook]:
-        return [KeepPrototypes(self)]
+    def after_update(self, step: Step) -> None:
+        self.normalize_prototypes()
 
     def normalize_prototypes(self) -> None:
         if self.options.normalize_last_layer:
             for head in self._heads:
                 head.normalize_prototypes()
 
-    def forward(self, output: Sequence[Tensor], target: Tensor | None = None) -> Tensor:
-        """output: [embeddings, scores, ...] of swav_head, crop by crop. The target is not used."""
+    def forward(self, output: Sequence[Tensor], sample: Any, step: Step) -> Tensor:
+        """output: [embeddings, scores, ...] of swav_head, crop by crop."""
         embeddings, *scores = self._checked(output)
-        earlier, counted = self._scores_of_queue()
+        earlier, counted = self._scores_of_queue(step)
+        hard = step.iteration < self.options.temp_hard_assignment_iters
         losses = [
-            self._loss_of_set(each, earlier[index] if earlier else None, counted)
+            self._loss_of_set(each, earlier[index] if earlier else None, counted, hard)
             for index, each in enumerate(scores)
         ]
-        if self.training:
+        if step.train:
             self._enqueue(embeddings.detach())
         return torch.stack(losses).mean()
 
@@ -246,13 +245,16 @@ class SwAVLoss(Method):
         return output
 
     def _loss_of_set(
-        self, scores: Tensor, earlier: Tensor | None, counted: Tensor | None
+        self, scores: Tensor, earlier: Tensor | None, counted: Tensor | None, hard: bool
     ) -> Tensor:
         """For one set of prototypes. earlier (A, L, K): scores of the queue."""
         options = self.options
         precision = torch.float64 if options.use_double_precision else scores.dtype
         crops = scores.to(precision).unflatten(0, (options.num_crops, -1))
         codes = self._codes(self._for_assign(crops).detach(), earlier, counted)
+        if hard:
+            best = codes.argmax(dim=-1, keepdim=True)
+            codes = torch.zeros_like(codes).scatter_(-1, best, 1.0)
         log_p = (crops / options.temperature).log_softmax(dim=-1)
         return swapped_prediction(codes, log_p, options.crops_for_assign).to(scores.dtype)
 
@@ -268,16 +270,12 @@ class SwAVLoss(Method):
             counted = torch.cat([counted.new_ones(len(counted), images), counted], dim=1)
         power = options.shk_powerlaw
         shares = power_law(scores.shape[-1], power, like=scores) if power else None
-        codes = sinkhorn(scores, options.epsilon, options.num_iters, shares, counted)[:, :images]
-        if self.iteration < options.temp_hard_assignment_iters:
-            best = codes.argmax(dim=-1, keepdim=True)
-            codes = torch.zeros_like(codes).scatter_(-1, best, 1.0)
-        return codes
+        return sinkhorn(scores, options.epsilon, options.num_iters, shares, counted)[:, :images]
 
     @torch.no_grad()
-    def _scores_of_queue(self) -> tuple[list[Tensor], Tensor | None]:
+    def _scores_of_queue(self, step: Step) -> tuple[list[Tensor], Tensor | None]:
         """Of this rank's part of the queue, by set of prototypes; and which rows are filled."""
-        if self.queue is None or self.iteration < self.options.queue.start_iter:
+        if self.queue is None or step.iteration < self.options.queue.start_iter:
             return [], None
         part = self.queue.tensor_split(world_size(), dim=1)[rank()]
         (head,) = self._heads
@@ -292,16 +290,3 @@ class SwAVLoss(Method):
         batch = gather(crops.transpose(0, 1)).rows.transpose(0, 1)
         length = self.queue.shape[1]
         self.queue.copy_(torch.cat([batch, self.queue], dim=1)[:, :length])
-
-
-class KeepPrototypes(Hook):
-    """Tells the loss how many steps were made, and gives prototypes their length back."""
-
-    def __init__(self, loss: SwAVLoss) -> None:
-        self.loss = loss
-
-    def on_forward(self, task: TaskView) -> None:
-        self.loss.iteration = task.iteration
-
-    def on_update(self, task: TaskView) -> None:
-        self.loss.normalize_prototypes()

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sslengine.errors import CheckpointError, ConfigError
-from sslengine.registry import LOSSES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 AUTO, STUDENT, TEACHER = CHOICES = ("auto", "student", "teacher")
 # Of a checkpoint without a teacher there is one network, and nothing to choose.
 MODEL = "model"
+# Names in checkpoints that do not say it: VISSL's, and older ones.
+_UNTOLD = {"momentum_teacher.module": TEACHER, "key_encoder": STUDENT, "teacher": STUDENT}
 
 
 def networks_of(loss: nn.Module) -> dict[str, str]:
@@ -65,15 +66,10 @@ def _networks_in(content: Mapping[str, Any]) -> Mapping[str, str]:
         return {}
     if isinstance(content.get("networks"), Mapping):
         return {str(key): str(value) for key, value in content["networks"].items()}
-    for method in _methods_with_teacher():
-        if any(str(name).startswith(f"{method.teacher_part}.") for name in loss):
-            return {"teacher": method.teacher_part, "judged": method.judged_network}
+    for part, judged in _UNTOLD.items():
+        if any(str(name).startswith(f"{part}.") for name in loss):
+            return {"teacher": part, "judged": judged}
     return {}
-
-
-def _methods_with_teacher() -> list[Any]:
-    methods = (LOSSES.get(name) for name in LOSSES.names())
-    return [method for method in methods if getattr(method, "teacher_part", "")]
 
 
 def _with_teacher(content: Mapping[str, Any], part: str, file: str) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from sslengine.data.sources.regular_file import kind_of
 from sslengine.distributed.shard_files import Peers, is_folder_of_shards, read_folder
 from sslengine.errors import CheckpointError
 from sslengine.trust import expect_trust
@@ -39,8 +40,7 @@ def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) 
         expect_trust(f"the code that {str(path)!r} holds would be run", TRUST_PICKLE, TRUST_PICKLE)
     if is_folder_of_shards(path):
         return _read_shards(path, peers)
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {str(path)!r}.")
+    expect_file(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -54,7 +54,18 @@ def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) 
         ) from error
 
 
+def expect_file(path: Path) -> None:
+    """Raise unless a regular file is there: reading a FIFO would wait for ever."""
+    if kind := kind_of(path):
+        raise CheckpointError(f"{path} is {kind}: expected a file.")
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {str(path)!r}.")
+
+
 def _read_shards(folder: Path, peers: Peers | None) -> Any:
+    for path in folder.iterdir():
+        if not path.is_dir():
+            expect_file(path)
     try:
         return read_folder(folder, peers)
     except Exception as error:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from sslengine.atomic import whole_file
 from sslengine.data.dataset import SSLDataset
+from sslengine.models.weight_file import expect_file
 
 log = logging.getLogger("sslengine")
 
@@ -68,6 +69,7 @@ def _load(path: Path, key: str) -> Index | None:
     if not path.exists():
         return None
     try:
+        expect_file(path)
         stored = torch.load(path, map_location="cpu", weights_only=True)
         if stored["key"] == key:
             return Index(stored["features"], stored["labels"], stored["numbers"])

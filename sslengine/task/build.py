@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -109,12 +109,17 @@ def load_initial_weights(
             log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)
 
 
-def build_loss(config: DictConfig, num_train_samples: int, device: torch.device) -> nn.Module:
+def build_loss(
+    config: DictConfig,
+    num_train_samples: int,
+    device: torch.device,
+    batch_sizes: Iterable[int] = (),
+) -> nn.Module:
     """A loss with options takes (options, run facts); one of torch.nn its own arguments."""
     name = read(config, LossOptions).name
     if not name:  # the model gives its losses itself
         return nn.Module()
-    facts = run_facts(config).with_data(num_train_samples)
+    facts = run_facts(config).with_data(num_train_samples, batch_sizes)
     chosen = LOSSES.get(name, "config.LOSS.name")
     options = getattr(read(config, LossOptions), component_key(name))
     loss: Any

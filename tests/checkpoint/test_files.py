@@ -201,6 +201,23 @@ def test_an_empty_or_missing_folder_has_none(tmp_path: Path) -> None:
     assert files.newest(tmp_path / "not there") is None
 
 
+@pytest.mark.timeout(60)
+def test_a_fifo_of_a_checkpoints_name_is_skipped_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files.write(STATE, tmp_path, "model_phase0.torch")
+    files.write(STATE, tmp_path, "model_phase1.torch")
+    fifo = tmp_path / "model_phase1.torch"
+    fifo.unlink()
+    os.mkfifo(fifo)
+    found = files.newest(tmp_path)
+    assert found is not None
+    assert found[0].name == "model_phase0.torch"
+    assert "model_phase1.torch is not whole: it is not a regular file" in caplog.text
+    files.write(STATE, tmp_path, "model_phase1.torch")
+    verify(fifo)
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no file"):
         files.read(tmp_path / "model_phase0.torch")

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
+from tests.data.pictures import write_picture
 from tests.engines.runs import make_run, screen
 
 SHAPES: dict[str, Any] = {
@@ -96,6 +98,37 @@ def test_few_labels_are_judged_as_far_as_they_go(tmp_path: Path) -> None:
     # All test images are of the one class that votes, or not: two of twenty are.
     assert [score["knn"]["200"] for score in scores.values()] == [10.0] * 3
     assert "are all the same" in report["notes"][-1]
+
+
+def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
+    """As if the set had only the others: every third label in a .npy is -1."""
+    paths, labels = tmp_path / "paths.npy", tmp_path / "labels.npy"
+    images = [str(tmp_path / f"{number}.png") for number in range(24)]
+    for number, path in enumerate(images):
+        write_picture(Path(path), number, 16)
+    numbers = np.arange(24) % 2
+    np.save(paths, np.array(images))
+    source = {"DATA_SOURCES": ["disk_filelist"], "LABEL_SOURCES": ["disk_filelist"],
+              "DATA_PATHS": [str(paths)], "LABEL_PATHS": [str(labels)],
+              "TRANSFORMS": [{"name": "ToTensor"}]}  # fmt: skip
+    both = {f"DATA__TRAIN__{key}": value for key, value in source.items()}
+    frozen = {**FROZEN, **both, "DATA__TRAIN__DATA_LIMIT": -1, "DATA__TEST": source}
+    train(make_run(tmp_path / "run", **SHAPES))
+    weights = str(tmp_path / "run" / "checkpoints" / "checkpoint.torch")
+
+    def judged(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        evaluate(make_run(tmp_path / folder, "evaluate", **frozen,
+                          MODEL__WEIGHTS_INIT__PARAMS_FILE=weights))  # fmt: skip
+        return _scores(tmp_path / folder)
+
+    known = np.arange(24) % 3 != 0
+    np.save(labels, np.where(known, numbers, -1))
+    report, scores = judged("gaps")
+    assert "8 of 24 images of TRAIN have no label: left out" in report["notes"]
+    assert "8 of 24 images of TEST have no label: left out" in report["notes"]
+    np.save(paths, np.array(images)[known])
+    np.save(labels, numbers[known])
+    assert judged("without")[1] == scores
 
 
 def test_neighbours_are_saved_before_a_probe_is_fitted(

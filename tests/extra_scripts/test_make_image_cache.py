@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from io import BytesIO
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def test_copies_are_those_of_pillow(source: FolderSource, tmp_path: Path, qualit
     assert (told["unreadable"], told["not_resized"]) == (1, 1)
     copies = cached(tmp_path / "out")
     assert copies.labels().tolist() == source.labels().tolist() == [0, 0, 0, 1, 1]
+    assert copies.class_names == source.class_names == ["a", "b"]  # TEST is numbered by them
     for index, number in enumerate((0, 2, 4, 1)):  # by class
         image = picture(number, 8 if number == 2 else 40)
         expected = image if number == 2 else image.resize((20, 20), Image.Resampling.BICUBIC)
@@ -129,3 +131,25 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         copies.labels()
     with pytest.raises(SystemExit, match=r"error: .*gone is not there"):
         main(["disk_folder", str(tmp_path / "gone"), str(tmp_path / "x")])
+
+
+def test_images_of_more_than_8_bits_need_a_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    levels = np.arange(64, dtype=np.uint16).reshape(8, 8) * 65  # 12 bits
+    Image.fromarray(levels).save(tmp_path / "data" / "0.png")
+    command = ["disk_folder", str(tmp_path / "data"), str(tmp_path / "out"), "--raw", "--workers=1"]
+    with pytest.raises(
+        SystemExit, match=r"0\.png: .*uint16, from 0 to 4095, .*PIXEL_RANGE .*: --pixel-range="
+    ):
+        main(command)
+    with pytest.raises(SystemExit, match=r"PIXEL_RANGE: expected .*got 'twelve'"):
+        main([*command, "--pixel-range=twelve"])
+    with pytest.raises(SystemExit, match="was begun otherwise, and what differs is changes"):
+        main([*command, "--pixel-range=[0, 4095]"])
+    shutil.rmtree(tmp_path / "out")
+    main([*command, "--pixel-range=[0, 4095]"])
+    assert "plain pixels, PIXEL_RANGE [0, 4095]; 1 were" in capsys.readouterr().out
+    expected = np.rint(levels * (255 / 4095)).astype(np.uint8)
+    assert (np.asarray(cached(tmp_path / "out").image(0))[..., 0] == expected).all()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.hooks.collapse import LogCollapse, first_tensor
+from sslengine.python.task import PythonTask
+from tests.train_steps.tasks import begin
 
 
 class _Trunk(nn.Module):
@@ -16,37 +17,39 @@ class _Trunk(nn.Module):
 
 
 class _Model(nn.Module):
-    def __init__(self) -> None:
+    """Of given features and a given output."""
+
+    def __init__(self, output: Tensor) -> None:
         super().__init__()
-        self.trunk = _Trunk()
-        self.head = nn.Identity()
+        self.trunk, self.output = _Trunk(), output
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.trunk(images)
+        return self.scale * self.output
 
 
-def _run(steps: int, images: Tensor, output: Tensor, train: bool = True) -> dict[str, Any]:
-    task: Any = SimpleNamespace(
-        base_model=_Model(),
-        train=train,
-        phase=SimpleNamespace(steps=steps),
-        progress=SimpleNamespace(step=0),
-        last_batch=SimpleNamespace(model_output=output),
-        phase_results={"loss": 1.0},
-    )
-    hook = LogCollapse()
-    hook.on_phase_start(task)
+def _begin(steps: int, images: Tensor, output: Tensor, **changes: Any) -> PythonTask:
+    """Only the last step is looked at: what comes before has no rank."""
+    batches = [{"data": images * float("nan")}] * (steps - 1) + [{"data": images}]
+    loss = lambda output, target: 0 * output.sum()  # noqa: E731
+    return begin(batches, _Model(output), loss, LogCollapse(), **changes)
+
+
+def _run(steps: int, images: Tensor, output: Tensor, **changes: Any) -> dict[str, Any]:
+    task = _begin(steps, images, output, **changes)
     for _ in range(steps):
-        task.base_model.trunk(images if task.progress.step == steps - 1 else images * float("nan"))
-        task.progress.step += 1
-        hook.on_step(task)
-    hook.on_phase_end(task)
+        task.step()
+    task.on_phase_end()
     assert not task.base_model.trunk._forward_hooks
-    return dict(task.phase_results)
+    return task.phase_results
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_healthy_features_fill_their_dimensions(steps: int) -> None:
     orthogonal = torch.eye(8).repeat(4, 1)
     signs = _run(steps, torch.randn(32, 5, 2, 2), orthogonal)
-    assert signs["loss"] == 1.0
+    assert signs["loss"] == 0.0
     assert signs["projection_rank"] == pytest.approx(8, rel=1e-4)
     # Each of 8 columns is 1 in an eighth of the rows: a standard deviation of sqrt(7) / 8.
     assert signs["projection_std"] == pytest.approx(7**0.5 / 8, rel=0.03)
@@ -63,19 +66,14 @@ def test_collapsed_features_are_told() -> None:
 
 
 def test_test_phases_are_left_alone() -> None:
-    assert _run(2, torch.randn(4, 3), torch.randn(4, 3), train=False) == {"loss": 1.0}
+    assert _run(2, torch.randn(4, 3), torch.randn(4, 3), test=True) == {"loss": 0.0}
 
 
 def test_an_error_leaves_no_hook_behind() -> None:
-    hook, model = LogCollapse(), _Model()
-    task: Any = SimpleNamespace(
-        base_model=model, train=True, phase=SimpleNamespace(steps=1),
-        progress=SimpleNamespace(step=0),
-    )  # fmt: skip
-    hook.on_phase_start(task)
-    assert model.trunk._forward_hooks
-    hook.on_exception(task)
-    assert not model.trunk._forward_hooks
+    task = _begin(1, torch.randn(4, 3), torch.randn(4, 3))
+    assert task.base_model.trunk._forward_hooks
+    task.on_exception(ValueError())
+    assert not task.base_model.trunk._forward_hooks
 
 
 def test_what_counts_as_the_projection() -> None:

@@ -1,95 +1,101 @@
 from __future__ import annotations
 
-import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
+from sslengine.hooks.events import Hook
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
-from sslengine.precision import Precision
+from tests.train_steps.tasks import at, begin
 
 
-def _task(**changes: Any) -> Any:
+class Grads(Hook):
+    """Copies of all gradients, at each backward."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[Tensor | None]] = []
+
+    def on_backward(self, task: Any) -> None:
+        grads = [each.grad for each in task.base_model.parameters()]
+        self.seen.append([None if each is None else each.clone() for each in grads])
+
+
+def _run(*hooks: Hook, steps: int = 1, **changes: Any) -> None:
+    """Steps of two layers, with gradients that are long."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    model(torch.ones(2, 3) * 100).pow(2).sum().backward()
-    optimizer = SimpleNamespace(inner=optim.SGD(model.parameters(), lr=0.1))
-    values = {
-        "base_model": model,
-        "learner": model,
-        "optimizer": optimizer,
-        "precision": Precision(),
-        "iteration": 0,
-    }
-    return SimpleNamespace(**{**values, "updating": True, **changes})
+    batches = [{"data": torch.ones(2, 3) * 100}] * steps
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    loss = lambda output, target: output.pow(2).sum()  # noqa: E731
+    task = begin(batches, model, loss, *hooks, optimizer=optimizer, **changes)
+    for _ in range(steps):
+        task.step()
+
+
+def _changed(hook: Hook, *before: Hook, **changes: Any) -> tuple[list[Any], list[Any]]:
+    """The gradients of a step, before the hook and after it."""
+    first, last = Grads(), Grads()
+    _run(*before, first, hook, last, **changes)
+    return first.seen[0], last.seen[0]
 
 
 def test_frozen_until_its_iteration() -> None:
-    hook = FreezeParameters([("module.1.weight", 3)])
-    task = _task()
-    hook.on_start(task)
-    hook.on_backward(task)
-    assert task.base_model[1].weight.grad is None
-    assert task.base_model[1].bias.grad is not None
-    task = _task(iteration=3)
-    hook.on_start(task)
-    hook.on_backward(task)
-    assert task.base_model[1].weight.grad is not None
+    grads = Grads()
+    _run(FreezeParameters([("module.1.weight", 3)]), grads, steps=4)
+    assert [each[2] is None for each in grads.seen] == [True, True, True, False]
+    assert all(each[3] is not None for each in grads.seen)
 
 
 def test_a_name_that_the_model_does_not_have() -> None:
     with pytest.raises(ConfigError, match=r"no parameter '1.wieght'. Did you mean '1.weight'"):
-        FreezeParameters([("module.1.wieght", 3)]).on_start(_task())
+        _run(FreezeParameters([("module.1.wieght", 3)]))
 
 
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
 def test_clipping_is_torchs_own(norm_type: float) -> None:
-    task = _task()
-    reference = copy.deepcopy(task.base_model)
-    for parameter, own in zip(reference.parameters(), task.base_model.parameters(), strict=True):
-        parameter.grad = own.grad.clone()
-    torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5, norm_type)
-    ClipGradients(0.5, norm_type).on_backward(task)
-    for parameter, own in zip(reference.parameters(), task.base_model.parameters(), strict=True):
-        assert torch.equal(parameter.grad, own.grad)
+    before, after = _changed(ClipGradients(0.5, norm_type))
+    reference = [nn.Parameter(torch.zeros_like(each)) for each in before]
+    for parameter, grad in zip(reference, before, strict=True):
+        parameter.grad = grad
+    torch.nn.utils.clip_grad_norm_(reference, 0.5, norm_type)
+    for parameter, grad in zip(reference, after, strict=True):
+        assert torch.equal(parameter.grad, grad)  # type: ignore[arg-type]
 
 
 def test_clipping_waits_for_the_whole_group() -> None:
-    task = _task(updating=False)
-    before = task.base_model[0].weight.grad.clone()
-    ClipGradients(0.5, 2.0).on_backward(task)
-    assert torch.equal(task.base_model[0].weight.grad, before)
+    hooks = Grads(), ClipGradients(0.5, 2.0), Grads()
+    _run(*hooks, steps=2, OPTIMIZER__accumulate=2)
+    (first, second), (same, clipped) = hooks[0].seen, hooks[2].seen
+    assert all(map(torch.equal, first, same))
+    assert not any(map(torch.equal, second, clipped))
 
 
-def authors_clip(parameters: Any, clip: float) -> None:
+def authors_clip(grads: list[Tensor], clip: float) -> None:
     """What DINO's code does to each gradient, one after the other."""
-    for parameter in parameters:
-        length = parameter.grad.double().square().sum().sqrt().item()
-        parameter.grad *= min(1.0, clip / (length + 1e-6))
+    for grad in grads:
+        length = grad.double().square().sum().sqrt().item()
+        grad *= min(1.0, clip / (length + 1e-6))
 
 
 def test_each_gradient_by_itself() -> None:
-    task = _task()
-    parameters = list(task.base_model.parameters())
-    parameters[0].grad.mul_(1e-7)  # one that is short enough stays as it is
-    reference = copy.deepcopy(task.base_model)
-    for parameter, own in zip(reference.parameters(), parameters, strict=True):
-        parameter.grad = own.grad.clone()
-    authors_clip(reference.parameters(), 3.0)
-    ClipGradients(3.0, 2.0, per_parameter=True).on_backward(task)
-    for parameter, own in zip(reference.parameters(), parameters, strict=True):
-        torch.testing.assert_close(own.grad, parameter.grad)
-    lengths = [own.grad.norm().item() for own in parameters]
+    def shorten(task: Any) -> None:  # one that is short enough stays as it is
+        task.base_model[0].weight.grad.mul_(1e-7)
+
+    before, after = _changed(
+        ClipGradients(3.0, 2.0, per_parameter=True), at("on_backward", shorten)
+    )
+    authors_clip(before, 3.0)
+    for expected, grad in zip(before, after, strict=True):
+        torch.testing.assert_close(grad, expected)
+    lengths = [grad.norm().item() for grad in after]
     assert lengths[0] < 1.0
     assert lengths[1:] == pytest.approx([3.0] * 3)
 
 
 def test_without_any_gradient() -> None:
-    task = _task()
-    for parameter in task.base_model.parameters():
-        parameter.grad = None
-    ClipGradients(3.0, 2.0, per_parameter=True).on_backward(task)
+    forget = at("on_backward", lambda task: task.base_model.zero_grad(set_to_none=True))
+    _, after = _changed(ClipGradients(3.0, 2.0, per_parameter=True), forget)
+    assert after == [None] * 4

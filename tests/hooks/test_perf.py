@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 from sslengine.hooks.perf import LogPerfStats
-from sslengine.monitor.perf import PerfStats
+from tests.train_steps.tasks import ListModel, begin, make_batch
 
 
 @pytest.mark.parametrize(("frequency", "reports"), [(-1, 1), (2, 3)])
@@ -14,16 +14,13 @@ def test_stage_times_are_logged(
     frequency: int, reports: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    task = SimpleNamespace(perf=PerfStats(), progress=SimpleNamespace(step=0))
-    hook = LogPerfStats(frequency)
-    hook.on_phase_start(task)
+    task = begin([make_batch()] * 4, ListModel(), nn.CrossEntropyLoss(), LogPerfStats(frequency))
     for _ in range(4):
-        with task.perf.forward:
-            pass
-        task.progress.step += 1
-        hook.on_step(task)
-    hook.on_phase_end(task)
-    assert len(caplog.messages) == reports
-    assert "forward" in caplog.messages[-1]
-    hook.on_phase_start(task)
+        task.step()
+    task.on_phase_end()
+    told = [text for text in caplog.messages if "stage times" in text]
+    assert len(told) == reports
+    assert "forward" in told[-1]
+    task.start_phase()
+    task.on_phase_start()
     assert task.perf.report() == []

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +16,15 @@ from sslengine.hooks import precise_bn
 from sslengine.hooks.events import Hook
 from sslengine.hooks.options import PreciseBnOptions
 from sslengine.hooks.precise_bn import PreciseBatchNorm, refresh
+from sslengine.python.task import PythonTask
 from sslengine.services.checkpointing import SaveCheckpoints
 from sslengine.services.order import Services
 from tests.engines.runs import PowerCut, make_run
 from tests.engines.test_train import _assert_same_state, _final, _losses
 from tests.ranks import RankPool
-from tests.task.runs import Watch, make_task, same, train, weights
+from tests.task.runs import Stop, Watch, make_task, same, train, weights
 from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
+from tests.train_steps.tasks import ListModel, begin, make_batch
 
 # Heads with batch norm and dropout: something to compute, and something that draws.
 DROPOUT = {
@@ -90,8 +90,7 @@ def test_a_layer_that_is_used_twice_counts_all_that_it_was_given() -> None:
             return self.once(torch.cat([self.norm(x[:3]), self.norm(10 * x[3:])]))
 
     batches = [torch.randn(5, 2), torch.randn(7, 2)]
-    model = Twice().train()
-    task = _fake(model, batches)
+    task = _begin(model := Twice(), batches)
     refresh(task, 2)
     given = torch.cat([*(x[:3] for x in batches), *(10 * x[3:] for x in batches)])
     assert model.norm.running_mean is not None
@@ -106,31 +105,26 @@ def test_a_layer_that_is_used_twice_counts_all_that_it_was_given() -> None:
     assert model.norm.momentum == 0.1
 
 
-class Feed:
-    def __init__(self, inputs: list[Tensor]) -> None:
-        self.inputs, self.steps_per_epoch = inputs, len(inputs)
+def _begin(model: nn.Module, inputs: list[Tensor]) -> PythonTask:
+    """A task whose model has not moved: its first step looks at the batch, and fails."""
 
-    def batches(self, epoch: int, first: int, last: int) -> list[Any]:
-        assert epoch < 0
-        return [{"data": [each]} for each in self.inputs[first:last]]
+    def loss(output: Tensor, target: Any) -> Tensor:
+        raise Stop
 
-
-def _fake(model: nn.Module, inputs: list[Tensor]) -> Any:
-    data = SimpleNamespace(TRAIN=SimpleNamespace(INPUT_KEY_NAMES=["data"]))
-    return SimpleNamespace(
-        base_model=model,
-        precision=SimpleNamespace(autocast=nullcontext),
-        train_feed=Feed(inputs),
-        last_batch=SimpleNamespace(sample={"input": inputs[0]}),
-        phase=SimpleNamespace(index=3),
-        config=SimpleNamespace(DATA=data),
-    )
+    task = begin([{"data": each} for each in inputs], model, loss)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with pytest.raises(Stop):
+        task.step()
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    return task
 
 
 def test_what_is_frozen_stays() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False)).train()
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False))
+    task = _begin(model, [torch.ones(2, 2)])
     model[0].eval()
-    refresh(_fake(model, [torch.ones(2, 2)]), 1)
+    refresh(task, 1)
     assert model[0].running_mean.tolist() == [0, 0]
 
 
@@ -202,12 +196,9 @@ def test_a_model_without_batch_norm_is_told(
 
 
 @pytest.mark.parametrize("step", ["loss_dict_train_step", "model_train_step"])
-def test_a_model_that_gives_its_losses_is_refused(tmp_path: Path, step: str) -> None:
-    task: Any = SimpleNamespace(
-        config=SimpleNamespace(TRAINER=SimpleNamespace(TRAIN_STEP_NAME=step))
-    )
+def test_a_model_that_gives_its_losses_is_refused(step: str) -> None:
     with pytest.raises(ConfigError, match=f"PRECISE_BN.ENABLED: with {step}"):
-        PreciseBatchNorm(2).on_start(task)
+        begin([make_batch()], ListModel(), None, TRAINER__TRAIN_STEP_NAME=step, **ON)
 
 
 def test_its_options() -> None:

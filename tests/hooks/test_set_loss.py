@@ -2,35 +2,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
-from sslengine.hooks.options import EvaluateLossOptions
-from sslengine.hooks.set_loss import EvaluateLoss
-from sslengine.task.phases import Phase
+from sslengine.python.fit import fit
 from tests.engines.runs import make_run
-
-PHASES = [Phase(index, True, index, index, 0, 1) for index in range(5)]
+from tests.python.toys import Points, batches, net, sgd, square
+from tests.train_steps.tasks import ListModel, begin, make_batch
 
 
 def _asked(**options: Any) -> list[int]:
-    """The train phases after which the sets are gone through."""
-    hook = EvaluateLoss(EvaluateLossOptions(SETS=["train"], **options))
-    asked = []
-    for phase in PHASES:
-        task: Any = SimpleNamespace(
-            train=True, phases=PHASES, phase=phase, phase_results={},
-            set_loss=lambda name: {"loss": 2.0, "part": 1.0},
-        )  # fmt: skip
-        hook.on_phase_end(task)
-        if task.phase_results:
-            assert task.phase_results == {"set_loss": {"train": 2.0}}
-            asked.append(phase.train_index)
-    return asked
+    """The epochs of five after which the set is gone through."""
+    model, points = net(), Points()
+    session = fit(
+        model, square, batches(points), sgd(model), epochs=5, validation=points, device="cpu",
+        settings={"HOOKS": {"EVALUATE_LOSS": {"SETS": ["train"], **options}}},
+    )  # fmt: skip
+    told = [record for record in session.history.epochs if "set_loss" in record]
+    assert all(record["split"] == "train" for record in told)  # test phases have a loss already
+    assert all(record["set_loss"].keys() == {"train"} for record in told)
+    return [record["epoch"] for record in told]
 
 
 def test_when_it_looks() -> None:
@@ -41,16 +36,10 @@ def test_when_it_looks() -> None:
     assert _asked(EVERY=0, AT_END=False) == []
 
 
-def test_test_phases_have_a_loss_already() -> None:
-    task: Any = SimpleNamespace(train=False, phase_results={})
-    EvaluateLoss(EvaluateLossOptions(SETS=["TEST"])).on_phase_end(task)
-    assert task.phase_results == {}
-
-
 def test_a_run_that_only_tests_has_no_training_set() -> None:
-    task: Any = SimpleNamespace(train_feed=None)
     with pytest.raises(ConfigError, match="this run only tests; name TEST"):
-        EvaluateLoss(EvaluateLossOptions(SETS=["TRAIN"])).on_start(task)
+        begin([make_batch()], ListModel(), nn.CrossEntropyLoss(), test=True,
+              HOOKS__EVALUATE_LOSS={"SETS": ["TRAIN"]})  # fmt: skip
 
 
 def test_it_is_in_the_metrics_and_may_end_the_run(tmp_path: Path) -> None:

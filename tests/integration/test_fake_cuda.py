@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.config.resolve import resolve
+from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from tests.config.recipes import resolved
 from tests.integration.test_configs import QUICK, TWO_STEPS
@@ -25,7 +26,11 @@ OFTEN = ("swav", "mae")
 )
 def test_a_step_of_every_quickstart_stays_on_the_gpu(name: str, tmp_path: Path) -> None:
     run = resolve([f"config=quickstart/{name}", *TWO_STEPS, "config.LOG_FREQUENCY=1000"])
-    fake_cuda.two_steps(SelfSupervisionTask(run.config, tmp_path, torch.device("cpu"), hooks=[]))
+    fake_cuda.two_steps(
+        SelfSupervisionTask(
+            run.config, tmp_path, torch.device("cpu"), hooks=[], services=Services()
+        )
+    )
 
 
 class Faulty(nn.Module):
@@ -60,7 +65,7 @@ def test_what_it_finds(fault: str, tmp_path: Path) -> None:
         LOG_FREQUENCY=1000,
         OPTIMIZER__name="adamw",  # torch has no fused SGD for fake tensors
     ).config
-    task = SelfSupervisionTask(config, tmp_path, torch.device("cpu"), hooks=[])
+    task = SelfSupervisionTask(config, tmp_path, torch.device("cpu"), hooks=[], services=Services())
     if fault:
         with pytest.raises(fake_cuda.Unwanted):
             fake_cuda.two_steps(task)

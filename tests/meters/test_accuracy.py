@@ -48,6 +48,19 @@ def test_soft_labels_count_by_their_heaviest_class() -> None:
     assert meter.value() == {"top_1": {"0": 50.0}}
 
 
+def test_images_without_a_class_are_not_counted() -> None:
+    logits, target = _data()
+    known = torch.arange(50) % 4 != 0
+    meter = AccuracyListMeter(topk_values=[1, 3])
+    meter.update(logits, torch.where(known, target, -1))
+    value = meter.value()
+    for k in (1, 3):
+        assert value[f"top_{k}"]["0"] == pytest.approx(_sklearn(logits[known], target[known], k))
+    meter.reset()
+    meter.update(logits, torch.full_like(target, -100))
+    assert meter.value() == {"top_1": {}, "top_3": {}}
+
+
 def test_state_goes_round_and_reset_forgets() -> None:
     logits, target = _data()
     one, two = AccuracyListMeter(), AccuracyListMeter()

@@ -74,10 +74,10 @@ def assert_attached_anew(folder: Path, name: str, **changes: Any) -> None:
     with torch.no_grad():
         for each in task.base_model.parameters():
             each.add_(1.0)
-    teacher = getattr(task.loss, name)
+    teacher = getattr(task.loss, name).module
     assert not same(dict(teacher.named_parameters()), dict(task.base_model.named_parameters()))
     task.load_initial_weights()
-    teacher = getattr(task.loss, name)
+    teacher = getattr(task.loss, name).module
     assert same(teacher.state_dict(), task.base_model.state_dict())
     mine = {each.data_ptr() for each in teacher.state_dict().values()}
     theirs = {each.data_ptr() for each in task.base_model.state_dict().values()}

@@ -18,9 +18,9 @@ from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.byol import BYOLLoss, BYOLOptions
+from sslengine.methods.step import Step
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
-    FakeTask,
     assert_attached_anew,
     assert_state_is_the_same_on_ranks,
     assert_steps_do_not_wait,
@@ -52,6 +52,13 @@ def _loss(momentum: float = 0.99) -> BYOLLoss:
     return BYOLLoss(BYOLOptions(momentum), RunFacts(views_per_image=2))
 
 
+def _value(output: list[Tensor], targets: Tensor) -> Tensor:
+    """With a teacher that gives these projections."""
+    method = _loss()
+    method.teacher.attach(nn.Identity())
+    return method(output, {"input": [targets, targets]}, Step.alone())
+
+
 def _drawn(images: int, dim: int, seed: int) -> Tensor:
     """The model's predictions and the teacher's projections, of both views."""
     generator = torch.Generator().manual_seed(seed)
@@ -62,9 +69,7 @@ def _drawn(images: int, dim: int, seed: int) -> Tensor:
 def test_value_and_gradient(images: int, dim: int, seed: int) -> None:
     drawn = _drawn(images, dim, seed)
     ours, theirs = drawn[0].clone().requires_grad_(), drawn[0].clone().requires_grad_()
-    method = _loss()
-    method.targets = drawn[1]
-    loss = method([torch.full_like(ours, 9.0), ours])
+    loss = _value([torch.full_like(ours, 9.0), ours], drawn[1])
     expected = both_directions(theirs, drawn[1])
     loss.backward()
     expected.backward()
@@ -76,19 +81,8 @@ def test_an_independent_implementation_agrees() -> None:
     cosine = pytest.importorskip("lightly.loss").NegativeCosineSimilarity()
     prediction, target = _drawn(6, 5, seed=1)
     (q_1, q_2), (z_1, z_2) = prediction.chunk(2), target.chunk(2)
-    method = _loss()
-    method.targets = target
     expected = 4 + 2 * cosine(q_1, z_2) + 2 * cosine(q_2, z_1)
-    torch.testing.assert_close(method([target, prediction]), expected)
-
-
-def test_targets_are_of_this_batch_or_none() -> None:
-    prediction, target = _drawn(2, 3, seed=0)
-    method = _loss()
-    method.targets = target
-    method([target, prediction])
-    with pytest.raises(TrainingError, match="byol_loss has no projections .* hook has not run"):
-        method([target, prediction])
+    torch.testing.assert_close(_value([target, prediction], target), expected)
 
 
 # ---- several ranks: linear models, each rank with its share of the images
@@ -116,12 +110,8 @@ def _share() -> Tensor:
 
 def _gradients(model: nn.Module, bare: Pair) -> list[Tensor]:
     method = _loss()
-    method.attach(Pair(seed=1))
-    task = FakeTask(bare)
-    task.last_batch.sample = {"input": _share()}
-    (hook,) = method.hooks()
-    hook.on_forward(task)
-    method(model(task.last_batch.sample["input"])).backward()
+    method.teacher.attach(Pair(seed=1))
+    method(model(_share()), {"input": _share()}, Step.alone()).backward()
     return [each.grad for each in bare.parameters()]
 
 
@@ -171,7 +161,7 @@ def test_the_teacher_has_statistics_of_its_own(tmp_path: Path) -> None:
     """In training it sees batches as the model does, in train mode: its statistics move."""
     task = train(tmp_path, [], **RECIPE, OPTIMIZER__num_epochs=1)
     name = "heads.0.projector.0.clf.1.running_mean"
-    teacher, model = task.loss.teacher.state_dict()[name], task.base_model.state_dict()[name]
+    teacher, model = task.loss.teacher.module.state_dict()[name], task.base_model.state_dict()[name]
     assert teacher.abs().max() > 0
     assert not torch.equal(teacher, model)
 
@@ -186,7 +176,7 @@ def test_a_run_learns_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
     assert watch.losses[-1] < watch.losses[0] < 8
     whole = assert_goes_on_bit_by_bit(tmp_path, **RECIPE)
     names = set(whole.get_classy_state()["loss"])
-    assert names == {f"teacher.{name}" for name in whole.base_model.state_dict()}
+    assert names == {f"teacher.module.{name}" for name in whole.base_model.state_dict()}
 
 
 def test_a_step_does_not_wait_for_the_device(tmp_path: Path, two_ranks: RankPool) -> None:
@@ -218,16 +208,17 @@ def test_views_apart_pass_the_teacher_apart(tmp_path: Path) -> None:
     task.on_start()
     task.start_phase()
     task.on_phase_start()
-    before = copy.deepcopy(task.loss.teacher)
-    method, seen = task.loss, []
-    method.register_forward_pre_hook(lambda *_: seen.append(method.targets))
+    teacher, seen = task.loss.teacher, []
+    before = copy.deepcopy(teacher.module)
+    teacher.register_forward_hook(lambda *arguments: seen.append(arguments[2][0]))
     task.step()
     views = task.last_batch.sample["input"].chunk(2)
     before.views_apart = 0
     expected = torch.cat([before(view)[0] for view in views])
     torch.testing.assert_close(seen[0], expected)
-    assert method.teacher.trunk.bn1.num_batches_tracked == 2
-    torch.testing.assert_close(method.teacher.trunk.bn1.running_mean, before.trunk.bn1.running_mean)
+    norm = teacher.module.trunk.bn1
+    assert norm.num_batches_tracked == 2
+    torch.testing.assert_close(norm.running_mean, before.trunk.bn1.running_mean)
     task.close()
 
 

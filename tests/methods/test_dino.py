@@ -20,12 +20,12 @@ from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.hooks.events import Hook
-from sslengine.methods.dino import DINOHead, DINOLoss, DINOOptions, Teacher
+from sslengine.methods.dino import DINOHead, DINOLoss, DINOOptions
+from sslengine.methods.step import Step
+from sslengine.trainer import loop
 from tests.engines.runs import make_run
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
-    FakeTask,
     assert_attached_anew,
     assert_state_is_the_same_on_ranks,
     assert_steps_do_not_wait,
@@ -64,6 +64,27 @@ def _loss(**changes: Any) -> DINOLoss:
     return DINOLoss(_options(**changes), RunFacts()).double()
 
 
+class Joined(nn.Module):
+    """A model whose scores are the crops themselves."""
+
+    def forward(self, crops: list[Tensor]) -> Tensor:
+        return torch.cat(crops)
+
+
+def _value(
+    loss: DINOLoss, student: Any, teacher: Tensor, temp: float = 0.04, **at: Any
+) -> dict[str, Tensor]:
+    """With a teacher that gives these scores, at this temperature."""
+    options = loss.options
+    options.teacher_temp_warmup_iters, options.teacher_temp_max = 0, temp
+    loss.momentum_teacher.attach(Joined())
+    crops = [teacher[:0]] * options.num_crops
+    sources = options.crops_for_teacher
+    for number, scores in zip(sources, teacher.chunk(len(sources)), strict=True):
+        crops[number] = scores
+    return loss(student, {"input": crops}, Step.alone(**at))
+
+
 def _scores(rows: int, prototypes: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return 2 * torch.rand(rows, prototypes, generator=generator, dtype=torch.float64) - 1
@@ -91,8 +112,7 @@ def test_value_and_gradient(
     teacher = _scores(len(sources) * images, prototypes, seed + 1)
     center = _scores(1, prototypes, seed + 2)
     loss.center.copy_(center)
-    loss.teacher_scores, loss.teacher_temp = teacher, teacher_temp
-    value = loss(ours)["loss"]
+    value = _value(loss, ours, teacher, teacher_temp)["loss"]
     expected = by_the_paper(theirs, teacher, center[0], teacher_temp, loss.options)
     value.backward()
     expected.backward()
@@ -106,26 +126,23 @@ def test_the_centre_follows_the_teacher_behind_its_use() -> None:
     loss, center = _loss(ema_center=0.8), torch.zeros(3, dtype=torch.float64)
     for step in range(4):
         student, teacher = _scores(8, 3, step), _scores(8, 3, 10 + step)
-        loss.teacher_scores, loss.teacher_temp = teacher, 0.05
         expected = by_the_paper(student, teacher, center, 0.05, loss.options)
-        torch.testing.assert_close(loss(student)["loss"], expected)
+        torch.testing.assert_close(_value(loss, student, teacher, 0.05)["loss"], expected)
         mean = torch.stack(list(teacher)).mean(dim=0)
         center = 0.8 * center + (1 - 0.8) * mean
         torch.testing.assert_close(loss.center[0], center)
 
 
 def test_evaluation_leaves_the_centre_alone() -> None:
-    loss = _loss().eval()
-    loss.teacher_scores = _scores(4, 3, 0)
+    loss = _loss()
     with torch.no_grad():
-        assert loss(_scores(4, 3, 1))["loss"] > 0
+        assert _value(loss, _scores(4, 3, 1), _scores(4, 3, 0), train=False)["loss"] > 0
     assert not loss.center.any()
 
 
 def test_the_entropy_of_the_teacher() -> None:
     loss = _loss()
-    loss.teacher_scores, loss.teacher_temp = _scores(4, 3, 0), 0.3
-    entropy = loss(_scores(4, 3, 1))["teacher_entropy"]
+    entropy = _value(loss, _scores(4, 3, 1), _scores(4, 3, 0), 0.3)["teacher_entropy"]
     p = F.softmax(_scores(4, 3, 0) / 0.3, dim=1)
     assert entropy.item() == pytest.approx(torch.distributions.Categorical(p).entropy().mean())
 
@@ -133,8 +150,7 @@ def test_the_entropy_of_the_teacher() -> None:
 def test_single_precision_stays_finite_where_exp_does_not() -> None:
     loss = _loss(student_temp=5e-4).float()
     student = _scores(6, 3, 0).float().requires_grad_()
-    loss.teacher_scores, loss.teacher_temp = _scores(6, 3, 1).float(), 1e-4
-    parts = loss(student)
+    parts = _value(loss, student, _scores(6, 3, 1).float(), 1e-4)
     parts["loss"].backward()
     assert all(torch.isfinite(each) for each in parts.values())
     assert torch.isfinite(student.grad).all()
@@ -146,29 +162,24 @@ def test_as_an_independent_implementation() -> None:
     ours = _loss(num_crops=5, output_dim=7, student_temp=0.2)
     for step in range(3):
         student, teacher = _scores(5 * 6, 7, step), _scores(2 * 6, 7, 10 + step)
-        ours.teacher_scores, ours.teacher_temp = teacher, 0.06
         expected = theirs(list(teacher.chunk(2)), list(student.chunk(5)))
         # lightly keeps its teacher's temperature in single precision.
-        torch.testing.assert_close(ours(student)["loss"], expected, rtol=1e-6, atol=1e-6)
+        value = _value(ours, student, teacher, 0.06)["loss"]
+        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(ours.center, theirs.center.view(1, 7))
 
 
 def test_the_teacher_gets_no_gradient() -> None:
     loss, teacher = _loss(), _scores(4, 3, 0).requires_grad_()
-    loss.teacher_scores = teacher
-    loss(_scores(4, 3, 1).requires_grad_())["loss"].backward()
+    _value(loss, _scores(4, 3, 1).requires_grad_(), teacher)["loss"].backward()
     assert teacher.grad is None
 
 
-def test_targets_are_of_this_batch_or_none() -> None:
+def test_rows_that_do_not_fit() -> None:
     loss = _loss()
-    loss.teacher_scores = _scores(4, 3, 0)
-    loss([torch.zeros(4, 9), _scores(4, 3, 1)])  # embeddings, then scores
-    with pytest.raises(TrainingError, match="no scores of the teacher: its hook has not run"):
-        loss(_scores(4, 3, 1))
-    loss.teacher_scores = _scores(4, 3, 0)
+    _value(loss, [torch.zeros(4, 9), _scores(4, 3, 1)], _scores(4, 3, 0))  # embeddings, scores
     with pytest.raises(TrainingError, match="2 crops of every image, .* 6 rows for 2 images"):
-        loss(_scores(6, 3, 1))
+        _value(loss, _scores(6, 3, 1), _scores(4, 3, 0))
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2, 7])
@@ -187,16 +198,25 @@ def test_the_teachers_temperature_by_epochs_is_the_authors_schedule(tmp_path: Pa
     options = DINOOptions(teacher_temp_min=0.04, teacher_temp_max=0.07, **length)
     authors = [*torch.linspace(0.04, 0.07, 30, dtype=torch.float64).tolist(), 0.07, 0.07]
     assert [options.teacher_temp(1000 * e, e) for e in range(32)] == pytest.approx(authors)
-    used: list[tuple[int, float]] = []
-
-    class Note(Hook):
-        def on_step(self, task: Any) -> None:
-            used.append((task.phase.epoch, task.loss.teacher_temp))
-
     changes = {"teacher_temp_min": 0.04, "teacher_temp_max": 0.07, "teacher_temp_warmup_epochs": 2}
-    train(tmp_path, [Note()], **RESNET, **{f"LOSS__dino_loss__{k}": v for k, v in changes.items()})
+    used = _temperatures(tmp_path, **{f"LOSS__dino_loss__{k}": v for k, v in changes.items()})
     assert set(used) == {(0, 0.04), (1, 0.07)}
     assert len(used) > 2
+
+
+def _temperatures(folder: Path, **changes: Any) -> list[tuple[int, float]]:
+    """Of each step of a run, with its epoch."""
+    task, used = make_task(folder, [], **RESNET, **changes), []
+    task.loss.options = copy.copy(task.loss.options)
+    ask = task.loss.options.teacher_temp
+
+    def note(iteration: int, epoch: int) -> float:
+        used.append((task.phase.epoch, ask(iteration, epoch)))
+        return used[-1][1]
+
+    task.loss.options.teacher_temp = note
+    loop.run(task)
+    return used
 
 
 # ---- several ranks: linear models, each rank with its share of the images
@@ -226,32 +246,29 @@ class OneHead(nn.Module):
 
 
 class Steps:
-    """A student and its teacher, through the hook that the engine calls."""
+    """A student and its teacher, by the verbs that the engine calls."""
 
     def __init__(self, wrap: bool) -> None:
         self.bare = OneHead()
         self.model: nn.Module = DistributedDataParallel(self.bare) if wrap else self.bare
         self.loss = _loss(num_crops=CROPS, momentum=0.9, teacher_temp_warmup_iters=3)
-        self.loss.attach(OneHead(seed=1))
-        (self.hook,) = self.loss.hooks()
-        self.task = FakeTask(self.bare)
+        self.teacher = self.loss.momentum_teacher
+        self.teacher.attach(self.bare)  # it follows this one, and starts as another
+        self.teacher.module.load_state_dict(OneHead(seed=1).state_dict())
         self.optimizer = torch.optim.SGD(self.bare.parameters(), lr=0.1)
 
     def step(self, index: int) -> float:
         """One step on this rank's images; its loss."""
         crops = list(_crops(index).chunk(world_size(), dim=1)[rank()])
-        self.task.iteration, self.task.where = index, index / 5
-        self.task.last_batch.sample = {"input": crops}
-        output = self.model(crops)
-        self.hook.on_forward(self.task)
-        loss = self.loss(output[0])["loss"]
+        self.at = Step.alone(iteration=index, where=index / 5)
+        loss = self.loss(self.model(crops)[0], {"input": crops}, self.at)["loss"]
         self.optimizer.zero_grad()
         loss.backward()
         return loss.item()
 
     def update(self) -> None:
         self.optimizer.step()
-        self.hook.on_update(self.task)
+        self.teacher.after_update(self.at)
 
     def gradients(self) -> dict[str, Tensor]:
         return {n: p.grad.clone() for n, p in self.bare.named_parameters() if p.grad is not None}
@@ -417,11 +434,11 @@ def test_the_teacher_follows_as_in_the_paper(tmp_path: Path, accumulate: int) ->
         return 1 - (1 - 0.9) * (math.cos(math.pi * k / updates) + 1) / 2
 
     changes = {"OPTIMIZER__accumulate": accumulate}
-    assert_teacher_follows(tmp_path, "teacher", momentum, **RESNET, **changes)
+    assert_teacher_follows(tmp_path, "momentum_teacher", momentum, **RESNET, **changes)
 
 
 def test_initial_weights_reach_the_teacher(tmp_path: Path) -> None:
-    assert_attached_anew(tmp_path, "teacher", **RESNET)
+    assert_attached_anew(tmp_path, "momentum_teacher", **RESNET)
 
 
 @TRUNKS
@@ -441,19 +458,9 @@ def test_a_step_does_not_wait_for_the_device(tmp_path: Path, two_ranks: RankPool
     assert_steps_on_ranks_do_not_wait(two_ranks, tmp_path / "ranks", **RESNET)
 
 
-class Temperatures(Hook):
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_step(self, task: Any) -> None:
-        self.seen.append(task.loss.teacher_temp)
-
-
 def test_the_temperature_rises_with_the_steps(tmp_path: Path) -> None:
-    temperatures = Temperatures()
-    train(tmp_path, [temperatures], **RESNET)
     expected = [*torch.linspace(0.04, 0.07, 5).tolist(), 0.07, 0.07, 0.07]
-    assert temperatures.seen == pytest.approx(expected)
+    assert [value for _, value in _temperatures(tmp_path)] == pytest.approx(expected)
 
 
 def test_nothing_in_the_teacher_is_random(tmp_path: Path) -> None:
@@ -462,17 +469,9 @@ def test_nothing_in_the_teacher_is_random(tmp_path: Path) -> None:
     task.base_model.train()
     task.loss.train()
     images = [torch.randn(6, 3, 8, 8)]
-    one, two = task.loss.momentum_teacher(images)[0], task.loss.momentum_teacher(images)[0]
+    one, two = (task.loss.momentum_teacher(images, Step.alone()) for _ in range(2))
     assert torch.equal(one, two)
     assert not torch.equal(task.base_model(images)[0], task.base_model(images)[0])
-
-
-def test_the_teachers_batch_norms_are_those_of_training_in_training_only() -> None:
-    teacher = Teacher(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout()))
-    for mode in (True, False):
-        teacher.train(mode)
-        assert (teacher.training, teacher.module[0].training) == (mode, mode)
-        assert not teacher.module[1].training
 
 
 def test_embeddings_before_the_scores_do_no_harm(tmp_path: Path) -> None:

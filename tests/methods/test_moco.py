@@ -16,14 +16,13 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.config.facts import RunFacts
-from sslengine.distributed.collectives import Gathered
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook
-from sslengine.methods.moco import MoCoHook, MoCoLoss, MoCoOptions, shuffled
+from sslengine.methods.moco import MoCoLoss, MoCoOptions, shuffled
+from sslengine.methods.step import Step
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
-    FakeTask,
     assert_attached_anew,
     assert_state_is_the_same_on_ranks,
     assert_steps_do_not_wait,
@@ -57,9 +56,11 @@ def unit(rows: Tensor) -> Tensor:
     return torch.stack([row / row.norm() for row in rows])
 
 
-def _method(dim: int, queue: int, temperature: float = 0.2, **facts: Any) -> MoCoLoss:
+def _method(
+    dim: int, queue: int, temperature: float = 0.2, momentum: float = 0.999, **facts: Any
+) -> MoCoLoss:
     torch.manual_seed(0)
-    options = MoCoOptions(embedding_dim=dim, queue_size=queue, temperature=temperature)
+    options = MoCoOptions(dim, queue, momentum, temperature)
     return MoCoLoss(options, RunFacts(views_per_image=2, **facts)).double()
 
 
@@ -69,6 +70,12 @@ def _drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 # ---- the loss
+
+
+def _value(method: MoCoLoss, queries: Tensor, keys: Tensor) -> Tensor:
+    """With a key encoder that gives these keys."""
+    method.key_encoder.attach(nn.Identity())
+    return method(queries, {"data_momentum": keys}, Step.alone())
 
 
 @given(
@@ -84,8 +91,7 @@ def test_value_and_gradient(
     drawn, keys = _drawn(images, dim, seed=seed), unit(_drawn(images, dim, seed=seed + 1))
     ours, theirs = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
     method = _method(dim, queue, temperature)
-    method.keys = Gathered(keys, 0)
-    loss = method(ours)
+    loss = _value(method, ours, keys)
     expected = equation_1(unit(theirs), keys, method.queue, temperature)
     loss.backward()
     expected.backward()
@@ -97,15 +103,14 @@ def test_value_and_gradient(
 def test_keys_that_are_all_alike_cost_the_logarithm_of_their_number() -> None:
     method = _method(3, 7)
     method.queue.fill_(1 / math.sqrt(3))
-    method.keys = Gathered(method.queue[:2], 0)
-    assert method(torch.ones(2, 3).double()).item() == pytest.approx(math.log(8))
+    value = _value(method, torch.ones(2, 3).double(), method.queue[:2].clone())
+    assert value.item() == pytest.approx(math.log(8))
 
 
 def test_single_precision_stays_finite_at_a_tiny_temperature() -> None:
     method = _method(8, 64, temperature=5e-4).float()
-    method.keys = Gathered(unit(_drawn(16, 8)).float(), 0)
     queries = _drawn(16, 8, seed=1).float().requires_grad_()
-    loss = method(queries)
+    loss = _value(method, queries, unit(_drawn(16, 8)).float())
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(queries.grad).all()
@@ -118,9 +123,9 @@ def test_an_independent_implementation_agrees() -> None:
     theirs.memory_bank.bank = method.queue.clone()
     theirs.memory_bank.bank_ptr = torch.zeros(1, dtype=torch.long)
     queries, keys = _drawn(4, 5), unit(_drawn(4, 5, seed=1))
-    method.keys = Gathered(keys, 0)
-    torch.testing.assert_close(method(queries), theirs(queries.requires_grad_(), keys))
-    method.enqueue()
+    expected = theirs(queries.clone().requires_grad_(), keys)
+    torch.testing.assert_close(_value(method, queries, keys), expected)
+    method.after_backward(Step.alone())
     torch.testing.assert_close(method.queue, theirs.memory_bank.bank)
 
 
@@ -132,8 +137,9 @@ def test_the_oldest_keys_leave_first() -> None:
     begun = method.queue.clone()
     batches = [unit(_drawn(2, 2, seed=seed)) for seed in range(4)]
     for count, keys in enumerate(batches, start=1):
-        method.keys = Gathered(keys, 0)
-        method.enqueue()
+        _value(method, keys, keys)
+        batches[count - 1] = F.normalize(keys, dim=1)  # once more, as the method does
+        method.after_backward(Step.alone())
         newest = batches[max(0, count - 3) : count]
         history = torch.cat([begun, *batches[:count]])[-6:]
         assert {tuple(row) for row in method.queue.tolist()} == {
@@ -185,26 +191,22 @@ def algorithm_1(steps: int, momentum: float, lr: float) -> tuple[list[float], Te
 
 
 def _trained(steps: int, lr: float, **facts: Any) -> tuple[list[float], MoCoLoss]:
-    """The same by loss and hook, each rank with its share, under DDP where there are ranks."""
+    """The same by the method, each rank with its share, under DDP where there are ranks."""
     model = _linear()
     wrapped = DistributedDataParallel(model) if world_size() > 1 else model
-    method = _method(WIDTH, QUEUE, **facts)
-    method.momentum = 0.9
-    method.attach(model)
-    (hook,) = method.hooks()
-    task, sgd = FakeTask(model), torch.optim.SGD(model.parameters(), lr)
+    method = _method(WIDTH, QUEUE, momentum=0.9, **facts)
+    method.key_encoder.attach(model)
+    sgd = torch.optim.SGD(model.parameters(), lr)
     losses = []
     for step in range(steps):
         x_q, x_k = _views(step).chunk(world_size(), dim=1)[rank()]
-        task.last_batch.sample, task.iteration = {"input": x_q, "data_momentum": x_k}, step
-        output = wrapped(x_q)
-        hook.on_forward(task)
-        loss = method(output)
+        now = Step.alone(iteration=step)
+        loss = method(wrapped(x_q), {"input": x_q, "data_momentum": x_k}, now)
         sgd.zero_grad()
         loss.backward()
-        hook.on_backward(task)
+        method.after_backward(now)
         sgd.step()
-        hook.on_update(task)
+        method.key_encoder.after_update(now)
         losses.append(loss.item())
     return losses, method
 
@@ -215,7 +217,7 @@ def _assert_as_algorithm_1(losses: list[float], method: Any, steps: int) -> None
     place = int(method["queue_ptr"])
     assert place == steps * IMAGES % QUEUE
     torch.testing.assert_close(method["queue"].roll(-place, dims=0), queue)
-    torch.testing.assert_close(method["key_encoder.weight"], slow)
+    torch.testing.assert_close(method["key_encoder.module.weight"], slow)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
@@ -247,13 +249,9 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
 def _own_gradient() -> Tensor:
     """This rank's own gradient in a first step, over the number of ranks."""
     model, method = _linear(), _method(WIDTH, QUEUE)
-    method.attach(model)
-    (hook,) = method.hooks()
-    task = FakeTask(model)
+    method.key_encoder.attach(model)
     x_q, x_k = _views(0).chunk(world_size(), dim=1)[rank()]
-    task.last_batch.sample = {"data_momentum": x_k}
-    hook.on_forward(task)
-    method(model(x_q)).backward()
+    method(model(x_q), {"data_momentum": x_k}, Step.alone()).backward()
     assert all(each.grad is None for each in method.key_encoder.parameters())
     return model.weight.grad / world_size()
 
@@ -272,15 +270,12 @@ def _normed() -> nn.Module:
 
 def _keys_on_this_rank(step: int, synchronised: bool) -> tuple[Tensor, int, Tensor, bool]:
     method = _method(WIDTH, QUEUE, sync_batch_norm=synchronised)
-    method.attach(_normed())
-    hook = MoCoHook(method)
-    task = FakeTask(_normed())
-    task.iteration = step
-    task.last_batch.sample = {"data_momentum": _views(0)[1].chunk(world_size())[rank()]}
+    method.key_encoder.attach(_normed())
+    images = _views(0)[1].chunk(world_size())[rank()]
     before = torch.get_rng_state()
-    hook.on_forward(task)
+    keys, start = method._keys({"data_momentum": images}, Step.alone(iteration=step))
     untouched = torch.equal(before, torch.get_rng_state())
-    return method.keys.rows, method.keys.start, method.key_encoder[1].running_mean, untouched
+    return keys, start, method.key_encoder.module[1].running_mean, untouched
 
 
 def _keys_of_shares(images: Tensor, order: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
@@ -335,7 +330,7 @@ class Moments(Hook):
 
     def _note(self, task: Any, event: str) -> None:
         slow = torch.cat([each.flatten() for each in task.loss.key_encoder.parameters()])
-        keys = None if task.loss.keys is None else task.loss.keys.rows.clone()
+        keys = None if task.loss._new_keys is None else task.loss._new_keys.clone()
         self.seen.append(
             SimpleNamespace(event=event, queue=task.loss.queue.clone(), slow=slow, keys=keys)
         )
@@ -366,11 +361,11 @@ def test_the_order_of_a_step(tmp_path: Path) -> None:
         assert torch.equal(forward.queue, begun)
         assert torch.equal(loss.queue, begun)
         expected = begun.clone()
-        expected[4 * number : 4 * number + 4] = forward.keys
+        expected[4 * number : 4 * number + 4] = loss.keys
         assert torch.equal(backward.queue, expected)
         assert torch.equal(forward.slow, backward.slow)
         assert not torch.equal(backward.slow, update.slow)
-        torch.testing.assert_close(forward.keys, F.normalize(forward.keys, dim=1))
+        torch.testing.assert_close(loss.keys, F.normalize(loss.keys, dim=1))
         begun = update.queue
 
 
@@ -380,10 +375,9 @@ def test_keys_are_the_key_encoders_view_of_the_second_images(tmp_path: Path) -> 
     task.start_phase()
     images = _drawn(4, 3, 8, 8).float()
     with torch.no_grad():
-        (expected,) = task.loss.key_encoder(images)
-    task.last_batch.sample = {"data_momentum": images}
-    task.run_hooks("on_forward")
-    torch.testing.assert_close(task.loss.keys.rows, F.normalize(expected, dim=1))
+        (expected,) = task.loss.key_encoder.module(images)
+    keys, _ = task.loss._keys({"data_momentum": images}, task.method_step)
+    torch.testing.assert_close(keys, F.normalize(expected, dim=1))
     task.close()
 
 
@@ -411,7 +405,7 @@ def test_queue_and_key_encoder_are_the_same_on_all_ranks(
 
 def test_a_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
     whole = assert_goes_on_bit_by_bit(tmp_path, **RECIPE)
-    encoder = {f"key_encoder.{name}" for name in whole.base_model.state_dict()}
+    encoder = {f"key_encoder.module.{name}" for name in whole.base_model.state_dict()}
     assert set(whole.get_classy_state()["loss"]) == {"queue", "queue_ptr", *encoder}
 
 
@@ -458,12 +452,7 @@ def test_another_width_is_refused() -> None:
     method = _method(4, 8)
     for output in (torch.ones(2, 3), torch.ones(4), [torch.ones(2, 4)] * 2):
         with pytest.raises(TrainingError, match=r"one embedding \(B, 4\).*embedding_dim"):
-            method(output)
-
-
-def test_a_loss_without_its_hook_says_so() -> None:
-    with pytest.raises(TrainingError, match="moco_loss has no keys .* hook has not run"):
-        _method(4, 8)(torch.ones(2, 4).double())
+            _value(method, output, torch.ones(2, 4))  # type: ignore[arg-type]
 
 
 def test_a_recipe_without_two_views_is_refused() -> None:

@@ -19,11 +19,11 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook
 from sslengine.hooks.gradients import FreezeParameters
+from sslengine.methods.step import Step
 from sslengine.methods.swav import SwAVHead, SwAVLoss, SwAVOptions, SwAVQueueOptions
 from tests.losses.test_sinkhorn import by_the_paper as codes_by_the_paper
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
-    FakeTask,
     assert_state_is_the_same_on_ranks,
     assert_steps_do_not_wait,
     assert_steps_on_ranks_do_not_wait,
@@ -56,6 +56,10 @@ def by_the_paper(
 
 def _options(**changes: Any) -> SwAVOptions:
     return SwAVOptions(**{"num_prototypes": [3], "embedding_dim": 4, **changes})
+
+
+def _value(loss: SwAVLoss, output: Any, **at: Any) -> Tensor:
+    return loss(output, {}, Step.alone(**at))
 
 
 def _loss(**changes: Any) -> SwAVLoss:
@@ -94,7 +98,7 @@ def test_value_and_gradient(
     )  # fmt: skip
     ours = [_scores(crops * images, k, seed + k).requires_grad_() for k in sets]
     theirs = [each.detach().clone().requires_grad_() for each in ours]
-    loss = SwAVLoss(options, RunFacts())([_embeddings(crops * images, seed), *ours])
+    loss = _value(SwAVLoss(options, RunFacts()), [_embeddings(crops * images, seed), *ours])
     expected = torch.stack([by_the_paper(each, options, hard=hard) for each in theirs]).mean()
     loss.backward()
     expected.backward()
@@ -105,13 +109,13 @@ def test_value_and_gradient(
 
 
 def test_scores_that_say_nothing_cost_the_logarithm_of_the_prototypes() -> None:
-    loss = _loss()([_embeddings(6, 0), torch.ones(6, 3, dtype=torch.float64)])
+    loss = _value(_loss(), [_embeddings(6, 0), torch.ones(6, 3, dtype=torch.float64)])
     assert loss.item() == pytest.approx(math.log(3))
 
 
 def test_single_precision_stays_finite_where_exp_does_not() -> None:
     scores = _scores(12, 3, 0).float().requires_grad_()
-    loss = _loss(epsilon=1e-3, temperature=5e-4)([_embeddings(12, 0).float(), scores])
+    loss = _value(_loss(epsilon=1e-3, temperature=5e-4), [_embeddings(12, 0).float(), scores])
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(scores.grad).all()
@@ -126,11 +130,11 @@ def test_double_precision_on_request() -> None:
         scores, embeddings = _scores(12, 3, seed).float(), _embeddings(12, seed).float()
         expected = by_the_paper(scores.double(), double.options).float()
         scores.requires_grad_()
-        loss = double([embeddings, scores])
+        loss = _value(double, [embeddings, scores])
         loss.backward()
         assert loss.dtype == scores.grad.dtype == torch.float32
         assert loss.item() == expected.item()
-        exact += int(_loss(**changes)([embeddings, scores]).item() == expected.item())
+        exact += int(_value(_loss(**changes), [embeddings, scores]).item() == expected.item())
     assert exact < 20
 
 
@@ -141,7 +145,7 @@ def test_as_an_independent_implementation() -> None:
     crops = list(scores.chunk(5))
     ours = _loss(num_crops=5, num_prototypes=[7], temperature=0.2)
     torch.testing.assert_close(
-        ours([_embeddings(30, 0), scores]), theirs(crops[:2], crops[2:]).squeeze()
+        _value(ours, [_embeddings(30, 0), scores]), theirs(crops[:2], crops[2:]).squeeze()
     )
 
 
@@ -163,12 +167,8 @@ def test_the_queue_step_by_step() -> None:
     """Newest first, first in first out; scored with the prototypes of the day; from start_iter."""
     head, images, length = _head([3, 2]), 3, 7
     loss = _with_queue(head, length, start=2, num_prototypes=[3, 2], num_crops=3)
-    (hook,) = loss.hooks()
-    task = FakeTask(nn.Sequential(head))
     seen: list[list[Tensor]] = [[], []]
     for step in range(6):
-        task.iteration = step
-        hook.on_forward(task)
         output = head(_scores(3 * images, 5, seed=step))
         losses = []
         for index, prototypes in enumerate([head.prototypes0, head.prototypes1]):
@@ -178,13 +178,14 @@ def test_the_queue_step_by_step() -> None:
                     [torch.stack([prototypes.weight @ z for z in rows]) for rows in seen]
                 ).detach()
             losses.append(by_the_paper(output[1 + index], loss.options, earlier))
-        torch.testing.assert_close(loss(output), torch.stack(losses).mean(), rtol=1e-9, atol=1e-12)
+        value = _value(loss, output, iteration=step)
+        torch.testing.assert_close(value, torch.stack(losses).mean(), rtol=1e-9, atol=1e-12)
         for a in (0, 1):
             rows = output[0][a * images : (a + 1) * images].detach()
             seen[a] = [*rows, *seen[a]][:length]
         with torch.no_grad():
             head.prototypes0.weight.normal_()
-        hook.on_update(task)
+        loss.after_update(Step.alone())
     assert len(seen[0]) == length
     torch.testing.assert_close(loss.queue, torch.stack([torch.stack(rows) for rows in seen]))
 
@@ -193,16 +194,15 @@ def test_a_batch_that_is_longer_than_the_queue() -> None:
     head = _head([3])
     loss = _with_queue(head, 2, start=0)
     output = head(_scores(6, 5, seed=0))
-    loss(output)
+    _value(loss, output)
     torch.testing.assert_close(loss.queue, torch.stack([output[0][:2], output[0][3:5]]))
 
 
 def test_evaluation_leaves_the_queue_alone() -> None:
     head = _head([3])
     loss = _with_queue(head, 4, start=0)
-    loss.eval()
     with torch.no_grad():
-        loss(head(_scores(6, 5, seed=0)))
+        _value(loss, head(_scores(6, 5, seed=0)), train=False)
     assert not loss.queue.any()
 
 
@@ -227,15 +227,11 @@ def _train_on_rank(wrap: bool) -> tuple[list[float], list[Tensor], list[Tensor],
     head = _head([3, 2])
     loss = _with_queue(head, 10, start=1, num_prototypes=[3, 2], num_crops=CROPS)
     model = DistributedDataParallel(head) if wrap else head
-    (hook,), task = loss.hooks(), FakeTask(nn.Sequential(head))
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     losses, first = [], []
     for step in range(5):
-        task.iteration = step
         share = _crops(step).chunk(world_size(), dim=1)[rank()].reshape(-1, 5)
-        output = model(share)
-        hook.on_forward(task)
-        value = loss(output)
+        value = _value(loss, model(share), iteration=step)
         optimizer.zero_grad()
         value.backward()
         losses.append(value.item())
@@ -243,7 +239,7 @@ def _train_on_rank(wrap: bool) -> tuple[list[float], list[Tensor], list[Tensor],
         if not wrap and world_size() > 1:
             break
         optimizer.step()
-        hook.on_update(task)
+        loss.after_update(Step.alone())
     return losses, first, [each.detach() for each in head.parameters()], loss.queue
 
 
@@ -496,9 +492,9 @@ def test_outputs_that_are_not_crops_with_scores() -> None:
     embeddings, scores = _embeddings(6, 0), _scores(6, 3, 0)
     for wrong in (scores, [embeddings], [embeddings, scores, scores]):
         with pytest.raises(TrainingError, match="single swav_head"):
-            _loss()(wrong)
+            _value(_loss(), wrong)
     with pytest.raises(TrainingError, match="4 crops of every image, the model gave 6 rows"):
-        _loss(num_crops=4)([embeddings, scores])
+        _value(_loss(num_crops=4), [embeddings, scores])
 
 
 def test_a_model_without_the_head() -> None:

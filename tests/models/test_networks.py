@@ -39,8 +39,8 @@ Content = dict[str, Any]
 # Fast teachers: after a few steps neither network is what it was, nor are they the same.
 METHODS: dict[str, tuple[dict[str, Any], str, str]] = {
     "dino": (DINO, "momentum_teacher.module", "teacher"),
-    "byol": (BYOL, "teacher", "student"),
-    "moco": (MOCO, "key_encoder", "student"),
+    "byol": (BYOL, "teacher.module", "student"),
+    "moco": (MOCO, "key_encoder.module", "student"),
 }
 FEW = {**SHAPES, "DATA__TRAIN__DATA_LIMIT": 24}
 
@@ -115,14 +115,23 @@ def test_features_are_of_that_network(runs: Path, tmp_path: Path, method: str, a
     assert not torch.allclose(got, other, rtol=1e-3, atol=1e-4)
 
 
+# The teacher's name in older checkpoints.
+OLDER = {"dino": "momentum_teacher.module", "byol": "teacher", "moco": "key_encoder"}
+
+
+@pytest.mark.parametrize("says", [True, False])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_checkpoint_that_says_nothing_is_recognised_by_the_names_in_it(
-    runs: Path, method: str
-) -> None:
-    """An older one, or VISSL's."""
+def test_the_teacher_in_an_older_checkpoint(runs: Path, method: str, says: bool) -> None:
+    """It says where the teacher is, or it is recognised by its names, as VISSL's is."""
     state = _content(runs / method)
     _, part, judged = METHODS[method]
     assert state.pop("networks") == {"teacher": part, "judged": judged}
+    older = OLDER[method]
+    state["loss"] = {name.replace(f"{part}.", f"{older}.", 1): each
+                     for name, each in state["loss"].items()}  # fmt: skip
+    part = older
+    if says:
+        state["networks"] = {"teacher": part, "judged": judged}
     assert choose(state, "auto", "file")[1] == judged
     chosen, name = choose(state, "teacher", "file")
     assert name == "teacher"

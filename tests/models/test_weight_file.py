@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sslengine.distributed.shard_files import REST
 from sslengine.errors import CheckpointError
 from sslengine.models.weight_file import NeedsCodeError, read_weights
 
@@ -70,3 +71,21 @@ def test_damage_is_told(tmp_path: Path, name: str, content: bytes) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no file"):
         read_weights(tmp_path / "weights.torch")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["weights.torch", "weights.safetensors", "a.shards/.metadata"])
+def test_what_would_never_end_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    asked = path
+    if path.parent != tmp_path:
+        asked = path.parent
+        torch.save({}, asked / REST)
+    with pytest.raises(CheckpointError, match=f"{path.name} is a FIFO: expected a file"):
+        read_weights(asked)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=f"{path.name} is a device: expected a file"):
+        read_weights(asked)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,11 @@ def test_it_is_made_when_there_is_none_of_this_key(
     assert "cannot be read" in caplog.text
     load_or_make(path, "two", make)
     assert len(made) == 3
+    path.unlink()
+    os.mkfifo(path)
+    load_or_make(path, "two", make)
+    assert "index.torch is a FIFO" in caplog.text
+    assert path.is_file()
 
 
 def test_a_folder_that_cannot_be_written_costs_the_next_start_alone(

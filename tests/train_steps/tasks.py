@@ -56,7 +56,8 @@ def begin(
 ) -> PythonTask:
     """`task.step()` makes the first of them, by plain SGD of rate 0.1 unless `changes` say more.
 
-    loss None: the model gives its losses itself. test: the run only tests. validation: the batches of a test phase after each train phase.
+    loss None: the model gives its losses itself. test: the run only tests. validation: the batches
+    of a test phase after each train phase.
     """
     changes |= {"TEST_ONLY": test, "TEST_MODEL": test or validation is not None}
     if loss is None:

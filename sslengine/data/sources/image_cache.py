@@ -2,7 +2,7 @@
 
 extra_scripts/make_image_cache.py makes them:
 
-    cache.json          what was cached, and how; written last: without it nothing is read
+    cache.json          what was cached, how, its classes; written last: without it nothing is read
     part-00000.bin      the encoded images of the part, one after the other
     part-00000.npy      where each begins, and where the last ends
     labels.npy          the labels, if the source has any
@@ -57,6 +57,7 @@ class ImageCacheSource(EncodedSource):
         labels = self._root / "labels.npy"
         self._labels = SharedArray.of(np.load(labels)) if labels.exists() else None
         self.num_classes = int(self._labels.array.max()) + 1 if self._labels else 0
+        self.class_names = list(self._told.get("classes", []))
         self._tell()
 
     def __len__(self) -> int:

@@ -60,7 +60,8 @@ class TorchvisionSource(DataSource):
         self._labels = np.asarray(getattr(self._set, LABELS[name]), dtype=np.int64)
         self.num_classes = int(self._labels.max()) + 1
         names = list(getattr(self._set, "classes", ()))
-        self.class_names = names if len(names) == self.num_classes else []
+        # A set may hold some of its classes alone.
+        self.class_names = names if len(names) >= self.num_classes else []
         # Some sets hold all pixels in one array, which goes to workers as a reference.
         pixels = getattr(self._set, "data", None)
         self._pixels = SharedArray.of(pixels) if isinstance(pixels, np.ndarray) else None

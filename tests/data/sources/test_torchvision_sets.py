@@ -41,6 +41,7 @@ def test_mnist_as_rgb_with_its_labels(tmp_path: Path) -> None:
         assert mnist.labels().tolist() == list(range(2, 2 + count))
         assert mnist.label(1) == 3
         assert mnist.num_classes == count + 2
+        assert list(mnist.class_names)[7] == "7 - seven"  # although the split has fewer classes
         pixels = np.asarray(mnist.image(2))
         np.testing.assert_array_equal(pixels, np.repeat(images[split][2][..., None], 3, axis=2))
 

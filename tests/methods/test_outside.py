@@ -1,0 +1,171 @@
+"""Three methods that a user might write, one file each: trained, on ranks, killed and resumed.
+
+Their formulas: test_outside_formulas.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sslengine.config.resolve import resolve
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.services.order import Services
+from sslengine.task.task import SelfSupervisionTask
+from tests.integration.command import ROOT, same_weights
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.ranks import RankPool
+from tests.task.runs import make_task
+from tests.task.sharded import (
+    SHARDED,
+    SMALL_VIT,
+    SYNC_BN,
+    assert_close,
+    needs_shards,
+    on_ranks,
+    run,
+)
+
+HERE = "tests.methods.outside"
+CONFIGS = Path(__file__).parent / "outside" / "configs"
+TWO_SIZES = [
+    {"name": "ImgPilToMultiCrop", "total_num_crops": 4, "num_crops": [2, 2], "size_crops": [8, 4],
+     "crop_scales": [[0.3, 1], [0.1, 0.5]]},
+    {"name": "ToTensor"},
+    {"name": "MaskedImageModeling", "patch_size": 2, "pred_ratio_mean": [0.0, 0.4],
+     "pred_ratio_var": [0.0, 0.2]},
+]  # fmt: skip
+GLOBAL = ["global_views", {"feat_names": ["lastBLK"], "head_index": 0, "additional_keys": ["mask"]}]
+LOCAL = ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}]
+HEAD = {"in_dim": 18, "num_clusters": [9], "hidden_dim": 12, "bottleneck_dim": 6}
+RUNS: dict[str, dict[str, Any]] = {
+    "nnclr": {
+        **SMALL_VIT, **SYNC_BN, "DATA__TRAIN__LABEL_SOURCES": ["synthetic"],
+        "OPTIMIZER__param_schedulers__lr__start_value": 0.01,
+        "LOSS": {"name": f"{HERE}.nnclr:NNCLR", "NNCLR": {"dim": 7, "hidden": 12, "rows": 24, "temperature": 1.0}},
+    },
+    "clip_like": {
+        **SMALL_VIT,
+        "LOSS": {"name": f"{HERE}.clip_like:CLIPLike", "CLIPLike": {"temperature": 0.3}},
+    },
+    "ibot": {
+        "DATA__TRAIN__TRANSFORMS": TWO_SIZES,
+        "DATA__TRAIN__COLLATE_FUNCTION": "ibot_multicrop_masking_collator",
+        "DATA__TRAIN__INPUT_KEY_NAMES": ["global_views", "local_views", "mask"],
+        "MODEL__TRUNK": {
+            "NAME": f"{HERE}.ibot:MaskedVisionTransformer",
+            "VISION_TRANSFORMERS": {
+                **SMALL_VIT["MODEL__TRUNK"]["VISION_TRANSFORMERS"], "PATCH_SIZE": 2,
+            },
+        },
+        "MODEL__MULTI_INPUT_HEAD_MAPPING": [GLOBAL, LOCAL],
+        "MODEL__HEAD__PARAMS": [[f"{HERE}.ibot:TokenHead", HEAD]],
+        "LOSS": {"name": f"{HERE}.ibot:IBOT",
+                 "IBOT": {"scores": 9, "momentum": 0.8, "warmup_epochs": 2}},
+    },
+}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "by hand": {"DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
+    "accumulated": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
+    "in shards": SHARDED,
+}
+# A temperature that is a single number cannot be in shards: tests/integration/test_loss_parameters.py
+EACH = [
+    pytest.param(method, way, id=f"{method}, {way}", marks=needs_shards if way == "in shards" else ())
+    for method in RUNS
+    for way in WAYS
+    if (method, way) != ("clip_like", "in shards")
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[RankPool]:
+    with RankPool(2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("method", "way"), EACH)
+def test_two_ranks_end_where_one_process_does(
+    two_ranks: RankPool, tmp_path: Path, method: str, way: str
+) -> None:
+    changes = {"OPTIMIZER__num_epochs": 1, **RUNS[method], **WAYS[way]}
+    alone = run(tmp_path, changes)
+    for each in two_ranks.run(run, tmp_path, changes):
+        # As in tests/integration/test_sharded.py: batch norm over few images magnifies rounding.
+        close = {"rtol": 1e-3, "atol": 1e-5} if method == "nnclr" else {"rtol": 1e-4, "atol": 1e-6}
+        assert_close(each, alone, **close)
+    first = make_task(tmp_path, [], **on_ranks(changes, 1))
+    for then, now in ((first.loss, alone.loss_state), (first.base_model, alone.weights)):
+        state = then.state_dict()
+        still = {name for name in now if torch.equal(state[name], now[name])}
+        assert not {name for name in still if not name.endswith("weight_g")}  # a fixed length
+
+
+def _resumed(folder: Path, changes: dict[str, Any]) -> None:
+    assert_goes_on_bit_by_bit(folder / str(rank()), **on_ranks(changes, world_size(), 4))
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_resumed_it_is_the_same_run_bit_by_bit(
+    two_ranks: RankPool, tmp_path: Path, method: str
+) -> None:
+    _resumed(tmp_path / "alone", RUNS[method])
+    two_ranks.run(_resumed, tmp_path / "both", RUNS[method])
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_a_step_stays_on_the_gpu(tmp_path: Path, method: str) -> None:
+    fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")
+    small = [f"config.{path}" for path in SMALL]
+    arguments = [f"config={method}", *small, "config.LOG_FREQUENCY=1000"]
+    config = resolve(arguments, [str(CONFIGS)]).config
+    fake_cuda.two_steps(
+        SelfSupervisionTask(config, tmp_path, torch.device("cpu"), hooks=[], services=Services())
+    )
+
+
+SMALL = (
+    "DATA.TRAIN.DATA_LIMIT=64", "DATA.TRAIN.BATCHSIZE_PER_REPLICA=16", "DATA.NUM_DATALOADER_WORKERS=0",
+    "OPTIMIZER.num_epochs=2", "CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=3",
+)  # fmt: skip
+
+
+def _command(method: str, folder: Path, *more: str) -> int:
+    arguments = [f"config.{each}" for each in (*SMALL, f"CHECKPOINT.DIR={folder}", *more)]
+    process = subprocess.run(
+        [sys.executable, "-m", "sslengine", "--config-dir", str(CONFIGS), f"config={method}",
+         *arguments],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert process.returncode in (0, -signal.SIGKILL), process.stderr
+    return process.returncode
+
+
+def test_the_command_logs_what_a_method_puts(tmp_path: Path) -> None:
+    assert _command("nnclr", tmp_path) == 0
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    told = [json.loads(line).get("neighbours_with_the_same_label") for line in lines]
+    assert any(share is not None and 0 <= share <= 1 for share in told)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", RUNS)
+def test_the_command_killed_and_started_again(method: str, tmp_path: Path) -> None:
+    one, two = tmp_path / "whole", tmp_path / "killed"
+    assert _command(method, one) == 0
+    dies = f"HOOKS.EXTRA=[{HERE}.dying:DieOnce]"
+    assert _command(method, two, dies) == -signal.SIGKILL
+    assert _command(method, two, dies) == 0
+    assert same_weights(one, two)
