@@ -204,7 +204,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.broadcasts_before_eval = mode == "before_eval" or (
             self.sharded and mode == "forward_pass"
         )
-        # DDP takes rank 0's weights; the loss has no wrapper that would. Shards differ by rank.
+        # DDP sends rank 0's weights of the model. It is not around the loss. Shards differ by rank.
         own = (*self.loss.parameters(), *self.loss.buffers())
         broadcast_all(each for each in own if not is_sharded(each))
         self.optimizer.prepare(self.precision, self.base_model)
