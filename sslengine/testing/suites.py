@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sslengine.testing import of_data, of_parts
+from sslengine.testing import of_data, of_judges, of_parts
 
 _ALL: tuple[type[Any], ...] = (
     of_parts.MethodSuite,
@@ -20,5 +20,7 @@ _ALL: tuple[type[Any], ...] = (
     of_data.TransformSuite,
     of_data.CollatorSuite,
     of_data.SourceSuite,
+    of_judges.WriterSuite,
+    of_judges.EvaluatorSuite,
 )
 SUITES: dict[str, type[Any]] = {each.kind: each for each in _ALL}

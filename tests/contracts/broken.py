@@ -18,6 +18,8 @@ from sslengine.data.sources.base import DataSource
 from sslengine.distributed.ranks import rank
 from sslengine.hooks.events import Hook
 from sslengine.meters.base import Meter
+from sslengine.monitor.build import RunPlace
+from sslengine.monitor.writers import Record, Writer
 
 
 def agreement(output: Tensor) -> Tensor:
@@ -374,3 +376,39 @@ class CountsOutside(Meter):
 
     def measure(self, totals: list[float]) -> dict[str, float]:
         return {"mean": totals[0] / self.images}
+
+
+class AppendsForEver(Writer):
+    """A run that resumes writes the steps after its checkpoint a second time."""
+
+    def __init__(self, run: RunPlace) -> None:
+        self.path = run.folder / "losses.txt"
+
+    def write(self, record: Record) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{record.values.get('loss')}\n")
+
+
+class LosesTheLast(Writer):
+    """What it holds back is not there when it is closed."""
+
+    def __init__(self, run: RunPlace) -> None:
+        self.path, self.held = run.folder / "losses.txt", ""
+
+    def write(self, record: Record) -> None:
+        with self.path.open("a") as file:
+            file.write(self.held)
+        self.held = f"{record.values['loss']}\n"
+
+
+def by_chance(features: Tensor) -> float:
+    return float(torch.rand(()))
+
+
+def centres_its_features(features: Tensor) -> float:
+    features.sub_(features.mean(dim=0))
+    return float(features.square().mean())
+
+
+def of_the_first_rows(features: Tensor) -> float:
+    return float(features[:7].square().mean())

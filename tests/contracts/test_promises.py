@@ -61,6 +61,9 @@ OTHERS: list[tuple[str, Any, str, str]] = [
     ("optimizer", broken.StateOutside, "resumes_bit_by_bit", "the losses are"),
     ("meter", broken.MeansOfBatches, "adds_up", "batches of another size other values: mean"),
     ("meter", broken.CountsOutside, "goes_on_from_its_state", "after a resume other values: mean"),
+    ("writer", broken.AppendsForEver, "resumes_without_doubles", "after a kill and a resume"),
+    ("writer", broken.LosesTheLast, "gets_every_record_once", r"of losses .* it kept"),
+    ("writer", broken.LosesTheLast, "takes_what_is_no_number", "KeyError: 'loss'"),
     ("hook", broken.ChangesWeights, "changes_nothing", "the run is another one"),
     ("hook", broken.DrawsFromTheStreams, "changes_nothing", r"ranks\.0\.rng"),
     ("hook", broken.ForgetsItsCount, "resumes_its_own_state", r"ForgetsItsCount\.count: not in"),
@@ -75,6 +78,25 @@ def test_any_other_that_breaks_a_promise_is_refused(
 ) -> None:
     with pytest.raises(BrokenPromise, match=told):
         Contract(kind, component, also=[promise]).keep(promise)
+
+
+@pytest.mark.parametrize(
+    ("component", "promise", "told"),
+    [
+        (broken.by_chance, "is_always_the_same", "asked again it has another value"),
+        (broken.centres_its_features, "leaves_features_as_they_are", "changed its features"),
+        (
+            broken.of_the_first_rows,
+            "does_not_depend_on_the_order",
+            "in another order another value",
+        ),
+    ],
+)
+def test_an_evaluator_that_breaks_a_promise_is_refused(
+    component: Any, promise: str, told: str
+) -> None:
+    with pytest.raises(BrokenPromise, match=told):
+        Contract("evaluator", component, alone=True).keep(promise)
 
 
 @pytest.mark.parametrize("promise", Contract("source", broken.Pictures).promises)

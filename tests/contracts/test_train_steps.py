@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sslengine.registry import METERS, TRAIN_STEPS
 from sslengine.testing import Contract
@@ -24,6 +28,25 @@ PIRL = (
     "config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=4",
     "config.LOSS.nce_loss_with_memory.memory_params.embedding_dim=8",
 )
+LISTED = "config.DATA.TRAIN.TRANSFORMS=[{name:RandomResizedCrop,size:16},{name:ToTensor}]"
+
+
+class GivesLosses(nn.Module):
+    """As detectron2's models do, in test phases too."""
+
+    def __init__(self, model: Any = None) -> None:
+        super().__init__()
+        self.encode, self.classify = nn.Linear(3 * 16 * 16, 8), nn.Linear(8, 4)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        features = self.encode(batch["data"].flatten(1))
+        scores = self.classify(features).float()
+        return {
+            "class": F.cross_entropy(scores, batch["label"]),
+            "size": 0.1 * features.float().square().mean(),
+        }
+
+
 STEPS: dict[str, Of] = {
     "standard_train_step": Of(more={"also": [EQUAL]}),
     "gradcache_train_step": Of(
@@ -32,6 +55,9 @@ STEPS: dict[str, Of] = {
     "multi_input_train_step": Of(overrides=("config=quickstart/pirl", *TINY, *PIRL),
                                  more={"but": {"tests_move_nothing": "the method's: see there"}}),
     "model_train_step": MODELS_SMALL["mae"],
+    "loss_dict_train_step": Of(
+        overrides=(f"config.MODEL.BASE_MODEL_NAME={__name__}:GivesLosses", "config.LOSS.name=''",
+                   LISTED)),
 }  # fmt: skip
 METERS_SMALL = {"accuracy_list_meter": Of({"topk_values": [1, 3]})}
 SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL)

@@ -1,0 +1,195 @@
+"""Promises of what writes records down, and of what judges features."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.monitor.build import RunPlace, build_writers
+from sslengine.monitor.writers import Record, Writer
+from sslengine.registry import component_key, import_dotted
+from sslengine.testing.promises import expect, names, promise
+from sslengine.testing.state import differences, flat
+
+# A run of four steps, of which each is a record, that is saved after the second.
+RECORDS = tuple(
+    Record("step", number, 0, "train", {"loss": 0.7310625 / number, "top": {"1": 50.0 + number}})
+    for number in (1, 2, 3, 4)
+)
+SAVED_AT = 2
+
+
+class WriterSuite:
+    """arguments: as in config.HOOKS.WRITERS.
+
+    read: a function of the run's folder that gives the losses that are written there, in order;
+        without one they are looked for in the files that `marks` names.
+    """
+
+    kind = "writer"
+
+    def __init__(
+        self,
+        component: str,
+        arguments: Mapping[str, Any],
+        overrides: Sequence[str],
+        still: Sequence[str],
+        folder: Path,
+        read: Callable[[Path], list[float]] | None = None,
+    ) -> None:
+        self.entry = {"name": component, **arguments}
+        self.name, self.folder, self._read = component_key(component), folder, read
+
+    def open(self, folder: str, iteration: int = 0, marks: Any = None) -> Writer:
+        place = self.folder / folder
+        place.mkdir(exist_ok=True)
+        (writer,) = build_writers([self.entry], RunPlace(place, iteration, marks=marks))
+        return writer
+
+    def written(self, folder: str) -> list[float]:
+        """The losses, in the order in which they stand in the files of the run."""
+        if self._read is not None:
+            return self._read(self.folder / folder)
+        files = [path for path in sorted((self.folder / folder).iterdir()) if path.is_file()]
+        text = "\n".join(path.read_text(errors="replace") for path in files)
+        numbers = map(float, re.findall(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?", text))
+        wanted = [record.values["loss"] for record in RECORDS]
+        found = (next((w for w in wanted if _near([each], [w])), None) for each in numbers)
+        return [each for each in found if each is not None]
+
+    @cached_property
+    def whole(self) -> list[float]:
+        writer = self.open("whole")
+        for record in RECORDS:
+            writer.write(record)
+        writer.close()
+        return self.written("whole")
+
+    @promise()
+    def gets_every_record_once(self) -> None:
+        """What is written stays, in its order, and is complete when the writer is closed."""
+        wanted = [record.values["loss"] for record in RECORDS]
+        expect(_near(self.whole, wanted), f"{self.name}: of losses {wanted} it kept {self.whole}")
+
+    @promise()
+    def resumes_without_doubles(self) -> None:
+        """Killed after a step that the checkpoint does not know, and resumed: each record once."""
+        writer = self.open("first")
+        for record in RECORDS[:SAVED_AT]:
+            writer.write(record)
+        marks = dict(writer.marks())
+        writer.write(RECORDS[SAVED_AT])
+        # What is on the disk now is all that is left of a process that is killed.
+        shutil.copytree(self.folder / "first", self.folder / "killed")
+        again = self.open("killed", SAVED_AT, marks)
+        for record in RECORDS[SAVED_AT:]:
+            again.write(record)
+        again.close()
+        writer.close()
+        kept = self.written("killed")
+        expect(
+            _near(kept, self.whole),
+            f"{self.name}: after a kill and a resume the losses are {kept}, without a stop "
+            f"{self.whole}. Cut its files at the marks of the checkpoint (`RunPlace.marks`).",
+        )
+
+    @promise()
+    def takes_what_is_no_number(self) -> None:
+        """A record may hold NaN, texts and nothing at all: that is no reason to end a run."""
+        writer = self.open("odd")
+        values = {"loss": math.nan, "norm": math.inf, "text": "words, and more", "none": None}
+        writer.write(Record("phase", 1, 0, "test", values))
+        writer.write(Record("end", 1, 0, "train", {}))
+        writer.close()
+
+
+def _near(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=1e-3) for a, b in zip(one, other, strict=True)
+    )
+
+
+class EvaluatorSuite:
+    """A function (training features, training labels, test features, test labels) -> numbers, or
+    one of features alone. arguments: by keyword.
+    """
+
+    kind = "evaluator"
+    ROWS, WIDTH, CLASSES = 60, 5, 3
+
+    def __init__(
+        self,
+        component: str,
+        arguments: Mapping[str, Any],
+        overrides: Sequence[str],
+        still: Sequence[str],
+        folder: Path,
+        alone: bool = False,
+    ) -> None:
+        """alone: it takes features, without labels."""
+        self.name, self.arguments, self.alone = component_key(component), dict(arguments), alone
+        self.judge = import_dotted(component)
+
+    @cached_property
+    def given(self) -> list[Tensor]:
+        """Classes around centres of their own, with some overlap."""
+        draw = torch.Generator().manual_seed(0)
+        centres = torch.randn(self.CLASSES, self.WIDTH, generator=draw)
+        made: list[Tensor] = []
+        for _ in ("train", "test"):
+            labels = torch.randint(self.CLASSES, (self.ROWS,), generator=draw)
+            noise = torch.randn(self.ROWS, self.WIDTH, generator=draw)
+            made += [centres[labels] + 0.7 * noise, labels]
+        return made[:1] if self.alone else made
+
+    def judged(self, given: Sequence[Tensor]) -> dict[str, float]:
+        found = self.judge(*given, **self.arguments)
+        found = vars(found) if hasattr(found, "__dataclass_fields__") else {"value": found}
+        numbers = {key: each for key, each in flat(found).items() if not isinstance(each, str)}
+        return {key: float(each) for key, each in numbers.items()}
+
+    @promise()
+    def is_always_the_same(self) -> None:
+        """A finite number, and the same when it is asked again: nothing is left to chance."""
+        first, again = self.judged(self.given), self.judged(self.given)
+        wrong = [key for key, each in first.items() if not math.isfinite(each)]
+        expect(bool(first) and not wrong, f"{self.name}: not finite: {names(wrong)}")
+        differs = differences(first, again)
+        expect(not differs, f"{self.name}: asked again it has another {names(differs)}")
+
+    @promise()
+    def leaves_features_as_they_are(self) -> None:
+        """Several judges are given the same ones."""
+        before = [each.clone() for each in self.given]
+        self.judged(self.given)
+        kept = all(torch.equal(*pair) for pair in zip(before, self.given, strict=True))
+        expect(kept, f"{self.name}: it has changed its features")
+
+    @promise()
+    def does_not_depend_on_the_order(self) -> None:
+        """Of the test images: ranks and loaders bring them in another one."""
+        order = torch.randperm(self.ROWS, generator=torch.Generator().manual_seed(1))
+        moved = [*self.given[:-2], *(each[order] for each in self.given[-2:])]
+        first, other = self.judged(self.given), self.judged(moved)
+        far = [key for key in first if not math.isclose(first[key], other[key], rel_tol=1e-4)]
+        expect(not far, f"{self.name}: for images in another order another {names(far)}")
+
+    @promise(always=False)
+    def tells_good_features_from_noise(self) -> None:
+        """A higher number for classes that lie apart than for noise."""
+        train, labels, test, test_labels = self.given
+        draw = torch.Generator().manual_seed(2)
+        noise = [torch.randn(each.shape, generator=draw) for each in (train, test)]
+        good = self.judged(self.given)
+        bad = self.judged([noise[0], labels, noise[1], test_labels])
+        key = next(iter(good))
+        expect(good[key] > bad[key], f"{self.name}: {good[key]:g}, and of noise {bad[key]:g}")

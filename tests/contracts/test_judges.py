@@ -1,0 +1,58 @@
+"""Every writer, and every way to judge features, that ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sslengine import evaluation
+from sslengine.registry import WRITERS
+from sslengine.testing import Contract
+from tests.contracts.cases import Of, cases, forgotten
+
+
+def of_tensorboard(folder: Path) -> list[float]:
+    """The events of all files, as TensorBoard's own reader has them."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    values = []
+    for path in sorted((folder / "tb_logs").glob("events*")):
+        events = reader.EventAccumulator(str(path)).Reload()
+        if "train/loss" in events.Tags()["scalars"]:
+            values += [(each.step, each.value) for each in events.Scalars("train/loss")]
+    return [value for _, value in sorted(values)]
+
+
+LINES = {"gets_every_record_once": "lines for a person", "resumes_without_doubles": "no file"}
+WRITERS_SMALL: dict[str, Of] = {
+    "json": Of(),
+    "csv": Of(),
+    "tensorboard": Of(more={"read": of_tensorboard}),
+    "console": Of(more={"but": LINES}),
+    "log": Of(more={"but": LINES}),
+    "images": Of(more={"but": dict.fromkeys(LINES, "it writes pictures alone")}),
+}
+APART = {"also": ["tells_good_features_from_noise"]}
+EVALUATORS: dict[str, Of] = {
+    "sslengine.evaluation.knn:knn_accuracy": Of({"k": 5}, more=APART),
+    "sslengine.evaluation.linear:linear_probe": Of(more=APART),
+    "sslengine.evaluation.rankme:rankme": Of(more={"alone": True}),
+    "sslengine.evaluation.feature_std:feature_std": Of(more={"alone": True}),
+}
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("writer", WRITERS_SMALL))
+def test_writer(tried: Contract, promise: str) -> None:
+    tried.keep(promise)
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("evaluator", EVALUATORS))
+def test_evaluator(tried: Contract, promise: str) -> None:
+    tried.keep(promise)
+
+
+def test_none_is_forgotten() -> None:
+    assert forgotten(WRITERS, WRITERS_SMALL) == []
+    judges = {path.stem for path in Path(evaluation.__file__).parent.glob("*.py")}
+    told = {name.partition(":")[0].rpartition(".")[2] for name in EVALUATORS}
+    assert judges - {"__init__", "options", "features"} == told
