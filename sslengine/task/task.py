@@ -31,7 +31,7 @@ from sslengine.errors import DataError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
-from sslengine.meters.build import build_meters
+from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import verbs
 from sslengine.methods.foreign import takes_sample
