@@ -17,11 +17,11 @@ A method is a module, registered by name with a dataclass of its YAML options:
 `sample` the batch (`input`, `target`, `data_idx`, masks and whatever else the collator made);
 `step` tells where the run is and takes metrics (step.py). What a method keeps between steps
 (queue, centre) it keeps in buffers and submodules: those are checkpointed and restored.
-State moves in `forward` if `step.train`, in `after_backward` and in `after_update`; evaluation
-moves nothing.
+State moves in `forward` if `step.train`, in `before_phase`, `after_backward` and `after_update`;
+evaluation moves nothing.
 
-Submodules made in `__init__` may have `attach`, `after_backward` and `after_update` of their own:
-they are called too, behind the method's.
+Submodules made in `__init__` may have `attach` and these three of their own: they are called too,
+behind the method's.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class Method(nn.Module):
         have been loaded into the model, so that copies start as the model does.
         """
 
+    def before_phase(self, step: Step) -> None:
+        """A train phase begins: an epoch, or its share. Not where a run is resumed within one."""
+
     def after_backward(self, step: Step) -> None:
         """The gradients of this batch are there. In train phases, for each batch of a group."""
 
@@ -74,7 +77,7 @@ class Method(nn.Module):
 
 
 def verbs(method: nn.Module, name: str) -> tuple[Callable[[Any], None], ...]:
-    """`attach`, `after_backward` or `after_update` of a method and its parts, where they act."""
+    """The verb of that name of a method and its parts, where it does something."""
     return tuple(
         getattr(part, name)
         for part in method.modules()

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
@@ -35,10 +35,9 @@ from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import fetch, own_rows, within
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.hooks.events import Hook, TaskView
 from sslengine.losses.kmeans import spherical_kmeans
 from sslengine.losses.memory import expect_sample_index, overwrite, zero_rows
-from sslengine.methods.base import Method
+from sslengine.methods.base import Method, Step
 from sslengine.registry import register_loss
 
 log = logging.getLogger("sslengine")
@@ -103,7 +102,7 @@ class DeepClusterOptions:
 class DeepClusterLoss(Method):
     def __init__(self, options: DeepClusterOptions, run: RunFacts) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.seed = options, run.seed
         samples = _num_samples(options, run)
         self.crops = options.memory_params.crops_for_mb
         dim = options.memory_params.embedding_dim
@@ -119,8 +118,14 @@ class DeepClusterLoss(Method):
         for division, clusters in enumerate(options.num_clusters):
             self.register_buffer(f"centroids{division}", torch.zeros(clusters, dim))
 
-    def hooks(self) -> list[Hook]:
-        return [ClusterMemory(self)]
+    def attach(self, model: nn.Module) -> None:
+        self._model = (model,)  # a tuple, so that it is no part of this module
+
+    def before_phase(self, step: Step) -> None:
+        if not bool(self.filled.any()):
+            self._fill(step)
+        # Epochs of data count from 0; these streams are none of theirs.
+        self.cluster(epoch_generator(self.seed, -1 - step.phase))
 
     def centroids(self, division: int) -> Tensor:
         return self.get_buffer(f"centroids{division}")
@@ -168,6 +173,17 @@ class DeepClusterLoss(Method):
         self.filled.index_fill_(0, rows, True)  # `= True` would copy a tensor of the host
 
     @torch.no_grad()
+    def _fill(self, step: Step) -> None:
+        log.info("filling the memory: once through the training set")
+        (model,) = self._model
+        for sample in step.training_set():
+            crops = [sample["input"][crop] for crop in self.crops]
+            with step.autocast():
+                output = model(crops)
+            embeddings = F.normalize(step.full(output)[0], dim=1).chunk(len(crops))
+            self.remember(torch.stack(embeddings, dim=1), sample["target"][: len(crops[0])])
+
+    @torch.no_grad()
     def cluster(self, generator: torch.Generator) -> None:
         """Divide the memory anew. `generator` must draw the same on all ranks.
 
@@ -191,42 +207,6 @@ class DeepClusterLoss(Method):
         everybodys = torch.zeros_like(self.assignments[division])
         everybodys[samples] = clusters - NO_CLUSTER
         self.assignments[division] = sum_in_place(everybodys) + NO_CLUSTER
-
-
-class ClusterMemory(Hook):
-    """Fills the memory before the first phase and clusters it at the start of each."""
-
-    def __init__(self, loss: DeepClusterLoss) -> None:
-        self._loss = loss
-
-    def on_start(self, task: TaskView) -> None:
-        loss = self._loss
-        if task.train_feed is None or bool(loss.filled.any()):
-            return
-        log.info("filling the memory: once through the training set")
-        data = task.config.DATA.TRAIN
-        unused_epoch = task.phases[-1].epoch + 1
-        task.base_model.train()
-        for batch in task.train_feed.batches(unused_epoch):
-            images, samples = batch[data.INPUT_KEY_NAMES[0]][0], batch[data.TARGET_KEY_NAMES[0]][0]
-            crops = [images[crop] for crop in loss.crops]
-            samples = samples[: len(crops[0])]
-            with torch.no_grad():
-                loss.remember(_embed(task, crops), samples)
-
-    def on_phase_start(self, task: TaskView) -> None:
-        if task.train and task.progress.step == 0:
-            # Epochs of data count from 0; these streams are none of theirs.
-            phase = -1 - task.phase.train_index
-            self._loss.cluster(epoch_generator(task.config.SEED_VALUE, phase))
-
-
-def _embed(task: TaskView, crops: list[Tensor]) -> Tensor:
-    """(B, crops, D), of unit length."""
-    with task.precision.autocast():
-        output = task.base_model(crops)
-    embeddings: Tensor = task.precision.as_full(output)[0]
-    return torch.stack(F.normalize(embeddings, dim=1).chunk(len(crops)), dim=1)
 
 
 def _num_samples(options: DeepClusterOptions, run: RunFacts) -> int:

@@ -3,6 +3,7 @@
     step.iteration      train steps made            step.train      False: evaluation moves nothing
     step.num_updates    optimizer steps made        step.updating   does this batch end its group?
     step.where          their share, from 0 to 1    step.epoch      from 0
+    step.phase          train phases before this one
     step.put("temperature", value)                  a metric; tensors stay on the device
 
 Without a task, in a test or a notebook: `Step.alone(iteration=3)`.
@@ -10,7 +11,7 @@ Without a task, in a test or a notebook: `Step.alone(iteration=3)`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -33,15 +34,19 @@ class Step:
         num_updates: int = 0,
         where: float = 0.0,
         epoch: int = 0,
+        phase: int = 0,
         train: bool = True,
         updating: bool = True,
         precision: Precision | None = None,
+        training_set: Iterable[Mapping[str, Any]] = (),
     ) -> Step:
         """Of no task. Metrics that are put: `step.metrics`."""
         progress = SimpleNamespace(iteration=iteration, num_updates=num_updates)
+        phase_of_run = SimpleNamespace(epoch=epoch, train_index=phase)
         task = SimpleNamespace(
-            progress=progress, where=where, phase=SimpleNamespace(epoch=epoch), train=train,
-            updating=updating, precision=precision or Precision(), storage=_Kept(),
+            progress=progress, where=where, phase=phase_of_run, train=train, updating=updating,
+            precision=precision or Precision(), storage=_Kept(),
+            unused_epoch=lambda: iter(training_set),
         )  # fmt: skip
         return cls(task)
 
@@ -62,6 +67,10 @@ class Step:
         return self._task.phase.epoch  # type: ignore[no-any-return]
 
     @property
+    def phase(self) -> int:
+        return self._task.phase.train_index  # type: ignore[no-any-return]
+
+    @property
     def train(self) -> bool:
         return self._task.train  # type: ignore[no-any-return]
 
@@ -76,6 +85,10 @@ class Step:
 
     def put(self, name: str, value: Any) -> None:
         self._task.storage.put_scalar(name, value)
+
+    def training_set(self) -> Iterator[Mapping[str, Any]]:
+        """In `before_phase`: this rank's share, as in `forward`, with crops never trained on."""
+        return self._task.unused_epoch()  # type: ignore[no-any-return]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which the run computes its model: `with step.autocast(): ...`"""

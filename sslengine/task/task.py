@@ -31,7 +31,7 @@ from sslengine.errors import DataError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
-from sslengine.meters.build import build_meters
+from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import verbs
 from sslengine.methods.foreign import takes_sample
@@ -106,6 +106,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.base_model = self._make_model()
         self.loss = self._make_loss()
         self.loss_takes_sample = takes_sample(self.loss)
+        self.before_phase = verbs(self.loss, "before_phase")
         self.after_backward = verbs(self.loss, "after_backward")
         self.after_update = verbs(self.loss, "after_update")
         for train, feed in ((True, self.train_feed), (False, self.test_feed)):
@@ -204,7 +205,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.broadcasts_before_eval = mode == "before_eval" or (
             self.sharded and mode == "forward_pass"
         )
-        # DDP takes rank 0's weights; the loss has no wrapper that would. Shards differ by rank.
+        # DDP sends rank 0's weights of the model. It is not around the loss. Shards differ by rank.
         own = (*self.loss.parameters(), *self.loss.buffers())
         broadcast_all(each for each in own if not is_sharded(each))
         self.optimizer.prepare(self.precision, self.base_model)
@@ -300,7 +301,20 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         # Ranks may hold unequal shares of a batch; what they average is weighted by them then.
         shares = zip(self._sizes, self._global_sizes, strict=True)
         self._uneven = any(world_size() * size != of_all for size, of_all in shares)
+        for call in self.before_phase if phase.train and progress.step == 0 else ():
+            call(self.method_step)
         self._batches = feed.batches(phase.epoch, phase.first_step + progress.step, phase.last_step)
+
+    def unused_epoch(self) -> Iterator[dict[str, Any]]:
+        """Samples of the training set in the order and with the crops of an epoch after the last.
+
+        Not while a phase reads its batches: a feed gives one iteration at a time.
+        """
+        assert self.train_feed is not None
+        for batch in self.train_feed.batches(self.phases[-1].epoch + 1):
+            named = {key: values[0] for key, values in batch.items()}
+            inputs, targets = self.input_keys, self.target_keys
+            yield {**named, "input": named[inputs[0]], "target": named[targets[0]]}
 
     def same_statistics(self) -> None:
         """Before a test: rank 0's running statistics on all ranks, where steps do not see to it."""

@@ -1,12 +1,45 @@
+"""What a method needs, and when its phases are told to begin."""
+
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from sslengine.methods.base import Method
+from sslengine.methods.base import Method, Step
+from sslengine.trainer import loop
+from tests.methods.resuming import KeepState
+from tests.task.runs import Watch, make_task
+
+CHANGES: dict[str, Any] = {
+    "LOSS__name": f"{__name__}:Phases",
+    "DATA__TRAIN__DATA_LIMIT": 16,
+    "DATA__TRAIN__TRAIN_PHASES_PER_EPOCH": 2,
+    "DATA__TRAIN__LABEL_TYPE": "sample_index",
+}
 
 
 class _Plain(Method):
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         return output.sum()
+
+
+class Phases(_Plain):
+    """Notes when phases begin, and what is in the training set then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[tuple[int, int, int]] = []
+        self.samples: list[int] = []
+        self.pixels: list[Tensor] = []
+
+    def before_phase(self, step: Step) -> None:
+        assert self.training
+        self.begun.append((step.phase, step.epoch, step.iteration))
+        if step.phase == 0:
+            for sample in step.training_set():
+                self.samples += sample["target"].chunk(2)[0].tolist()
+                self.pixels.append(sample["input"])
 
 
 def test_a_method_needs_a_forward_and_nothing_else() -> None:
@@ -15,3 +48,27 @@ def test_a_method_needs_a_forward_and_nothing_else() -> None:
     assert method.hooks() == []
     assert method.rank_state() == {}
     method.load_rank_state({})
+
+
+def test_phases_begin_once(tmp_path: Path) -> None:
+    """Two epochs of four steps, in halves; resumed within the second phase, and at its end."""
+    watch, keep, at_end = Watch(), KeepState(after=3), KeepState(after=4)
+    task = make_task(tmp_path, [watch, keep, at_end], **CHANGES)
+    loop.run(task)
+    every = [(0, 0, 0), (1, 0, 2), (2, 1, 4), (3, 1, 6)]
+    assert task.loss.begun == every
+    assert sorted(task.loss.samples) == list(range(16))
+    for state, left in ((keep.state, every[2:]), (at_end.state, every[2:])):
+        resumed = make_task(tmp_path, [], **CHANGES)
+        resumed.set_classy_state(state)
+        loop.run(resumed)
+        assert resumed.loss.begun == left
+
+
+def test_before_a_phase_crops_are_none_that_are_trained_on(tmp_path: Path) -> None:
+    task = make_task(tmp_path, [], **CHANGES)
+    task.start_phase()
+    trained = torch.cat([b["data"][0] for e in (0, 1) for b in task.train_feed.batches(e)])
+    for images in task.loss.pixels:
+        for image in images:
+            assert not (trained == image).flatten(1).all(dim=1).any()

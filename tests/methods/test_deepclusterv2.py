@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +22,10 @@ from sslengine.losses.kmeans import spherical_kmeans
 from sslengine.methods.deepclusterv2 import (
     NO_CLUSTER,
     ClusteredMemory,
-    ClusterMemory,
     DeepClusterLoss,
     DeepClusterOptions,
 )
+from sslengine.methods.step import Step
 from tests.config.recipes import resolved
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
@@ -43,7 +42,10 @@ def _unit(number: int, seed: int) -> Tensor:
 
 
 def _loss(
-    remembered: tuple[int, ...] = (0, 2), temperature: float = 0.1, sharded: bool = False
+    remembered: tuple[int, ...] = (0, 2),
+    temperature: float = 0.1,
+    sharded: bool = False,
+    seed: int = 0,
 ) -> DeepClusterLoss:
     """With centroids and clusters as k-means might leave them; samples 3 and 8 have none."""
     options = DeepClusterOptions(
@@ -52,7 +54,7 @@ def _loss(
         num_clusters=CLUSTERS,
         memory_params=ClusteredMemory(list(remembered), DIM, sharded),
     )
-    loss = DeepClusterLoss(options, RunFacts(num_train_samples=SAMPLES)).double()
+    loss = DeepClusterLoss(options, RunFacts(num_train_samples=SAMPLES, seed=seed)).double()
     generator = torch.Generator().manual_seed(7)
     for division, clusters in enumerate(CLUSTERS):
         loss.centroids(division).copy_(_unit(clusters, division))
@@ -332,7 +334,7 @@ def test_the_memory_is_filled_before_the_first_phase(tmp_path: Path) -> None:
     """By crops of an epoch that is never trained on, with batch norms in training mode."""
     task = make_task(tmp_path, [], **RUN)
     twin = make_task(tmp_path, [], **RUN)
-    task.on_start()
+    task.start_phase()
     assert task.loss.filled.all()
     twin.base_model.train()
     for batch in twin.train_feed.batches(epoch=2):  # epochs 0 and 1 are trained
@@ -347,46 +349,20 @@ def test_the_memory_is_filled_before_the_first_phase(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_does_not_fill_it_again(tmp_path: Path) -> None:
     task = make_task(tmp_path, [], **RUN)
-    task.on_start()
+    task.start_phase()
     before = task.loss.memory.clone()
     for parameter in task.base_model.parameters():
         parameter.data.add_(1.0)
-    task.on_start()
+    task.start_phase()
     assert torch.equal(task.loss.memory, before)
 
 
-@pytest.mark.parametrize(
-    ("phase", "step", "clustered"),
-    [("train", 0, True), ("train", 2, False), ("test", 0, False)],
-)
-def test_only_the_start_of_a_train_phase_clusters(phase: str, step: int, clustered: bool) -> None:
-    loss = _loss()
-    _fill(loss)
-    before = loss.assignments.clone()
-    ClusterMemory(loss).on_phase_start(
-        SimpleNamespace(
-            train=phase == "train",
-            progress=SimpleNamespace(step=step),
-            phase=SimpleNamespace(train_index=1),
-            config=SimpleNamespace(SEED_VALUE=0),
-        )
-    )
-    assert torch.equal(loss.assignments, before) != clustered
-
-
 def test_each_phase_starts_at_other_images() -> None:
-    def centroids(train_index: int, seed: int) -> Tensor:
-        loss = _loss()
+    def centroids(phase: int, seed: int) -> Tensor:
+        loss = _loss(seed=seed)
         loss.options.kmeans_iters = 0
         _fill(loss)
-        ClusterMemory(loss).on_phase_start(
-            SimpleNamespace(
-                train=True,
-                progress=SimpleNamespace(step=0),
-                phase=SimpleNamespace(train_index=train_index),
-                config=SimpleNamespace(SEED_VALUE=seed),
-            )
-        )
+        loss.before_phase(Step.alone(phase=phase))
         return loss.centroids(0)
 
     assert torch.equal(centroids(0, 0), centroids(0, 0))
