@@ -17,8 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sslengine.evaluation.feature_std import feature_std
-from sslengine.evaluation.rankme import rankme
+from sslengine.evaluation.spread import feature_std, rankme
 from sslengine.hooks.events import Hook, TaskView
 
 

@@ -1,14 +1,17 @@
-"""What a meter is: totals on the device, one reduction at the end of a phase."""
+"""What a meter is: totals on the device, one reduction at the end of a phase. And its making."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sslengine.distributed.collectives import sum_in_place
+from sslengine.meters.options import MetersOptions
+from sslengine.registry import METERS, component_key
 
 
 class Meter(ABC):
@@ -55,3 +58,12 @@ class Meter(ABC):
         """Take over what several ranks had counted."""
         counted = [state["totals"] for state in states if state["totals"] is not None]
         self.totals = torch.stack(counted).sum(dim=0) if counted else None
+
+
+def build_meters(options: MetersOptions) -> list[Meter]:
+    """Those of `config.METERS`."""
+    meters = []
+    for name in options.names:
+        arguments = cast(Mapping[str, Any], getattr(options, component_key(name), {}))
+        meters.append(METERS.get(name, "config.METERS.names")(**arguments))
+    return meters

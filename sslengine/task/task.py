@@ -30,7 +30,7 @@ from sslengine.errors import DataError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
-from sslengine.meters.build import build_meters
+from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import verbs
 from sslengine.methods.foreign import takes_sample
@@ -203,7 +203,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.broadcasts_before_eval = mode == "before_eval" or (
             self.sharded and mode == "forward_pass"
         )
-        # DDP takes rank 0's weights; the loss has no wrapper that would. Shards differ by rank.
+        # DDP sends rank 0's weights of the model. It is not around the loss. Shards differ by rank.
         own = (*self.loss.parameters(), *self.loss.buffers())
         broadcast_all(each for each in own if not is_sharded(each))
         self.optimizer.prepare(self.precision, self.base_model)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.hooks.pictures import SavePictures, grid
+from sslengine.monitor.writers import Record, Writer
+from tests.train_steps.tasks import begin
 
 
 def test_rows_are_as_bright_as_their_first_panel() -> None:
@@ -26,30 +27,52 @@ def test_rows_are_as_bright_as_their_first_panel() -> None:
     assert picture[:, 0].min().item() == 1.0
 
 
-def make_task(epoch: int, last_step: int = 4, train: bool = True) -> Any:
-    put: list[Any] = []
-    batch = SimpleNamespace(
-        sample={"input": {"data": torch.rand(5, 3, 4, 4)}},
-        vis_preds=torch.ones(5),
-        vis_masks=torch.zeros(5),
-    )
-    return SimpleNamespace(
-        train=train, last_batch=batch, train_feed=SimpleNamespace(steps_per_epoch=4), put=put,
-        phase=SimpleNamespace(epoch=epoch, last_step=last_step),
-        storage=SimpleNamespace(put_image=lambda *given: put.append(given)),
-    )  # fmt: skip
+class Painter(nn.Module):
+    """A model that owns its step, and gives what it has painted over the first channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.brush = nn.Parameter(torch.ones(()))
+
+    def forward(self, data: Tensor, label: Any = None, mode: str = "loss") -> Any:
+        painted = self.brush * data
+        if mode != "loss":
+            return painted
+        return {"loss": painted.square().mean()}, painted, data[:, 0] > 0.5
+
+
+class Gallery(Writer):
+    def __init__(self) -> None:
+        self.pictures: list[tuple[str, int, list[str]]] = []
+
+    def write(self, record: Record) -> None:
+        if record.images:
+            self.pictures.append((record.split, record.iteration, list(record.images)))
+
+    def close(self) -> None:
+        pass
 
 
 def draw(images: Tensor, painted: Tensor, hidden: Tensor) -> Tensor:
     assert len(images) == len(painted) == len(hidden) == 2
-    return torch.stack([images, images], dim=1)
+    return torch.stack([images, painted.detach()], dim=1)
 
 
-@pytest.mark.parametrize(
-    ("epoch", "last_step", "training", "drawn"),
-    [(0, 4, True, 0), (1, 4, True, 1), (1, 2, True, 0), (1, 4, False, 0), (3, 4, True, 1)],
-)
-def test_every_so_many_epochs(epoch: int, last_step: int, training: bool, drawn: int) -> None:
-    task = make_task(epoch, last_step, training)
-    SavePictures("painted", draw, every=2, rows=2).on_phase_end(task)
-    assert [name for name, _ in task.put] == ["painted"] * drawn
+@pytest.mark.parametrize("tests", [{}, {"TEST_EVERY_NUM_ITERATIONS": 1}])
+def test_every_so_many_epochs_at_their_ends(tests: dict[str, Any]) -> None:
+    batches = [{"data": torch.rand(5, 3, 4, 4)}] * 2
+    task = begin(
+        batches, Painter(), None, SavePictures("painted", draw, every=2, rows=2),
+        validation=batches[:1], TRAINER__TRAIN_STEP_NAME="model_train_step",
+        OPTIMIZER__num_epochs=4, **tests,
+    )  # fmt: skip
+    task.writers.append(gallery := Gallery())
+    while True:
+        while task.steps_left():
+            task.step()
+        task.on_phase_end()
+        if task.done_training():
+            break
+        task.start_phase()
+        task.on_phase_start()
+    assert gallery.pictures == [("train", 4, ["painted"]), ("train", 8, ["painted"])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,16 @@ WAYS: dict[str, dict[str, Any]] = {
     "sync bn": {**SYNC_BN, **_of(Predicting, norm=True)},
     "loss of two arguments": _of(OfTwoArguments),
 }  # fmt: skip
+WAYS["compiled"] = {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}}
+# What is tried in each run of the tests; the others in `make test-slow`.
+OFTEN = ("ddp", "find unused", "by hand", "accumulated", "bf16", "sync bn")
 IN_SHARDS = ("ddp", "accumulated", "clipped", "in chunks", "bf16", "loss of two arguments")
+
+
+def _marked(ways: Iterable[str], often: Sequence[str]) -> list[Any]:
+    return [
+        pytest.param(way, marks=() if way in often else pytest.mark.slow, id=way) for way in ways
+    ]
 
 
 def _trained(folder: Path, ranks: RankPool, changes: dict[str, Any], **more: Any) -> None:
@@ -132,13 +141,13 @@ def _trained(folder: Path, ranks: RankPool, changes: dict[str, Any], **more: Any
     assert kept <= {"frozen"}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", _marked(WAYS, OFTEN))
 def test_ranks_end_where_one_process_does(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     _trained(tmp_path, two_ranks, WAYS[way])
 
 
 @needs_shards
-@pytest.mark.parametrize("way", IN_SHARDS)
+@pytest.mark.parametrize("way", _marked(IN_SHARDS, ("accumulated", "clipped", "bf16")))
 def test_and_in_shards(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     _trained(tmp_path, two_ranks, WAYS[way], **SHARDED)
 

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.meters.base import Meter
+from sslengine.meters.base import Meter, build_meters
+from sslengine.meters.options import MetersOptions
 
 
 class _Mean(Meter):
@@ -30,3 +31,14 @@ def test_load_sum_of_nothing_is_nothing() -> None:
     meter = _Mean()
     meter.load_sum([{"totals": None}])
     assert meter.value() == {}
+
+
+def test_meters_by_name_with_their_arguments() -> None:
+    options = MetersOptions(names=["accuracy_list_meter"])
+    options.accuracy_list_meter = {"topk_values": [1, 5]}
+    (meter,) = build_meters(options)
+    assert meter.topk_values == [1, 5]
+
+
+def test_no_names_no_meters() -> None:
+    assert build_meters(MetersOptions()) == []
