@@ -17,9 +17,8 @@ from sslengine.optim.param_groups import build_param_groups
 from sslengine.registry import METERS
 from sslengine.testing.of_runs import TWO_RANKS, RunSuite
 from sslengine.testing.promises import expect, names, promise
-from sslengine.testing.ranks import shared_pool
 from sslengine.testing.recipe import Values
-from sslengine.testing.runs import Outcome, build, run, run_on_rank
+from sslengine.testing.runs import Outcome, build, run, run_on_ranks
 from sslengine.testing.state import differences, flat, same
 
 IMAGES = 6
@@ -317,7 +316,7 @@ class MeterSuite(RunSuite):
         if ranks == 1:
             return dict(run(frozen, self.folder / "meter").results)
         spread = frozen.having(TWO_RANKS, {"DATA.TEST.BATCHSIZE_PER_REPLICA": 2})
-        return dict(shared_pool(2).run(run_on_rank, spread, str(self.folder / "meters"))[0].results)
+        return dict(run_on_ranks(spread, self.folder / "meters")[0].results)
 
     def _make(self) -> Any:
         return METERS.get(self.component)(**self.arguments)

@@ -14,9 +14,8 @@ from omegaconf import OmegaConf
 
 from sslengine.registry import component_key
 from sslengine.testing.promises import expect, names, promise
-from sslengine.testing.ranks import shared_pool
 from sslengine.testing.recipe import Values
-from sslengine.testing.runs import CHECKPOINT, SAVED_AT, Outcome, Spec, run, run_on_rank
+from sslengine.testing.runs import CHECKPOINT, SAVED_AT, Outcome, Spec, run, run_on_ranks
 from sslengine.testing.state import differences
 
 BF16 = {
@@ -102,6 +101,10 @@ class RunSuite:
     def two_ranks(self) -> list[Outcome]:
         return self.on_ranks(TWO_RANKS)
 
+    @cached_property
+    def plain_ranks(self) -> list[Outcome]:
+        return self.on_ranks(PLAIN, TWO_RANKS)
+
     def alone(self, *values: Values, double: bool = False) -> Outcome:
         self._made += 1
         return run(self.spec.having(*values, double=double), self.folder / f"run{self._made}")
@@ -109,9 +112,7 @@ class RunSuite:
     def on_ranks(self, *values: Values, double: bool = False) -> list[Outcome]:
         self._made += 1
         spec = self.spec.having(*values, double=double)
-        folder = str(self.folder / f"run{self._made}")
-        outcomes: list[Outcome] = shared_pool(2).run(run_on_rank, spec, folder)
-        return outcomes
+        return run_on_ranks(spec, self.folder / f"run{self._made}")
 
     # ---- the promises
 
@@ -198,16 +199,16 @@ class RunSuite:
     @promise(ranks=True)
     def ranks_stay_equal_by_hand(self) -> None:
         """The same where gradients are reduced without DDP, with the same result."""
-        by_hand = self.on_ranks(TWO_RANKS, BY_HAND)
+        by_hand = self.on_ranks(PLAIN, TWO_RANKS, BY_HAND)
         self._expect_equal_ranks(by_hand, "reduction by hand")
-        self._expect_close(by_hand[0], self.two_ranks[0], "by hand", "with DDP", 1e-3)
+        self._expect_close(by_hand[0], self.plain_ranks[0], "by hand", "with DDP", 1e-2)
 
     @promise(ranks=True)
     def ranks_stay_equal_sharded(self) -> None:
         """The same with parameters sharded by FSDP2, with the result of DDP."""
-        sharded = self.on_ranks(TWO_RANKS, SHARDED)
+        sharded = self.on_ranks(PLAIN, TWO_RANKS, SHARDED)
         self._expect_equal_ranks(sharded, "FSDP2")
-        self._expect_close(sharded[0], self.two_ranks[0], "sharded", "with DDP", 1e-3)
+        self._expect_close(sharded[0], self.plain_ranks[0], "sharded", "with DDP", 1e-2)
 
     @promise(always=False, ranks=True)
     def ranks_equal_one_process(self) -> None:
@@ -251,11 +252,13 @@ class RunSuite:
     def _expect_close(
         self, one: Outcome, other: Outcome, this: str, that: str, tolerance: float
     ) -> None:
+        steps = {name: end - other.start[name] for name, end in other.end.items()}
+        # A bias in front of a batch norm has no gradient but what rounding leaves.
+        least = 1e-3 * max((step.abs().max().item() for step in steps.values()), default=0.0)
         far = []
-        for name, end in other.end.items():
-            step, got = end - other.start[name], one.end[name] - one.start[name]
-            size = max(step.abs().max().item(), torch.finfo(step.dtype).eps)
-            if not (got - step).abs().max().item() <= tolerance * size:
+        for name, step in steps.items():
+            apart = (one.end[name] - one.start[name] - step).abs().max().item()
+            if not apart <= tolerance * max(step.abs().max().item(), least):
                 far.append(name)
         expect(
             not far,

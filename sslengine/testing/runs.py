@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from sslengine.hooks.events import Hook
 from sslengine.registry import TASKS
 from sslengine.services.order import services_of
 from sslengine.task.state import get_state
+from sslengine.testing.ranks import shared_pool
 from sslengine.testing.recipe import Values, resolve_small
 from sslengine.testing.state import attributes, copied, differences, flat, outside_state_dict
 from sslengine.trainer import loop
@@ -177,6 +179,10 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def run_on_rank(spec: Spec, folder: str) -> Outcome:
-    """For a pool of ranks."""
-    return run(spec, Path(folder))
+def run_on_rank(spec: Spec, folder: str) -> bytes:
+    """Pickled here: sent as they are, tensors would keep a file open each."""
+    return pickle.dumps(run(spec, Path(folder)))
+
+
+def run_on_ranks(spec: Spec, folder: Path, ranks: int = 2) -> list[Outcome]:
+    return [pickle.loads(each) for each in shared_pool(ranks).run(run_on_rank, spec, str(folder))]

@@ -61,7 +61,8 @@ COLLATORS_SMALL: dict[str, Of] = {
     "cutmixup_collator": of(*VIEWS, num_classes=4),
     "targets_one_hot_default_collator": Of(
         {"num_classes": 4}, more={"label": [[0], [1, 2]], "but": {
-            "is_the_same_in_workers": "no source that ships has such labels"}}),
+            "is_the_same_in_workers": "no source that ships has such labels",
+            "is_found_again": "the same"}}),
     "multicrop_mixup_collator": Of(more={"before": MULTICROP, "but": {
         "keeps_each_sample": "it mixes the images of two samples into one"}}),
 }  # fmt: skip
