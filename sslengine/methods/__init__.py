@@ -1,4 +1,4 @@
-"""One file per self-supervised method: its loss, its options, its heads, the hooks it needs."""
+"""One file per self-supervised method: its loss, its options, its heads."""
 
 from sslengine.registry import HEADS, LOSSES, MODELS
 
