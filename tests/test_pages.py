@@ -13,11 +13,13 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from omegaconf import DictConfig
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from sslengine import catalog, registry
 from sslengine.config.dead_keys import DEAD_KEYS
 from sslengine.config.sections import schema
+from sslengine.launch.cli import main
 from sslengine.registry import Registry
 from tests.test_policies import LEVEL
 
@@ -63,6 +65,33 @@ def test_files_and_configs_exist(page: Path) -> None:
     for overlay in re.findall(r"\+config/(\w+=\w+)", text):
         name = f"configs/{overlay.replace('=', '/')}.yaml"
         assert (ROOT / name).exists() or name in own, overlay
+
+
+# Where the flags of tools/run_distributed_engines.py, tools/predict.py and others are declared.
+SCRIPTS = [*ROOT.glob("tools/**/*.py"), *ROOT.glob("extra_scripts/*.py")]
+DECLARED = [*ROOT.glob("sslengine/launch/*.py"), *ROOT.glob("sslengine/predictor/*.py")]
+
+
+@page
+def test_flags_of_commands_exist(page: Path) -> None:
+    text = page.read_text().replace("\\\n", " ")
+    command = (
+        r"(?<![\w/])((?:tools|extra_scripts)/[\w/]+\.py|bench_\w+\.py|scaling\.py)\b([^`\n|]*)"
+    )
+    for script, arguments in re.findall(command, text):
+        (file,) = [each for each in SCRIPTS if each.name == Path(script).name]
+        sources = [*file.parent.glob(f"{file.stem}*.py"), *DECLARED]
+        declared = "".join(each.read_text() for each in sources)
+        for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", arguments):
+            assert f'"{flag}"' in declared, f"{script} {flag}"
+
+
+def test_the_tables_of_data_md_have_every_transform_and_collator() -> None:
+    text = (ROOT / "docs" / "data.md").read_text()
+    for title, known in (("Transforms", registry.TRANSFORMS), ("Collators", registry.COLLATORS)):
+        (rows,) = re.findall(rf"^## {title}\n.*?^((?:\|[^\n]*\n)+)", text, re.MULTILINE | re.DOTALL)
+        told = re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows.splitlines()))
+        assert set(told) == {each for each in known.names() if not each.startswith("video_")}
 
 
 @cache
@@ -127,6 +156,17 @@ def _below_a_component(key: str) -> bool:
     return first in kinds and name in kinds[first]
 
 
+def test_what_the_readme_says_to_say_is_taken() -> None:
+    """Each row of "you want to, you say" on top of the quickstart."""
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| [a-z][^|\n]* \| (.*`\+?config[./].*) \|$", text, re.MULTILINE)
+    assert len(rows) >= 12
+    for row in rows:
+        (said, *_) = re.findall(r"`(\+?config[./][^`]*)`", row)
+        said = re.sub(r"\[my_package[^]]*\]", "[]", said)
+        assert main(["config=quickstart/simclr", *said.split(), "--show"]) == 0, row
+
+
 def test_the_tree_has_every_floor_in_its_order() -> None:
     (tree,) = re.findall(
         r"^    sslengine/\n(.*?)^    configs/", (ROOT / "README.md").read_text(), re.M | re.S
@@ -148,3 +188,22 @@ def test_the_quickstarts_table_is_of_the_measured_runs() -> None:
     assert f"| of the trained trunk | {told('knn')} | {told('linear')} |" in text
     untrained = f"{told('untrained_knn')} | {told('untrained_linear')}"
     assert f"| of the same trunk untrained | {untrained} |" in text
+
+
+@page
+def test_defaults_in_tables_are_those_of_the_schema(page: Path) -> None:
+    table = r"^\| (?:key of )?`config\.([\w.]+)` \| default \| \|\n\|[-|]+\n((?:\|.*\n)+)"
+    for section, rows in re.findall(table, page.read_text(), re.MULTILINE):
+        for row in rows.splitlines():
+            names, told = (cell.strip() for cell in row.split("|")[1:3])
+            keys = re.findall(r"[\w.]+", names)
+            values = re.split(r",\s*", told) if len(keys) > 1 else [told]
+            for key, value in zip(keys, values, strict=True):
+                expected = "" if value in ("", "none") else yaml.safe_load(value.strip("`"))
+                assert _default(section, key) == expected, f"{section}.{key}"
+
+
+def _default(section: str, key: str) -> object:
+    kind, _, name = section.partition(".")
+    options = registry.TRAIN_STEPS.options(name) if kind == "TRAINER" and name else None
+    return getattr(options(), key) if options else OmegaConf.select(schema()[section], key)

@@ -1,4 +1,4 @@
-"""One file per self-supervised method: its loss, its options, its heads."""
+"""One file per self-supervised method: its loss, its options, its heads, its teacher or queue."""
 
 from sslengine.registry import HEADS, LOSSES, MODELS
 

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.task.runs import make_task, train
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "adding_a_method.md"
 SMALL = [
@@ -76,7 +79,7 @@ def test_one_file_one_yaml_a_run_a_resume_a_knn_figure(folder: Path) -> None:
     lines = [json.loads(line) for line in text.splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     assert steps[-1]["iteration"] == 24
-    assert {"loss.agreement", "loss.whiteness"} <= steps[-1].keys()
+    assert {"loss.agreement", "loss.whiteness", "largest_feature"} <= steps[-1].keys()
     assert {"projection_rank", "projection_std"} <= lines[-1].keys()
 
     assert "kNN" in _run(folder, *JUDGE)
@@ -89,3 +92,14 @@ def test_a_typo_in_its_options_is_an_error(folder: Path) -> None:
     told, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "config.LOSS.whiten_loss.wieght: unknown key. Did you mean 'weight'?" in told
+
+
+def test_more_than_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second file: predictor, teacher and queue all move."""
+    (tmp_path / "taught.py").write_text(_block(DOC.read_text(), "`taught.py`", "python"))
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = {"LOSS": {"name": "taught:Taught", "Taught": {"dim": 8}}}
+    before = make_task(tmp_path, [], **changes).loss.state_dict()
+    after = train(tmp_path, [], **changes).loss.state_dict()
+    still = [name for name in after if torch.equal(before[name], after[name])]
+    assert not [name for name in still if name.startswith(("predictor", "queue", "teacher"))]

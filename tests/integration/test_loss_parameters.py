@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from sslengine.config.resolve import resolve_dict
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.methods.base import Method, Multiplier, Step
+from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.config.recipes import recipe
@@ -114,7 +115,16 @@ WAYS: dict[str, dict[str, Any]] = {
     "sync bn": {**SYNC_BN, **_of(Predicting, norm=True)},
     "loss of two arguments": _of(OfTwoArguments),
 }  # fmt: skip
+WAYS["compiled"] = {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}}
+# What is tried in each run of the tests; the others in `make test-slow`.
+OFTEN = ("ddp", "find unused", "by hand", "accumulated", "bf16", "sync bn")
 IN_SHARDS = ("ddp", "accumulated", "clipped", "in chunks", "bf16", "loss of two arguments")
+
+
+def _marked(ways: Iterable[str], often: Sequence[str]) -> list[Any]:
+    return [
+        pytest.param(way, marks=() if way in often else pytest.mark.slow, id=way) for way in ways
+    ]
 
 
 def _trained(folder: Path, ranks: RankPool, changes: dict[str, Any], **more: Any) -> None:
@@ -131,13 +141,13 @@ def _trained(folder: Path, ranks: RankPool, changes: dict[str, Any], **more: Any
     assert kept <= {"frozen"}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", _marked(WAYS, OFTEN))
 def test_ranks_end_where_one_process_does(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     _trained(tmp_path, two_ranks, WAYS[way])
 
 
 @needs_shards
-@pytest.mark.parametrize("way", IN_SHARDS)
+@pytest.mark.parametrize("way", _marked(IN_SHARDS, ("accumulated", "clipped", "bf16")))
 def test_and_in_shards(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     _trained(tmp_path, two_ranks, WAYS[way], **SHARDED)
 
@@ -225,7 +235,9 @@ def test_a_metric_that_it_puts(tmp_path: Path) -> None:
 def test_a_run_that_only_tests_trains_nothing(tmp_path: Path) -> None:
     tree = recipe(**_of(OfTwoArguments), TEST_ONLY=True, TEST_MODEL=True)
     tree["DATA"]["TEST"] = tree["DATA"]["TRAIN"]
-    task = SelfSupervisionTask(resolve_dict(tree).config, tmp_path, torch.device("cpu"), None, [])
+    task = SelfSupervisionTask(
+        resolve_dict(tree).config, tmp_path, torch.device("cpu"), None, [], Services()
+    )
     task.prepare()
     before = [value.clone() for value in task.loss.parameters()]
     loop.run(task)

@@ -26,7 +26,7 @@ from sslengine.errors import DataError, readable
 log = logging.getLogger("sslengine")
 
 # Links can make a folder of few files look like one of 2^40.
-MOST_WAYS = 256  # to one folder
+MOST_WAYS = 4096  # to one folder
 NAMED = 5  # of what was passed over
 
 
