@@ -46,6 +46,7 @@ from sslengine.config.compose import compose
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.data.options import OF_SOME_SOURCES, SplitOptions
 from sslengine.errors import SSLEngineError
+from sslengine.services.order import Services
 from sslengine.task import build
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
@@ -207,7 +208,9 @@ def build_without_memory(run: Resolved) -> None:
 
 def train_two_steps(run: Resolved) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        task = SelfSupervisionTask(run.config, Path(folder), torch.device("cpu"), hooks=[])
+        task = SelfSupervisionTask(
+            run.config, Path(folder), torch.device("cpu"), hooks=[], services=Services()
+        )
         task.prepare()
         loop.run(task)
         if task.iteration != STEPS:

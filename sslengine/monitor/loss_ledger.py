@@ -1,16 +1,16 @@
 """Every step's loss, without waiting for any: the values stay on the device.
 
 `record` keeps a reference and, with several ranks, starts a reduction that runs beside
-the backward pass; with a period N, one for the values of N steps. `flush` is the one place
-where the host waits: at LOG_FREQUENCY, at the end of a phase and before a checkpoint. It
-also finds the first step whose loss is not finite, so no such step is ever logged, averaged
-or saved as if nothing were wrong. What it reads it also feeds to the store's histories.
+the backward pass; with a period N, one for the values of N steps. The store reads them with
+its other metrics, in one copy: at LOG_FREQUENCY, at the end of a phase and before a checkpoint;
+`flush` reads them alone. Reading finds the first step whose loss is not finite, so no such step
+is ever logged, averaged or saved as if nothing were wrong.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from sslengine.distributed.collectives import Pending, start_sum
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import NonFiniteLossError
-from sslengine.monitor.store import MetricStore
+from sslengine.monitor.host import on_host
 
 MAIN = "loss"
 _MAIN_ALONE = (MAIN,)
@@ -47,13 +47,24 @@ class _Sum(NamedTuple):
     pending: Pending
 
 
+class Opened(NamedTuple):
+    steps: list[_Open]
+    values: list[Tensor]
+
+
 class LossLedger:
     def __init__(
-        self, check_finite: bool = True, period: int = 1, store: MetricStore | None = None
+        self,
+        check_finite: bool = True,
+        period: int = 1,
+        feed: Callable[[str, float], None] | None = None,
     ) -> None:
-        """period: steps whose values are averaged over ranks by one collective."""
+        """period: steps whose values are averaged over ranks by one collective.
+
+        feed: gets each value that is read, by its name.
+        """
         self.check_finite, self.period = check_finite, period
-        self._store = store
+        self._feed = feed
         self._alone = world_size() == 1  # asked once: torch takes a microsecond for the answer
         self._open: list[_Open] = []
         self._sums: list[_Sum] = []  # of the first steps in _open
@@ -118,14 +129,20 @@ class LossLedger:
 
         Collective where a period has begun and is not over.
         """
-        if not self._open:
-            return
+        opened = self.take_open()
+        self.note(opened, on_host(opened.values))
+
+    def take_open(self) -> Opened:
+        """What is still on the device, summed over ranks: whoever reads it must `note` it."""
         if not self._alone and self._summed < len(self._open):
             self._start_sum()
-        opened, self._open = self._open, []
+        steps, self._open = self._open, []
         sums, self._sums, self._summed = self._sums, [], 0
-        values = [each.values for each in opened] if self._alone else _wait(sums)
-        for each, read in zip(opened, _on_host(values), strict=True):
+        return Opened(steps, [each.values for each in steps] if self._alone else _wait(sums))
+
+    def note(self, opened: Opened, values: Sequence[list[float]]) -> None:
+        """values: those of `opened`, on the host. Raises at the first that is not finite."""
+        for each, read in zip(opened.steps, values, strict=True):
             entry = LossEntry(
                 each.iteration, dict(zip(each.names, read, strict=True)), each.batch_size
             )
@@ -139,9 +156,9 @@ class LossLedger:
             self.history.append(entry)
         self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
         self.phase_samples += entry.batch_size
-        if self._store is not None:
+        if self._feed is not None:
             for name, value in entry.parts.items():
-                self._store.feed(MAIN if name == MAIN else f"{MAIN}.{name}", value)
+                self._feed(MAIN if name == MAIN else f"{MAIN}.{name}", value)
 
     def drain(self) -> list[LossEntry]:
         """The steps since the last drain."""
@@ -176,14 +193,6 @@ def _wait(sums: list[_Sum]) -> list[Tensor]:
         each.pending.wait()
         values.extend((each.values,) if each.steps == 1 else each.values.unbind())
     return values
-
-
-def _on_host(values: list[Tensor]) -> list[list[float]]:
-    """The values of each step. One copy from a GPU; on a CPU there is nothing to save."""
-    if values[0].device.type == "cpu":
-        return [[value.item()] if value.ndim == 0 else value.tolist() for value in values]
-    flat = iter(torch.cat([value.reshape(-1) for value in values]).tolist())
-    return [[next(flat) for _ in range(value.numel())] for value in values]
 
 
 def _not_finite(entry: LossEntry, samples: Tensor | None) -> str:

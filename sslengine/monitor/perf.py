@@ -106,8 +106,9 @@ class PerfStats:
         timer = CudaStageTimer if measure_gpu and torch.cuda.is_available() else StageTimer
         self.timers: dict[str, StageTimer] = {name: timer() for name in STAGES}
         vars(self).update(self.timers)
-        # What hooks and services do; used where HOOKS.ITERATION_TIMER asks for it.
-        self.hooks = StageTimer()
+        # Not of a phase but of the run: waiting for the loader, and, where HOOKS.ITERATION_TIMER
+        # asks for it, what hooks and services do.
+        self.data, self.hooks = StageTimer(), StageTimer()
 
     def report(self) -> list[StageTime]:
         """Means since the last reset, for the stages that ran."""

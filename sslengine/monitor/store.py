@@ -1,13 +1,13 @@
-"""`task.storage`: metrics that hooks, losses and models put, until they are logged.
+"""`task.storage`, the metrics of a run: those that hooks, losses and models put, and the losses.
 
     task.storage.put_scalar("temperature", tau)             tau may be a tensor on the device
     task.storage.put_scalar("queue/age", age, reduce="max")
     current().put_scalar("gate", gate)                      in a model, which knows no task
 
 A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY,
-brings all that was put since the last time to the host and into the histories. Any rank
-may put; rank 0's metrics are written. With `reduce` a metric is that of all ranks: one
-exchange in `read` for all names, which all ranks must then have put equally often.
+brings all that was put since the last time to the host and into the histories, and the losses
+too, all in one copy. Any rank may put; rank 0's metrics are written. With `reduce` a metric is
+that of all ranks, which must then have put it equally often: one all-reduce for all names.
 
 Train and test phases have histories of their own; those of a test phase start anew.
 """
@@ -15,14 +15,16 @@ Train and test phases have histories of their own; those of a test phase start a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from sslengine.distributed.collectives import gather_objects
-from sslengine.distributed.ranks import is_primary
+from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import TrainingError, nearest
+from sslengine.monitor.host import on_host
+from sslengine.monitor.loss_ledger import LossLedger
+from sslengine.monitor.over_ranks import REDUCTIONS, Exchange, OfRank
 from sslengine.monitor.pictures import (
     Histogram,
     Image,
@@ -31,7 +33,6 @@ from sslengine.monitor.pictures import (
     count,
     picture,
 )
-from sslengine.monitor.rank_figures import REDUCTIONS, OfRank, over_ranks
 from sslengine.monitor.series import Series
 
 WINDOW = 20
@@ -53,9 +54,14 @@ class Open:
 
 
 class MetricStore:
-    def __init__(self, active: bool = True) -> None:
-        """An inactive one takes everything and keeps nothing."""
+    def __init__(self, active: bool = True, check_finite: bool = True, period: int = 1) -> None:
+        """An inactive one takes everything and keeps the losses alone.
+
+        check_finite, period: of the losses.
+        """
         self.active = active
+        self.losses = LossLedger(check_finite, period, self._feed if active else None)
+        self._alone = world_size() == 1
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}
         self._open: dict[str, Open] = {}
@@ -126,8 +132,8 @@ class MetricStore:
             if counted is not None:
                 self._histograms[name] = counted
 
-    def feed(self, name: str, value: float) -> None:
-        """A loss, which the ledger has read; it is written by another way."""
+    def _feed(self, name: str, value: float) -> None:
+        """A loss that was read; it is written by another way."""
         series = self._series[self.split].get(name)
         if series is None:
             series = self._series[self.split][name] = Series(WINDOW)
@@ -136,21 +142,39 @@ class MetricStore:
     # ---- reading
 
     def read(self) -> None:
-        """Collective: bring what was put into the histories. The host waits for the device."""
-        known, new = self._series[self.split], self._take_open()
+        """Bring all that is open into the histories. Collective; the host waits for the device.
+
+        For all names and the losses it takes one all-reduce and one copy.
+        """
+        losses = self.losses.take_open()
+        of_losses, new = self._take_open(losses.values)
+        known = self._series[self.split]
         for name, (opened, values) in new.items():
             series = known.setdefault(name, Series())
             series.window, series.keep = opened.window, opened.keep
             series.extend(values)
         self._fresh = list(dict.fromkeys((*self._fresh, *new)))
+        self.losses.note(losses, of_losses)
 
-    def _take_open(self) -> dict[str, tuple[Open, list[float]]]:
+    def _take_open(
+        self, others: Sequence[Tensor] = ()
+    ) -> tuple[list[list[float]], dict[str, tuple[Open, list[float]]]]:
+        """The values of other tensors, which are read with them, and what was put."""
         opened, self._open = self._open, {}
-        values = on_host({name: each.values for name, each in opened.items()})
-        reduced = {name: each.reduce for name, each in opened.items() if each.reduce is not None}
-        mine = {name: OfRank(reduce, values[name]) for name, reduce in reduced.items()}
-        values.update(over_ranks(gather_objects(mine)))
-        return {name: (opened[name], each) for name, each in values.items()}
+        own, reduced = {}, {}
+        for name, each in opened.items():
+            if each.reduce is None or self._alone:
+                own[name] = each.values
+            else:
+                reduced[name] = OfRank(each.reduce, each.values)
+        exchange = None if self._alone else Exchange(reduced)
+        cells = [*others, *(value for values in own.values() for value in values)]
+        read = on_host(cells if exchange is None else [*cells, exchange.sent])
+        flat = iter(read[len(others) :])
+        found = {name: [next(flat)[0] for _ in values] for name, values in own.items()}
+        if exchange is not None:
+            found |= exchange.values(next(flat))
+        return read[: len(others)], {name: (each, found[name]) for name, each in opened.items()}
 
     def history(self, name: str) -> Series:
         """All that was read of a metric in this kind of phase."""
@@ -186,12 +210,14 @@ class MetricStore:
 
     def take_at_end(self) -> dict[str, float]:
         """The last of each name put since the last record; no history has it. Collective."""
-        return {name: values[-1] for name, (_, values) in self._take_open().items()}
+        return {name: values[-1] for name, (_, values) in self._take_open()[1].items()}
 
     def take_without_waiting(self) -> dict[str, float]:
         """As take_at_end, of what this rank alone has on the host: for a run that has failed."""
-        opened, self._open = self._open, {}
-        own = {name: each.values[-1] for name, each in opened.items() if each.reduce is None}
+        (names, self._fresh), (opened, self._open) = (self._fresh, []), (self._open, {})
+        known = self._series[self.split]
+        own: dict[str, Any] = {name: known[name].latest() for name in names}
+        own |= {name: each.values[-1] for name, each in opened.items() if each.reduce is None}
         return {
             name: float(value)
             for name, value in own.items()
@@ -211,6 +237,8 @@ class MetricStore:
 
     def start_phase(self, split: str, anew: bool) -> None:
         """anew: the phase begins, and does not resume. What was put before it is of its record."""
+        if anew:
+            self.losses.start_phase()
         self.split = split
         if anew and split == "test":
             self._series["test"] = {}
@@ -236,23 +264,6 @@ class MetricStore:
             for split, series in state["series"].items()
         }
         self._fresh = [name for name in state["fresh"] if name in self._series[self.split]]
-
-
-def on_host(opened: dict[str, list[Any]]) -> dict[str, list[float]]:
-    """One copy for each device and type of number, whatever the number of names."""
-    kinds: dict[Any, list[Tensor]] = {}
-    for values in opened.values():
-        for value in values:
-            if isinstance(value, Tensor):
-                kinds.setdefault((value.device, value.dtype), []).append(value)
-    read = {kind: iter(torch.stack(values).double().tolist()) for kind, values in kinds.items()}
-    return {
-        name: [
-            next(read[value.device, value.dtype]) if isinstance(value, Tensor) else value
-            for value in values
-        ]
-        for name, values in opened.items()
-    }
 
 
 def _scalar(name: str, value: Any) -> Tensor | float:

@@ -99,7 +99,6 @@ class SaveCheckpoints(Hook):
         barrier()
 
     def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
-        task.ledger.flush()
         self._saved_at = task.iteration
         # How far each file of records is: a run that resumes from here cuts it there.
         records = {name: mark for each in task.writers for name, mark in each.marks().items()}

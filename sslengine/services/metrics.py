@@ -58,8 +58,8 @@ class LogMetrics(Hook):
             _tell_start_up()
 
     def on_phase_end(self, task: TaskView) -> None:
-        task.ledger.drain()  # a test phase's are of no step record, nor of the next train phase's
         task.storage.read()
+        task.ledger.drain()  # a test phase's are of no step record, nor of the next train phase's
         task.phase_results = {**task.storage.take_scalars(), **task.phase_results}
         self._write(task, "phase", task.phase_results, {"epochs": self._epochs})
 
@@ -80,13 +80,11 @@ class LogMetrics(Hook):
                 writer.close()
 
     def _write_steps(self, task: TaskView) -> None:
-        entries = task.ledger.drain()
-        if not entries:
-            return
         self._note_waiting(task)
         task.storage.read()
+        entries = task.ledger.drain()
         self._mark(task)
-        if not task.writers:
+        if not (entries and task.writers):
             return
         speed, step_seconds = self._speed()
         values = {**_losses(entries), **task.optimizer.learning_rates()}

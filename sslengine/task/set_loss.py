@@ -14,7 +14,6 @@ from typing import Any
 from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.errors import TrainingError
 from sslengine.hooks.events import compile_events
-from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.task.last_batch import LastBatch
@@ -44,9 +43,8 @@ def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
 def _for_a_while(task: Any, feed: Any, options: Any) -> Iterator[None]:
     temporary = {
         "train": False,
-        "ledger": LossLedger(check_finite=False),
         "perf": PerfStats(),
-        "storage": MetricStore(active=False),
+        "storage": MetricStore(active=False, check_finite=False),
         "last_batch": LastBatch(),
         "active_meters": [],
         "group": ALONE,

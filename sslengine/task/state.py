@@ -63,8 +63,8 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "phase_idx": task.phase_idx,
         "train_phase_idx": task.train_phase_idx,
         "num_updates": task.progress.num_updates,
+        "figures": task.storage.state_dict(),  # reads the losses too
         "losses": task.ledger.state_dict(),
-        "figures": task.storage.state_dict(),  # after the losses, which are among them
         "hooks": {name: hook_state(each) for name, each in _hooks(task).items()},
         "data": task.data_facts(),
         "ranks": gather_objects(_rank_state(task)),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -86,7 +85,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.results: dict[str, dict[str, Any]] = {}  # of the last phase of each split
         self._batches: Iterator[Any] = iter(())
         self.method_step = Step(self)
-        self.data_seconds = 0.0  # that steps have waited for the loader
 
     @classmethod
     def from_config(cls, config: Any) -> SelfSupervisionTask:
@@ -223,12 +221,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def _prepare_monitoring(self) -> None:
         hooks, meters = read(self.config, HooksOptions), read(self.config, MetersOptions)
-        self.storage = MetricStore()
-        self.ledger = LossLedger(
-            hooks.CHECK_NAN,
-            read(self.config, DistributedOptions).GATHER_METRIC_PERIOD,
-            self.storage,
-        )
+        period = read(self.config, DistributedOptions).GATHER_METRIC_PERIOD
+        self.storage = MetricStore(check_finite=hooks.CHECK_NAN, period=period)
         on_gpu = self.device.type == "cuda"
         self.perf = PerfStats(measure_gpu=on_gpu and hooks.PERF_STATS.MONITOR_PERF_STATS)
         self.meters = build_meters(meters)
@@ -287,7 +281,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.active_meters = self._train_meters if phase.train else self.meters
         begins = progress.step == phase.begin
         if begins:
-            self.ledger.start_phase()
             for meter in self.meters:
                 meter.reset()
         self.storage.start_phase("train" if phase.train else "test", anew=begins)
@@ -347,9 +340,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def next_batch(self) -> Any:
         step = self.progress.step
-        began = perf_counter()
-        batch = next(self._batches, None)
-        self.data_seconds += perf_counter() - began
+        with self.perf.data:
+            batch = next(self._batches, None)
         if batch is None:
             raise DataError(
                 f"the loader ended after {step} of the {self.phase.steps} batches of this phase."
@@ -481,6 +473,15 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """Loss times batch size of every step of this phase. Waits for the device."""
         self.ledger.flush()
         return self.ledger.phase_losses
+
+    @property
+    def data_seconds(self) -> float:
+        """That steps of this run have waited for the loader."""
+        return self.perf.data.seconds
+
+    @property
+    def ledger(self) -> LossLedger:
+        return self.storage.losses
 
     @property
     def perf_stats(self) -> PerfStats:

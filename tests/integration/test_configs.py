@@ -13,6 +13,7 @@ import torch
 from sslengine import catalog  # noqa: F401
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.errors import ConfigError
+from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tools.check_configs import SMALL, find, for_this_machine, main
@@ -42,7 +43,7 @@ def test_published_recipes_pass_every_check(name: str) -> None:
 
 
 def _train(run: Resolved, folder: Path) -> SelfSupervisionTask:
-    task = SelfSupervisionTask(run.config, folder, CPU, hooks=[])
+    task = SelfSupervisionTask(run.config, folder, CPU, hooks=[], services=Services())
     task.prepare()
     loop.run(task)
     assert task.iteration == 2

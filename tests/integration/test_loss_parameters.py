@@ -16,6 +16,7 @@ from sslengine.config.resolve import resolve_dict
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.methods.base import Method, Multiplier, Step
+from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.config.recipes import recipe
@@ -234,7 +235,9 @@ def test_a_metric_that_it_puts(tmp_path: Path) -> None:
 def test_a_run_that_only_tests_trains_nothing(tmp_path: Path) -> None:
     tree = recipe(**_of(OfTwoArguments), TEST_ONLY=True, TEST_MODEL=True)
     tree["DATA"]["TEST"] = tree["DATA"]["TRAIN"]
-    task = SelfSupervisionTask(resolve_dict(tree).config, tmp_path, torch.device("cpu"), None, [])
+    task = SelfSupervisionTask(
+        resolve_dict(tree).config, tmp_path, torch.device("cpu"), None, [], Services()
+    )
     task.prepare()
     before = [value.clone() for value in task.loss.parameters()]
     loop.run(task)

@@ -16,6 +16,7 @@ from torch import Tensor
 from sslengine import train_steps
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import world_size
+from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.ranks import RankPool
@@ -50,7 +51,9 @@ def _train(example: str, folder: Path) -> tuple[str, list[float], list[Tensor]]:
         more.append("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=4")
     run = resolve([*example.split(), *more])
     watch = Watch()
-    task = SelfSupervisionTask(run.config, folder, torch.device("cpu"), hooks=[watch])
+    task = SelfSupervisionTask(
+        run.config, folder, torch.device("cpu"), hooks=[watch], services=Services()
+    )
     task.prepare()
     loop.run(task)
     return run.config.TRAINER.TRAIN_STEP_NAME, watch.losses, list(task.base_model.parameters())

@@ -100,10 +100,9 @@ def test_entries_that_nobody_read_yet_are_in_the_state() -> None:
 
 def test_losses_go_into_the_histories() -> None:
     store = MetricStore()
-    ledger = LossLedger(store=store)
     for value in (1.0, 4.0):
-        ledger.record({"loss": torch.tensor(value), "a": torch.tensor(-value)}, 0, 3)
-    ledger.flush()
+        store.losses.record({"loss": torch.tensor(value), "a": torch.tensor(-value)}, 0, 3)
+    store.losses.flush()
     assert store.history("loss").values() == [1.0, 4.0]
     assert store.history("loss.a").values() == [-1.0, -4.0]
 

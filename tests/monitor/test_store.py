@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sslengine.distributed.ranks import rank
 from sslengine.errors import TrainingError
+from sslengine.monitor import over_ranks
 from sslengine.monitor import store as module
 from sslengine.monitor.store import MetricStore, current, make_current
 from tests.ranks import RankPool
@@ -78,7 +79,7 @@ def test_putting_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) 
         store.read()
 
 
-def test_one_copy_for_all_metrics_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_copy_for_all_metrics_and_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []
     real = Tensor.tolist
     monkeypatch.setattr(Tensor, "tolist", lambda t: (copies.append(t.numel()), real(t))[1])
@@ -86,8 +87,13 @@ def test_one_copy_for_all_metrics_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> 
     for step in range(3):
         for name in ("a", "b"):
             store.put_scalar(name, torch.tensor(float(step)))
+        store.put_scalar("count", torch.tensor(step))
+        store.losses.record({"loss": torch.tensor(1.0), "part": torch.tensor(2.0)}, step, 4)
     store.read()
-    assert copies == [6]
+    assert copies == [15]
+    assert store.history("b").values() == [0.0, 1.0, 2.0]
+    assert store.history("count").values() == [0.0, 1.0, 2.0]
+    assert store.history("loss.part").values() == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +153,8 @@ def test_a_test_phase_has_metrics_of_its_own_and_they_are_means() -> None:
 def test_losses_are_in_the_history_and_not_written_twice() -> None:
     store = MetricStore()
     for value in (3.0, 1.0):
-        store.feed("loss", value)
-        store.feed("loss.align", 2 * value)
+        loss = {"loss": torch.tensor(value), "align": torch.tensor(2 * value)}
+        store.losses.record(loss, 0, batch_size=4)
     assert _read(store) == {}
     assert store.history("loss").average() == 2.0
     assert store.history("loss.align").latest() == 2.0
@@ -220,6 +226,31 @@ def _unequal() -> str:
     except TrainingError as error:
         return str(error)
     return "nothing was told"
+
+
+def _exchanges() -> tuple[list[int], list[int], dict[str, float]]:
+    """What a read with losses and metrics of all ranks sends, and what it copies to the host."""
+    sent: list[int] = []
+    copied: list[int] = []
+    store, real, to_list = MetricStore(period=99), over_ranks.sum_in_place, Tensor.tolist
+    over_ranks.sum_in_place = lambda t: (sent.append(t.numel()), real(t))[1]
+    Tensor.tolist = lambda t: (copied.append(t.numel()), to_list(t))[1]  # type: ignore[method-assign]
+    try:
+        for step in range(3):
+            store.put_scalar("mean", torch.tensor(float(step + rank())), window=1, reduce="mean")
+            store.put_scalar("max", step + rank(), window=1, reduce="max")
+            store.losses.record(torch.tensor(1.0), step, 4, share=0.5)
+        store.read()
+    finally:
+        over_ranks.sum_in_place, Tensor.tolist = real, to_list  # type: ignore[method-assign]
+    return sent, copied, store.take_scalars()
+
+
+def test_one_all_reduce_and_one_copy_for_a_read(two_ranks: RankPool) -> None:
+    for sent, copied, found in two_ranks.run(_exchanges):
+        assert sent == [1024]
+        assert copied == [1024 + 3]
+        assert found == {"mean": 2.5, "max": 3.0}
 
 
 def test_names_that_differ_are_told_on_all_ranks_and_nobody_hangs(two_ranks: RankPool) -> None:

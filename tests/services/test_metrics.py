@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from sslengine.distributed.ranks import rank
-from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.store import MetricStore
 from sslengine.monitor.writers import Record, Writer
 from sslengine.services import metrics
@@ -36,13 +35,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def _task(writers: list[Writer]) -> Any:
+    storage = MetricStore()
     train, test = Phase(0, True, 0, 0, 0, 10), Phase(1, False, 0, 0, 0, 2)
     return SimpleNamespace(
         train=True,
         iteration=0,
         progress=SimpleNamespace(step=0, samples=0),
-        ledger=LossLedger(),
-        storage=MetricStore(),
+        ledger=storage.losses,
+        storage=storage,
         data_seconds=0.0,
         writers=writers,
         phase=train,

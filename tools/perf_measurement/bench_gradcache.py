@@ -71,12 +71,15 @@ def measure(step: str, batch: int, chunk: int) -> dict[str, float]:
 
     from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
     from sslengine.config.resolve import resolve_dict
+    from sslengine.services.order import Services
     from sslengine.task.task import SelfSupervisionTask
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         run = resolve_dict(config(step, batch, chunk, folder))
-        task = SelfSupervisionTask(run.config, Path(folder), torch.device("cpu"), hooks=[])
+        task = SelfSupervisionTask(
+            run.config, Path(folder), torch.device("cpu"), hooks=[], services=Services()
+        )
         task.prepare()
         task.start_phase()
         before, times = _peak_mib(), []

@@ -32,6 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve
 from sslengine.distributed import process_group
+from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 
 CPU = torch.device("cpu")
@@ -109,7 +110,7 @@ class Saved:
 def task_of(job: dict[str, Any]) -> Iterator[SelfSupervisionTask]:
     with tempfile.TemporaryDirectory(prefix="scaling_") as folder:
         config = resolve([*job["arguments"], f"config.CHECKPOINT.DIR='{folder}'"]).config
-        task = SelfSupervisionTask(config, Path(folder), CPU, hooks=[])
+        task = SelfSupervisionTask(config, Path(folder), CPU, hooks=[], services=Services())
         task.prepare()
         task.start_phase()
         yield task
