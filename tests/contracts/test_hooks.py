@@ -39,7 +39,7 @@ HOOKS: dict[str, Of] = {
 }  # fmt: skip
 # Of a GPU; of a model that paints; that ends the run when it has what it wants.
 ELSEWHERE = {"LogGpus", "LogGpuMemory", "SavePictures", "ProfileSteps"}
-QUICK = ("is_in_the_run", "changes_nothing", "resumes_its_own_state")
+QUICK = ("is_in_the_run", "changes_nothing")
 SLOW = [name for name in Contract("hook", "any:Hook").promises if name not in QUICK]
 
 

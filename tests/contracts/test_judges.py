@@ -36,8 +36,8 @@ APART = {"also": ["tells_good_features_from_noise"]}
 EVALUATORS: dict[str, Of] = {
     "sslengine.evaluation.knn:knn_accuracy": Of({"k": 5}, more=APART),
     "sslengine.evaluation.linear:linear_probe": Of(more=APART),
-    "sslengine.evaluation.rankme:rankme": Of(more={"alone": True}),
-    "sslengine.evaluation.feature_std:feature_std": Of(more={"alone": True}),
+    "sslengine.evaluation.spread:rankme": Of(more={"alone": True}),
+    "sslengine.evaluation.spread:feature_std": Of(more={"alone": True}),
 }
 
 

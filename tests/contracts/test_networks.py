@@ -80,7 +80,9 @@ def test_trunk(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 
 
-@pytest.mark.parametrize(("tried", "promise"), cases("head", HEADS_SMALL, SLOW))
+@pytest.mark.parametrize(
+    ("tried", "promise"), cases("head", HEADS_SMALL, (*SLOW, "resumes_bit_by_bit"))
+)
 def test_head(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 

@@ -63,7 +63,9 @@ def test_schedule(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 
 
-@pytest.mark.parametrize(("tried", "promise"), cases("param_groups", GROUPS, LATE))
+@pytest.mark.parametrize(
+    ("tried", "promise"), cases("param_groups", GROUPS, (*LATE, "resumes_bit_by_bit"))
+)
 def test_param_groups(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 

@@ -60,7 +60,8 @@ STEPS: dict[str, Of] = {
                    LISTED)),
 }  # fmt: skip
 METERS_SMALL = {"accuracy_list_meter": Of({"topk_values": [1, 3]})}
-SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL)
+SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL,
+        "trains_in_bfloat16", "is_near_in_bfloat16")  # fmt: skip
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("train_step", STEPS, SLOW))

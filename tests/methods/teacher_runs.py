@@ -1,40 +1,23 @@
-"""What every method with a slow copy of the model must pass, and a task to drive its hooks by hand."""
+"""What every method with a slow copy of the model must pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.hooks.events import Hook
-from sslengine.precision import Precision
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.ranks import RankPool
-from tests.task.runs import Watch, make_task, same, train, weights
+from tests.task.runs import make_task, same, train
 from tests.task.test_task import NoWaiting
 
 Momentum = Callable[[int, int], float]
-
-
-class FakeTask:
-    """As much of a task as a method's hooks look at."""
-
-    def __init__(self, model: nn.Module, seed: int = 0) -> None:
-        self.base_model = model
-        self.config = SimpleNamespace(SEED_VALUE=seed)
-        self.precision = Precision()
-        self.last_batch = SimpleNamespace(sample={})
-        self.train_feed: Any = None
-        self.train = True
-        self.phase = SimpleNamespace(epoch=0)
-        self.iteration = 0
-        self.where = 0.0
 
 
 class Trail(Hook):
@@ -83,44 +66,6 @@ def assert_attached_anew(folder: Path, name: str, **changes: Any) -> None:
     theirs = {each.data_ptr() for each in task.base_model.state_dict().values()}
     assert not mine & theirs
     assert not any(each.requires_grad for each in teacher.parameters())
-
-
-class TestSteps(Hook):
-    __test__ = False
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_step(self, task: Any) -> None:
-        if not task.train:
-            self.losses.append(float(task.last_batch.loss))
-
-
-def assert_tests_move_nothing(folder: Path, **changes: Any) -> None:
-    """With a test phase after each epoch and without: the same losses, the same state."""
-    train_split = {key.rpartition("__")[2]: value for key, value in changes.items()
-                   if key.startswith("DATA__TRAIN__")}  # fmt: skip
-    with_test = {"TEST_MODEL": True, "DATA__TEST": {**TEST_SPLIT, **train_split}}
-    alone, among = Watch(), Watch()
-    tests = TestSteps()
-    one = train(folder / "one", [alone], **changes)
-    two = train(folder / "two", [among, tests], **changes, **with_test)
-    assert len(tests.losses) == 4
-    assert all(torch.isfinite(torch.tensor(tests.losses)))
-    assert alone.losses == among.losses
-    assert same(one.loss.state_dict(), two.loss.state_dict())
-    assert same(weights(one), weights(two))
-
-
-TEST_SPLIT: dict[str, Any] = {
-    "DATA_SOURCES": ["synthetic"],
-    "RANDOM_SYNTHETIC_IMAGES": True,
-    "DEFAULT_GRAY_IMG_SIZE": 12,
-    "DATA_LIMIT": 7,
-    "BATCHSIZE_PER_REPLICA": 4,
-    "TRANSFORMS": [{"name": "ImgReplicatePil"}, {"name": "ToTensor"}],
-    "COLLATE_FUNCTION": "simclr_collator",
-}
 
 
 def assert_state_is_the_same_on_ranks(pool: RankPool, folder: Path, **changes: Any) -> None:

@@ -22,11 +22,9 @@ from sslengine.methods.step import Step
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
     assert_attached_anew,
-    assert_state_is_the_same_on_ranks,
     assert_steps_do_not_wait,
     assert_steps_on_ranks_do_not_wait,
     assert_teacher_follows,
-    assert_tests_move_nothing,
 )
 from tests.ranks import RankPool
 from tests.task.runs import Watch, make_task, same, train, weights
@@ -137,10 +135,6 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
         torch.testing.assert_close(summed, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_the_teacher_is_the_same_on_all_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
-    assert_state_is_the_same_on_ranks(two_ranks, tmp_path, **RECIPE)
-
-
 # ---- whole runs
 
 
@@ -164,10 +158,6 @@ def test_the_teacher_has_statistics_of_its_own(tmp_path: Path) -> None:
     teacher, model = task.loss.teacher.module.state_dict()[name], task.base_model.state_dict()[name]
     assert teacher.abs().max() > 0
     assert not torch.equal(teacher, model)
-
-
-def test_evaluation_moves_nothing(tmp_path: Path) -> None:
-    assert_tests_move_nothing(tmp_path, **RECIPE)
 
 
 def test_a_run_learns_and_goes_on_bit_by_bit(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from tests.methods.teacher_runs import (
     assert_steps_do_not_wait,
     assert_steps_on_ranks_do_not_wait,
     assert_teacher_follows,
-    assert_tests_move_nothing,
 )
 from tests.ranks import RankPool
 from tests.task.runs import Watch, make_task, same, train
@@ -439,11 +438,6 @@ def test_the_teacher_follows_as_in_the_paper(tmp_path: Path, accumulate: int) ->
 
 def test_initial_weights_reach_the_teacher(tmp_path: Path) -> None:
     assert_attached_anew(tmp_path, "momentum_teacher", **RESNET)
-
-
-@TRUNKS
-def test_evaluation_moves_nothing(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    assert_tests_move_nothing(tmp_path, **recipe)
 
 
 @pytest.mark.parametrize("extra", [{}, SYNC_BN], ids=["batch norm", "synchronised"])

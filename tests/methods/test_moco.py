@@ -28,7 +28,6 @@ from tests.methods.teacher_runs import (
     assert_steps_do_not_wait,
     assert_steps_on_ranks_do_not_wait,
     assert_teacher_follows,
-    assert_tests_move_nothing,
 )
 from tests.ranks import RankPool
 from tests.task.runs import make_task, train
@@ -389,10 +388,6 @@ def test_the_key_encoder_follows_once_per_update(tmp_path: Path, accumulate: int
 
 def test_initial_weights_reach_the_key_encoder(tmp_path: Path) -> None:
     assert_attached_anew(tmp_path, "key_encoder", **RECIPE)
-
-
-def test_evaluation_moves_nothing(tmp_path: Path) -> None:
-    assert_tests_move_nothing(tmp_path, **RECIPE)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -24,10 +24,8 @@ from sslengine.methods.swav import SwAVHead, SwAVLoss, SwAVOptions, SwAVQueueOpt
 from tests.losses.test_sinkhorn import by_the_paper as codes_by_the_paper
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
-    assert_state_is_the_same_on_ranks,
     assert_steps_do_not_wait,
     assert_steps_on_ranks_do_not_wait,
-    assert_tests_move_nothing,
 )
 from tests.ranks import RankPool
 from tests.task.runs import Watch, make_task, train
@@ -418,14 +416,6 @@ def test_a_run_learns_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
     whole = assert_goes_on_bit_by_bit(tmp_path, **RUN)
     assert set(whole.get_classy_state()["loss"]) == {"queue"}
     assert (whole.loss.queue != 0).any(dim=-1).all()
-
-
-def test_evaluation_moves_nothing(tmp_path: Path) -> None:
-    assert_tests_move_nothing(tmp_path, **RUN)
-
-
-def test_the_state_is_the_same_on_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
-    assert_state_is_the_same_on_ranks(two_ranks, tmp_path, **RUN)
 
 
 def _cut_on_ranks(folder: Path, changes: dict[str, Any]) -> None:

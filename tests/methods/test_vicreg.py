@@ -16,7 +16,6 @@ from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.vicreg import VICRegLoss, VICRegOptions
 from tests.config.recipes import resolved
 from tests.methods.multi_rank import assert_ranks_equal_one_process
-from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.task.runs import Watch, train
 
@@ -177,11 +176,6 @@ def test_ranks_together_make_the_loss_and_gradient_of_one_process(
 # ---- through the engine
 
 RUN = {"LOSS": {"name": "vicreg_loss"}, "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
-
-
-def test_a_run_that_was_cut_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    task = assert_goes_on_bit_by_bit(tmp_path, after=3, **RUN)
-    assert not task.loss.state_dict()  # it has no memory to lose
 
 
 def test_a_run_lowers_the_loss(tmp_path: Path) -> None:

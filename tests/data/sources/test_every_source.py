@@ -13,9 +13,8 @@ import pytest
 
 from sslengine.data.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
-from sslengine.registry import DATA_SOURCES
 from tests.data.pictures import picture
-from tests.data.sources.every import COUNT, EVERY, INSTALLED, OF_PICTURES, file_list
+from tests.data.sources.every import COUNT, INSTALLED, OF_PICTURES, file_list
 
 # dill, by which `datasets` makes its fingerprints, of types of pyarrow.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
@@ -32,10 +31,6 @@ def split(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 def numbers(data: SSLDataset) -> Iterator[int]:
     known = {picture(number).tobytes(): number for number in range(COUNT)}
     return (known[data[0, index]["data"][0].tobytes()] for index in range(len(data)))
-
-
-def test_no_source_is_forgotten_here() -> None:
-    assert set(DATA_SOURCES._declared) == set(EVERY)
 
 
 def test_each_image_is_there_once_without_labels(split: dict[str, Any]) -> None:
