@@ -112,12 +112,13 @@ def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> None:
 
 
 def _same_names(what: str, expected: Any, found: Any) -> None:
-    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    missing, unknown = set(expected) - set(found), sorted(set(found) - set(expected))
     if missing or unknown:
-        hints = [nearest(name, expected) for name in unknown]
+        hints = [nearest(name, expected) for name in unknown[:3]]
         raise CheckpointError(
-            f"{what} and this run do not fit: missing {missing}, not known here {unknown}. "
-            f"{' '.join(hint for hint in hints if hint)}".rstrip()
+            f"{what} and this run do not fit: missing {listing(missing, 6) or 'nothing'}; "
+            f"not known here {listing(unknown, 6) or 'nothing'}. "
+            f"{' '.join(filter(None, hints))}".rstrip()
         )
 
 

@@ -157,6 +157,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """For a run that does not go on from a checkpoint of its own."""
         build.load_initial_weights(self.config, self.base_model, self.class_names)
         build.attach_again(self.loss, self.base_model)
+        if not self.test_only:  # parts that the method has made anew
+            expect_owners(self.learner, self.optimizer.param_groups)
 
     def _prepare_data(self) -> None:
         config = self.config

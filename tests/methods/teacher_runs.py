@@ -1,18 +1,16 @@
-"""What every method with a slow copy of the model must pass, and a task to drive its hooks by hand."""
+"""What every method with a slow copy of the model must pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.hooks.events import Hook
-from sslengine.precision import Precision
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.ranks import RankPool
@@ -20,21 +18,6 @@ from tests.task.runs import make_task, same, train
 from tests.task.test_task import NoWaiting
 
 Momentum = Callable[[int, int], float]
-
-
-class FakeTask:
-    """As much of a task as a method's hooks look at."""
-
-    def __init__(self, model: nn.Module, seed: int = 0) -> None:
-        self.base_model = model
-        self.config = SimpleNamespace(SEED_VALUE=seed)
-        self.precision = Precision()
-        self.last_batch = SimpleNamespace(sample={})
-        self.train_feed: Any = None
-        self.train = True
-        self.phase = SimpleNamespace(epoch=0)
-        self.iteration = 0
-        self.where = 0.0
 
 
 class Trail(Hook):

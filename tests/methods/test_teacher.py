@@ -145,3 +145,18 @@ def test_its_teacher_is_known_by_name(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
     assert_goes_on_bit_by_bit(tmp_path, **TAUGHT)
+
+
+class Late(Method):
+    def attach(self, model: nn.Module) -> None:
+        self.predictor = nn.Linear(8, 8)
+
+    def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
+        return self.predictor(output).square().mean()
+
+
+def test_parameters_that_are_made_again_would_not_be_trained(tmp_path: Path) -> None:
+    """Initial weights attach a method again; what the optimizer has is what was made first."""
+    task = make_task(tmp_path, [], LOSS={"name": f"{__name__}:Late"})
+    with pytest.raises(ConfigError, match=r"no optimizer owns .*: loss.predictor.bias, loss.pred"):
+        task.load_initial_weights()

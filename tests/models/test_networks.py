@@ -152,6 +152,18 @@ def test_an_older_checkpoint_is_resumed(runs: Path, tmp_path: Path) -> None:
     task.close()
 
 
+def test_a_method_with_other_names_says_so_when_it_is_resumed(runs: Path, tmp_path: Path) -> None:
+    state = _content(runs / "byol")
+    loss = state["loss"]
+    state["loss"] = {name.replace("teacher.module.", "teacher."): loss[name] for name in loss}
+    task = make_task(tmp_path, [], **FEW, **BYOL)
+    with pytest.raises(
+        CheckpointError, match=r"the loss's state .* missing teacher.module.*\.\.\."
+    ):
+        task.set_classy_state(state)
+    task.close()
+
+
 def test_the_predictor_asks_the_same_network_and_says_so(runs: Path) -> None:
     picture = Image.new("RGB", (16, 16), (200, 30, 90))
     found = {}

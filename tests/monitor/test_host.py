@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
+from sslengine.monitor import host
 from sslengine.monitor.host import in_order, on_host
 
 
-def test_cells_come_back_as_they_are() -> None:
+@pytest.mark.parametrize("host_type", ["cpu", ""])
+def test_cells_come_back_as_they_are(monkeypatch: pytest.MonkeyPatch, host_type: str) -> None:
+    """Read as they are, and as if they were on a device."""
+    monkeypatch.setattr(host, "HOST", host_type)
     cells = [torch.tensor([1.0, 2.0]), 3.0, torch.tensor(4), torch.tensor(5.0), torch.tensor([[6]])]
     assert on_host(cells) == [[1.0, 2.0], [3.0], [4.0], [5.0], [6.0]]
     assert on_host([]) == []

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sslengine.distributed.ranks import rank
 from sslengine.errors import TrainingError
-from sslengine.monitor import over_ranks
+from sslengine.monitor import host, over_ranks
 from sslengine.monitor import store as module
 from sslengine.monitor.store import MetricStore, current, make_current
 from tests.ranks import RankPool
@@ -82,6 +82,7 @@ def test_putting_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) 
 def test_one_copy_for_all_metrics_and_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []
     real = Tensor.tolist
+    monkeypatch.setattr(host, "HOST", "")  # as if the values were on a device
     monkeypatch.setattr(Tensor, "tolist", lambda t: (copies.append(t.numel()), real(t))[1])
     store = MetricStore()
     for step in range(3):
@@ -234,6 +235,7 @@ def _exchanges() -> tuple[list[int], list[int], dict[str, float]]:
     copied: list[int] = []
     store, real, to_list = MetricStore(period=99), over_ranks.sum_in_place, Tensor.tolist
     over_ranks.sum_in_place = lambda t: (sent.append(t.numel()), real(t))[1]
+    host.HOST = ""
     Tensor.tolist = lambda t: (copied.append(t.numel()), to_list(t))[1]  # type: ignore[method-assign]
     try:
         for step in range(3):
@@ -243,6 +245,7 @@ def _exchanges() -> tuple[list[int], list[int], dict[str, float]]:
         store.read()
     finally:
         over_ranks.sum_in_place, Tensor.tolist = real, to_list  # type: ignore[method-assign]
+        host.HOST = "cpu"
     return sent, copied, store.take_scalars()
 
 

@@ -88,13 +88,13 @@ def test_another_queue_is_refused_by_name(tmp_path: Path) -> None:
         CheckpointError, match=r"the loss's state has other sizes: queue: \(3,\) -> \(4,\)"
     ):
         make_task(tmp_path, [], **bigger).set_classy_state(state)
-    with pytest.raises(CheckpointError, match="the loss's state in the checkpoint.*'queue'"):
+    with pytest.raises(CheckpointError, match="the loss's state in the checkpoint.* here queue"):
         make_task(tmp_path, []).set_classy_state(state)
 
 
 def test_another_set_of_hooks_is_refused_by_name(tmp_path: Path) -> None:
     state = make_task(tmp_path, [Counter()]).get_classy_state()
-    with pytest.raises(CheckpointError, match=r"the hooks .* not known here \['Counter'\]"):
+    with pytest.raises(CheckpointError, match=r"the hooks .* not known here Counter"):
         make_task(tmp_path, []).set_classy_state(state)
 
 
@@ -122,7 +122,7 @@ def test_hooks_without_state_may_come_and_go(tmp_path: Path) -> None:
     assert late.seen == 3
     nothing = make_task(tmp_path, [Late()]).get_classy_state()
     make_task(tmp_path, [Quiet()]).set_classy_state(nothing)
-    with pytest.raises(CheckpointError, match=r"missing \['Counter'\]"):
+    with pytest.raises(CheckpointError, match=r"missing Counter;"):
         make_task(tmp_path, [Counter()]).set_classy_state(nothing)
 
 

@@ -231,11 +231,9 @@ def test_the_state_holds_everything_and_a_stranger_is_refused(tmp_path: Path) ->
     state = task.get_classy_state(deep_copy=True)
     for key in set(state) - {"figures", "networks", "classes"}:  # older checkpoints lack these
         broken = {name: value for name, value in state.items() if name != key}
-        with pytest.raises(SSLEngineError, match=f"missing .*'{key}'"):
+        with pytest.raises(SSLEngineError, match=f"missing {key};"):
             task.set_classy_state(broken)
-    with pytest.raises(
-        SSLEngineError, match="not known here .*'optimiser'.*Did you mean 'optimizer'"
-    ):
+    with pytest.raises(SSLEngineError, match="not known here optimiser.*Did you mean 'optimizer'"):
         task.set_classy_state({**state, "optimiser": {}})
 
 
