@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from sslengine.registry import METERS, TRAIN_STEPS
 from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
-from tests.contracts.test_methods import MODELS_SMALL, TINY
+from tests.contracts.test_methods import MODELS_SMALL, NOT_SHARDED, TINY
 
 EQUAL = "ranks_equal_one_process"
 WIDE = {"dims": [32, 8], "use_relu": True}
@@ -51,13 +51,15 @@ STEPS: dict[str, Of] = {
     "standard_train_step": Of(more={"also": [EQUAL]}),
     "gradcache_train_step": Of(
         {"CHUNK_SIZE": 3}, ("config.MODEL.TRUNK.RESNETS.NORM=LayerNorm",), {"also": [EQUAL]}),
-    "multi_optimizer_train_step": Of({"OPTIMIZERS": TWO_OPTIMIZERS}),
+    "multi_optimizer_train_step": Of(
+        {"OPTIMIZERS": TWO_OPTIMIZERS},
+        more={"but": {"ranks_stay_equal_sharded": "refused: it makes several backward passes"}}),
     "multi_input_train_step": Of(overrides=("config=quickstart/pirl", *TINY, *PIRL),
                                  more={"but": {"tests_move_nothing": "the method's: see there"}}),
     "model_train_step": MODELS_SMALL["mae"],
     "loss_dict_train_step": Of(
         overrides=(f"config.MODEL.BASE_MODEL_NAME={__name__}:GivesLosses", "config.LOSS.name=''",
-                   LISTED)),
+                   LISTED), more={"but": NOT_SHARDED}),
 }  # fmt: skip
 METERS_SMALL = {"accuracy_list_meter": Of({"topk_values": [1, 3]})}
 SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL,
