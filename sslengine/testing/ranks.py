@@ -15,6 +15,7 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import signal
 import socket
 import time
 import traceback
@@ -77,7 +78,12 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection, strict: bool
 
 def end_fork_server() -> None:
     """There is one in a process, for loader workers as well, and what it has imported they have."""
-    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    # It ends by itself only when no process has its pipe open, and a forked one may have.
+    if server._forkserver_pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+    server._stop()
 
 
 class RankPool:

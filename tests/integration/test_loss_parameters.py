@@ -229,6 +229,7 @@ def test_frozen_by_name(tmp_path: Path) -> None:
 
 def test_a_metric_that_it_puts(tmp_path: Path) -> None:
     task = train(tmp_path, [], **_of(Predicting))
+    task.storage.read()
     assert task.storage.latest()["temperature"] != 1.0
 
 
