@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
 import pytest
@@ -33,3 +35,17 @@ def test_a_rank_that_hangs_is_killed() -> None:
         pytest.raises(AssertionError, match=r"ranks \[1\] did not answer within 2 s"),
     ):
         pool.run(_hang_on_1)
+
+
+def _end_soon() -> None:
+    threading.Timer(0.2, os._exit, (1,)).start()
+
+
+def test_a_rank_that_ends_between_two_calls_is_told_and_the_pool_starts_again() -> None:
+    with RankPool(2) as pool:
+        pool.run(_end_soon)
+        for process in pool._processes:
+            process.join()
+        with pytest.raises(AssertionError, match="rank"):
+            pool.run(rank)
+        assert pool.run(rank) == [0, 1]

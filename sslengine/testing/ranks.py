@@ -143,8 +143,15 @@ class RankPool:
         """`function(*args, **kwargs)` on every rank; their results in rank order."""
         if not self._processes:
             self._start()
-        for pipe in self._pipes:
-            pipe.send((function, args, kwargs))
+        try:
+            for pipe in self._pipes:
+                pipe.send((function, args, kwargs))
+        except OSError as error:
+            for process in self._processes:
+                process.join(1)
+            ended = [each.exitcode for each in self._processes]
+            self._kill()
+            raise RankError(f"ranks have ended since their last call: status {ended}") from error
         return self._collect(self.timeout)
 
     def _collect(self, timeout: float) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +117,12 @@ def trainable(task: Any) -> dict[str, Tensor]:
 def build(resolved: Resolved, folder: Path, more: Sequence[Any] = ()) -> Any:
     """The task, as the engine makes it, with the hooks that the config asks for and `more`."""
     config = resolved.config
+    # Nobody tells these runs to leave; ranks that make many runs would listen for each.
+    services = replace(services_of(config, folder, interrupts=False), signals=None)
     task = TASKS.get(config.TRAINER.TASK_NAME)(
         config, folder, CPU,
         hooks=[*default_hooks(config, folder), *more],
-        services=services_of(config, folder, interrupts=False),
+        services=services,
     )  # fmt: skip
     task.prepare()
     return task
