@@ -11,6 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,12 +83,15 @@ def two_steps(task: SelfSupervisionTask) -> None:
         memo: dict[int, Tensor] = {}
         for part in (task.base_model, task.loss):
             _move(part, mode, memo)
-        task._batches = iter(
+        task.state.reading.batches = iter(
             tree_map(lambda v: _fake(v, mode) if isinstance(v, Tensor) else v, batches)
         )
         task.device = CUDA
-        task.optimizer = task._make_optimizer(1.0)
-        task.precision = build.build_run_precision(task.config, CUDA)
+        task.parts = replace(
+            task.parts,
+            optimizer=build.build_run_optimizer(task.config, task.learner, CUDA, 1.0),
+            precision=build.build_run_precision(task.config, CUDA),
+        )
         with NothingOfTheHost():
             for _ in batches:
                 task.step()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.registry import PARAM_GROUPS
+from sslengine.task.parts import Exchange, Parts
+from sslengine.task.progress import Progress
+from sslengine.task.run_state import RunState
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "sslengine"
@@ -143,6 +147,32 @@ def test_nobody_writes_to_the_config_but_its_own_folder(path: Path) -> None:
             if isinstance(target, (ast.Attribute, ast.Subscript)):
                 written = ast.unparse(target)
                 assert not re.match(r"(self\.|task\.|run\.)?config[.\[]", written), written
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_ids)
+def test_each_field_of_a_run_has_one_writer(path: Path) -> None:
+    """`RunState` writes its fields and those of its `Progress`; a run's parts are made once."""
+    if path == PACKAGE / "task" / "run_state.py":
+        return
+    own = {each.name for kind in (Parts, Progress, RunState) for each in fields(kind)}
+    owners = ("task", "state", "progress", "parts")
+    written = [
+        ast.unparse(target)
+        for target in _assigned(ast.parse(path.read_text(encoding="utf-8")))
+        if target.attr in own and ast.unparse(target.value).split(".")[-1].strip("_") in owners
+    ]
+    assert written == []
+
+
+def _assigned(tree: ast.AST) -> Iterator[ast.Attribute]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield node
+
+
+def test_what_a_run_is_made_of_stays() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Exchange(False, None, False, False, False).reduce_by_hand = True  # type: ignore[misc]
 
 
 def _method_names() -> set[str]:

@@ -105,7 +105,7 @@ def resume(task: Any, run: Run) -> Any:
     _same_run(run, options)
     task.set_classy_state(found.state["classy_state_dict"])
     if is_primary() and path_for(found.path).exists():
-        task.results.update(read_manifest(found.path).results)
+        task.state.recall(read_manifest(found.path).results)
     told = f"resumed from {found.path}: {_place(task)}"
     if task.done_training():
         log.info("%s", told)
@@ -145,7 +145,7 @@ def _same_run(run: Run, options: CheckpointOptions) -> None:
 
 def _is_complete(task: Any, state: dict[str, Any]) -> bool:
     progress = Progress.of_state(state["classy_state_dict"]["progress"])
-    return bool(task.is_complete(place_again(task.phases, progress)))
+    return bool(task.parts.plan.is_complete(place_again(task.phases, progress)))
 
 
 def _start_over(run: Run) -> None:

@@ -73,8 +73,7 @@ class LossLedger:
         # Losses times batch size of the phase so far; VISSL's `task.losses`.
         self.phase_losses: list[float] = []
         self.phase_samples = 0
-        # Every entry that is read is added to it, if there is one.
-        self.history: list[LossEntry] | None = None
+        self._history: list[LossEntry] | None = None
 
     def start_phase(self) -> None:
         self.flush()
@@ -152,8 +151,8 @@ class LossLedger:
 
     def _note(self, entry: LossEntry) -> None:
         self._unread.append(entry)
-        if self.history is not None:
-            self.history.append(entry)
+        if self._history is not None:
+            self._history.append(entry)
         self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
         self.phase_samples += entry.batch_size
         if self._feed is not None:
@@ -164,6 +163,11 @@ class LossLedger:
         """The steps since the last drain."""
         self.flush()
         entries, self._unread = self._unread, []
+        return entries
+
+    def take_history(self) -> list[LossEntry]:
+        """The steps since the last call, whether drained or not; the first call begins to keep."""
+        entries, self._history = self._history or [], []
         return entries
 
     def phase_mean(self) -> float | None:

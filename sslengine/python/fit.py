@@ -31,7 +31,7 @@ from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.python.history import History, KeepHistory
 from sslengine.python.place import amp_params, choose_device, join_others
 from sslengine.python.session import Session
-from sslengine.python.task import Parts, PythonTask
+from sslengine.python.task import Given, PythonTask
 from sslengine.trainer import loop
 
 Loss = Callable[..., Any]
@@ -86,7 +86,7 @@ def fit(
     history = History()
     feeding = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn,
                "workers": workers, "shuffle": shuffle}  # fmt: skip
-    parts = Parts(
+    given = Given(
         model,
         loss if isinstance(loss, nn.Module) else FunctionLoss(loss) if loss else nn.Module(),
         optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
@@ -97,7 +97,7 @@ def fit(
     )
     streams = rng_state()
     try:
-        task = PythonTask(resolved.config, run_dir, place, parts)
+        task = PythonTask(resolved.config, run_dir, place, given)
         task.prepare()
         with owned(run_dir) if run_dir is not None else nullcontext():
             _train(task, resolved, verbose)

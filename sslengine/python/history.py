@@ -28,7 +28,7 @@ class KeepHistory(Hook):
         self._rates: dict[int, dict[str, float]] = {}
 
     def on_phase_start(self, task: TaskView) -> None:
-        task.ledger.history = []
+        task.ledger.take_history()
 
     def on_update(self, task: TaskView) -> None:
         self._rates[task.iteration] = task.optimizer.learning_rates()
@@ -45,7 +45,7 @@ class KeepHistory(Hook):
         self._take_steps(task)
 
     def _take_steps(self, task: TaskView) -> None:
-        entries, task.ledger.history = task.ledger.history or [], []
+        entries = task.ledger.take_history()
         for entry in entries if task.train else ():
             parts = {f"loss.{name}": each for name, each in entry.parts.items() if name != MAIN}
             self.history.steps.append(

@@ -19,8 +19,8 @@ from sslengine.python.task import PythonTask
 class Session:
     def __init__(self, task: PythonTask, sets: dict[str, Any], history: History) -> None:
         self._task, self._sets = task, sets
-        self.model: nn.Module = task.base_model
-        self.loss: nn.Module = task.loss
+        self.model: nn.Module = task.parts.base_model
+        self.loss: nn.Module = task.parts.loss
         self.history = history
         self._feeds: dict[str, Feed] = {}
         self._kept: dict[Any, Any] = {}
@@ -51,7 +51,7 @@ class Session:
         as the model stays as it is; fresh: compute them all the same."""
         outputs = self._once(
             "predict", name, fresh,
-            lambda feed: predict_feed(self.model, feed, self._task.precision),
+            lambda feed: predict_feed(self.model, feed, self._task.parts.precision),
         )  # fmt: skip
         return finish(outputs, collate, transform)
 
@@ -93,9 +93,9 @@ class Session:
                 f"{nearest(name, given)}".rstrip()
             )
         if name not in self._feeds:
-            feeding = {**self._task.parts.feeding, "shuffle": False, "drop_last": False}
+            feeding = {**self._task.given.feeding, "shuffle": False, "drop_last": False}
             task = self._task
             self._feeds[name] = make_feed(
-                self._sets[name], seed=task.seed, device=task.device, where=name, **feeding
+                self._sets[name], seed=task.parts.seed, device=task.device, where=name, **feeding
             )
         return self._feeds[name]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
 from sslengine.distributed.ranks import world_size
@@ -19,13 +21,15 @@ from sslengine.models.build import freeze_parameters
 from sslengine.models.options import ModelOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.services.order import Services, services_of
+from sslengine.task.feeds import Feeds
+from sslengine.task.make_parts import PartsOfConfig
 from sslengine.task.set_loss import set_loss
 from sslengine.task.task import SelfSupervisionTask
 
 Feed = DatasetFeed | LoaderFeed
 
 
-class Parts(NamedTuple):
+class Given(NamedTuple):
     model: nn.Module
     loss: nn.Module
     # torch's, already made; None: the config says which.
@@ -41,48 +45,52 @@ class Parts(NamedTuple):
 
 class PythonTask(SelfSupervisionTask):
     def __init__(
-        self, config: DictConfig, folder: Path | None, device: torch.device, parts: Parts
+        self, config: DictConfig, folder: Path | None, device: torch.device, given: Given
     ) -> None:
         super().__init__(config, folder or Path(), device)
-        self.parts, self.folder = parts, folder
+        self.folder, self.given = folder, given
+        self.made_by = PartsOfObjects(config, self.run_dir, device, given=given, folder=folder)
 
-    def _make_feed(self, split: str, training: bool) -> Feed:
+    def mean_loss(self, feed: Feed) -> dict[str, float]:
+        return set_loss(self, feed, self.parts.feeds.options("TRAIN"))
+
+
+@dataclass
+class PartsOfObjects(PartsOfConfig):
+    given: Given = field(kw_only=True)
+    folder: Path | None = field(kw_only=True)
+
+    def feed(self, split: str, training: bool, classes: Sequence[Any]) -> Feed:
+        given, seed = self.given, read(self.config, RunOptions).SEED_VALUE
+        shuffle = training and given.feeding.get("shuffle", True)
         where = {"TRAIN": "data", "TEST": "validation"}[split]
-        shuffle = training and self.parts.feeding.get("shuffle", True)
-        feeding = {**self.parts.feeding, "shuffle": shuffle, "where": where}
+        feeding = {**given.feeding, "shuffle": shuffle, "where": where}
         if not training:
             feeding["drop_last"] = False
-        feed = make_feed(self.parts.data[split], seed=self.seed, device=self.device, **feeding)
-        if training and isinstance(self.parts.loss, Method) and _uneven(feed):
+        feed = make_feed(given.data[split], seed=seed, device=self.device, **feeding)
+        if training and isinstance(given.loss, Method) and _uneven(feed):
             raise DataError(
                 f"{where}: {feed.num_samples} samples make unequal shares for {world_size()} ranks "
-                f"in some batches, and {type(self.parts.loss).__name__} compares the images of all "
+                f"in some batches, and {type(given.loss).__name__} compares the images of all "
                 f"ranks, which needs equal ones. Give drop_last=True."
             )
         return feed
 
-    def mean_loss(self, feed: Feed) -> dict[str, float]:
-        return set_loss(self, feed, self._splits[True])
-
-    def _make_model(self) -> nn.Module:
-        model = self.parts.model.to(self.device)
+    def model(self) -> nn.Module:
+        model = self.given.model.to(self.device)
         freeze_parameters(model, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS)
         return model
 
-    def _make_loss(self) -> nn.Module:
-        loss = self.parts.loss.to(self.device)
+    def loss(self, feeds: Feeds) -> nn.Module:
+        loss = self.given.loss.to(self.device)
         freeze_parameters(loss, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS, "loss.")
         return loss
 
-    def _make_optimizer(self, epochs: float) -> Any:
-        given = self.parts.optimizer
+    def optimizer(self, learner: nn.Module, epochs: float) -> Any:
+        given = self.given.optimizer
         if given is None:
-            return super()._make_optimizer(epochs)
-        mine = {
-            id(parameter)
-            for part in (self.base_model, self.loss)
-            for parameter in part.parameters()
-        }
+            return super().optimizer(learner, epochs)
+        mine = {id(parameter) for parameter in learner.parameters()}
         if any(id(p) not in mine for group in given.param_groups for p in group["params"]):
             raise ConfigError(
                 "optimizer: it has parameters that are neither the model's nor the loss's. Make it "
@@ -90,11 +98,12 @@ class PythonTask(SelfSupervisionTask):
             )
         return ScheduledOptimizer(given, [{} for _ in given.param_groups])
 
-    def _config_hooks(self) -> list[Any]:
-        return [*super()._config_hooks(), *self.parts.hooks]
+    def hooks_of_run(self) -> list[Any]:
+        return [*super().hooks_of_run(), *self.given.hooks]
 
-    def _make_services(self) -> Services:
-        return services_of(self.config, self.folder, interrupts=False, readers=self.parts.readers)
+    def services_of_run(self) -> Services:
+        readers = self.given.readers
+        return services_of(self.config, self.folder, interrupts=False, readers=readers)
 
 
 def _uneven(feed: Feed) -> bool:

@@ -49,7 +49,7 @@ class StopEarly(Hook):
         if any_rank(self.waited >= self.patience):
             best = f"best {self.sign * self.best:.6g}"
             log.info("%s: no better for %d phases (%s)", self.monitor, self.waited, best)
-            task.progress.stopped = 1
+            task.stop()
 
     def _read(self, results: Mapping[str, Any]) -> float:
         known = dict(leaves({self.split: results}))

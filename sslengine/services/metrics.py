@@ -60,7 +60,8 @@ class LogMetrics(Hook):
     def on_phase_end(self, task: TaskView) -> None:
         task.storage.read()
         task.ledger.drain()  # a test phase's are of no step record, nor of the next train phase's
-        task.phase_results = {**task.storage.take_scalars(), **task.phase_results}
+        for name, value in task.storage.take_scalars().items():
+            task.phase_results.setdefault(name, value)
         self._write(task, "phase", task.phase_results, {"epochs": self._epochs})
 
     def on_end(self, task: TaskView) -> None:

@@ -1,32 +1,29 @@
 """The mean loss over a whole set, at any moment of a run, as a test phase would find it.
 
-Model and loss are in eval mode, the method's own hooks run, no others do; random streams,
-progress, meters, figures, and the losses of the phase under way stay as they are.
+It is a pass beside the run, with a state of its own: model and loss are in eval mode, the method's
+own hooks run, no others do; random streams are put back.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.errors import TrainingError
-from sslengine.hooks.events import compile_events
-from sslengine.monitor.perf import PerfStats
-from sslengine.monitor.store import MetricStore, current, make_current
-from sslengine.task.last_batch import LastBatch
-from sslengine.task.progress import ALONE
+from sslengine.monitor.store import current, make_current
+from sslengine.task.run_state import Reading
 
 
 def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
     """`options`: whose INPUT_KEY_NAMES and TARGET_KEY_NAMES the set's batches have."""
-    with _for_a_while(task, feed, options):
+    with _tested(task):
+        beside = task.beside(Reading(feed, options))
+        make_current(beside.storage)
         for _ in range(feed.steps_per_epoch):
-            task.train_step_function(task)
-            task.progress.step += 1
-        entries = task.ledger.drain()
+            beside.step()
+        entries = beside.ledger.drain()
     if not entries:
         raise TrainingError(
             f"{type(task.base_model).__name__} gives predictions in eval mode, and no "
@@ -40,36 +37,18 @@ def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
 
 
 @contextmanager
-def _for_a_while(task: Any, feed: Any, options: Any) -> Iterator[None]:
-    temporary = {
-        "train": False,
-        "perf": PerfStats(),
-        "storage": MetricStore(active=False, check_finite=False),
-        "last_batch": LastBatch(),
-        "active_meters": [],
-        "group": ALONE,
-        "progress": copy.copy(task.progress),
-        "input_keys": options.INPUT_KEY_NAMES,
-        "target_keys": options.TARGET_KEY_NAMES,
-        "_calls": compile_events(task.own_hooks),
-        "_sizes": feed.batch_sizes,
-        "_global_sizes": feed.global_batch_sizes,
-        "_batches": feed.batches(),
-    }
-    kept = {name: getattr(task, name) for name in temporary if hasattr(task, name)}
-    modes = task.base_model.training, task.loss.training
+def _tested(task: Any) -> Iterator[None]:
+    """Model and loss as in a test phase; afterwards as they were, and the random streams too."""
+    networks = task.base_model, task.loss
+    modes = [each.training for each in networks]
     streams, store = rng_state(), current()
     try:
-        vars(task).update(temporary)
-        make_current(task.storage)
-        task.progress.step = 0
-        task.base_model.eval()
-        task.loss.eval()
+        for each in networks:
+            each.eval()
         task.same_statistics()
         yield
     finally:
-        vars(task).update(kept)
-        task.base_model.train(modes[0])
-        task.loss.train(modes[1])
+        for each, mode in zip(networks, modes, strict=True):
+            each.train(mode)
         make_current(store)
         set_rng_state(streams)

@@ -66,7 +66,7 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "figures": task.storage.state_dict(),  # reads the losses too
         "losses": task.ledger.state_dict(),
         "hooks": {name: hook_state(each) for name, each in _hooks(task).items()},
-        "data": task.data_facts(),
+        "data": _data_facts(task),
         "ranks": gather_objects(_rank_state(task)),
     }
     return copy.deepcopy(state) if deep_copy else state
@@ -94,7 +94,7 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     _load_loss(task.loss, state["loss"])
     task.optimizer.load_state_dict(state["optimizer"])
     task.precision.load_state_dict(state["amp"])
-    task.progress = place_again(task.phases, Progress.of_state(state["progress"]))
+    task.state.resume(place_again(task.phases, Progress.of_state(state["progress"])))
     task.ledger.load_state_dict(state["losses"])
     if state.get("figures") is not None:
         task.storage.load_state_dict(state["figures"])
@@ -122,9 +122,23 @@ def _same_names(what: str, expected: Any, found: Any) -> None:
         )
 
 
+def _data_facts(task: Any) -> dict[str, int]:
+    """What must be the same for a step count to mean the same place in the data."""
+    feed, plan = task.parts.feeds.for_training, task.parts.plan
+    facts = {
+        "training samples": feed.num_samples,
+        "steps per epoch": feed.steps_per_epoch,
+        "OPTIMIZER.accumulate": plan.accumulate,
+        "SEED_VALUE": task.seed,
+    }
+    # Groups of batches end with a phase. Checkpoints of one phase an epoch know no such key.
+    parts = plan.phases_per_epoch
+    return facts | ({"TRAIN_PHASES_PER_EPOCH": parts} if parts > 1 else {})
+
+
 def _same_data(task: Any, state: dict[str, Any]) -> None:
     """Steps are counted in batches: with other batches the count would mean another place."""
-    then, now = state["data"], task.data_facts()
+    then, now = state["data"], _data_facts(task)
     changed = [
         f"{key}: {then.get(key)} -> {now.get(key)}"
         for key in dict.fromkeys((*now, *then))

@@ -33,7 +33,7 @@ def first_pass(task: StepTask, chunks: Sequence[Tensor]) -> tuple[list[Any], lis
     """The output of each chunk, and the state of the random streams before it."""
     outputs, streams = [], []
     with task.perf.forward, torch.no_grad(), task.precision.autocast():
-        manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
+        manual_sync_params(task.base_model, task.exchange.broadcast_buffers_by_hand)
         for images in chunks:
             streams.append(_streams(images))
             outputs.append(task.base_model(images))
@@ -56,7 +56,7 @@ def second_pass(
 ) -> None:
     """Ranks meet in the last chunk of the last batch of a group."""
     used = [index for index, gradient in enumerate(gradients) if gradient is not None]
-    ranks_meet = task.group.last and not task.reduce_by_hand
+    ranks_meet = task.group.last and not task.exchange.reduce_by_hand
     place = 0
     with _as_before(task.base_model, chunks[0]):
         for number, images in enumerate(chunks):

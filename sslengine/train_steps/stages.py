@@ -35,6 +35,7 @@ class StepTask(Protocol):
 
     train: bool
     test_only: bool
+    state: Any
     model: torch.nn.Module
     base_model: torch.nn.Module
     loss: torch.nn.Module
@@ -49,9 +50,7 @@ class StepTask(Protocol):
     group: Any
     last_batch: Any
     progress: Any
-    reduce_by_hand: bool
-    reduced_by_hand: torch.nn.Module | None
-    broadcast_buffers_by_hand: bool
+    exchange: Any
     active_meters: Sequence[Any]
     input_keys: Sequence[str]
     target_keys: Sequence[str]
@@ -75,7 +74,7 @@ def compute_context(task: StepTask) -> AbstractContextManager[Any]:
     """
     if not task.train:
         return torch.no_grad()
-    if not task.reduce_by_hand and task.group.last:
+    if not task.exchange.reduce_by_hand and task.group.last:
         return _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad()
     stack = ExitStack()
     stack.enter_context(torch.enable_grad())
@@ -100,7 +99,7 @@ def call_model(task: StepTask, call: Callable[[torch.nn.Module], Any]) -> Any:
     """`call(model)`, in the precision of the run; ranks have the same buffers before."""
     with task.perf.forward, task.precision.autocast():
         if task.train:
-            manual_sync_params(task.base_model, task.broadcast_buffers_by_hand)
+            manual_sync_params(task.base_model, task.exchange.broadcast_buffers_by_hand)
         return call(task.model)
 
 
@@ -193,14 +192,15 @@ def backward_of_each(task: StepTask, losses: Mapping[str, Tensor]) -> None:
         if task.group.first:
             task.optimizer.zero_grad()
         task.optimizer.backward(task.precision, losses, task.group.weight)
-        task.optimizer.finish_backward(over_ranks=task.reduce_by_hand and task.group.last)
+        task.optimizer.finish_backward(over_ranks=task.exchange.reduce_by_hand and task.group.last)
     announce_gradients(task)
 
 
 def reduce_gradients(task: StepTask) -> None:
     """At the end of a group: the means over ranks that no wrapper of the model has taken."""
-    if task.reduced_by_hand is not None and task.group.last:
-        manual_gradient_all_reduce(task.reduced_by_hand)
+    by_hand = task.exchange.reduced_by_hand
+    if by_hand is not None and task.group.last:
+        manual_gradient_all_reduce(by_hand)
 
 
 def announce_gradients(task: StepTask) -> None:
@@ -230,7 +230,7 @@ def optimizer_step(task: StepTask) -> None:
     for call in task.after_update:
         call(task.method_step)
     task.run_hooks("on_update")
-    task.progress.num_updates += 1
+    task.state.count_update()
 
 
 def main_loss(loss: Loss) -> Tensor:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def _run(
         clock.now += (10.0 if task.iteration < 2 else 2.0) if task.train else 1000.0
         return made(task)
 
-    task.train_step_function = slow
+    task.parts = replace(task.parts, train_step_function=slow)
     console = Console(file=io.StringIO(), width=200)
     task.writers.append(ConsoleWriter(console))
     try:
@@ -113,5 +114,5 @@ def test_it_is_told_when_a_step_raises_too(
 
 def test_without_it_events_are_called_as_they_are(tmp_path: Path) -> None:
     watch = Watch()
-    assert make_task(tmp_path, [watch])._calls["on_step"] == (watch.on_step,)
+    assert make_task(tmp_path, [watch]).state.calls["on_step"] == (watch.on_step,)
     assert time.perf_counter is iteration_timer.perf_counter

@@ -178,6 +178,7 @@ def test_state_goes_round_with_what_was_not_read_yet() -> None:
 
 def test_the_current_store_is_the_runs() -> None:
     store = MetricStore()
+    make_current(None)  # a test that was interrupted may have left one
     current().put_scalar("x", 1.0)
     current().put_image("x", torch.zeros(2, 2))
     current().put_histogram("x", torch.zeros(2))

@@ -14,6 +14,7 @@ from sslengine.errors import ConfigError
 from sslengine.hooks.options import EarlyStoppingOptions
 from sslengine.services.early_stopping import StopEarly
 from sslengine.task.phases import Phase
+from sslengine.task.progress import Progress
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
 
@@ -21,9 +22,11 @@ from tests.ranks import RankPool
 def _task(train: bool = True) -> Any:
     phases = [Phase(0, True, 0, 0, 0, 1), Phase(1, False, 0, 0, 0, 1)]
     phase = phases[0 if train else 1]
+    progress = Progress()
     return SimpleNamespace(
-        train=train, phases=phases, phase=phase, progress=SimpleNamespace(stopped=0)
-    )
+        train=train, phases=phases, phase=phase, progress=progress,
+        stop=lambda: setattr(progress, "stopped", 1),
+    )  # fmt: skip
 
 
 def _until_stopped(values: list[float], **options: Any) -> int:

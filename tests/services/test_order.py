@@ -25,7 +25,7 @@ def test_the_order(tmp_path: Path) -> None:
 
 def test_they_are_called_after_all_hooks(tmp_path: Path) -> None:
     task = make_task(tmp_path)
-    for event, calls in task._calls.items():
+    for event, calls in task.state.calls.items():
         callers = [call.__self__ for call in calls]
         of_services = [each for each in task.services if each in callers]
         assert callers[len(callers) - len(of_services) :] == of_services, event

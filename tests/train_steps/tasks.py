@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslengine.hooks.events import Hook
 from sslengine.methods.foreign import FunctionLoss
-from sslengine.python.task import Parts, PythonTask
+from sslengine.python.task import Given, PythonTask
 from tests.config.recipes import resolved
 from tests.task.runs import CPU
 
@@ -67,9 +67,8 @@ def begin(
     config = resolved(LOG_FREQUENCY=10**6, HOOKS__COLLAPSE_SIGNS=False, **changes).config
     given = loss if isinstance(loss, nn.Module) else FunctionLoss(loss) if loss else nn.Module()
     data = {"TRAIN": list(batches), "TEST": list(batches if test else validation or ())}
-    task = PythonTask(
-        config, None, CPU, Parts(model, given, optimizer, data, {"batch_size": 0}, hooks)
-    )
+    objects = Given(model, given, optimizer, data, {"batch_size": 0}, hooks)
+    task = PythonTask(config, None, CPU, objects)
     task.prepare()
     task.on_start()
     task.start_phase()

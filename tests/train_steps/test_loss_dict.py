@@ -49,7 +49,7 @@ def _begin(batches: list[Any], model: nn.Module, *hooks: Any, **changes: Any) ->
 def test_the_sum_is_minimised_and_each_loss_is_logged() -> None:
     batches = [make_batch(seed) for seed in range(3)]
     task = _begin(batches, Losses(), seen := Seen())
-    task.active_meters = [meter := Scores()]
+    task.state.active_meters = [meter := Scores()]
     model = Losses()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in batches:
@@ -68,7 +68,7 @@ def test_the_sum_is_minimised_and_each_loss_is_logged() -> None:
 
 def test_in_a_test_phase_predictions_go_to_the_meters() -> None:
     task = _begin([make_batch()], Losses(), seen := Seen(), test=True)
-    task.active_meters = [meter := Scores()]
+    task.state.active_meters = [meter := Scores()]
     task.step()
     ((scores, target),) = meter.seen
     assert torch.equal(scores, Losses().linear(make_batch()["data"]))

@@ -72,7 +72,7 @@ def test_a_train_step_of_the_model_is_plain_pytorch() -> None:
 
 def test_without_steps_of_its_own_test_phases_predict() -> None:
     task = _begin([make_batch()], Owner(), test=True)
-    task.active_meters = [meter := Scores()]
+    task.state.active_meters = [meter := Scores()]
     task.step()
     ((scores, _),) = meter.seen
     assert torch.equal(scores, Owner().linear(2 * make_batch()["data"]))
@@ -134,7 +134,7 @@ def test_batches_of_the_users_own_form() -> None:
             return {"loss": self.linear.weight.sum()}
 
     task = _begin([make_batch()] * 4, Any_())
-    task._batches = iter([(1, 2), [3], {"a": 4}, "text"])  # as a collator of the user's makes them
+    task.state.reading.batches = iter([(1, 2), [3], {"a": 4}, "text"])  # as collators make them
     for _ in range(3):
         task.step()
     loss = {"mode": "loss"}

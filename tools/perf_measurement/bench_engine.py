@@ -145,7 +145,7 @@ def engine_task(case: Case, batches: Iterator[Tensor]) -> SelfSupervisionTask:
     task = SelfSupervisionTask(config, folder, torch.device("cpu"))
     task.prepare()
     task.writers.extend([LogWriter(), JsonLinesWriter(folder / "metrics.jsonl")])
-    task.train_feed = MemoryFeed(case.images, task.phases[0].steps, batches)  # type: ignore[assignment]
+    task.parts.feeds.train = MemoryFeed(case.images, task.phases[0].steps, batches)  # type: ignore[assignment]
     task.on_start()
     task.start_phase()
     task.on_phase_start()

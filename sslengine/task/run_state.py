@@ -1,0 +1,132 @@
+"""Where a pass over data is and what it has found: all that a step changes.
+
+A run has one `RunState`. A pass beside it, as that over a whole set for its loss, makes one of
+its own, so nothing of the run is swapped. What no step changes is in `Parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sslengine.data.options import SplitOptions
+from sslengine.distributed.ranks import world_size
+from sslengine.errors import DataError
+from sslengine.hooks.events import Calls
+from sslengine.monitor.perf import PerfStats
+from sslengine.monitor.store import MetricStore
+from sslengine.task.last_batch import LastBatch
+from sslengine.task.phases import Phase
+from sslengine.task.progress import ALONE, Group, Progress, group_of
+
+
+class Reading:
+    """The batches of a stretch of an epoch, with the images that each has."""
+
+    def __init__(
+        self,
+        feed: Any,
+        keys: SplitOptions,
+        epoch: int = 0,
+        stretch: slice = slice(0, None),
+        made: int = 0,
+        accumulate: int = 1,
+    ) -> None:
+        """keys: whose INPUT_KEY_NAMES and TARGET_KEY_NAMES; made: steps of the stretch."""
+        self.input_keys, self.target_keys = keys.INPUT_KEY_NAMES, keys.TARGET_KEY_NAMES
+        self.sizes = feed.batch_sizes[stretch]
+        self.global_sizes = feed.global_batch_sizes[stretch]
+        self.accumulate = accumulate
+        # Ranks may hold unequal shares of a batch; what they average is weighted by them then.
+        shares = zip(self.sizes, self.global_sizes, strict=True)
+        uneven = any(world_size() * size != of_all for size, of_all in shares)
+        self._each_alone = accumulate == 1 and not uneven
+        self.batches: Iterator[Any] = feed.batches(epoch, stretch.start + made, stretch.stop)
+
+    def group(self, step: int) -> Group:
+        """The place of this step among the batches of one optimizer step."""
+        if self._each_alone:
+            return ALONE
+        steps = len(self.sizes)
+        return group_of(step, steps, self.accumulate, self.sizes, self.global_sizes, world_size())
+
+
+@dataclass(eq=False)
+class RunState:
+    storage: MetricStore
+    perf: PerfStats
+    calls: Calls  # of hooks, then of services, by event
+    reading: Reading | None = None  # of the phase under way
+    train: bool = True
+    progress: Progress = field(default_factory=Progress)
+    group: Group = ALONE
+    last_batch: LastBatch = field(default_factory=LastBatch)
+    active_meters: Sequence[Any] = ()
+    phase_results: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each split's last phase
+    exception: BaseException | None = None
+
+    def enter(self, index: int, phase: Phase) -> None:
+        """This phase is next, or goes on where a restart interrupted it."""
+        progress = self.progress
+        if index != progress.phase:
+            progress.phase, progress.step = index, phase.begin
+        progress.of, progress.testing = phase.steps, int(not phase.train)
+        self.train = phase.train
+
+    def read(self, reading: Reading, meters: Sequence[Any]) -> None:
+        self.reading, self.active_meters = reading, meters
+
+    def next_batch(self) -> Any:
+        reading, step = self.reading, self.progress.step
+        assert reading is not None
+        with self.perf.data:
+            batch = next(reading.batches, None)
+        if batch is None:
+            steps = len(reading.sizes)
+            raise DataError(f"the loader ended after {step} of the {steps} batches of this phase.")
+        size, of_all = reading.sizes[step], reading.global_sizes[step]
+        self.last_batch.size, self.last_batch.share = of_all, size / of_all
+        return batch
+
+    def begin_step(self) -> None:
+        if self.train and self.reading is not None:
+            self.group = self.reading.group(self.progress.step)
+
+    def count_step(self) -> None:
+        progress = self.progress
+        if self.train:
+            progress.iteration += 1
+            progress.samples += self.last_batch.size
+        progress.step += 1
+
+    def count_update(self) -> None:
+        self.progress.num_updates += 1
+
+    def stop(self) -> None:
+        """No phase follows the one under way."""
+        self.progress.stopped = 1
+
+    def resume(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def recall(self, results: dict[str, dict[str, Any]]) -> None:
+        """Those of the phases before the checkpoint that the run resumes from."""
+        self.results |= results
+
+    def end_phase(self, results: dict[str, Any]) -> None:
+        self.phase_results = results
+
+    def keep_results(self) -> None:
+        self.results["train" if self.train else "test"] = self.phase_results
+
+    def fail(self, error: BaseException) -> None:
+        self.exception = error
+
+    def beside(self, reading: Reading, calls: Calls) -> RunState:
+        """For a test pass at this moment of the run: it counts, measures and keeps by itself."""
+        return RunState(
+            MetricStore(active=False, check_finite=False), PerfStats(), calls, reading,
+            train=False, progress=replace(self.progress, step=0),
+        )  # fmt: skip
