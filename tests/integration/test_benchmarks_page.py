@@ -83,7 +83,10 @@ def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[
     assert "trunk and 0 head tensors from runs/mine/checkpoints/checkpoint.torch" in log
 
     capsys.readouterr()
-    (command,) = re.findall(r"    sslengine (config=supervised .*PLUGINS[^`]*)$", PAGE)
-    arguments = command.replace("\\\n", " ").split()
-    assert main([*arguments, *SHORT, "config.CHECKPOINT.DIR=runs/timm"]) == 0
-    assert "timm, CrossEntropyLoss" in capsys.readouterr().out
+    commands = re.findall(
+        r"    sslengine (config=supervised (?:[^\n]*\\\n)+[^\n]*)$", PAGE, re.MULTILINE
+    )
+    for name, command in zip(("timm", "plain"), commands, strict=True):
+        arguments = command.replace("\\\n", " ").split()
+        assert main([*arguments, *SHORT, f"config.CHECKPOINT.DIR=runs/{name}"]) == 0
+        assert f"{name}, CrossEntropyLoss" in capsys.readouterr().out
