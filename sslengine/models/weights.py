@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -243,7 +243,7 @@ def _content(model: nn.Module, weights: WeightsInitOptions) -> Mapping[str, Any]
         held = _inside(held, keys, weights.PARAMS_FILE)
         plain = all(isinstance(each, Tensor) for each in held.values())
     if not plain or weights.APPEND_PREFIX or any(name.startswith("trunk.") for name in held):
-        return held
+        return cast(Mapping[str, Any], held)
     named = {name.removeprefix(weights.REMOVE_PREFIX): each for name, each in held.items()}
     return {"trunk": {n: each for n, each in named.items() if not n.startswith(trunk.left_out)}}
 

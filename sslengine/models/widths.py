@@ -63,7 +63,8 @@ def _own_sides(trunk: Trunk) -> Iterator[int]:
 
 
 def _filled(options: ModelOptions, trunk: Trunk, images: Tensor) -> list[Any]:
-    params, settings = _copied(options.HEAD.PARAMS), options.FEATURE_EVAL_SETTINGS
+    params: list[Any] = _copied(options.HEAD.PARAMS)
+    settings = options.FEATURE_EVAL_SETTINGS
     judged = [] if settings.EXTRACT_TRUNK_FEATURES_ONLY else settings.LINEAR_EVAL_FEAT_POOL_OPS_MAP
     pooling = build_pooling(settings) if judged else None
     routes = plan_routes(

@@ -51,11 +51,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for split in ("train", "val"):
         _write_colours(tmp_path / "data" / split, 7)
     monkeypatch.chdir(tmp_path)
-    # The page's trunk is for this test alone.
-    for owner, name in ((TRUNKS, "_things"), (TRUNKS, "_options"), (sections, "_SECTIONS")):
-        monkeypatch.setattr(owner, name, dict(getattr(owner, name)))
     yield tmp_path
+    # The page's trunk is for this test alone.
     sys.modules.pop("my_trunks", None)
+    for names in (TRUNKS._things, TRUNKS._options, TRUNKS._owners):
+        names.pop("plain", None)
+    sections._SECTIONS.pop("MODEL.TRUNK.PLAIN", None)
 
 
 def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

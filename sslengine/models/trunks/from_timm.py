@@ -36,7 +36,8 @@ class TimmTrunk(LibraryTrunk):
         if not levels:
             return super()._run(x, wanted)
         whole = len(levels) < len(wanted)
-        given = self.forward_intermediates(
+        network = cast(Any, self)
+        given = network.forward_intermediates(
             x,
             indices=[number for number, _ in levels],
             intermediates_only=not whole,
@@ -44,7 +45,7 @@ class TimmTrunk(LibraryTrunk):
         )
         last, maps = given if whole else (None, given)
         found = dict(zip((name for _, name in levels), maps, strict=True))
-        return {**found, FINAL: self.forward_head(last)} if FINAL in wanted else found
+        return {**found, FINAL: network.forward_head(last)} if FINAL in wanted else found
 
     def library_weights(self, in_chans: int) -> dict[str, Tensor]:
         """timm's weights by name, from the network."""

@@ -66,7 +66,7 @@ def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> Torchvi
 
 
 def _make(options: TorchvisionOptions, **more: Any) -> nn.Module:
-    make = partial(torchvision.models.get_model, options.model)
+    make = partial(torchvision.models.get_model, options.model)  # type: ignore[attr-defined]
     if options.model in ("googlenet", "inception_v3") and "weights" not in more:
         more |= {"aux_logits": False, "init_weights": True}  # aux: more classifiers, in training
     try:

@@ -103,7 +103,7 @@ class LibraryTrunk(Trunk):
         if not blocks:
             super().checkpoint_activations(parts)  # which raises
         for block in blocks:
-            block.__class__ = _recomputing(type(block))
+            block.__class__ = _recomputing(cast(Any, type(block)))
 
 
 L = TypeVar("L", bound=LibraryTrunk)
@@ -122,7 +122,7 @@ class _Tap:
 
 def adopt(network: nn.Module, kind: type[L], names: Sequence[str], block_names: str | None) -> L:
     """The network as a trunk of that kind."""
-    network.__class__ = _mixed(kind, type(network), "features" in network._modules)
+    network.__class__ = _mixed(kind, cast(Any, type(network)), "features" in network._modules)
     trunk = cast(L, network)
     trunk.begin(names, block_names)
     return trunk

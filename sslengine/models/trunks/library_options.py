@@ -69,4 +69,4 @@ class TorchvisionOptions(LibraryOptions):
     def known(self) -> Collection[str]:
         from torchvision import models
 
-        return models.list_models(module=models)
+        return models.list_models(module=models)  # type: ignore[attr-defined]
