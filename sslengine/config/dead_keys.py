@@ -114,6 +114,9 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.PARAMS": DeadKey(
         "masked input of this trunk is not available.", ({},)
     ),
+    "MODEL.TRUNK.XCIT.QK_SCALE": _off(
+        "cross-covariance attention learns its temperature", False, None
+    ),
     "MODEL.TRUNK.CONVIT.CLASS_TOKEN_IN_LOCAL_LAYERS": _off("a class token has no place"),
     "MODEL.TRUNK.MOBILE_NET.NAME": _off("there is one network", "mobilenetv3_large_100"),
     "MODEL.TRUNK.MOBILE_NET.PRETRAINED": _off(

@@ -94,7 +94,8 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     _load_loss(task.loss, state["loss"])
     task.optimizer.load_state_dict(state["optimizer"])
     task.precision.load_state_dict(state["amp"])
-    task.state.resume(place_again(task.phases, Progress.of_state(state["progress"])))
+    progress = place_again(task.phases, Progress.of_state(state["progress"]))
+    task.state.resume(progress, task.parts.plan.phase(progress))
     task.ledger.load_state_dict(state["losses"])
     if state.get("figures") is not None:
         task.storage.load_state_dict(state["figures"])
