@@ -113,7 +113,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "in shards": SHARDED,
 }
-# A temperature that is a single number cannot be in shards: tests/integration/test_loss_parameters.py
+# A temperature that is a single number cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
     pytest.param(method, way, id=f"{method}, {way}", marks=needs_shards if way == "in shards" else ())
     for method in RUNS
