@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sslengine.monitor.history import read
+from tests import warm
 from tests.integration.command import COMMAND, write_config
 from tests.task.test_task import SUPERVISED, WITH_TEST
 
@@ -42,7 +42,7 @@ def _project(folder: Path, ranks: int, lives: list[Any]) -> Path:
 
 def _run(folder: Path, lives: int) -> None:
     for life in range(lives):
-        done = subprocess.run([*COMMAND], cwd=folder, capture_output=True, text=True)
+        done = warm.run(COMMAND, cwd=folder)
         assert (done.returncode == 0) == (life == lives - 1), done.stderr
 
 

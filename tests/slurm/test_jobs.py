@@ -36,7 +36,7 @@ def undisturbed(user: User) -> Path:
 def test_a_job_trains_and_the_command_waits(user: User) -> None:
     done = user.command(
         "config.CHECKPOINT.DIR=one_node", "config.SLURM.USE_SLURM=true", "config.SLURM.WAIT=true",
-        "config.OPTIMIZER.num_epochs=1",
+        "config.OPTIMIZER.num_epochs=1", "config.DATA.NUM_DATALOADER_WORKERS=0",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "1 rank on cpu" in done.stdout  # of the job's log
