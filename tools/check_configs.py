@@ -12,7 +12,7 @@ nearest to them that are right, and are right if they are with one of them. A fi
 `config:` is another program's, and is named and left out.
 
 Each verdict is printed as it comes, and kept in the file of --resume: started again, the command
-goes on with the files that have none yet, or have changed. Without --train nothing is computed:
+continues with the files that have none yet, or have changed. Without --train nothing is computed:
 models are built without memory. With it each run gets one process, the CPU, fp32, generated
 images and a batch of 4; what --set gives comes last.
 """
@@ -467,7 +467,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at the same time")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one")
     parser.add_argument("--all", action="store_true", help="print those that are right as well")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts, and go on")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts, and continue")
     options = parser.parse_args(arguments)
     for path in options.paths:
         if not path.exists():

@@ -1,4 +1,4 @@
-"""A run goes on with another config: what has changed, and may it?
+"""A run continues with another config: what has changed, and may it?
 
 Most may: a longer run, other logging, other workers, another learning rate. What makes the
 weights what they are may not, for a checkpoint of one model or method says nothing to another.
