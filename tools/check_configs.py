@@ -138,22 +138,27 @@ def config_root(path: Path) -> Path:
 
 def find(given: Path) -> list[File]:
     """The files of one folder, or one file."""
-    root = config_root(given.resolve())
+    given = given.resolve()
+    root = config_root(given)
+    paths = [given] if given.is_file() else sorted(given.rglob("*.yaml"))
+    return [File(root, name_of(path, root), role_of(path, root)) for path in paths]
+
+
+def name_of(path: Path, root: Path) -> str:
+    """By which `config=` finds it."""
     inside = root / "config" if (root / "config").is_dir() else root
-    paths = [given.resolve()] if given.is_file() else sorted(given.resolve().rglob("*.yaml"))
-    return [
-        File(root, path.relative_to(inside).with_suffix("").as_posix(), role_of(path))
-        for path in paths
-    ]
+    return path.relative_to(inside).with_suffix("").as_posix()
 
 
-def role_of(path: Path) -> str:
+def role_of(path: Path, root: Path) -> str:
     """What cannot be read counts as a run, so that the reason is told."""
     try:
         tree = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return RUN
-    if not isinstance(tree, dict) or "defaults" in tree:
+    if isinstance(tree, dict) and "defaults" in tree:
+        tree = _with_its_bases(name_of(path, root), root)
+    if not isinstance(tree, dict):
         return RUN
     config = tree.get("config")
     if not isinstance(config, dict):
@@ -163,6 +168,14 @@ def role_of(path: Path) -> str:
     if whole and _names_its_data(config.get("DATA")):
         return RUN
     return OVERLAY if len(sections) > 1 else PART
+
+
+def _with_its_bases(name: str, root: Path) -> dict[str, Any] | None:
+    """What it says together with the files of its `defaults`, if they can be read."""
+    try:
+        return compose([f"config={name}"], [str(root)]).said()
+    except SSLEngineError:
+        return None
 
 
 def _names_its_data(data: Any) -> bool:
