@@ -25,6 +25,7 @@ class RankPool(ranks.RankPool):
         "sslengine.data.plan.compiled",
         "sslengine.engines.train",
         "sslengine.hooks.default",
+        "sslengine.launch.cli",
         "sslengine.methods.simclr",
         "sslengine.task.build",
         "sslengine.task.task",

@@ -1,9 +1,10 @@
 """Every option that a config accepts is read by somebody: a field without a reader is a defect.
 
-A reader of a field is a module that reads an attribute of its name (or names it in a string, as
-for getattr) and that names the dataclass, one derived from it, or the key under which its section
-stands. What `check`, `check_chosen` and `infer` of the dataclasses do with a field is no reading:
-they would accept it, and fill it in, for nobody.
+A reader of a field is code that reads an attribute of its name (or an item, or by getattr) of
+something that holds the dataclass: a name annotated with it, what `read(config, ...)` returns, the
+key under which its section stands, `self` in its own methods, or what was assigned from these.
+What `check`, `check_chosen` and `infer` of the dataclasses do with a field is no reading: they would
+accept it, and fill it in, for nobody.
 """
 
 from __future__ import annotations
@@ -26,53 +27,128 @@ from sslengine.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "sslengine"
-# Dataclasses whose fields are all read at one place, whatever they are called: the place.
+# Dataclasses of which fields are read at one place, whatever they are called: the place.
 READ_AS_A_WHOLE = {
     "GradScalerOptions": ("task/build.py", "vars(amp.GRAD_SCALER)"),
     "TrunkOptions": ("models/build.py", "vars(options.TRUNK).values()"),
+    "RegNetOptions": ("models/trunks/options.py", "{key: getattr(self, key) for key in keys}"),
     "EfficientNetOptions": ("models/trunks/efficientnet.py", "asdict(options)"),
+    "ParamSchedulers": ("optim/options.py", "vars(self.param_schedulers).items()"),
     "SchedulerOptions": ("optim/schedules.py", "getattr(options, name)"),
 }
 _NO_READERS = ("check", "check_chosen", "infer")
 
 
-class _Names(ast.NodeVisitor):
-    """What a module reads, and what it names."""
+def _words(node: ast.AST) -> set[str]:
+    """The names in an expression; of an annotation, which may be a string, too."""
+    found: set[str] = set()
+    for each in ast.walk(node):
+        match each:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                found.add(name)
+            case ast.Constant(value=str(text)):
+                found.update(re.findall(r"\w+", text))
+    return found
 
-    def __init__(self) -> None:
-        self.read: set[str] = set()
-        self.named: set[str] = set()
+
+def _last(node: ast.AST | None) -> set[str]:
+    """What an expression is called: `c` of `a.b.c`, and what it may be an instance or a part of."""
+    match node:
+        case ast.Name(id=name):
+            return {name}
+        case ast.Attribute(attr=name):
+            return {name}
+        case ast.Call(func=function, args=arguments):
+            return _last(function).union(*map(_last, arguments))
+        case ast.Subscript(slice=ast.Constant(value=str(name))):
+            return {name}
+        case ast.Subscript(value=value):
+            return _last(value)
+        case ast.IfExp() | ast.BoolOp() | ast.DictComp() | ast.ListComp():
+            return _words(node)
+    return set()
+
+
+class _Module(ast.NodeVisitor):
+    """What a module reads of what, and what its names stand for."""
+
+    def __init__(self, source: str) -> None:
+        self.reads: set[tuple[str, frozenset[str]]] = set()
+        self.stands_for: list[tuple[str, set[str]]] = []
+        self._inside = ""
+        self.visit(ast.parse(source))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        outer, self._inside = self._inside, node.name
+        self.generic_visit(node)
+        self._inside = outer
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._name(ast.Name(node.name), _words(node.returns) if node.returns else set())
         if node.name not in _NO_READERS and not node.name.endswith("_problems"):
             self.generic_visit(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self.named.add(node.name)
+    def visit_arg(self, node: ast.arg) -> None:
+        self._name(ast.Name(node.arg), _words(node.annotation) if node.annotation else set())
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                for each, value in zip(target.elts, node.value.elts):
+                    self._name(each, _last(value))
+            else:
+                self._name(target, _last(node.value))
         self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._name(node.target, _words(node.annotation) | _last(node.value))
+        self.generic_visit(node)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._name(node.target, _last(node.value))
+        self.generic_visit(node)
+
+    def visit_For(self, node: ast.For) -> None:
+        self._name(node.target, _words(node.iter))
+        self.generic_visit(node)
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        self._name(node.target, _words(node.iter))
+        self.generic_visit(node)
+
+    def _name(self, target: ast.AST, value: set[str]) -> None:
+        names = target.elts if isinstance(target, ast.Tuple) else [target]
+        self.stands_for += [(name, value) for each in names for name in _last(each)]
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self.named.add(node.attr)
         if isinstance(node.ctx, ast.Load):
-            self.read.add(node.attr)
+            self._read(node.attr, node.value)
         self.generic_visit(node)
 
-    def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str) and " " not in node.value:
-            self.read.update(re.findall(r"\w+", node.value))
-            self.named.update(re.findall(r"\w+", node.value))
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            self._read(node.slice.value, node.value)
+        self.generic_visit(node)
 
-    def visit_Name(self, node: ast.Name) -> None:
-        self.named.add(node.id)
+    def visit_Call(self, node: ast.Call) -> None:
+        match node.func, node.args:
+            case ast.Name(id="getattr"), [of, ast.Constant(value=str(name)), *_]:
+                self._read(name, of)
+            case ast.Attribute(attr="get", value=of), [ast.Constant(value=str(name)), *_]:
+                self._read(name, of)
+        self.generic_visit(node)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.named.update(alias.name for alias in node.names)
+    def _read(self, field: str, of: ast.AST) -> None:
+        owner = _last(of)
+        self.reads.add((field, frozenset({self._inside} if owner == {"self"} else owner)))
 
-
-def names_in(source: str) -> _Names:
-    names = _Names()
-    names.visit(ast.parse(source))
-    return names
+    def read_of(self, holders: set[str]) -> set[str]:
+        """The fields that it reads of what these names hold."""
+        known, before = set(holders), 0
+        while len(known) > before:
+            before = len(known)
+            known |= {name for name, value in self.stands_for if value & known}
+        return {field for field, owner in self.reads if owner & known}
 
 
 def _with_nested(cls: type[Any], keys: tuple[str, ...]) -> Iterator[tuple[type[Any], str]]:
@@ -106,19 +182,18 @@ def option_classes() -> dict[type[Any], set[str]]:
 
 
 def without_reader(
-    classes: dict[type[Any], set[str]], modules: dict[str, _Names]
+    classes: dict[type[Any], set[str]], modules: list[_Module]
 ) -> Iterator[tuple[str, str]]:
     for cls, keys in classes.items():
-        # A field that a base class has is read where the base class is.
-        own = set(inspect.get_annotations(cls))
-        related = {each.__name__ for each in classes if issubclass(each, cls)} | {cls.__name__}
-        for field in dataclasses.fields(cls):
-            read = any(
-                field.name in names.read and names.named & (related | keys)
-                for names in modules.values()
-            )
-            if field.name in own and not read and cls.__name__ not in READ_AS_A_WHOLE:
-                yield cls.__name__, field.name
+        # A field that a base class has is read where the base class is, and the other way round.
+        related = {
+            each.__name__ for each in classes if issubclass(each, cls) or issubclass(cls, each)
+        }
+        read = set().union(*(module.read_of(related | keys) for module in modules))
+        for name in inspect.get_annotations(cls):
+            is_field = name in cls.__dataclass_fields__
+            if is_field and name not in read and cls.__name__ not in READ_AS_A_WHOLE:
+                yield cls.__name__, name
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +201,14 @@ def classes() -> dict[type[Any], set[str]]:
     return option_classes()
 
 
-def test_every_option_has_a_reader(classes: dict[type[Any], set[str]]) -> None:
-    modules = {str(path): names_in(path.read_text()) for path in PACKAGE.rglob("*.py")}
+@pytest.fixture(scope="module")
+def modules() -> list[_Module]:
+    return [_Module(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def test_every_option_has_a_reader(
+    classes: dict[type[Any], set[str]], modules: list[_Module]
+) -> None:
     assert len(classes) > 60
     assert list(without_reader(classes, modules)) == []
 
@@ -143,6 +224,7 @@ def test_what_is_read_as_a_whole_is(name: str, classes: dict[type[Any], set[str]
 class _Sample:
     used: int = 0
     by_name: int = 0
+    through_a_part: int = 0
     filled_in_for_nobody: int = 0
     checked_alone: int = 0
     read_of_another: int = 0
@@ -153,10 +235,23 @@ def test_a_field_without_a_reader_is_found() -> None:
         "class _Sample:\n"
         "    def infer(self, facts):\n        self.filled_in_for_nobody = facts.ranks\n"
         "    def check(self):\n        return self.checked_alone < 0\n"
-        "def build(options: _Sample):\n    return options.used, getattr(options, 'by_name')\n"
+        "class Built:\n"
+        "    def __init__(self, options: _Sample, other: Other):\n"
+        "        self._options = options\n"
+        "        self.size = options.used + getattr(options, 'by_name') + other.read_of_another\n"
+        "    def run(self):\n        return self._options.through_a_part\n"
     )
-    other = "def build(options):\n    return options.read_of_another\n"
-    modules = {"own": names_in(own), "other": names_in(other)}
-    assert [field for _, field in without_reader({_Sample: {"SAMPLE"}}, modules)] == [
+    found = without_reader({_Sample: {"SAMPLE"}}, [_Module(own)])
+    assert [field for _, field in found] == [
         "filled_in_for_nobody", "checked_alone", "read_of_another",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["MODEL", "DATA", "OPTIMIZER", "CHECKPOINT", "HOOKS", ""])
+def test_a_planted_option_is_found(path: str, modules: list[_Module]) -> None:
+    """Under a name that no code has, and under one that code reads of other options."""
+    cls = sections._SECTIONS[path]
+    planted = [("NOBODY_READS_THIS", int, 0), ("temperature", float, 0.1)]
+    planted_in = dataclasses.make_dataclass("Planted", planted, bases=(cls,))
+    found = set(without_reader({planted_in: {path or "config"}}, modules))
+    assert found == {("Planted", "NOBODY_READS_THIS"), ("Planted", "temperature")}

@@ -114,6 +114,9 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.PARAMS": DeadKey(
         "masked input of this trunk is not available.", ({},)
     ),
+    "MODEL.TRUNK.XCIT.QK_SCALE": _off(
+        "cross-covariance attention learns its temperature", False, None
+    ),
     "MODEL.TRUNK.CONVIT.CLASS_TOKEN_IN_LOCAL_LAYERS": _off("a class token has no place"),
     "MODEL.TRUNK.MOBILE_NET.NAME": _off("there is one network", "mobilenetv3_large_100"),
     "MODEL.TRUNK.MOBILE_NET.PRETRAINED": _off(
@@ -185,6 +188,12 @@ def dead_key(path: str) -> DeadKey | None:
     root, _, bare = path.partition(".")
     found = (key for pattern, key in DEAD_KEYS.items() if _matches(bare, pattern))
     return next(found, None) if root == "config" else None
+
+
+def has_no_effect(path: str) -> bool:
+    """Is it one of them, or below one?"""
+    names = path.split(".")
+    return any(dead_key(".".join(names[:count])) for count in range(2, len(names) + 1))
 
 
 def is_above_dead_keys(path: str) -> bool:

@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: done. 1: the run failed. 2: the config is wrong and nothing was started.
-    75: the run was told to end and is saved; the same command goes on. 130: Ctrl-C elsewhere.
+    75: the run was told to end and is saved; the same command continues. 130: Ctrl-C elsewhere.
     """
     assert catalog  # importing it declares all names
     startup.begin()

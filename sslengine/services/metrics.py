@@ -83,7 +83,7 @@ class LogMetrics(Hook):
     def _write_steps(self, task: TaskView) -> None:
         self._note_waiting(task)
         task.storage.read()
-        entries = task.ledger.drain()
+        entries, put = task.ledger.drain(), task.storage.take_scalars()
         self._mark(task)
         if not (entries and task.writers):
             return
@@ -92,7 +92,7 @@ class LogMetrics(Hook):
         values["images_per_s"] = round(speed, 1)
         if len(entries) > 1:
             values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
-        values |= task.storage.take_scalars()
+        values |= put
         display = {
             "step": task.progress.step,
             "steps": task.phase.whole or task.phase.steps,

@@ -201,7 +201,7 @@ def copies_of_model(loss: nn.Module) -> list[Model]:
 
 
 def attach_again(loss: nn.Module, model: nn.Module) -> None:
-    """Let copies start as the model does. One in shards cannot be copied: it is written over."""
+    """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
     copies = copies_of_model(loss)
     if copies and sharding.is_sharded(model):
         for each in copies:

@@ -57,6 +57,7 @@ class RunState:
     storage: MetricStore
     perf: PerfStats
     calls: Calls  # of hooks, then of services, by event
+    phase: Phase  # the one under way, or the next one; after the end, the last
     reading: Reading | None = None  # of the phase under way
     train: bool = True
     progress: Progress = field(default_factory=Progress)
@@ -68,12 +69,12 @@ class RunState:
     exception: BaseException | None = None
 
     def enter(self, index: int, phase: Phase) -> None:
-        """This phase is next, or goes on where a restart interrupted it."""
+        """This phase is next, or continues where a restart interrupted it."""
         progress = self.progress
         if index != progress.phase:
             progress.phase, progress.step = index, phase.begin
         progress.of, progress.testing = phase.steps, int(not phase.train)
-        self.train = phase.train
+        self.phase, self.train = phase, phase.train
 
     def read(self, reading: Reading, meters: Sequence[Any]) -> None:
         self.reading, self.active_meters = reading, meters
@@ -108,8 +109,8 @@ class RunState:
         """No phase follows the one under way."""
         self.progress.stopped = 1
 
-    def resume(self, progress: Progress) -> None:
-        self.progress = progress
+    def resume(self, progress: Progress, phase: Phase) -> None:
+        self.progress, self.phase = progress, phase
 
     def recall(self, results: dict[str, dict[str, Any]]) -> None:
         """Those of the phases before the checkpoint that the run resumes from."""
@@ -127,6 +128,6 @@ class RunState:
     def beside(self, reading: Reading, calls: Calls) -> RunState:
         """For a test pass at this moment of the run: it counts, measures and keeps by itself."""
         return RunState(
-            MetricStore(active=False, check_finite=False), PerfStats(), calls, reading,
-            train=False, progress=replace(self.progress, step=0),
+            MetricStore(active=False, check_finite=False), PerfStats(), calls, self.phase,
+            reading=reading, train=False, progress=replace(self.progress, step=0),
         )  # fmt: skip

@@ -36,7 +36,6 @@ from sslengine.task import build
 from sslengine.task.classy import ClassyTask
 from sslengine.task.make_parts import PartsOfConfig
 from sslengine.task.parts import Parts
-from sslengine.task.phases import Phase
 from sslengine.task.run_state import Reading, RunState
 from sslengine.task.set_loss import set_loss
 from sslengine.task.state import get_state, set_state
@@ -99,6 +98,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             MetricStore(check_finite=hooks.CHECK_NAN, period=period),
             perf,
             compile_events(everyone, perf.hooks if hooks.ITERATION_TIMER else None),
+            parts.plan.phases[0],
             active_meters=parts.train_meters,
         )
 
@@ -127,7 +127,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         begins = made == phase.begin
         for meter in parts.meters if begins else ():
             meter.reset()
-        state.storage.start_phase("train" if phase.train else "test", anew=begins)
+        state.storage.start_phase("train" if phase.train else "test", begins=begins)
         if phase.train:
             parts.optimizer.on_epoch(parts.plan.where_began(phase))
         else:
@@ -143,7 +143,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         )
 
     def steps_left(self) -> bool:
-        return self.state.progress.step < self.phase.steps
+        return self.state.progress.step < self.state.phase.steps
 
     def next_batch(self) -> Any:
         return self.state.next_batch()
@@ -271,12 +271,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     perf_stats = property(attrgetter("state.perf"))
 
     @property
-    def phase(self) -> Phase:
-        return self.parts.plan.phase(self.state.progress)
-
-    @property
     def train_phase_idx(self) -> int:
-        return self.phase.train_index
+        return self.state.phase.train_index
 
     @property
     def where(self) -> float:

@@ -119,7 +119,7 @@ class RankPool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        self._own_server()
+        self.own_server()
         port = free_port()
         for rank in range(self.world_size):
             here, there = context.Pipe()
@@ -131,11 +131,13 @@ class RankPool:
             self._pipes.append(here)
         self._collect(START_TIMEOUT)
 
-    def _own_server(self) -> None:
+    @classmethod
+    def own_server(cls) -> None:
+        """The server from which processes are forked is one that has imported these modules."""
         server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
         if server._forkserver_pid is None or server._forkserver_pid != RankPool.server:
             end_fork_server()
-            server.set_forkserver_preload(list(self.imported))
+            server.set_forkserver_preload(list(cls.imported))
             server.ensure_running()
             RankPool.server = server._forkserver_pid
 

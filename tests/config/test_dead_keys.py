@@ -66,6 +66,7 @@ def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
         ("HOOKS__EMA_MODEL__ENABLE_EMA_METERS", True, False, "no moving average"),
         ("HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION", True, False, "LOG_PEAKS"),
         ("MONITORING__MONITOR_ACTIVATION_STATISTICS", 5, 0, "not available"),
+        ("MODEL__TRUNK__XCIT__QK_SCALE", 0.3, False, "temperature"),
         ("METERS__model_output_mask", True, False, "not available"),
         ("EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME", True, False, "inds"),
         ("NEAREST_NEIGHBOR__FEATURES__PATH", "/features", "", "MODEL.WEIGHTS_INIT"),

@@ -117,6 +117,7 @@ def test_a_users_mistake_and_a_signal_are_not_tried_again(
     assert (tmp_path / "starts1").read_text() == "x"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_below_an_agent_that_restarts_ranks_itself_they_find_each_other_again(
     tmp_path: Path,
@@ -138,6 +139,7 @@ def _node(node_id: int, port: int, folder: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_nodes_of_a_run_start_again_together(tmp_path: Path) -> None:
     port = free_port()

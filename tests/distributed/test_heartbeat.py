@@ -91,6 +91,7 @@ def _suspend_all(folder: Path) -> None:
         time.sleep(3 * SILENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
     """As `scontrol suspend` does."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import warm
 from tests.task.runs import make_task, train
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "adding_a_method.md"
@@ -23,6 +24,8 @@ SMALL = [
     "config.OPTIMIZER.num_epochs=3",
     "config.CHECKPOINT.CHECKPOINT_FREQUENCY=1",
 ]
+# As the page has it; `sslengine` is `python -m sslengine`.
+COMMAND = [sys.executable, "-m", "sslengine", "config=whiten", *SMALL]
 JUDGE = ["+config/benchmark/frozen=shapes", "config.DATA.TEST.DATA_LIMIT=100"]
 
 
@@ -42,27 +45,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    """The command as the page has it; `sslengine` is `python -m sslengine`."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "sslengine", "config=whiten", *SMALL, *more],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def _run(folder: Path, *more: str) -> str:
-    process = _start(folder, *more)
-    told, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, told
-    return told
+    done = warm.run([*COMMAND, *more], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.timeout(600)
 def test_one_file_one_yaml_a_run_a_resume_a_knn_figure(folder: Path) -> None:
-    first = _start(folder)
+    first = subprocess.Popen(
+        COMMAND, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     newest = folder / "runs" / "whiten" / "checkpoints" / "checkpoint.torch"
     for _ in range(1200):
         if newest.exists() or first.poll() is not None:
@@ -88,10 +81,10 @@ def test_one_file_one_yaml_a_run_a_resume_a_knn_figure(folder: Path) -> None:
 
 
 def test_a_typo_in_its_options_is_an_error(folder: Path) -> None:
-    process = _start(folder, "config.LOSS.whiten_loss.wieght=2")
-    told, _ = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "config.LOSS.whiten_loss.wieght: unknown key. Did you mean 'weight'?" in told
+    done = warm.run([*COMMAND, "config.LOSS.whiten_loss.wieght=2"], cwd=folder)
+    assert done.returncode == 2
+    told = "config.LOSS.whiten_loss.wieght: unknown key. Did you mean 'weight'?"
+    assert told in done.stderr
 
 
 def test_more_than_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

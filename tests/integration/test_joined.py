@@ -41,6 +41,7 @@ def _mpirun(rank: int) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * PATIENCE)
 def test_as_mpirun_starts_them(tmp_path: Path) -> None:
     two = ["config.DISTRIBUTED.NUM_PROC_PER_NODE=2"]

@@ -11,6 +11,7 @@ import pytest
 from sslengine.launch.cli import main
 from sslengine.predictor import Predictor
 from sslengine.predictor.report import as_text
+from tests import warm
 from tests.integration.command import COMMAND, write_config
 from tests.predictor.runs import changes, pictures
 
@@ -31,7 +32,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Comp
     (images[0].parent / HOSTILE).write_bytes(b"no image")
     write_config(folder, **changes(folder / "images", OPTIMIZER__num_epochs=1))
     run = "config.CHECKPOINT.DIR='run\x1b[2J[b]'"
-    done = subprocess.run([*COMMAND, run], capture_output=True, text=True, cwd=folder, check=False)
+    done = warm.run([*COMMAND, run], cwd=folder)
     return folder / "run\x1b[2J[b]", done
 
 

@@ -1,4 +1,4 @@
-"""The command is told to end, by a signal to itself or to all its processes, and goes on."""
+"""The command is told to end, by a signal to itself or to all its processes, and continues."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sslengine.checkpoint import files
+from tests import warm
 from tests.integration.command import COMMAND, same_weights, write_config
 
 PATIENCE = 150  # seconds; to start a rank takes up to twenty on a busy machine
@@ -21,26 +22,23 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config, and below it the folders of whole runs that are made once."""
     tmp_path = tmp_path_factory.mktemp("project")
     write_config(
-        tmp_path, LOG_FREQUENCY=1, OPTIMIZER__num_epochs=12, DATA__NUM_DATALOADER_WORKERS=1,
+        tmp_path, LOG_FREQUENCY=1, OPTIMIZER__num_epochs=12,
         CHECKPOINT__CHECKPOINT_FREQUENCY=-1,
     )  # fmt: skip
     return tmp_path
 
 
-def _start(project: Path, folder: str, ranks: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
-         f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}"],
-        cwd=project, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
+def _command(folder: str, ranks: int) -> list[str]:
+    return [
+        *COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+        f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}",
+    ]  # fmt: skip
 
 
 def _finish(project: Path, folder: str, ranks: int) -> str:
-    process = _start(project, folder, ranks)
-    out, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    return out
+    done = warm.run(_command(folder, ranks), cwd=project, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
@@ -70,7 +68,10 @@ def test_status_75_and_the_same_command_goes_on_bit_by_bit(
     whole, cut = f"whole{ranks}", f"cut{ranks}{to_all}"
     if not (project / whole).exists():
         _finish(project, whole, ranks)
-    process = _start(project, cut, ranks)
+    process = subprocess.Popen(
+        [*_command(cut, ranks), f"config.DATA.NUM_DATALOADER_WORKERS={int(to_all)}"], cwd=project, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
     _wait_for_steps(project / cut, process)
     if to_all:  # as scancel does: loader workers and their server too
         os.killpg(process.pid, signal.SIGTERM)
@@ -78,7 +79,7 @@ def test_status_75_and_the_same_command_goes_on_bit_by_bit(
         process.send_signal(signal.SIGUSR1)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, errors
-    assert errors.count("The same command goes on from") == 1
+    assert errors.count("The same command resumes from") == 1
     assert "Traceback" not in errors
     progress = files.newest(project / cut / "checkpoints")[1]["classy_state_dict"]["progress"]
     assert 0 < progress["iteration"] < 48

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sslengine.monitor.history import read
+from tests import warm
 from tests.integration.command import COMMAND, write_config
 from tests.task.test_task import SUPERVISED, WITH_TEST
 
@@ -42,7 +42,7 @@ def _project(folder: Path, ranks: int, lives: list[Any]) -> Path:
 
 def _run(folder: Path, lives: int) -> None:
     for life in range(lives):
-        done = subprocess.run([*COMMAND], cwd=folder, capture_output=True, text=True)
+        done = warm.run(COMMAND, cwd=folder)
         assert (done.returncode == 0) == (life == lives - 1), done.stderr
 
 
@@ -111,14 +111,15 @@ def _check(run: Path, ranks: int, resumed: dict[int, tuple[int, bool]]) -> None:
     assert len(read(run, kind=None)) == len(lines)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_what_is_put_at_an_event_is_in_its_record(tmp_path: Path, ranks: int) -> None:
     run = _project(tmp_path, ranks, [])
     _run(tmp_path, lives=1)
     _check(run, ranks, {1: (0, False)})
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_and_resumed_without_doubles_or_gaps(tmp_path: Path, ranks: int) -> None:
     """Resumed after step 3, so the record after step 4 is the first of the second life."""
     run = _project(tmp_path, ranks, LIVES)

@@ -19,6 +19,7 @@ from sslengine.models.weights import vissl_state
 from sslengine.monitor.writers import TensorBoardWriter
 from sslengine.trainer import loop
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.runs import Watch, make_task
 from tests.task.sharded import (
     CROPS,
@@ -114,13 +115,13 @@ def _compare(pool: RankPool, folder: Path, changes: dict[str, Any], **close: flo
     return ranks[0]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", slow_but(("simclr", "moco"), LOSSES))
 def test_losses(two_ranks: RankPool, tmp_path: Path, loss: str) -> None:
     changes = {**SMALL_VIT, **LOSSES[loss], **ONE_EPOCH}
     _compare(two_ranks, tmp_path, changes, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(("adamw", "lars", "clip", "frozen for a while"), WAYS))
 def test_ways(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     given = {**SMALL_VIT, **WAYS[way]}
     outcome = _compare(two_ranks, tmp_path, given, rtol=1e-4, atol=1e-6)
@@ -152,7 +153,7 @@ TRUNKS: dict[str, dict[str, Any]] = {
 WIDTHS = {"resnet": 32, "efficientnet": 1280, "mobilenet": 960}
 
 
-@pytest.mark.parametrize("trunk", TRUNKS)
+@pytest.mark.parametrize("trunk", slow_but(("resnet", "convnext"), TRUNKS))
 def test_trunks(two_ranks: RankPool, tmp_path: Path, trunk: str) -> None:
     """Batch norms of each rank's own images, dropout and stochastic depth included."""
     size = 8 if trunk == "resnet" else 32
@@ -192,7 +193,10 @@ SAME_RANKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", SAME_RANKS)
+@pytest.mark.parametrize(
+    "way",
+    slow_but(("autocast to bf16", "dino on a resnet", "accumulation and batch norms"), SAME_RANKS),
+)
 def test_as_with_ddp(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     # The gradients of several passes are added after the ranks have met, not before: they round
     # differently, which batch norm magnifies. See tests/task/test_task.py.
@@ -217,6 +221,7 @@ def test_batch_norms_over_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
         assert_close(each, alone, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_four_ranks(four_ranks: RankPool, tmp_path: Path) -> None:
     """Some parameters have fewer rows than there are ranks: shares are empty."""
     dino = {**SMALL_VIT, **LOSSES["dino"], **ADAM, "MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True}}

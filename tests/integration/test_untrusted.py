@@ -11,7 +11,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from sslengine import trust
 from sslengine.errors import LaunchError, UntrustedError
 from sslengine.launch import cli, local
 from sslengine.predictor import Predictor
+from tests import warm
 from tests.predictor.runs import make_classifier
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -433,9 +433,7 @@ def test_modules_that_lie_beside_the_run_are_not_imported(place: Place) -> None:
     place.change(LOSS={"name": "no_such_loss"})
     command = [sys.executable, str(ROOT / "tools" / "replay.py"), "."]
     for more, runs in (([], False), (["--trust-config"], True)):
-        done = subprocess.run(
-            [*command, *more], capture_output=True, text=True, cwd=place.run, check=False
-        )
+        done = warm.run([*command, *more], cwd=place.run)
         assert done.returncode == 2
         assert "no_such_loss" in done.stderr, done.stderr
         assert place.mark.exists() == runs

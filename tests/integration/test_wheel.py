@@ -42,7 +42,7 @@ def test_it_trains_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     arguments = [
         "config=quickstart/simclr", "config.OPTIMIZER.num_iterations=2",
         "config.DATA.TRAIN.DATA_LIMIT=16", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=8",
-        "config.DATA.NUM_DATALOADER_WORKERS=1",
+        "config.DATA.NUM_DATALOADER_WORKERS=1", "config.DATA.AUGMENT_BACKEND=pil",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(site)}
     where = subprocess.run(

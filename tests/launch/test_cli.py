@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from sslengine.launch.cli import INTERRUPTED, main, resolve_all
+from tests import warm
 from tests.config.recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +106,8 @@ def test_a_plugin_in_the_current_folder(project: Path) -> None:
         str(TOOL), "config=tiny", "config.PLUGINS=[my_local_hook]",
         "config.HOOKS.EXTRA=[{name:leave_a_note,text:hello}]",
     ]  # fmt: skip
-    subprocess.run([sys.executable, *arguments], check=True, cwd=project, capture_output=True)
+    done = warm.run([sys.executable, *arguments], cwd=project)
+    assert done.returncode == 0, done.stderr
     assert (project / "runs" / "tiny" / "note").read_text() == "hello"
 
 
@@ -134,12 +136,12 @@ def test_a_sweep_runs(project: Path) -> None:
 
 def test_two_processes_by_the_command(project: Path) -> None:
     """The whole way: the tool starts two ranks, which train, log and save as one run."""
-    done = subprocess.run(
+    done = warm.run(
         [
             sys.executable, str(TOOL), "config=tiny", "config.DISTRIBUTED.NUM_PROC_PER_NODE=2",
-            "config.DATA.NUM_DATALOADER_WORKERS=1", "config.LOG_FREQUENCY=1",
+            "config.LOG_FREQUENCY=1",
         ],
-        check=False, cwd=project, capture_output=True, text=True, timeout=240,
+        cwd=project,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 ranks on cpu" in done.stdout
@@ -150,13 +152,14 @@ def test_two_processes_by_the_command(project: Path) -> None:
     assert [line["iteration"] for line in lines if line["kind"] == "step"] == [1, 2]
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_reaches_the_screen_once(project: Path) -> None:
-    done = subprocess.run(
+    done = warm.run(
         [
             sys.executable, str(TOOL), "config=tiny", "config.DISTRIBUTED.NUM_PROC_PER_NODE=2",
             "config.DATA.TRAIN.DATA_LIMIT=7",
         ],
-        check=False, cwd=project, capture_output=True, text=True, timeout=240,
+        cwd=project,
     )  # fmt: skip
     assert done.returncode == 1
     assert "fewer than the global batch of 8" in done.stderr

@@ -6,9 +6,7 @@ Their formulas: test_outside_formulas.py.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.testing import Contract
 from sslengine.testing.of_runs import SYNC_BN as OVER_RANKS
+from tests import warm
 from tests.contracts.cases import Of, cases
 from tests.integration.command import ROOT, same_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
@@ -113,7 +112,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "in shards": SHARDED,
 }
-# A temperature that is a single number cannot be in shards: tests/integration/test_loss_parameters.py
+# A temperature that is a single number cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
     pytest.param(method, way, id=f"{method}, {way}", marks=needs_shards if way == "in shards" else ())
     for method in RUNS
@@ -180,14 +179,13 @@ SMALL = (
 
 def _command(method: str, folder: Path, *more: str) -> int:
     arguments = [f"config.{each}" for each in (*SMALL, f"CHECKPOINT.DIR={folder}", *more)]
-    process = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "sslengine", "--config-dir", str(CONFIGS), f"config={method}",
          *arguments],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240, text=True,
-        capture_output=True, check=False,
+        cwd=ROOT,
     )  # fmt: skip
-    assert process.returncode in (0, -signal.SIGKILL), process.stderr
-    return process.returncode
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
 
 
 def test_the_command_logs_what_a_method_puts(tmp_path: Path) -> None:

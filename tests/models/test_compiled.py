@@ -13,12 +13,24 @@ from sslengine.models.compiled import CompiledForward, compile_forward
 from sslengine.models.options import CompileOptions
 from tests.integration.test_sharded import ADAM, LOSSES
 from tests.ranks import RankPool
-from tests.task.runs import make_task, same, train, weights
-from tests.task.sharded import SMALL_VIT, SYNC_BN, assert_close, run
+from tests.task.runs import Watch, make_task, same, train, weights
+from tests.task.sharded import SMALL_VIT, SYNC_BN, assert_close, on_ranks, outcome, run
 
 EAGER = CompileOptions(USE_COMPILE=True, BACKEND="eager")
 COMPILED = {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}}
-DINO = {**SMALL_VIT, **LOSSES["dino"], **ADAM}
+DINO = on_ranks({**SMALL_VIT, **LOSSES["dino"], **ADAM}, 1)
+VIT = SMALL_VIT["MODEL__TRUNK"]["VISION_TRANSFORMERS"]
+ONE_LAYER = on_ranks(
+    {
+        "MODEL__TRUNK": {
+            "NAME": "vision_transformer",
+            "VISION_TRANSFORMERS": {**VIT, "NUM_LAYERS": 1},
+        },
+        "MODEL__HEAD__PARAMS": SMALL_VIT["MODEL__HEAD__PARAMS"],
+        "OPTIMIZER__num_epochs": 1,
+    },
+    1,
+)
 
 
 class Net(nn.Module):
@@ -55,21 +67,25 @@ def test_hooks_that_come_later_run() -> None:
     assert seen == [1]
 
 
-def test_a_run_and_its_checkpoint(tmp_path: Path) -> None:
-    """The same run; names in the state dict as without, so either goes on from the other's."""
-    plain, compiled = run(tmp_path, DINO), run(tmp_path, {**DINO, **COMPILED})
-    assert_close(compiled, plain, rtol=1e-4, atol=1e-6)
-    one = train(tmp_path, [LogCollapse()], **DINO, **COMPILED)
+@pytest.mark.parametrize(
+    "changes", [ONE_LAYER, pytest.param(DINO, marks=pytest.mark.slow)], ids=["simclr", "dino"]
+)
+def test_a_run_and_its_checkpoint(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """The same run; names in the state dict as without, so either resumes from the other's."""
+    plain, watch = run(tmp_path, changes), Watch()
+    one = train(tmp_path, [LogCollapse(), watch], **changes, **COMPILED)
+    assert_close(outcome(one, watch), plain, rtol=1e-4, atol=1e-6)
     assert isinstance(one.base_model.trunk.__dict__["forward"], CompiledForward)
     assert "trunk_rank" in one.phase_results
-    two = make_task(tmp_path, [LogCollapse()], **DINO)
+    two = make_task(tmp_path, [LogCollapse()], **changes)
     two.set_classy_state(one.get_classy_state(deep_copy=True))
     assert same(weights(one), weights(two))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    [SMALL_VIT, pytest.param(SYNC_BN, marks=pytest.mark.slow)],
+    [SMALL_VIT, SYNC_BN],
     ids=["vit", "resnet whose batch norms the ranks share"],
 )
 def test_over_two_ranks(two_ranks: RankPool, tmp_path: Path, model: dict[str, Any]) -> None:

@@ -1,45 +1,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 from sslengine.checkpoint import files
 from sslengine.distributed.ranks import rank
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
-from sslengine.hooks.options import EarlyStoppingOptions
 from sslengine.services.early_stopping import StopEarly
-from sslengine.task.phases import Phase
-from sslengine.task.progress import Progress
+from sslengine.trainer import loop
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
+from tests.train_steps.tasks import ListModel, at, make, make_batch
 
 
-def _task(train: bool = True) -> Any:
-    phases = [Phase(0, True, 0, 0, 0, 1), Phase(1, False, 0, 0, 0, 1)]
-    phase = phases[0 if train else 1]
-    progress = Progress()
-    return SimpleNamespace(
-        train=train, phases=phases, phase=phase, progress=progress,
-        stop=lambda: setattr(progress, "stopped", 1),
+class Losses(nn.Module):
+    """As they are given, one for each phase of one step."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        super().__init__()
+        self.values = iter(values)
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return output.sum() * 0 + next(self.values)
+
+
+def _stopped_after(train: list[float], *hooks: Any, **options: Any) -> int:
+    """Train phases made; 0: all of them."""
+    options = {"MONITOR": "train.loss", **options}
+    task = make(
+        [make_batch()], ListModel(), Losses(train), *hooks,
+        OPTIMIZER__num_epochs=len(train), HOOKS__EARLY_STOPPING=options, HOOKS__CHECK_NAN=False,
     )  # fmt: skip
-
-
-def _until_stopped(values: list[float], **options: Any) -> int:
-    """After so many phases; 0: never."""
-    hook = StopEarly(EarlyStoppingOptions(**{"MONITOR": "train.loss", **options}))
-    task = _task()
-    hook.on_start(task)
-    for count, value in enumerate(values, start=1):
-        task.phase_results = {"loss": value}
-        hook.on_phase_end(task)
-        if task.progress.stopped:
-            return count
-    return 0
+    loop.run(task)
+    return int(task.iteration if task.progress.stopped else 0)
 
 
 @pytest.mark.parametrize(
@@ -56,66 +55,65 @@ def _until_stopped(values: list[float], **options: Any) -> int:
     ],
 )
 def test_when_it_stops(values: list[float], options: dict[str, Any], expected: int) -> None:
-    assert _until_stopped(values, **options) == expected
+    assert _stopped_after(values, **options) == expected
 
 
 def test_it_looks_at_the_phases_of_its_split_alone() -> None:
-    hook = StopEarly(EarlyStoppingOptions(MONITOR="test.acc.top_1.0", MODE="max", PATIENCE=1))
-    task = _task()
-    task.phase_results = {"loss": 1.0}
-    hook.on_phase_end(task)
-    assert hook.state_dict() == {"best": math.inf, "waited": 0}
-    task = _task(train=False)
-    task.phase_results = {"acc": {"top_1": {0: 50.0}}}
-    hook.on_phase_end(task)
-    assert hook.state_dict() == {"best": -50.0, "waited": 0}
-    other = StopEarly(EarlyStoppingOptions(MONITOR="test.acc.top_1.0", MODE="max", PATIENCE=1))
-    other.load_state_dict(hook.state_dict())
-    other.on_phase_end(task)
-    assert task.progress.stopped
+    """Train and test phases in turns: train losses rise, test losses fall until the last."""
+    task = make(
+        [make_batch()], ListModel(), Losses([1, 9, 2, 8, 3, 8, 4, 7]), validation=[make_batch()],
+        OPTIMIZER__num_epochs=4, HOOKS__EARLY_STOPPING={"MONITOR": "test.loss", "PATIENCE": 1},
+    )  # fmt: skip
+    loop.run(task)
+    assert (task.iteration, task.progress.stopped) == (3, 1)
 
 
 @pytest.mark.parametrize(
     ("monitor", "text"),
     [
-        ("test.acc.top_5.0", "no metric 'test.acc.top_5.0'. Did you mean 'test.acc.top_1.0'"),
-        ("test.acc.top_1", "Known: test.acc.top_1.0, test.loss."),
-        ("test.los", "Did you mean 'test.loss'"),
+        ("train.mine.top_5.0", "no metric 'train.mine.top_5.0'. Did you mean 'train.mine.top_1.0'"),
+        ("train.mine.top_1", "Known: train.loss, train.mine.top_1.0."),
+        ("train.los", "Did you mean 'train.loss'"),
     ],
 )
-def test_a_figure_that_is_not_there(monitor: str, text: str) -> None:
-    task = _task(train=False)
-    task.phase_results = {"loss": 1.0, "acc": {"top_1": {"0": 50.0}}}
+def test_a_metric_that_is_not_there(monitor: str, text: str) -> None:
+    mine = {"mine": {"top_1": {"0": 50.0}}}
+    end = at("on_phase_end", lambda task: task.phase_results.update(mine))
     with pytest.raises(ConfigError, match=text):
-        StopEarly(EarlyStoppingOptions(MONITOR=monitor)).on_phase_end(task)
+        _stopped_after([1.0, 1.0], end, MONITOR=monitor)
 
 
-def test_a_train_phase_that_goes_on_after_a_test_has_no_figure_yet() -> None:
-    hook, task = StopEarly(EarlyStoppingOptions(MONITOR="train.loss", PATIENCE=1)), _task()
-    task.phase, task.phase_results = Phase(0, True, 0, 0, 0, 1, whole=2), {"loss": math.nan}
-    hook.on_phase_end(task)
-    assert not task.progress.stopped
+def test_a_train_phase_that_a_test_interrupts_has_no_metric_yet() -> None:
+    """Tests after steps 2 and 4: only then is the phase complete, with the loss since the first."""
+    task = make(
+        [make_batch()] * 4, ListModel(), Losses([1, 1, 5, 8, 10, 5]), validation=[make_batch()],
+        OPTIMIZER__num_epochs=1, TEST_EVERY_NUM_ITERATIONS=2,
+        HOOKS__EARLY_STOPPING={"MONITOR": "train.loss", "PATIENCE": 1},
+    )  # fmt: skip
+    loop.run(task)
+    (hook,) = (each for each in task.services if isinstance(each, StopEarly))
+    assert hook.state_dict() == {"best": 9.0, "waited": 0}
 
 
 def test_a_split_without_phases() -> None:
-    task = _task()
-    del task.phases[1]
     with pytest.raises(ConfigError, match="test.loss: this run has no test phases"):
-        StopEarly(EarlyStoppingOptions(MONITOR="test.loss")).on_start(task)
+        _stopped_after([1.0], MONITOR="test.loss")
 
 
 def _one_rank_has_enough(number: int) -> int:
-    hook = StopEarly(EarlyStoppingOptions(MONITOR="train.loss", PATIENCE=2))
+    task = make(
+        [make_batch()], ListModel(), Losses([1.0, 1.0]), OPTIMIZER__num_epochs=2,
+        HOOKS__EARLY_STOPPING={"MONITOR": "train.loss", "PATIENCE": 2},
+        DISTRIBUTED__NUM_PROC_PER_NODE=2,
+    )  # fmt: skip
+    (hook,) = (each for each in task.services if isinstance(each, StopEarly))
     hook.load_state_dict({"best": 0.0, "waited": rank()})
-    task = _task()
-    task.phase_results = {"loss": 1.0}
-    hook.on_phase_end(task)
-    return int(task.progress.stopped)
+    loop.run(task)
+    return int(task.iteration)
 
 
-def test_ranks_end_together() -> None:
-    with RankPool(2) as pool:
-        assert pool.run(_one_rank_has_enough, 0) == [1, 1]
+def test_ranks_end_together(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_one_rank_has_enough, 0) == [1, 1]
 
 
 # No loss is better than the first by 10.

@@ -1,18 +1,22 @@
+"""Through real runs, on a clock of the test's own."""
+
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from sslengine.distributed.ranks import rank
-from sslengine.monitor.store import MetricStore
+from sslengine.hooks.events import Hook
+from sslengine.monitor import perf
 from sslengine.monitor.writers import Record, Writer
 from sslengine.services import metrics
-from sslengine.services.metrics import LogMetrics
-from sslengine.task.phases import Phase
+from sslengine.trainer import loop
 from tests.ranks import RankPool
+from tests.train_steps.tasks import ListModel, at, make, make_batch
 
 
 class _Keep(Writer):
@@ -26,52 +30,77 @@ class _Keep(Writer):
     def close(self) -> None:
         self.closed = True
 
+    def of(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record.kind == kind]
+
+
+class Counting(nn.Module):
+    """The loss of a train step is its number, from 0; of a test step, 100."""
+
+    made = 0
+
+    def forward(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        number = self.made if self.training else 100
+        self.made += self.training
+        return {"loss": output.sum() * 0 + number, "extra": torch.tensor(7.0)}
+
+
+class Clock:
+    """It stands still but where a run is made to take time."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        patch.setattr(metrics.time, "perf_counter", lambda: self.now)
+        patch.setattr(perf, "perf_counter", lambda: self.now)
+
+    def passes(self, seconds: float, step: int | None = None) -> Hook:
+        """In each step's forward, or in that of one step."""
+
+        def wait(task: Any) -> None:
+            self.now += seconds if task.iteration == (step or task.iteration) else 0.0
+
+        return at("on_forward", wait)
+
+    def waits(self, task: Any, seconds: float) -> None:
+        """For each batch."""
+        batches = task.train_feed.batches
+
+        def slowly(*window: int) -> Iterator[Any]:
+            for batch in batches(*window):
+                self.now += seconds
+                yield batch
+
+        task.train_feed.batches = slowly
+
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
-    return now
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
-def _task(writers: list[Writer]) -> Any:
-    storage = MetricStore()
-    train, test = Phase(0, True, 0, 0, 0, 10), Phase(1, False, 0, 0, 0, 2)
-    return SimpleNamespace(
-        train=True,
-        iteration=0,
-        progress=SimpleNamespace(step=0, samples=0),
-        ledger=storage.losses,
-        storage=storage,
-        data_seconds=0.0,
-        writers=writers,
-        phase=train,
-        phases=[train, test],
-        phase_results={},
-        optimizer=SimpleNamespace(learning_rates=lambda: {"lr": 0.5}),
-    )
+def _make(steps: int, *hooks: Hook, tests: int = 0, epochs: int = 1, **changes: Any) -> Any:
+    """Phases of so many steps of 4 images; with `tests`, test phases of so many."""
+    model = ListModel()
+    return make(
+        [make_batch()] * steps, model, Counting(), *hooks,
+        validation=[make_batch()] * tests if tests else None,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        OPTIMIZER__num_epochs=epochs, **changes,
+    )  # fmt: skip
 
 
-def _run(task: Any, hook: LogMetrics, steps: int, clock: list[float]) -> None:
-    for _ in range(steps):
-        parts = {"loss": torch.tensor(float(task.iteration)), "extra": torch.tensor(7.0)}
-        task.ledger.record(parts, task.iteration, batch_size=4)
-        task.iteration += 1
-        task.progress.step += 1
-        task.progress.samples += 4
-        task.data_seconds += 0.25
-        clock[0] += 0.5
-        hook.on_step(task)
-
-
-def test_the_first_step_and_every_nth_are_written(clock: list[float]) -> None:
+def _written(task: Any) -> _Keep:
     writer = _Keep()
-    task, hook = _task([writer]), LogMetrics(frequency=4)
-    hook.on_start(task)
-    hook.on_phase_start(task)
-    _run(task, hook, 10, clock)
-    hook.on_phase_end(task)
-    steps = [record for record in writer.records if record.kind == "step"]
+    task.writers.append(writer)
+    loop.run(task)
+    assert writer.closed
+    return writer
+
+
+def test_the_first_step_and_every_nth_are_written(clock: Clock) -> None:
+    task = _make(10, clock.passes(0.25), LOG_FREQUENCY=4)
+    clock.waits(task, 0.25)
+    steps = _written(task).of("step")
     assert [record.iteration for record in steps] == [1, 4, 8, 10]
     assert [record.values["loss"] for record in steps] == [0.0, 3.0, 7.0, 9.0]
     assert steps[1].values == {
@@ -85,59 +114,46 @@ def test_the_first_step_and_every_nth_are_written(clock: list[float]) -> None:
     assert steps[1].display == {"step": 4, "steps": 10, "epochs": 1, "eta_seconds": 3.0}
 
 
-def test_a_rolling_speed_looks_further_back(clock: list[float]) -> None:
-    writer = _Keep()
-    task, hook = _task([writer]), LogMetrics(frequency=1, rolling=3)
-    hook.on_start(task)
-    hook.on_phase_start(task)
-    _run(task, hook, 2, clock)
-    clock[0] += 3.5  # one slow step: 4 s
-    _run(task, hook, 1, clock)
-    assert writer.records[-1].values["images_per_s"] == pytest.approx(12 / 5, abs=0.05)
+def test_a_rolling_speed_looks_further_back(clock: Clock) -> None:
+    task = _make(3, clock.passes(0.5), clock.passes(3.5, step=2), LOG_FREQUENCY=1,
+                 HOOKS__PERF_STATS__ROLLING_BTIME_FREQ=3)  # fmt: skip
+    assert _written(task).of("step")[-1].values["images_per_s"] == pytest.approx(12 / 5, abs=0.05)
 
 
-def test_a_phase_ends_with_its_results(clock: list[float]) -> None:
-    writer = _Keep()
-    task, hook = _task([writer]), LogMetrics(frequency=4)
-    task.train, task.phase = False, task.phases[1]
-    task.phase_results = {"loss": 1.0, "acc": {"top_1": {"0": 50.0}}}
-    hook.on_start(task)
-    hook.on_phase_start(task)
-    hook.on_step(task)
-    hook.on_phase_end(task)
-    (record,) = writer.records
-    assert (record.kind, record.split, record.values) == ("phase", "test", task.phase_results)
+def test_a_phase_ends_with_its_results() -> None:
+    end = at("on_phase_end", lambda task: task.phase_results.update(mine=50.0))
+    train, test = _written(_make(3, end, tests=2)).of("phase")
+    assert (train.split, train.values) == ("train", {"loss": 1.0, "mine": 50.0})
+    assert (test.split, test.values) == ("test", {"loss": 100.0, "mine": 50.0})
 
 
-def test_a_rank_without_writers_reads_as_often(clock: list[float]) -> None:
-    task, hook = _task([]), LogMetrics(frequency=2)
-    hook.on_start(task)
-    hook.on_phase_start(task)
-    _run(task, hook, 3, clock)
+def test_a_rank_without_writers_reads_as_often() -> None:
     # A loss that is not finite stops every rank at the same step: all read after step 2.
-    assert [entry.iteration for entry in task.ledger.drain()] == [2]
+    kept: list[int] = []
+    drain = at("on_step_start", lambda task: kept.append(len(task.ledger.drain())))
+    loop.run(_make(4, drain, LOG_FREQUENCY=2))
+    assert kept == [0, 0, 0, 1]
 
 
-@pytest.mark.parametrize("event", ["on_end", "on_exception"])
-def test_writers_are_closed_however_it_ends(event: str) -> None:
-    writer = _Keep()
-    getattr(LogMetrics(1), event)(_task([writer]))
+def test_writers_are_closed_at_an_exception() -> None:
+    def fail(task: Any) -> None:
+        raise KeyError("of a hook")
+
+    writer, task = _Keep(), _make(2, at("on_step", fail))
+    task.writers.append(writer)
+    with pytest.raises(KeyError):
+        loop.run(task)
     assert writer.closed
 
 
-def test_what_was_put_is_written_with_the_steps(clock: list[float]) -> None:
-    writer = _Keep()
-    task, hook = _task([writer]), LogMetrics(frequency=2)
-    task.phase = task.phases[0] = Phase(0, True, 0, 0, 0, 3)
-    hook.on_start(task)
-    hook.on_phase_start(task)
-    for value in (1.0, 5.0, 3.0):
-        task.storage.put_scalar("tau", torch.tensor(value))
+def test_what_was_put_is_written_with_the_steps() -> None:
+    def put(task: Any) -> None:
+        task.storage.put_scalar("tau", torch.tensor([1.0, 5.0, 3.0][task.iteration]))
         task.storage.put_image("view", torch.zeros(2, 2))
         task.storage.put_histogram("weights", torch.ones(3))
-        _run(task, hook, 1, clock)
-    hook.on_phase_end(task)
-    steps, (phase,) = writer.records[:-1], writer.records[-1:]
+
+    writer = _written(_make(3, at("on_forward", put), LOG_FREQUENCY=2))
+    steps, (phase,) = writer.of("step"), writer.of("phase")
     assert [record.values["tau"] for record in steps] == [1.0, 3.0, 3.0]
     assert all(record.images.keys() == {"view"} for record in steps)
     assert all(record.histograms.keys() == {"weights"} for record in steps)
@@ -145,50 +161,31 @@ def test_what_was_put_is_written_with_the_steps(clock: list[float]) -> None:
     assert not phase.images
 
 
-def test_a_test_phases_figures_are_in_its_results(clock: list[float]) -> None:
-    writer = _Keep()
-    task, hook = _task([writer]), LogMetrics(frequency=4)
-    task.train, task.phase = False, task.phases[1]
-    task.storage.start_phase("test", anew=True)
-    hook.on_start(task)
-    hook.on_phase_start(task)
-    for value in (1.0, 4.0, 4.0):
-        task.storage.put_scalar("tau", value)
-    task.phase_results = {"loss": 1.0}
-    hook.on_phase_end(task)
-    assert writer.records[0].values == {"tau": 3.0, "loss": 1.0}
+def test_a_test_phases_metrics_are_in_its_results() -> None:
+    values = iter([1.0, 4.0, 4.0])
+
+    def put(task: Any) -> None:
+        if not task.train:
+            task.storage.put_scalar("tau", next(values))
+
+    train, test = _written(_make(2, at("on_forward", put), tests=3)).of("phase")
+    assert test.values == {"loss": 100.0, "tau": 3.0}
+    assert "tau" not in train.values
 
 
-def test_a_test_phases_losses_are_in_no_mean_of_train_steps(clock: list[float]) -> None:
-    writer = _Keep()
-    task, hook = _task([writer]), LogMetrics(frequency=4)
-    hook.on_start(task)
-    task.train, task.phase = False, task.phases[1]
-    hook.on_phase_start(task)
-    task.ledger.record(torch.tensor(100.0), 0, batch_size=4)
-    hook.on_phase_end(task)
-    task.train, task.phase = True, task.phases[0]
-    hook.on_phase_start(task)
-    _run(task, hook, 4, clock)
-    means = [r.values.get("loss_mean") for r in writer.records if r.kind == "step"]
-    assert means == [None, 2.0]  # of step 0 alone; of steps 1, 2, 3
+def test_a_test_phases_losses_are_in_no_mean_of_train_steps() -> None:
+    steps = _written(_make(4, tests=2, epochs=2, LOG_FREQUENCY=4)).of("step")
+    means = {record.iteration: record.values.get("loss_mean") for record in steps}
+    assert means == {1: None, 4: 2.0, 5: None, 8: 6.0}
 
 
 def _waiting() -> list[float]:
-    """Rank 1 waits for its data; the last phase's waiting is not of this one."""
-    writer = _Keep()
-    task, hook = _task([writer]), LogMetrics(frequency=2)
-    task.data_seconds = 100.0
-    hook.on_start(task)
-    hook.on_phase_start(task)
-    for _ in range(4):
-        task.ledger.record(torch.tensor(1.0), task.iteration, batch_size=4)
-        task.iteration += 1
-        task.progress.step += 1
-        task.data_seconds += 0.125 + rank()
-        hook.on_step(task)
-    return [record.values["data_seconds"] for record in writer.records]
+    """Rank 1 waits for its data."""
+    with pytest.MonkeyPatch.context() as patch:
+        clock, task = Clock(patch), _make(4, LOG_FREQUENCY=2, DISTRIBUTED__NUM_PROC_PER_NODE=2)
+        clock.waits(task, 0.125 + rank())
+        return [record.values["data_seconds"] for record in _written(task).of("step")]
 
 
-def test_the_longest_wait_of_all_ranks_is_told(two_ranks: RankPool) -> None:
+def test_the_longest_wait_of_all_ranks_is_reported(two_ranks: RankPool) -> None:
     assert two_ranks.run(_waiting) == [[1.125] * 3] * 2

@@ -27,7 +27,9 @@ def user(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> User:
     folder = tmp_path_factory.mktemp("user")
     write_config(
         folder, LOG_FREQUENCY=1, OPTIMIZER__num_epochs=2, DATA__TRAIN__DATA_LIMIT=64,
-        DATA__NUM_DATALOADER_WORKERS=1, CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=4,
+        # A job runs from a copy of the code, for which kernels would be compiled.
+        DATA__AUGMENT_BACKEND="pil", DATA__NUM_DATALOADER_WORKERS=1,
+        CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=4,
         PLUGINS=["slow_first_life"], HOOKS={"EXTRA": [{"name": "slow_first_life"}]},
         SLURM={"MEM_GB": 1, "NUM_CPU_PER_PROC": 1, "LOG_FOLDER": "jobs", "TIME_HOURS": 1},
     )  # fmt: skip

@@ -33,6 +33,16 @@ def undisturbed(user: User) -> Path:
     return user.folder / "undisturbed"
 
 
+def test_a_job_trains_and_the_command_waits(user: User) -> None:
+    done = user.command(
+        "config.CHECKPOINT.DIR=one_node", "config.SLURM.USE_SLURM=true", "config.SLURM.WAIT=true",
+        "config.OPTIMIZER.num_epochs=1", "config.DATA.NUM_DATALOADER_WORKERS=0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "1 rank on cpu" in done.stdout  # of the job's log
+    assert len(user.losses("one_node")) == STEPS // 2
+
+
 @pytest.mark.slow
 def test_two_nodes_train_and_the_command_waits(user: User, undisturbed: Path) -> None:
     done = user.command(
@@ -99,8 +109,8 @@ def test_scancel_saves_and_is_the_end(user: User) -> None:
     [
         (["config.SLURM.PARTITION=spaer"], 2, "config.SLURM.PARTITION: there is no 'spaer'. Did you mean 'spare'? This cluster has main, spare."),
         (["config.SLURM.CONSTRAINT=no_such_feature"], 1, "sbatch refuses the job"),
-        (["config.SLURM.MEM_GB=250"], 2, "250 GB each (config.SLURM.MEM_GB)"),
-        (["config.SEED_VALUE=1,2", "config.SLURM.PARTITION=main,spare"], 2, "config.SLURM: the runs of a sweep"),
+        pytest.param(["config.SLURM.MEM_GB=250"], 2, "250 GB each (config.SLURM.MEM_GB)", marks=pytest.mark.slow),
+        pytest.param(["config.SEED_VALUE=1,2", "config.SLURM.PARTITION=main,spare"], 2, "config.SLURM: the runs of a sweep", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_told_and_leaves_nothing(
@@ -127,6 +137,7 @@ def test_a_job_that_fails_says_why_and_the_waiting_command_too(user: User) -> No
     assert "FAILED, status 1" in done.stderr
 
 
+@pytest.mark.slow
 def test_at_the_time_limit_it_is_saved_and_goes_on_under_the_same_id(
     user: User, undisturbed: Path
 ) -> None:

@@ -44,7 +44,7 @@ def _finish(user: User, job: str, results: str) -> str:
 @pytest.mark.parametrize(
     ("number", "change", "says"),
     [
-        pytest.param(0, ("NUM_PROC_PER_NODE=2", "NUM_PROC_PER_NODE=1"), "2 ranks, started by srun", id="task-per-rank"),
+        pytest.param(0, ("NUM_PROC_PER_NODE=2", "NUM_PROC_PER_NODE=1"), "2 ranks, started by srun", id="task-per-rank", marks=pytest.mark.slow),
         pytest.param(0, ("", ""), "2 nodes of 2 ranks, started by srun; they meet at node1", id="task-per-node", marks=pytest.mark.slow),
         pytest.param(1, ("", ""), "4 ranks, started by torchrun", id="torchrun", marks=pytest.mark.slow),
     ],

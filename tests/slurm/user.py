@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import warm
 from tests.integration.command import COMMAND
 from tests.slurm.cluster import Cluster
 
@@ -39,10 +40,9 @@ class User:
     cluster: Cluster
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *arguments], cwd=self.folder, env=self.cluster.environment, text=True,
-            capture_output=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
+        return warm.run(
+            [*COMMAND, *arguments], cwd=self.folder, env=self.cluster.environment, timeout=PATIENCE
+        )
 
     def submit(self, *arguments: str) -> str:
         """The job's id."""

@@ -48,6 +48,7 @@ class Forgetful(Hook):
 """
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_saved_is_found(tmp_path: Path) -> None:
     """The tool can say no."""
     (tmp_path / "forgetful.py").write_text(FORGETFUL)

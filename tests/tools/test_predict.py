@@ -7,15 +7,14 @@ from pathlib import Path
 
 from PIL import Image
 
+from tests import warm
 from tests.predictor.runs import make_classifier
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "predict.py"
 
 
 def _predict(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(TOOL), *arguments], capture_output=True, text=True, cwd=cwd
-    )
+    return warm.run([sys.executable, str(TOOL), *arguments], cwd=cwd)
 
 
 def test_text_json_and_a_picture(tmp_path: Path) -> None:

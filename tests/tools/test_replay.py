@@ -6,15 +6,14 @@ from pathlib import Path
 
 import yaml
 
+from tests import warm
 from tests.config.recipes import recipe
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "replay.py"
 
 
 def _replay(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(TOOL), *arguments], capture_output=True, text=True, cwd=cwd
-    )
+    return warm.run([sys.executable, str(TOOL), *arguments], cwd=cwd)
 
 
 def test_a_runs_own_config_is_what_is_made_again(tmp_path: Path) -> None:
@@ -23,7 +22,7 @@ def test_a_runs_own_config_is_what_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "configs" / "tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tree))
     # In a process of its own, which knows no sections that other tests have declared.
     command = [sys.executable, "-m", "sslengine", "config=tiny", "config.CHECKPOINT.DIR=run"]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    assert warm.run(command, cwd=tmp_path).returncode == 0
     (tmp_path / "run" / "checkpoints" / "model_final_checkpoint_phase1.torch").unlink()
     done = _replay("run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

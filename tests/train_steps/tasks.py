@@ -44,7 +44,16 @@ def at(event: str, function: Callable[[Any], None]) -> Hook:
     return hook
 
 
-def begin(
+def begin(*args: Any, **kwargs: Any) -> PythonTask:
+    """`task.step()` makes the first step of what `make` makes."""
+    task = make(*args, **kwargs)
+    task.on_start()
+    task.start_phase()
+    task.on_phase_start()
+    return task
+
+
+def make(
     batches: Sequence[Any],
     model: nn.Module,
     loss: Callable[..., Any] | None,
@@ -54,7 +63,7 @@ def begin(
     optimizer: torch.optim.Optimizer | None = None,
     **changes: Any,
 ) -> PythonTask:
-    """`task.step()` makes the first of them, by plain SGD of rate 0.1 unless `changes` say more.
+    """By plain SGD of rate 0.1 unless `changes` say more.
 
     loss None: the model gives its losses itself. test: the run only tests. validation: the batches
     of a test phase after each train phase.
@@ -64,15 +73,13 @@ def begin(
         changes["LOSS__name"] = ""
     if optimizer is None and not test and "multi_optimizer" not in str(changes):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = resolved(LOG_FREQUENCY=10**6, HOOKS__COLLAPSE_SIGNS=False, **changes).config
+    quiet = {"LOG_FREQUENCY": 10**6, "HOOKS__COLLAPSE_SIGNS": False}
+    config = resolved(**{**quiet, **changes}).config
     given = loss if isinstance(loss, nn.Module) else FunctionLoss(loss) if loss else nn.Module()
     data = {"TRAIN": list(batches), "TEST": list(batches if test else validation or ())}
     objects = Given(model, given, optimizer, data, {"batch_size": 0}, hooks)
     task = PythonTask(config, None, CPU, objects)
     task.prepare()
-    task.on_start()
-    task.start_phase()
-    task.on_phase_start()
     return task
 
 

@@ -184,15 +184,12 @@ class XcitOptions:
     # Class layers norm the patches too, not the class token alone.
     TOKENS_NORM: bool = True
     QKV_BIAS: bool = True
-    QK_SCALE: bool | float | None = False
     # Recompute the layers (the class layers) in the backward pass, one at a time.
     CHECKPOINT_XCA_BLOCK: bool = False
     CHECKPOINT_ATTN_BLOCK: bool = False
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "PATCH_SIZE", 8, 16)
-        if self.QK_SCALE:
-            yield "QK_SCALE: expected false; cross-covariance attention learns its temperature."
         yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
         sizes = ("IMAGE_SIZE", "HIDDEN_DIM", "NUM_LAYERS", "NUM_CLASS_LAYERS", "NUM_HEADS")
         small = list(too_small(self, *sizes))

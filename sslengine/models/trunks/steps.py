@@ -97,7 +97,7 @@ def _split(steps: Sequence[Step], parts: int) -> list[Sequence[Step]]:
 def statistics_untouched(owner: nn.Module) -> Iterator[None]:
     """Batch norms move what they track by nothing, and count on a copy.
 
-    They go on tracking: the second forward must save the same tensors as the first.
+    They continue tracking: the second forward must save the same tensors as the first.
     """
     tracking = [
         (module, module.momentum, module.num_batches_tracked)

@@ -51,7 +51,6 @@ VISSL: list[dict[str, dict[str, Any]]] = [
             "ETA": "1e-6",
             "TOKENS_NORM": True,
             "QKV_BIAS": True,
-            "QK_SCALE": False,
             "CHECKPOINT_XCA_BLOCK": True,
             "CHECKPOINT_ATTN_BLOCK": True,
         }
@@ -153,7 +152,6 @@ RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
         (EfficientNetOptions(drop_connect_rate=1.0), "drop_connect_rate: expected a rate"),
         (EfficientNetOptions(width_divisor=0), "width_divisor: expected 1 or more"),
         (XcitOptions(PATCH_SIZE=4), "PATCH_SIZE: expected one of 8, 16"),
-        (XcitOptions(QK_SCALE=0.3), "QK_SCALE: expected false"),
         (XcitOptions(NUM_HEADS=5), "NUM_HEADS: 5 heads do not divide HIDDEN_DIM 384"),
         (XcitOptions(NUM_CLASS_LAYERS=0), "NUM_CLASS_LAYERS: expected 1 or more"),
         (XcitOptions(DROP_PATH_RATE=-0.1), "DROP_PATH_RATE: expected a rate"),
