@@ -1,8 +1,8 @@
-"""One file out of a checkpoint in shards: what a run without shards would have saved.
+"""One file out of a sharded checkpoint: what a run without shards would have saved.
 
     python extra_scripts/join_shards.py runs/mine/checkpoints/checkpoint.torch --out whole.torch
 
-With the optimizer a run can go on from it; --weights-only leaves that out. The shards are
+With the optimizer a run can resume from it; --weights-only leaves that out. The shards are
 verified first. All of it has to fit into host memory, but not into that of a GPU.
 """
 
@@ -23,7 +23,7 @@ from sslengine.errors import CheckpointError, SSLEngineError
 def join(source: Path, target: Path, weights_only: bool = False) -> None:
     folder = source.resolve()  # `checkpoint.torch` points to it
     if not is_folder_of_shards(folder):
-        raise CheckpointError(f"{source} is no checkpoint in shards.")
+        raise CheckpointError(f"{source} is no sharded checkpoint.")
     if target.exists():
         raise CheckpointError(f"{target} exists; it is not overwritten.")
     verify(folder)

@@ -129,7 +129,7 @@ def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> No
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
     if (out / MANIFEST).exists():
-        raise DataError(f"{out} is a complete cache; it is not made anew. Name another folder.")
+        raise DataError(f"{out} is a complete cache; it is not made again. Name another folder.")
     if (out / PLAN).exists():
         begun = json.loads((out / PLAN).read_text())
         changed = [key for key in plan if begun.get(key) != plan[key]]
@@ -158,7 +158,7 @@ def _finish(source: DataSource, out: Path, plan: dict[str, Any]) -> dict[str, An
 
 
 def _fingerprint(source: DataSource) -> str:
-    """Of the names of all images: to go on with others would mix two sets."""
+    """Of the names of all images: to continue with others would mix two sets."""
     names = hashlib.blake2b(digest_size=16)
     for index in range(len(source)):
         names.update(os.fsencode(source.path(index)) + b"\0")

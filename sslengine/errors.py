@@ -40,7 +40,7 @@ class CheckpointError(SSLEngineError):
 
 
 class TrainingError(SSLEngineError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class NonFiniteLossError(TrainingError):

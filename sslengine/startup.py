@@ -85,7 +85,7 @@ def was(phase: str, seconds: float) -> None:
 
 @contextmanager
 def handed_on() -> Iterator[None]:
-    """Processes that are started meanwhile may go on with this account."""
+    """Processes that are started meanwhile may continue with this account."""
     if _account is not None:
         os.environ[VARIABLE] = json.dumps(asdict(_account))
     try:
@@ -95,7 +95,7 @@ def handed_on() -> Iterator[None]:
 
 
 def take_over() -> None:
-    """In a rank: go on with the account of the process that started it, if there is one."""
+    """In a rank: continue with the account of the process that started it, if there is one."""
     global _account
     text = os.environ.pop(VARIABLE, "")
     # A rank that is started again was not started by the command.

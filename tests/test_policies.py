@@ -271,3 +271,25 @@ def test_pillow_is_told_which_formats_it_may_read() -> None:
         and "formats" not in [each.arg for each in node.keywords]
     ]
     assert unguarded == []
+
+
+# The glossary: what is said in the field's words instead.
+WORDS = {
+    r"\banew\b": "again",
+    r"\bhangs? on\b": "depends on",
+    r"\bin shards\b": "sharded",
+    r"\b(go(es|ing)?|went|gone) on\b": "resume, continue",
+    r"(?<!\")\bfigures?\b": "metric; a number",
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_words_that_stay_away(word: str) -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *MODULES]
+    found = [
+        f"{page.relative_to(ROOT)}:{number}: {line.strip()}"
+        for page in pages
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(word, line, re.IGNORECASE)
+    ]
+    assert not found, f"say {WORDS[word]} instead:\n" + "\n".join(found)

@@ -12,7 +12,7 @@ nearest to them that are right, and are right if they are with one of them. A fi
 `config:` is another program's, and is named and left out.
 
 Each verdict is printed as it comes, and kept in the file of --resume: started again, the command
-goes on with the files that have none yet, or have changed. Without --train nothing is computed:
+continues with the files that have none yet, or have changed. Without --train nothing is computed:
 models are built without memory. With it each run gets one process, the CPU, fp32, generated
 images and a batch of 4; what --set gives comes last.
 """
@@ -138,22 +138,27 @@ def config_root(path: Path) -> Path:
 
 def find(given: Path) -> list[File]:
     """The files of one folder, or one file."""
-    root = config_root(given.resolve())
+    given = given.resolve()
+    root = config_root(given)
+    paths = [given] if given.is_file() else sorted(given.rglob("*.yaml"))
+    return [File(root, name_of(path, root), role_of(path, root)) for path in paths]
+
+
+def name_of(path: Path, root: Path) -> str:
+    """By which `config=` finds it."""
     inside = root / "config" if (root / "config").is_dir() else root
-    paths = [given.resolve()] if given.is_file() else sorted(given.resolve().rglob("*.yaml"))
-    return [
-        File(root, path.relative_to(inside).with_suffix("").as_posix(), role_of(path))
-        for path in paths
-    ]
+    return path.relative_to(inside).with_suffix("").as_posix()
 
 
-def role_of(path: Path) -> str:
+def role_of(path: Path, root: Path) -> str:
     """What cannot be read counts as a run, so that the reason is told."""
     try:
         tree = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return RUN
-    if not isinstance(tree, dict) or "defaults" in tree:
+    if isinstance(tree, dict) and "defaults" in tree:
+        tree = _with_its_bases(name_of(path, root), root)
+    if not isinstance(tree, dict):
         return RUN
     config = tree.get("config")
     if not isinstance(config, dict):
@@ -163,6 +168,14 @@ def role_of(path: Path) -> str:
     if whole and _names_its_data(config.get("DATA")):
         return RUN
     return OVERLAY if len(sections) > 1 else PART
+
+
+def _with_its_bases(name: str, root: Path) -> dict[str, Any] | None:
+    """What it says together with the files of its `defaults`, if they can be read."""
+    try:
+        return compose([f"config={name}"], [str(root)]).said()
+    except SSLEngineError:
+        return None
 
 
 def _names_its_data(data: Any) -> bool:
@@ -454,7 +467,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at the same time")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one")
     parser.add_argument("--all", action="store_true", help="print those that are right as well")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts, and go on")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts, and continue")
     options = parser.parse_args(arguments)
     for path in options.paths:
         if not path.exists():

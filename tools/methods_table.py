@@ -9,10 +9,11 @@
 The last makes a row of its own for each method that it names, with these overrides.
 
 What is measured goes to docs/methods.json, with the commit of the code that trained. It is measured
-again when the method's YAML has changed (its comments do not count), and with --again what has
-another commit. A run that was stopped is resumed by the same code, in its folder below
-runs/methods. Time is of a train step, memory of the main process: both of two epochs that each
-method runs alone after all trainings, so that these may run side by side (--at-once).
+again when the method's YAML, or one that it is based on, says something else (comments do not
+count), and with --again what has another commit. A run that was stopped is resumed by the same
+code, in its folder below runs/methods. Time is of a train step, memory of the main process: both of
+two epochs that each method runs alone after all trainings, so that these may run side by side
+(--at-once).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from typing import Any, cast
 
 import yaml
 
+from sslengine.config.compose import compose
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN = [sys.executable, str(ROOT / "tools" / "run_distributed_engines.py")]
 DOC = ROOT / "docs" / "methods.md"
@@ -44,7 +47,7 @@ BEGIN, END = "<!-- table: made by tools/methods_table.py -->", "<!-- end of tabl
 
 
 # What a figure depends on. The documents and the table itself may change meanwhile.
-CODE = ("sslengine", "configs/quickstart", "configs/benchmark")
+CODE = ("sslengine", "configs/quickstart", "configs/benchmark", "configs/base")
 UNKNOWN = "unknown"
 USUAL = ["shapes"]
 
@@ -171,14 +174,18 @@ class Measured:
 
 
 def _digest(config: Path, overrides: Sequence[str] = ()) -> str:
-    values = json.dumps(yaml.safe_load(config.read_text()), sort_keys=True)
+    values = json.dumps(_said(config), sort_keys=True)
     values += "".join(f"\n{each}" for each in overrides)
     return hashlib.sha256(values.encode()).hexdigest()[:12]
 
 
+def _said(config: Path) -> dict[str, Any]:
+    """By the file and those that it is based on."""
+    return compose([f"config={config.stem}"], [str(config.parent)]).said()
+
+
 def _sources(config: Path) -> list[str]:
-    tree = yaml.safe_load(config.read_text())
-    return cast(list[str], tree["config"]["DATA"]["TRAIN"]["DATA_SOURCES"])
+    return cast(list[str], _said(config)["config"]["DATA"]["TRAIN"]["DATA_SOURCES"])
 
 
 def scores_of(job: Job) -> Scores:

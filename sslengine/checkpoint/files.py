@@ -117,7 +117,7 @@ def is_checkpoint(path: Path) -> bool:
 def read(path: Path, peers: Peers | None = None) -> dict[str, Any]:
     """Load a checkpoint on the CPU. Tensors and plain values only: no code is ever run.
 
-    With peers, in shards of theirs if it is in shards; else without taking up memory for all.
+    With peers, sharded over them if the checkpoint is; else without taking up memory for all.
     """
     state = read_weights(path, peers=peers)
     if not isinstance(state, dict):
@@ -131,7 +131,7 @@ def newest(
     """The newest checkpoint that verifies, and what it holds; None if there is none at all.
 
     A broken one is skipped with a warning, and stays where it is. `position` 2 is the last
-    but one, and so on. Without `contents` it is not read: in shards it may be too large.
+    but one, and so on. Without `contents` it is not read: a sharded one may be too large.
     """
     candidates, broken = _listed(folder)
     for problem in broken.values():

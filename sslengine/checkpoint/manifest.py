@@ -38,7 +38,7 @@ class Manifest:
     config: str = ""  # sha256 of the resolved config
     versions: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)  # by split, as in metrics.jsonl
-    files: dict[str, FileFacts] = field(default_factory=dict)  # of a checkpoint in shards
+    files: dict[str, FileFacts] = field(default_factory=dict)  # of a sharded checkpoint
 
     def write(self, folder: Path) -> None:
         write_whole(path_for(folder / self.file), json.dumps(asdict(self), indent=1).encode())

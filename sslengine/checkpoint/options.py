@@ -31,7 +31,7 @@ class CheckpointOptions:
     DIR: str = "."
     # Runs under DIR/<RUN_ID>, so that several may share one DIR.
     APPEND_DISTR_RUN_ID: bool = False
-    # Go on from the newest checkpoint in DIR.
+    # Resume from the newest checkpoint in DIR.
     AUTO_RESUME: bool = True
     # Train phases between two checkpoints; -1: only the last.
     CHECKPOINT_FREQUENCY: int = 1
@@ -45,12 +45,12 @@ class CheckpointOptions:
     BEST: BestOptions = field(default_factory=BestOptions)
     # Train again over a run that is complete.
     OVERWRITE_EXISTING: bool = False
-    # Of a run in shards: at the end also one file with all weights, as VISSL reads it. Rank 0
+    # Of a sharded run: at the end also one file with all weights, as VISSL reads it. Rank 0
     # has to hold them in host memory.
     WHOLE_AT_END: bool = True
-    # Go on although the model or the method has changed since.
+    # Continue although the model or the method has changed since.
     ALLOW_CHANGED_CONFIG: bool = False
-    # 2: go on from the last but one, and so on.
+    # 2: resume from the last but one, and so on.
     LATEST_CHECKPOINT_RESUME_FILE_NUM: int = 1
 
     def check(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where a run goes on from. Rank 0 looks, all ranks agree."""
+"""Where a run resumes from. Rank 0 looks, all ranks agree."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sslengine.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint to go on from."""
+    """A checkpoint to resume from."""
 
     path: Path
     state: dict[str, Any]
 
 
 def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -> Found | None:
-    """The checkpoint that the options choose; None: the run starts anew.
+    """The checkpoint that the options choose; None: the run starts from the beginning.
 
     peers: the ranks of a sharded run, each of which reads its shares alone.
     Collective. A run never starts from zero over existing work unless it is told to.
@@ -51,9 +51,10 @@ def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | 
     if not options.AUTO_RESUME:
         if files.in_order(folder) and not options.OVERWRITE_EXISTING:
             return None, (
-                f"{folder} holds checkpoints, and config.CHECKPOINT.AUTO_RESUME is false. Go on "
-                f"from them: AUTO_RESUME=true. Start anew: another config.CHECKPOINT.DIR, or "
-                f"config.CHECKPOINT.OVERWRITE_EXISTING=true, which moves them aside."
+                f"{folder} holds checkpoints, and config.CHECKPOINT.AUTO_RESUME is false. "
+                f"Resume from them: AUTO_RESUME=true. Start from the beginning: another "
+                f"config.CHECKPOINT.DIR, or config.CHECKPOINT.OVERWRITE_EXISTING=true, which moves "
+                f"them aside."
             )
         return None, None
     return _newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM)

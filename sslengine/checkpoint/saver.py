@@ -3,7 +3,7 @@
     save(...)   waits for the save before it, copies the state, begins to write
     finish()    waits; raises what the last save failed of
 
-A save that fails is tried again, then reported; training goes on with the checkpoints that
+A save that fails is tried again, then reported; training continues with the checkpoints that
 are there. One save is in flight at a time.
 """
 

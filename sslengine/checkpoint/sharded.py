@@ -1,4 +1,4 @@
-"""A checkpoint in shards: a folder that appears whole or not at all.
+"""A sharded checkpoint: a folder that appears whole or not at all.
 
 Each rank writes its shares into a folder under another name and tells their sha256; rank 0
 writes the manifest of all, gives the folder its name and lets `checkpoint.torch` point to it.
@@ -93,7 +93,7 @@ def write_whole_file(folder: Path, name: str) -> Path:
     """What a run without shards would have saved, but for the optimizer, out of `<name>.shards`.
 
     For VISSL and for everything that takes one file. Rank 0 alone: it holds all of it in host
-    memory. The run itself goes on from the shards.
+    memory. The run itself resumes from the shards.
     """
     target = folder / f"{name.partition('.')[0]}.torch"
     state = read_folder(folder / name, without=("optimizer",))

@@ -15,7 +15,7 @@ from sslengine.distributed.sharding import is_sharded, local
 def to_host(state: Any) -> Any:
     """Tensors are copied, containers rebuilt, all else is taken as it is.
 
-    Of a tensor in shards this rank's share is copied.
+    Of a sharded tensor this rank's share is copied.
 
     Cost: the copy; from a GPU one synchronisation, after all copies were begun.
     """

@@ -1,4 +1,4 @@
-"""A run goes on with another config: what has changed, and may it?
+"""A run continues with another config: what has changed, and may it?
 
 Most may: a longer run, other logging, other workers, another learning rate. What makes the
 weights what they are may not, for a checkpoint of one model or method says nothing to another.
@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from sslengine.config.dead_keys import has_no_effect
 from sslengine.config.options import SHARDED_TASK
 
 _FIXED = ("MODEL", "LOSS", "TRAINER.TASK_NAME", "TRAINER.TRAIN_STEP_NAME", "OPTIMIZER.name")
 # How the model is computed, not what it is.
 _FREE = (
-    "MODEL.ACTIVATION_CHECKPOINTING", "MODEL.AMP_PARAMS", "MODEL.CHANNELS_LAST", "MODEL.CUDA_CACHE",
-    "MODEL.COMPILE", "MODEL.FSDP_CONFIG", "MODEL.GRAD_CLIP", "MODEL.WEIGHTS_INIT",
+    "MODEL.ACTIVATION_CHECKPOINTING", "MODEL.AMP_PARAMS", "MODEL.CHANNELS_LAST", "MODEL.COMPILE",
+    "MODEL.FSDP_CONFIG", "MODEL.GRAD_CLIP", "MODEL.WEIGHTS_INIT",
 )  # fmt: skip
 _SAME_TASK = {"self_supervision_task", SHARDED_TASK}
 
@@ -47,11 +48,16 @@ def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> 
 
     now: as it would be stored (stored.py).
 
-    Values that follow from others are left out, and where the run lives.
+    Values that follow from others are left out, and where the run lives, and keys that an earlier
+    version accepted although nothing read them.
     """
     tree = yaml.safe_load(before) or {}  # type: ignore[no-untyped-call]
-    old = dict(_leaves(tree.get("config") or {}))
     new = dict(_leaves(now))
+    old = {
+        path: value
+        for path, value in _leaves(tree.get("config") or {})
+        if path in new or not has_no_effect(f"config.{path}")
+    }
     found = []
     for path in dict.fromkeys((*new, *old)):
         derived = origins.get(f"config.{path}", "").startswith("derived:")

@@ -11,7 +11,7 @@ the YAML files directly.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,13 @@ class Composition:
     assignments: list[Assignment]
     name: str  # of the config file: quickstart/simclr
 
+    def said(self) -> dict[str, Any]:
+        """What the files say together, before there is a schema. Later ones win."""
+        tree: dict[str, Any] = {}
+        for layer in self.layers:
+            _put(tree, layer.tree)
+        return tree
+
     def last_value(self, path: str) -> Any:
         """What `path` was last set to, before there is a schema; None if nothing set it."""
         value = None
@@ -74,6 +81,16 @@ class Composition:
             if assignment.path == path and not assignment.delete:
                 value = assignment.value
         return value
+
+
+def _put(tree: dict[str, Any], on_top: Mapping[str, Any]) -> None:
+    for key, value in on_top.items():
+        if isinstance(value, Mapping):
+            if not isinstance(tree.get(key), dict):
+                tree[key] = {}
+            _put(tree[key], value)
+        else:
+            tree[key] = value
 
 
 class _GroupFolder(FileConfigSource):  # type: ignore[misc]

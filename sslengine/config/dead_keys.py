@@ -190,6 +190,12 @@ def dead_key(path: str) -> DeadKey | None:
     return next(found, None) if root == "config" else None
 
 
+def has_no_effect(path: str) -> bool:
+    """Is it one of them, or below one?"""
+    names = path.split(".")
+    return any(dead_key(".".join(names[:count])) for count in range(2, len(names) + 1))
+
+
 def is_above_dead_keys(path: str) -> bool:
     """Is it the name of a section that holds such keys?"""
     root, *names = path.split(".")

@@ -35,13 +35,13 @@ class RunOptions:
     # A test phase after epochs 0, N, 2N, ... and after the last.
     TEST_EVERY_NUM_EPOCH: int = 1
     # A test phase after every so many train steps, also within an epoch (at the end of a group of
-    # accumulated batches), and after the last; 0: by epochs. A train phase goes on after it:
-    # phases, schedules and checkpoints count as without, its figures are those since the last
+    # accumulated batches), and after the last; 0: by epochs. A train phase continues after it:
+    # phases, schedules and checkpoints count as without, its metrics are those since the last
     # test. With CHECKPOINT.CHECKPOINT_ITER_FREQUENCY the same, each result has its checkpoint.
     TEST_EVERY_NUM_ITERATIONS: int = iterations(0)
     # Initial weights, sample order and augmentation: all from this, and from nothing else.
     SEED_VALUE: int = 0
-    # Figures that the run must end with, each [name, value, tolerance], or the command fails:
+    # Metrics that the run must end with, each [name, value, tolerance], or the command fails:
     # [[test.accuracy_list_meter.top_1.0, 80.0, 2.0], [train.loss, 1.2, 0.3]]. Names are those of
     # the last `phase` lines of metrics.jsonl, after their split; for the engine `evaluate`
     # test.<features>.<layer>.linear and .knn_<k>, as in test.trained.flatten.knn_20.

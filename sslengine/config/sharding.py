@@ -52,7 +52,7 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
     model, why = config.MODEL, "not with a sharded model (FSDP)"
     amp, fsdp = model.AMP_PARAMS, model.FSDP_CONFIG
     if config.OPTIMIZER.use_zero:
-        yield f"OPTIMIZER.use_zero: {why}, whose optimizer state is in shards anyway. Set false."
+        yield f"OPTIMIZER.use_zero: {why}, whose optimizer state is sharded anyway. Set false."
     if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
         yield f"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION: {why}. Set false."
     if model.CHANNELS_LAST:

@@ -5,7 +5,7 @@
     a loader        of batches, which can be read again and again and has a length: a DataLoader,
                     a list. Each rank reads its own.
 
-A sample draws the same numbers whatever the workers, and a run goes on in mid-epoch: a data set
+A sample draws the same numbers whatever the workers, and a run continues in mid-epoch: a data set
 is asked for the samples that are left; a loader is read, and what was used is thrown away.
 """
 
@@ -193,7 +193,7 @@ def _check_repeatable(loader: Any, where: str) -> None:
     if hasattr(loader, "__next__"):
         raise DataError(
             f"{where}: {type(loader).__name__} can be read only once, and every epoch reads it "
-            f"anew. Give a DataLoader, a list of batches, or a data set."
+            f"again. Give a DataLoader, a list of batches, or a data set."
         )
     try:
         len(loader)

@@ -2,7 +2,7 @@
 
 An index is a few arrays (paths, labels, offsets) and the stamps of the files and folders that
 they were made from: time of change and size. It is used as long as all stamps are what they were,
-and made anew otherwise. It is kept in $SSLENGINE_CACHE, else in ~/.cache/sslengine, never beside
+and made again otherwise. It is kept in $SSLENGINE_CACHE, else in ~/.cache/sslengine, never beside
 the data. The processes of a machine take turns: the first one looks, the others find the index,
 and all of them read the same pages of memory.
 """
@@ -33,7 +33,7 @@ from sslengine.data.turns import turn
 
 log = logging.getLogger("sslengine")
 
-# Another number whenever other arrays are kept: what an earlier form has is found anew.
+# Another number whenever other arrays are kept: what an earlier form has is found again.
 FORM = 2
 # What holds fewer entries is found again as quickly as its index is read.
 WORTH_KEEPING = 10_000
@@ -125,7 +125,7 @@ def _indexed(key: str, doing: str, find: Callable[[], Found], cached: bool) -> I
             place.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(turn(place.with_suffix(".lock"), doing))
         except OSError as error:
-            log.warning("%s, each time anew: no index can be kept (%s)", doing, error)
+            log.warning("%s, each time again: no index can be kept (%s)", doing, error)
             return _in_memory(find())
         return _load(place) or _find_and_keep(place, doing, find)
 
@@ -139,7 +139,7 @@ def _find_and_keep(place: Path, doing: str, find: Callable[[], Found]) -> Index:
     try:
         _keep(place, found)
     except OSError as error:
-        log.warning("%s, each time anew: the index cannot be kept (%s)", doing, error)
+        log.warning("%s, each time again: the index cannot be kept (%s)", doing, error)
         return _in_memory(found)
     return _load(place) or _in_memory(found)
 

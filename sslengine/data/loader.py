@@ -1,7 +1,7 @@
 """Loader workers: started once for the whole run, quickly, and with the data side alone.
 
 A forked worker is there at once but inherits a process that may hold GPU memory and
-locks; a spawned one imports everything anew. So by default workers are forked from a
+locks; a spawned one imports everything again. So by default workers are forked from a
 server process that has imported the data side and nothing else. It boots while the
 model is being built.
 """

@@ -1,6 +1,6 @@
 """Which samples make the batches of an epoch. A sampler has no state but its arguments.
 
-So there is nothing to save, and a run goes on in the middle of an epoch by asking for the
+So there is nothing to save, and a run continues in the middle of an epoch by asking for the
 steps that are left, without walking through those that are done.
 """
 

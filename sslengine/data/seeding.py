@@ -1,7 +1,7 @@
 """Randomness that depends on the run's seed, the epoch and the sample, and on nothing else.
 
 Transforms draw from three global streams: Python's, numpy's and torch's. All three are
-seeded anew before each sample, from a hash of (seed, epoch, index), so that neither the
+seeded again before each sample, from a hash of (seed, epoch, index), so that neither the
 number of workers nor what another sample drew changes a sample. It costs 7 microseconds.
 """
 

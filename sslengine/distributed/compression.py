@@ -49,8 +49,8 @@ class Compression:
 
     @property
     def needs_fixed_buckets(self) -> bool:
-        """What is remembered is remembered by bucket. DDP would lay the buckets out anew after its
-        first step, also after the first of a run that goes on; not when it looks for unused
+        """What is remembered is remembered by bucket. DDP would lay the buckets out again after its
+        first step, also after the first of a run that continues; not when it looks for unused
         parameters, which costs a walk through the graph in each step.
         """
         if self._power is not None:

@@ -102,7 +102,7 @@ def start_processes(
             raise Preempted(_TOLD.format(told.sigval.name)) from None
 
 
-_TOLD = "stopped by {}; the ranks have ended. The same command goes on from the newest checkpoint."
+_TOLD = "stopped by {}; the ranks have ended. The same command resumes from the newest checkpoint."
 
 
 def _until_told(function: Callable[..., Any], arguments: tuple[Any, ...], attempt: int) -> None:

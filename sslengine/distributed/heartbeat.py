@@ -6,7 +6,7 @@ A thread of each rank counts in the store of the process group, and looks at the
 the rank after it: a ring, so that each beat costs a rank three small messages however many
 ranks there are. A count that stands still for `silence` seconds means that the process is
 stopped, that it or its node has gone, or that its connection has: a rank which is only
-slow, in a step or in reading data, goes on counting. On every rank `on_lost` is then
+slow, in a step or in reading data, continues counting. On every rank `on_lost` is then
 called with a text that names the lost one, from the thread: the main thread is most likely
 in a collective that will not end. A lost process of the same host is killed, lest it wake up
 later.
@@ -67,7 +67,7 @@ class _Watch(threading.Thread):
         self._store = own_store("heartbeat")
         self._watched = (rank() + 1) % world_size()
         self._last = ""
-        self._silent_for = 0.0  # counted in own beats: a job that is suspended as a whole goes on
+        self._silent_for = 0.0  # counted in own beats: a job that is suspended as a whole continues
         self._closed = threading.Event()
         self._store.set(f"who/{rank()}", f"{socket.gethostname()} {os.getpid()}")
 

@@ -4,7 +4,7 @@
     __<rank>_0.distcp    the shares of a rank
     .metadata            which part of which tensor lies where
 
-Any number of ranks can read it, in shards of theirs or whole. torch would unpickle `.metadata`,
+Any number of ranks can read it, sharded over them or whole. torch would unpickle `.metadata`,
 and with it run what it holds; here nothing but the names of torch's own records is let in.
 """
 
@@ -127,7 +127,7 @@ def is_folder_of_shards(path: Path) -> bool:
 
 
 def read_folder(folder: Path, peers: Peers | None = None, without: Collection[str] = ()) -> Any:
-    """The state: in shards of this run's ranks, which `peers` are, or whole. Not collective.
+    """The state: sharded over this run's ranks, which `peers` are, or whole. Not collective.
 
     without: keys of mappings whose tensors are not read, nor anything else below them.
     """

@@ -1,4 +1,4 @@
-"""One model in shards, one for each rank, by torch's `fully_shard` (FSDP2).
+"""One model, a share of it on each rank, by torch's `fully_shard` (FSDP2).
 
 A unit of the model is gathered whole just before it is computed and let go right after, so
 a rank holds its share of everything and all of one or two units. Every parameter is cut along
@@ -54,7 +54,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
     """
     if mesh.device_type == "cpu" and not ON_CPU:
         raise ConfigError(
-            f"config.TRAINER.TASK_NAME: a model cannot be in shards on CPUs with torch "
+            f"config.TRAINER.TASK_NAME: a model cannot be sharded on CPUs with torch "
             f"{torch.__version__}. Use a newer torch, GPUs, or self_supervision_task."
         )
     common = {"mesh": mesh, "reshard_after_forward": True}
@@ -78,7 +78,7 @@ def shard_method(method: nn.Module, mesh: DeviceMesh, reduce: torch.dtype | None
         if not parameter.ndim:
             raise ConfigError(
                 f"config.TRAINER.TASK_NAME: the parameter loss.{name} of {type(method).__name__} "
-                f"is a single number, which cannot be in shards. Give it the shape (1,), or use "
+                f"is a single number, which cannot be sharded. Give it the shape (1,), or use "
                 f"self_supervision_task."
             )
     policy = MixedPrecisionPolicy(reduce_dtype=reduce)
@@ -102,12 +102,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it, on every rank. Collective if it is in shards."""
+    """All of it, on every rank. Collective if it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(tensor: Tensor, other: Tensor) -> Tensor:
-    """In shards if `other` is: the share of a whole tensor. Whole if it is not: collective then."""
+    """Sharded if `other` is: the share of a whole tensor. Whole if it is not: collective then."""
     if not isinstance(other, DTensor):
         return whole(tensor)
     share = local(tensor) if isinstance(tensor, DTensor) else _share(tensor)
@@ -128,14 +128,14 @@ def _share(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """`target.copy_(source)`, whichever of them is in shards."""
+    """`target.copy_(source)`, whichever of them is sharded."""
     local(target).copy_(local(like(source, target)))
 
 
 def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The length of each tensor, a vector for each group of them; the groups are alike.
 
-    Of tensors in shards the lengths of all: one collective, no host synchronisation.
+    Of sharded tensors the lengths of all: one collective, no host synchronisation.
     """
     lengths = torch.stack(
         [torch.stack(torch._foreach_norm([local(each) for each in group])) for group in groups]

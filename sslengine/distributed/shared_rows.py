@@ -1,8 +1,8 @@
 """A tensor whose rows are shared out among ranks, which ask each other for them.
 
 Cut as torch cuts shards: the first ceil(rows / ranks) belong to rank 0, and so on. To the
-outside it is one tensor of all ranks (a DTensor), so that checkpoints hold it in shards and
-another number of ranks can go on from it.
+outside it is one tensor of all ranks (a DTensor), so that checkpoints hold it sharded and
+another number of ranks can resume from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`replay`: a run met a value that is not finite. Make its last steps again, and name the place.
 
-A run goes on bit by bit, so the steps since its newest checkpoint can be made again as they
+A run resumes bit by bit, so the steps since its newest checkpoint can be made again as they
 were (on a GPU: as nearly as its kernels allow). This time every module's output is looked at,
 and autograd's anomaly detection looks at every gradient. Nothing of the run is changed: what
 would be written goes to a temporary folder.
@@ -79,7 +79,7 @@ class Watch:
         for tensor in _tensors(output):
             bad = int((~torch.isfinite(tensor)).sum())
             if bad:
-                # Of a model in shards, on this rank: the others do not wait for it here.
+                # Of a sharded model, on this rank: the others do not wait for it here.
                 weights = ((n, local(p.detach())) for n, p in module.named_parameters())
                 largest = {n: float(p.abs().max()) for n, p in weights if p.numel()}
                 finite = all(bool(torch.isfinite(each).all()) for each in _tensors(inputs))

@@ -1,4 +1,4 @@
-"""`train`: build the task, go on from its newest checkpoint, run it."""
+"""`train`: build the task, resume from its newest checkpoint, run it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def make_writers(run: Run, iteration: int, marks: Any = None) -> list[Writer]:
 
 
 def resume(task: Any, run: Run) -> Any:
-    """Go on from the newest checkpoint of the run's folder, if there is one.
+    """Resume from the newest checkpoint of the run's folder, if there is one.
 
     Returns where its files of records were then; None: nobody knows.
     """
@@ -136,8 +136,8 @@ def _same_run(run: Run, options: CheckpointOptions) -> None:
         raise ConfigError(
             f"{run.run_dir} holds a run of another model or method:\n  "
             + "\n  ".join(map(str, refused))
-            + "\nGive the old values, or another config.CHECKPOINT.DIR; or go on all the same with "
-            "config.CHECKPOINT.ALLOW_CHANGED_CONFIG=true."
+            + "\nGive the old values, or another config.CHECKPOINT.DIR; or continue nevertheless "
+            "with config.CHECKPOINT.ALLOW_CHANGED_CONFIG=true."
         )
     if found:
         run.say("changed since the last start:\n  " + "\n  ".join(map(str, found)))
@@ -151,7 +151,7 @@ def _is_complete(task: Any, state: dict[str, Any]) -> bool:
 def _start_over(run: Run) -> None:
     moved_to = set_aside(run.run_dir)
     if moved_to is not None:
-        run.say(f"starting anew; the earlier run's files are in {moved_to}")
+        run.say(f"starting from the beginning; the earlier run's files are in {moved_to}")
 
 
 def _introduce(task: Any, run: Run) -> None:

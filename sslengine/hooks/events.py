@@ -77,7 +77,7 @@ class TaskView(Protocol):
     phase_results: dict[str, Any]  # of the phase that has just ended; hooks may add to them
     progress: Any
     phases: list[Any]
-    peers: Any  # of a run with tensors in shards: the ranks, for threads that write; else None
+    peers: Any  # of a run with sharded tensors: the ranks, for threads that write; else None
     train: bool
     updating: bool  # does this step end in an optimizer step, or does it only accumulate?
     exception: BaseException | None
@@ -111,7 +111,7 @@ class Hook:
         """Before the first phase, also of a resumed run: everything is built and loaded."""
 
     def on_phase_start(self, task: TaskView) -> None:
-        """A phase begins, or goes on: then `task.progress.step` is not 0."""
+        """A phase begins, or continues: then `task.progress.step` is not 0."""
 
     def on_step_start(self, task: TaskView) -> None:
         """A step begins: its batch is not read yet."""

@@ -24,7 +24,7 @@ class PerfStatsOptions:
 
 @dataclass
 class PreciseBnOptions:
-    # Batch norm's running statistics computed anew from training batches, before each test phase
+    # Batch norm's running statistics computed again from training batches, before each test phase
     # and each checkpoint at the end of a train phase.
     ENABLED: bool = False
     # From so many batches of each rank.
@@ -156,7 +156,7 @@ class ProfilingOptions:
     WARMUP_ITERATIONS: int = 0
     # And the steps that are recorded.
     NUM_ITERATIONS: int = 10
-    # Save the run and leave, as on a signal: with status 75, and the same command goes on.
+    # Save the run and leave, as on a signal: with status 75, and the same command continues.
     STOP_TRAINING_AFTER_PROFILING: bool = False
     # ".": `profile` in the run's folder.
     OUTPUT_FOLDER: str = "."

@@ -2,10 +2,10 @@
 
 The running averages that training leaves are of many weights ago, and of the last batches more
 than of others. Before each test phase and each checkpoint at the end of a train phase they are
-computed anew, as the mean and variance over NUM_ITERS batches of all ranks together. (Wu and
+computed again, as the mean and variance over NUM_ITERS batches of all ranks together. (Wu and
 Johnson, "Rethinking 'Batch' in BatchNorm", 2021.)
 
-As in detectron2 they overwrite the running averages, and training goes on from them. That moves
+As in detectron2 they overwrite the running averages, and training continues with them. That moves
 no weight: in training a batch norm normalises by its batch. fvcore's function of this name
 refuses a layer that is used twice in a forward, as multi-crop does; hence one of our own.
 """

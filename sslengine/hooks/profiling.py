@@ -49,7 +49,7 @@ class ProfileSteps(Hook):
         if self._mine and self.options.RUNTIME_PROFILING.USE_PROFILER:
             self._activities(task.device)  # rather now than at the window
         if self._mine and task.iteration > self.begin:
-            log.info("no profile: the run goes on from step %d, behind the window", task.iteration)
+            log.info("no profile: the run resumes from step %d, behind the window", task.iteration)
 
     def on_step_start(self, task: TaskView) -> None:
         if not (self._mine and task.train):

@@ -10,7 +10,7 @@ from sslengine.hooks.options import EvaluateLossOptions
 class EvaluateLoss(Hook):
     """`HOOKS.EVALUATE_LOSS`: adds to `task.phase_results`.
 
-    Cost: a forward pass over the set each time. The run itself goes on as without it.
+    Cost: a forward pass over the set each time. The run itself continues as without it.
     """
 
     def __init__(self, options: EvaluateLossOptions) -> None:

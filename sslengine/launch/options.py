@@ -21,7 +21,7 @@ class SlurmOptions:
     # Each submission makes a folder of its own in it: log, config, a copy of the code. All nodes
     # must see it.
     LOG_FOLDER: str = "."
-    # A longer run saves before the time is over, and goes on in the same job.
+    # A longer run saves before the time is over, and continues in the same job.
     TIME_HOURS: int = 72
     TIME_MINUTES: int = 0
     # Features that a node must have: volta32gb, or [a|b].

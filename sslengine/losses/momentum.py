@@ -30,7 +30,7 @@ def frozen_copy(model: Module) -> Module:
 def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
     """One step towards the student, in one kernel for all parameters.
 
-    Each rank moves its share of a teacher in shards; one that is not gathers its student.
+    Each rank moves its share of a sharded teacher; one that is not gathers its student.
     """
     pairs = list(zip(teacher.parameters(), student.parameters(), strict=True))
     mine: list[Tensor] = [local(each) for each, _ in pairs]

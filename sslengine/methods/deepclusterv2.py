@@ -16,7 +16,7 @@ the memory so far has no cluster, and does not count.
 
 Every rank holds the memory of all images, 512 bytes an image and crop at 128 dimensions, or
 with `memory_params.sharded` its share of it, and the clusters of all images, 8 bytes an image
-and division. It clusters its share. So a run may go on with another number of ranks.
+and division. It clusters its share. So a run may continue with another number of ranks.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class DeepClusterLoss(Method):
 
     @torch.no_grad()
     def cluster(self, generator: torch.Generator) -> None:
-        """Divide the memory anew. `generator` must draw the same on all ranks.
+        """Divide the memory again. `generator` must draw the same on all ranks.
 
         Centroids start at different images, as long as there are enough of them.
         """

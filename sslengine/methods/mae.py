@@ -1,7 +1,7 @@
 """MAE (He et al., 2021): a vision transformer sees a quarter of an image's patches; a small
 decoder paints the rest.
 
-    hidden = a random 75 % of the patches, drawn anew for each image
+    hidden = a random 75 % of the patches, drawn for each image
     tokens = trunk(what is shown)
     painted = decoder(tokens, with one learned token in place of each hidden patch)
     loss = mean over hidden patches of (painted - pixels)^2

@@ -12,7 +12,7 @@ crops, then all second ones. Codes take no gradient, so ranks have nothing to ex
 the prototypes' shares: the mean of their gradients is that of one process.
 
 A small batch cannot be spread over many prototypes. The queue adds the embeddings of earlier
-batches to it, scored anew in every step: each rank holds the same whole queue, scores an equal
+batches to it, scored again in every step: each rank holds the same whole queue, scores an equal
 part of it, and Sinkhorn sees the union. It fills from the first step and counts from
 `start_iter` on, with as many embeddings as it has.
 """

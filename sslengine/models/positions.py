@@ -2,7 +2,7 @@
 
 As timm and VISSL do it: the patches' embeddings, a square map, are interpolated bicubically; those
 of class tokens stay. So are the biases of relative positions (BEiT, Swin), a square map of
-distances. Nothing else of a transformer hangs on the size of the image.
+distances. Nothing else of a transformer depends on the size of the image.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _read_shards(folder: Path, peers: Peers | None) -> Any:
         return read_folder(folder, peers)
     except Exception as error:
         raise CheckpointError(
-            f"{folder} is damaged or no checkpoint in shards: {_first_line(error)}"
+            f"{folder} is damaged or no sharded checkpoint: {_first_line(error)}"
         ) from error
 
 

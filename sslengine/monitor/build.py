@@ -33,7 +33,7 @@ class RunPlace(NamedTuple):
     """What a writer may need to know of the run."""
 
     folder: Path
-    iteration: int  # from which it goes on: lines of later steps will be written again
+    iteration: int  # from which it continues: lines of later steps will be written again
     console: Console | None = None
     # What `Writer.marks` gave when the checkpoint was saved; None: it has none.
     marks: Mapping[str, Any] | None = None

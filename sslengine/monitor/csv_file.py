@@ -1,6 +1,6 @@
 """metrics.csv: a line for each record, a column for each metric, for pandas and spreadsheets.
 
-A metric that appears later becomes a new last column: the file is then written anew, and
+A metric that appears later becomes a new last column: the file is then written again, and
 earlier lines are empty there. A line that a full disk refused is written with the next.
 """
 

@@ -4,7 +4,7 @@
     rows = read("runs/quickstart/simclr", "phase", "test")   one a test phase
     pandas.DataFrame(rows)
 
-A run that was killed and went on has each step once.
+A run that was killed and continued has each step once.
 """
 
 from __future__ import annotations

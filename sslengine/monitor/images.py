@@ -30,7 +30,7 @@ class ImageWriter(Writer):
                 self._failed = False
             except OSError as error:  # a full disk must not end a run
                 if not self._failed:
-                    log.error("%s could not be written: %s. Training goes on.", path, error)
+                    log.error("%s could not be written: %s. Training continues.", path, error)
                 self._failed = True
 
     def unsynced(self) -> list[Path]:

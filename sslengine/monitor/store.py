@@ -9,7 +9,7 @@ brings all that was put since the last time to the host and into the histories, 
 too, all in one copy. Any rank may put; rank 0's metrics are written. With `reduce` a metric is
 that of all ranks, which must then have put it equally often: one all-reduce for all names.
 
-Train and test phases have histories of their own; those of a test phase start anew.
+Train and test phases have histories of their own; those of a test phase start again.
 """
 
 from __future__ import annotations
@@ -235,12 +235,12 @@ class MetricStore:
 
     # ---- the run around it
 
-    def start_phase(self, split: str, anew: bool) -> None:
-        """anew: the phase begins, and does not resume. What was put before it is of its record."""
-        if anew:
+    def start_phase(self, split: str, begins: bool) -> None:
+        """begins: it does not resume. What was put before it is of its record."""
+        if begins:
             self.losses.start_phase()
         self.split = split
-        if anew and split == "test":
+        if begins and split == "test":
             self._series["test"] = {}
             self._fresh = []
 

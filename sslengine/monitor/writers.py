@@ -106,13 +106,13 @@ class JsonLinesWriter(Writer):
         except OSError as error:  # a full disk must not end a run
             if not self._failed:
                 log.error(
-                    "%s: a line could not be written: %s. Training goes on; further lines may be "
+                    "%s: a line could not be written: %s. Training continues; further lines may be "
                     "missing.", self.path, error.strerror,
                 )  # fmt: skip
             self._failed = True
 
     def _append(self, line: bytes) -> None:
-        """Opened anew for each line (30 us): the folder may have been moved or removed."""
+        """Opened again for each line (30 us): the folder may have been moved or removed."""
         try:
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except FileNotFoundError:

@@ -30,7 +30,7 @@ class LayerwiseRates(torch.optim.Optimizer):
     ) -> None:
         """grads <- rate * (grads + weight_decay * params), in place.
 
-        Of parameters in shards, `local` gives what can be changed in place, `norms` the
+        Of sharded parameters, `local` gives what can be changed in place, `norms` the
         lengths of the whole.
         """
 

@@ -146,7 +146,7 @@ class ScheduledOptimizer:
 
 
 def _fitting(state: Any, parameter: Tensor) -> Any:
-    """What is as large as the parameter is in shards if the parameter is; else whole."""
+    """What is as large as the parameter is sharded if the parameter is; else whole."""
     if not isinstance(state, Mapping):  # ZeRO: of another rank's share
         return state
     return {

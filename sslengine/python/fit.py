@@ -72,7 +72,7 @@ def fit(
         rate stays as it is; or a dict as config.OPTIMIZER has it, with schedules.
     epochs or iterations: the length of the whole run, one of them.
     batch_size, shuffle, drop_last, collate_fn, workers: how a data set is read, on each rank.
-    folder: for checkpoints and metrics.jsonl; the same call goes on from there. None: no files.
+    folder: for checkpoints and metrics.jsonl; the same call resumes from there. None: no files.
     settings: anything else, as it stands under `config` in YAML.
     """
     place = choose_device(device)
@@ -167,6 +167,6 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _check_resumable(data: Any) -> None:
     if isinstance(data, DataLoader) and data.generator is not None:
         raise DataError(
-            "data: the DataLoader's own `generator` decides its order, which a run that goes on "
+            "data: the DataLoader's own `generator` decides its order, which a run that continues "
             "from its folder could not find again. Leave it out: fit's seed decides."
         )

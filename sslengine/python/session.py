@@ -61,7 +61,7 @@ class Session:
         return dict(kept)
 
     def close(self) -> None:
-        """End the loader workers. The session can be asked again; they start anew."""
+        """End the loader workers. The session can be asked again; they start again."""
         for feed in self._feeds.values():
             feed.close()
         self._feeds = {}

@@ -53,7 +53,7 @@ class SaveCheckpoints(Hook):
         self._due = self._due or task.iteration % self.every_steps == 0
         if ends_phase:
             self._due = self._due and not phase.complete
-        # Gradients of an unfinished group of batches are in no checkpoint: go on to its end.
+        # Gradients of an unfinished group of batches are in no checkpoint: continue to its end.
         elif self._due and task.updating:
             self._due = False
             self._save(task, f"model_iteration{task.iteration}.torch")

@@ -1,7 +1,7 @@
 """Leaving in good order when the machine is taken away.
 
     SIGTERM, SIGUSR1, SIGUSR2    the step is finished, the run is saved, the command ends with
-                                 status 75: the same command goes on from there
+                                 status 75: the same command resumes from there
     SIGINT (Ctrl-C)              the same, in a run from the command line
     a second one                 ends the process at once; what was saved stays. Below torch's
                                  elastic agent, which passes on what it gets: a third one
@@ -59,7 +59,7 @@ class StopOnSignals(Hook):
         if ends_phase and task.phase is task.phases[-1]:
             return  # the run is done: no need to leave, nor for others to wait
         self._stop = self._stop or self._agreement.reached(self._steps)
-        # Gradients of an unfinished group of batches are in no checkpoint: go on to its end.
+        # Gradients of an unfinished group of batches are in no checkpoint: continue to its end.
         if self._stop and not ends_phase and (task.updating or not task.train):
             self._leave(task)
 
@@ -97,7 +97,7 @@ class StopOnSignals(Hook):
         text = f"stopped by {self._signal} after step {task.iteration}"
         log.info("%s", text)
         raise Preempted(
-            f"{text}; saved in {self.checkpoints.folder}. The same command goes on from there."
+            f"{text}; saved in {self.checkpoints.folder}. The same command resumes from there."
         )
 
     def _restore(self) -> None:

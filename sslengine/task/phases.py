@@ -5,7 +5,7 @@ with TRAIN_PHASES_PER_EPOCH, or what is left of `OPTIMIZER.num_iterations`.
 
 With TEST_EVERY_NUM_ITERATIONS test phases come in between. The train phase is then laid out as
 several `Phase`s, one up to each test, that share its number and its count of steps: the first
-ends at step 4, say, and the next goes on from there, as it would after a restart.
+ends at step 4, say, and the next resumes from there, as it would after a restart.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Phase:
 
     @property
     def complete(self) -> bool:
-        """False: a test comes in between, then the train phase goes on."""
+        """False: a test comes in between, then the train phase continues."""
         return self.steps == (self.whole or self.steps)
 
     @property

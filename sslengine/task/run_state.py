@@ -69,7 +69,7 @@ class RunState:
     exception: BaseException | None = None
 
     def enter(self, index: int, phase: Phase) -> None:
-        """This phase is next, or goes on where a restart interrupted it."""
+        """This phase is next, or continues where a restart interrupted it."""
         progress = self.progress
         if index != progress.phase:
             progress.phase, progress.step = index, phase.begin

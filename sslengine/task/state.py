@@ -1,4 +1,4 @@
-"""The task's state as one dict, and back: everything that a run needs to go on bit by bit.
+"""The task's state as one dict, and back: everything that a run needs to resume bit by bit.
 
 Keys are VISSL's where it has them. What differs between ranks is gathered under `ranks`.
 """
@@ -148,7 +148,7 @@ def _same_data(task: Any, state: dict[str, Any]) -> None:
     if changed:
         raise CheckpointError(
             f"this run differs from the one that wrote the checkpoint in {'; '.join(changed)}. "
-            f"Its place in the data cannot be found again. Give the old values, or start anew "
+            f"Its place in the data cannot be found again. Give the old values, or start again "
             f"with the weights alone: config.MODEL.WEIGHTS_INIT.PARAMS_FILE and another "
             f"config.CHECKPOINT.DIR."
         )
@@ -188,7 +188,7 @@ def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
             task.compression.load_state_dict(mine.get("compression", {}), task.device)
     else:
         log.warning(
-            "the checkpoint is of %d ranks and this run has %d: random streams start anew.",
+            "the checkpoint is of %d ranks and this run has %d: random streams start again.",
             len(ranks),
             world_size(),
         )
@@ -206,5 +206,5 @@ def _load_loss_rank_state(loss: Any, ranks: list[dict[str, Any]]) -> None:
     elif any(each["loss"] for each in ranks):
         raise CheckpointError(
             f"{type(loss).__name__} keeps a state on each rank: a run of {len(ranks)} ranks cannot "
-            f"go on with {world_size()}."
+            f"continue with {world_size()}."
         )

@@ -127,7 +127,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         begins = made == phase.begin
         for meter in parts.meters if begins else ():
             meter.reset()
-        state.storage.start_phase("train" if phase.train else "test", anew=begins)
+        state.storage.start_phase("train" if phase.train else "test", begins=begins)
         if phase.train:
             parts.optimizer.on_epoch(parts.plan.where_began(phase))
         else:

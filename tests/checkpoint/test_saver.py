@@ -101,7 +101,7 @@ def test_a_save_that_goes_on_failing_is_loud_and_the_older_one_stays(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    _save(mine, "phase1")  # does not raise: training goes on
+    _save(mine, "phase1")  # does not raise: training continues
     mine.wait()
     assert caplog.text.count("No space left on device") == 3
     assert [path.name for path in files.in_order(tmp_path)] == ["model_phase0.torch"]

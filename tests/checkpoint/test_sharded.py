@@ -1,4 +1,4 @@
-"""Runs that go on from these: tests/integration/test_sharded_resume.py."""
+"""Runs that resume from these: tests/integration/test_sharded_resume.py."""
 
 from __future__ import annotations
 

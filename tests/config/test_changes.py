@@ -58,3 +58,11 @@ def test_a_key_that_came_or_went() -> None:
     found = {each.path: each for each in changes(text, new.config, new.origins)}
     assert str(found["GONE"]) == "config.GONE: 1 -> not set"
     assert found["LOG_FREQUENCY"].before == "not set"
+
+
+def test_a_key_that_nothing_read_may_go() -> None:
+    new = resolved()
+    old = show(new).replace("XCIT:", "XCIT:\n        QK_SCALE: false", 1)
+    old = old.replace("config:\n  ", "config:\n  RANKING: {A: {B: 1}}\n  ", 1)
+    assert "QK_SCALE: false\n        IMAGE_SIZE" in old
+    assert changes(old, as_stored(new.config, new.texts), new.origins) == []

@@ -52,7 +52,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "configs" / "mine.yaml").write_text(YAML)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    # Its section is for this test alone: it is imported anew each time.
+    # Its section is for this test alone: it is imported again each time.
     monkeypatch.setattr(sections, "_SECTIONS", dict(sections._SECTIONS))
     monkeypatch.delitem(sys.modules, "my_twice_plugin", raising=False)
     return tmp_path

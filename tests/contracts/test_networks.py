@@ -46,6 +46,8 @@ TRUNKS_SMALL: dict[str, Of] = {
     "alexnet": trunk(9216, "config.DATA.TRAIN.TRANSFORMS.1.size=64"),
     "mobilenetv3_tv": trunk(960),
     "mobilenetv3_timm": trunk(960),
+    "timm": trunk(256, TIMM={"model": "test_byobnet", "arguments": {"drop_path_rate": 0.3}}),
+    "torchvision": trunk(512, TORCHVISION={"model": "squeezenet1_1"}),
 }  # fmt: skip
 
 

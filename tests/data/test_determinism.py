@@ -249,7 +249,7 @@ def test_samples_in_their_order_are_the_same_in_every_epoch(unbroken: Keys) -> N
     for epoch in (0, 3):
         assert torch.cat([*map(indices, some.batches(epoch))]).tolist() == list(range(COUNT))
     first, other = (next(some.batches(epoch))["data"][0] for epoch in (0, 3))
-    assert not torch.equal(first, other)  # augmented anew
+    assert not torch.equal(first, other)  # augmented again
 
 
 def test_classes_are_read_for_samplers_where_samples_carry_other_labels(unbroken: Keys) -> None:

@@ -163,7 +163,7 @@ def test_without_a_place_to_keep_it_one_warning(
     finder = Finder(folder)
     assert finder.word() == 1
     assert caplog.messages == [
-        "looking for words, each time anew: no index can be kept (read-only file system)"
+        "looking for words, each time again: no index can be kept (read-only file system)"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Whole runs in shards: tests/integration/test_sharded.py."""
+"""Whole sharded runs: tests/integration/test_sharded.py."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_leaving_after_the_window(tmp_path: Path) -> None:
     path, state = files.newest(tmp_path / "checkpoints")  # type: ignore[misc]
     assert path.name == "model_iteration5.torch"
     assert state["iteration"] == 5
-    train_engine(make_run(tmp_path, **stop))  # the same command goes on, behind the window
+    train_engine(make_run(tmp_path, **stop))  # the same command continues, behind the window
     assert files.newest(tmp_path / "checkpoints")[1]["iteration"] == 8  # type: ignore[index]
 
 

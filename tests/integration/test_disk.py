@@ -1,4 +1,4 @@
-"""The disk fails in mid-run: training goes on, and what was saved stays whole."""
+"""The disk fails in mid-run: training continues, and what was saved stays whole."""
 
 from __future__ import annotations
 

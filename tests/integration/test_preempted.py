@@ -1,4 +1,4 @@
-"""The command is told to end, by a signal to itself or to all its processes, and goes on."""
+"""The command is told to end, by a signal to itself or to all its processes, and continues."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_status_75_and_the_same_command_goes_on_bit_by_bit(
         process.send_signal(signal.SIGUSR1)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, errors
-    assert errors.count("The same command goes on from") == 1
+    assert errors.count("The same command resumes from") == 1
     assert "Traceback" not in errors
     progress = files.newest(project / cut / "checkpoints")[1]["classy_state_dict"]["progress"]
     assert 0 < progress["iteration"] < 48

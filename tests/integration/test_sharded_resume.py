@@ -1,4 +1,4 @@
-"""Runs in shards that are stopped and go on, on as many ranks or on others."""
+"""Runs in shards that are stopped and continue, on as many ranks or on others."""
 
 from __future__ import annotations
 

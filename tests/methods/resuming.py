@@ -1,4 +1,4 @@
-"""A run that goes on from its state in the middle of an epoch, against one that never stopped."""
+"""A run that resumes from its state in the middle of an epoch, against one that never stopped."""
 
 from __future__ import annotations
 

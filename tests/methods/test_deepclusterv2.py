@@ -245,7 +245,7 @@ def test_ranks_together_find_the_clusters_of_one(
 
 
 def _twenty_steps() -> dict[str, Tensor]:
-    """In single precision, clustered anew every five steps."""
+    """In single precision, clustered again every five steps."""
     loss = _loss().float()
     torch.manual_seed(2 + rank())
     model = DistributedDataParallel(_model().float())

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sslengine.config.resolve import resolve_dict
+from sslengine.config.resolve import resolve, resolve_dict
 from sslengine.config.sections import read
 from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError
@@ -25,7 +24,6 @@ from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.task.runs import train
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 SIDE, PATCH, WIDTH, PAINT = 16, 4, 24, 16
 VIT = {
     "IMAGE_SIZE": SIDE, "PATCH_SIZE": PATCH, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": WIDTH,
@@ -250,8 +248,7 @@ def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:
 
 def test_weight_decay_as_timm_2021_set_it() -> None:
     """None on what has one dimension and on biases; the tokens decay (optim_factory)."""
-    tree = yaml.safe_load((CONFIGS / "quickstart" / "mae.yaml").read_text())["config"]
-    config = resolve_dict(tree).config
+    config = resolve(["config=quickstart/mae"]).config
     model = build_model(read(config, ModelOptions))
     decayed = {
         id(each)

@@ -113,7 +113,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "in shards": SHARDED,
 }
 OFTEN = {"nnclr": "by hand", "clip_like": "accumulated", "ibot": "in shards"}
-# A temperature that is a single number cannot be in shards: tests/integration/test_loss_parameters.py
+# A temperature that is a single number cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
     pytest.param(
         method, way, id=f"{method}, {way}",

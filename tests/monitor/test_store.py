@@ -142,11 +142,11 @@ def test_a_test_phase_has_metrics_of_its_own_and_they_are_means() -> None:
     store.read()
     store.take_scalars()
     for values in ((1.0, 2.0, 6.0), (4.0,)):
-        store.start_phase("test", anew=True)
+        store.start_phase("test", begins=True)
         for value in values:
             store.put_scalar("x", value)
         assert _read(store) == {"x": sum(values) / len(values)}
-        store.start_phase("train", anew=True)
+        store.start_phase("train", begins=True)
     assert store.latest() == {"x": 7.0}
     assert _read(store) == {}
 

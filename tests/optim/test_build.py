@@ -265,7 +265,7 @@ def test_zero_equals_the_plain_optimizer(two_ranks: RankPool, settings: dict[str
 
 
 def _zero_to_plain(settings: dict[str, Any]) -> list[Tensor]:
-    """A run that begins on two ranks and goes on in one process."""
+    """A run that begins on two ranks and continues in one process."""
     model, sharded = fresh({**settings, "use_zero": True})
     train(model, sharded, range(3))
     state = sharded.state_dict()

@@ -88,7 +88,7 @@ def test_the_manifest_tells_of_the_run(tmp_path: Path) -> None:
 
 
 def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In mid-run training goes on; but a run whose end is not saved has failed."""
+    """In mid-run training continues; but a run whose end is not saved has failed."""
     monkeypatch.setattr(saver, "WAITS", ())
     folder = tmp_path / "file"
     folder.write_text("a file where the folder should be")

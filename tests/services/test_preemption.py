@@ -69,7 +69,7 @@ def test_the_step_is_finished_and_the_run_goes_on_bit_by_bit(
     text = _stopped(tmp_path / "cut", Scheduler(number, step), first)
     assert text == (
         f"stopped by {number.name} after step {step}; saved in {tmp_path / 'cut'}. "
-        f"The same command goes on from there."
+        f"The same command resumes from there."
     )
     assert len(first.losses) == step
     assert same(weights(_resumed(tmp_path / "cut", Scheduler(number, 0), second)), want)

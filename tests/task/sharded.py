@@ -1,4 +1,4 @@
-"""Whole small runs in shards, beside the same run in one process: for tests."""
+"""Whole small sharded runs, beside the same run in one process: for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task's state, piece by piece. (A whole run that goes on: tests/engines/test_train.py.)"""
+"""The task's state, piece by piece. (A whole run that continues: tests/engines/test_train.py.)"""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_loss_with_state_on_each_rank_needs_as_many_ranks(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:
     state, _ = two_ranks.run(_state_of_two, tmp_path)[0]
-    with pytest.raises(CheckpointError, match="a run of 2 ranks cannot go on with 1"):
+    with pytest.raises(CheckpointError, match="a run of 2 ranks cannot continue with 1"):
         make_task(tmp_path, [], **QUEUE).set_classy_state(state)
 
 

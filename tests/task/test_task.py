@@ -420,7 +420,7 @@ def test_a_test_within_an_epoch_changes_nothing_that_is_trained(tmp_path: Path) 
     # After 3, 6, 9 and 12 steps, or at the end of the group of two that the step begins.
     assert tests == [f"test on_phase_end {made}" for made in (4, 6, 9, 13, 14)]
     assert [phase.train_index for phase in two.phases] == [0] * 5 + [1] * 6
-    # What a hook does at the start of an epoch it does once: after a test the phase goes on.
+    # What a hook does at the start of an epoch it does once: after a test the phase continues.
     assert begun.at == [(0, 0), (0, 4), (0, 6), (1, 0), (1, 2), (1, 6)]
 
 

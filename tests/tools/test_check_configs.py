@@ -122,6 +122,8 @@ def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         ("config:\n", RUN),
         ("MODEL: {DEPTH: 3}\n", FOREIGN),
         ("defaults: [other]\nconfig: {}\n", RUN),
+        ("defaults: [/config/quickstart/simclr, _self_]\nconfig: {}\n", RUN),
+        ("defaults: [/config/base/optimization/warmup, _self_]\nconfig: {LOSS: {}}\n", PART),
         (recipe(), RUN),
         ({"MODEL": {}, "OPTIMIZER": {}, "DATA": {"TRAIN": {"TRANSFORMS": []}}}, OVERLAY),
         ({"MODEL": {}, "OPTIMIZER": {}}, OVERLAY),

@@ -106,13 +106,23 @@ def test_what_is_measured_is_kept_until_the_config_changes(
     assert Measured(tmp_path / "methods.json").of(SIMCLR)["scores"] == {}
 
 
-def test_comments_of_a_config_do_not_count(tmp_path: Path) -> None:
-    one, same, other = (tmp_path / f"{name}.yaml" for name in ("one", "same", "other"))
-    one.write_text("a: 1\n")
-    same.write_text("# a comment\na:   1\n")
-    other.write_text("a: 2\n")
-    digest = methods_table._digest
-    assert digest(one) == digest(same) != digest(other)
+def test_what_a_config_says_counts_wherever_it_says_so(tmp_path: Path) -> None:
+    def digest(name: str, text: str) -> str:
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(f"# @package _global_\n{text}")
+        return methods_table._digest(file)
+
+    one = digest("one", "config: {SEED_VALUE: 1, VERBOSE: True}\n")
+    assert one == digest("same", "# a comment\nconfig:\n  VERBOSE:   True\n  SEED_VALUE: 1\n")
+    assert one != digest("other", "config: {SEED_VALUE: 2, VERBOSE: True}\n")
+    base = digest("base", "config: {VERBOSE: True, SEED_VALUE: 0}\n")
+    on_it = digest("on_it", "defaults: [/config/base, _self_]\nconfig: {SEED_VALUE: 1}\n")
+    assert one == on_it != base
+
+
+def test_the_measured_rows_are_those_of_the_configs_as_they_are() -> None:
+    measured = Measured(methods_table.MEASURED)
+    assert {row.name for row in measured.rows()} == set(json.loads(measured.path.read_text()))
 
 
 def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(

@@ -351,7 +351,7 @@ class Race:
 
 
 def rounds_of(case: Case, names: list[str], turns: int, rounds: int) -> dict[str, list[float]]:
-    """Each round's median turn. In each all is built anew, in another order: where tensors
+    """Each round's median turn. In each all is built again, in another order: where tensors
     happen to lie in memory moves a step by as much as an engine costs."""
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):

@@ -47,7 +47,7 @@ KINDS = {
 }
 # What torch's counter leaves out.
 IN_PLACE = {torch.ops.aten.addmm_: lambda total, a, b, **_: 2 * a[0] * a[1] * b[1]}
-WARM_UP = 2  # DDP lays its buckets out anew after the first step
+WARM_UP = 2  # DDP lays its buckets out again after the first step
 
 
 class Messages(TorchDispatchMode):

@@ -1,6 +1,6 @@
 """Pillow's tables as compiled loops over the planes of an image, in place.
 
-Each level of a channel becomes another, which hangs on the levels that the channel has. Tables
+Each level of a channel becomes another, which depends on the levels that the channel has. Tables
 are made in double and in integers, in Pillow's order: no byte differs.
 """
 

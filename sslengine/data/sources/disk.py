@@ -185,7 +185,7 @@ def load_array(file: Located, mmap: bool) -> NDArray[np.generic]:
     except (ValueError, EOFError, OSError) as error:
         raise DataError(
             f"{file.where}: {file.path} is not a .npy file of plain values ({error}). "
-            f"Save it anew with np.save(path, np.array(values)): arrays of Python objects "
+            f"Save it again with np.save(path, np.array(values)): arrays of Python objects "
             f"are not read, because reading them can run code."
         ) from error
     if not isinstance(array, np.ndarray):

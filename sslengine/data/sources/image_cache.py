@@ -97,7 +97,7 @@ class ImageCacheSource(EncodedSource):
 
 def _what_is_wrong(root: Path) -> str:
     if (root / PLAN).is_file():
-        return "not complete: run make_image_cache.py again, it goes on."
+        return "not complete: run make_image_cache.py again, it continues."
     if root.is_dir():
         return f"none: the folder has no {MANIFEST}. make_image_cache.py makes one of images."
     return f"not there: {how_far(root)}"
@@ -108,5 +108,5 @@ def _read_manifest(root: Path, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: the image cache {root} is {_what_is_wrong(root)}")
     told: dict[str, Any] = json.loads((root / MANIFEST).read_text())
     if told.get("version") != VERSION:
-        raise DataError(f"{where}: the image cache {root} is of another version; make it anew.")
+        raise DataError(f"{where}: the image cache {root} is of another version; make it again.")
     return told

@@ -2,7 +2,7 @@
 
 Each class is an outline filled with a texture. Where it lies, its size and rotation, the
 pitch and phase of the texture, all colours, the background, the clutter and the light
-are drawn anew for each image: pixels alone say little about the class.
+are drawn for each image: pixels alone say little about the class.
 
 An image depends on its split and number alone, down to the last bit on every machine:
 the draws are raw bits of a counter-based generator, and pixels are computed with

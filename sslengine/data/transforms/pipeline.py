@@ -4,14 +4,14 @@ Each transform takes one image and is applied to every image in sample["data"], 
 those that its `indices` name. What it returns takes the image's place; a dictionary also
 adds to the sample what it holds beside "data". A transform class may say that it differs:
 
-    makes_views = True     it returns several images, which all go on as images of the
+    makes_views = True     it returns several images, which all stay images of the
                            sample; label, data_idx and data_valid go with each of them
     makes_label = True     it returns (image, label)
     makes_keys = True      it always returns a dictionary
     takes_all = True       it takes the list of all images and returns such a list
     takes_labels = True    it takes a label, each in turn, and returns what stands for it
     only_moves = True      of a tensor it returns values as they are, wherever it puts them, or the
-                           tensor itself; which, does not hang on the values
+                           tensor itself; which, does not depend on the values
     count_views(**arguments) -> int      (static) how many views it makes of an image
 """
 

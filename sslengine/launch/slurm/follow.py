@@ -67,7 +67,7 @@ class _Watched:
         except LaunchError as error:  # the controller may be restarted
             self._unanswered += 1
             if self._unanswered > _IN_VAIN:
-                raise LaunchError(f"{error}\nThe job itself may go on.") from None
+                raise LaunchError(f"{error}\nThe job itself may continue.") from None
             return
         self._unanswered = 0
         over = state.ended or not state.name

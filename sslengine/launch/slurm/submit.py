@@ -58,7 +58,7 @@ def submit(runs: Sequence[Resolved]) -> int:
     try:
         return follow({str(job.job_id): [job.paths.stdout, job.paths.stderr] for job in jobs})
     except KeyboardInterrupt:
-        print(f"\nit goes on without this; to end it: scancel {_id(jobs)}")  # noqa: T201
+        print(f"\nit continues without this; to end it: scancel {_id(jobs)}")  # noqa: T201
         return 130
 
 

@@ -52,7 +52,8 @@ def name_of(where: str) -> str:
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_what_falls_back_in_the_configs_that_ship(name: str) -> None:
-    data: Any = yaml.safe_load(BY_NAME[name].read_text())["config"].get("DATA", {})
+    said = yaml.safe_load(BY_NAME[name].read_text())
+    data: Any = said.get("config", {}).get("DATA", {})
     for split in data.values():
         if isinstance(split, dict) and "TRANSFORMS" in split:
             keys = image_keys(COLLATORS.get(split.get("COLLATE_FUNCTION", "default_collate")))

@@ -68,5 +68,5 @@ def test_what_is_not_whole_is_not_read(tmp_path: Path) -> None:
         cache(tmp_path / "gone")
     with pytest.raises(DataError, match=r"the image cache .* is none: the folder has no"):
         cache(tmp_path)
-    with pytest.raises(DataError, match=r"of another version; make it anew"):
+    with pytest.raises(DataError, match=r"of another version; make it again"):
         cache(write_cache(tmp_path / "old", version=0))

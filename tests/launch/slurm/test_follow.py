@@ -70,7 +70,7 @@ def test_a_controller_that_is_away_for_a_while(
     states["7"] = [LaunchError("away"), LaunchError("away"), JobState("COMPLETED")]
     assert follow({"7": []}) == 0
     states["7"] = [LaunchError("away")]
-    with pytest.raises(LaunchError, match="away\nThe job itself may go on"):
+    with pytest.raises(LaunchError, match="away\nThe job itself may continue"):
         follow({"7": []})
 
 

@@ -91,7 +91,7 @@ def test_an_interrupted_wait_leaves_the_job_alone(
     assert submit([run]) == 130
     out = capsys.readouterr().out
     assert "launch: job 7 of SLURM, an array of 2\n" in out
-    assert out.endswith("it goes on without this; to end it: scancel 7\n")
+    assert out.endswith("it continues without this; to end it: scancel 7\n")
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("a_b_c-")
     assert (folder / "code" / "sslengine" / "__init__.py").exists()

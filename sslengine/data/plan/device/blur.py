@@ -1,7 +1,7 @@
 """Pillow's GaussianBlur on a batch, to the bit: three box blurs in each direction.
 
 A box of whole pixels has a part of a pixel at either end, in fixed point with 24 bits, and
-every pass rounds to bytes. Outside the image its outermost pixels go on.
+every pass rounds to bytes. Outside the image its outermost pixels continue.
 """
 
 from __future__ import annotations

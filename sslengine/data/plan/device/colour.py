@@ -72,7 +72,7 @@ def _hsv(pixels: Tensor, falls_short: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def hues_that_fall_short() -> NDArray[np.bool_]:
     """Where 255 times the hue is the whole number n, Pillow's floats may come out just below it.
 
-    Whether they do hangs on n alone, so that 255 colours tell.
+    Whether they do depends on n alone, so that 255 colours tell.
     """
     along = (np.array([5, 3, 1]) * 85 + 2 * np.arange(256)[:, None]) % (6 * 85)
     colours = 85 - np.clip(np.minimum(along, 4 * 85 - along), 0, 85)

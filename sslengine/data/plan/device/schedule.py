@@ -38,7 +38,7 @@ class Schedule(NamedTuple):
     falls_short: Tensor  # of hue
 
     def pinned(self) -> Schedule:
-        """In memory that a GPU copies from while the host goes on."""
+        """In memory that a GPU copies from while the host continues."""
         tensors = (self.which, self.parameters, self.falls_short)
         return Schedule(self.launches, *(tensor.pin_memory() for tensor in tensors))
 

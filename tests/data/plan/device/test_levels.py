@@ -20,7 +20,7 @@ CASES: list[tuple[Kernel, ops.Op, float]] = [
 SIZES = [(1, 1), (1, 2), (3, 5), (15, 17), (20, 30), (120, 97)]
 
 
-BY_VALUES = CASES[-2:]  # their tables hang on the image
+BY_VALUES = CASES[-2:]  # their tables depend on the image
 
 
 def _name(value: object) -> str:
