@@ -30,7 +30,7 @@ NO_KEYS = {
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS", "WORLD_SIZE",
 }  # fmt: skip
 # Keys of the components that the pages write themselves.
-THEIR_OWN = ("MODEL.TRUNK.TIMM", "LOSS.whiten_loss")
+THEIR_OWN = ("MODEL.TRUNK.PLAIN", "LOSS.whiten_loss")
 
 page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 

@@ -17,10 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.arguments import argument_problems, loss_arguments
+from sslengine.config.auto_widths import with_some_width
 from sslengine.config.merge import Merged
 from sslengine.config.sections import components_of, fields_of, typed_nodes
 from sslengine.errors import ConfigError, UnknownNameError, UntrustedError
-from sslengine.registry import Registry, component_key
+from sslengine.registry import HEADS, Registry, component_key
 
 
 def check_plain(merged: Merged) -> None:
@@ -181,7 +182,8 @@ def _call_problems(
             return
         if registry.takes_foreign:
             by_engine = (*by_engine, *loss_arguments(thing, {*arguments, *by_engine}))
-        yield from argument_problems(thing, arguments, path, by_engine)
+        given = with_some_width(arguments) if registry is HEADS else arguments
+        yield from argument_problems(thing, given, path, by_engine)
         return
     problems = argument_problems(options, arguments, path)
     yield from problems

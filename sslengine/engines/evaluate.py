@@ -42,7 +42,7 @@ from sslengine.evaluation.knn import knn_accuracy
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_from_file, other_classes
+from sslengine.models.weights import Loaded, init_weights, other_classes
 from sslengine.monitor import history
 from sslengine.registry import register_engine
 from sslengine.task.build import build_base_model, build_run_precision
@@ -74,30 +74,33 @@ def evaluate(run: Run) -> None:
     """Features are of all ranks; scores are rank 0's business, and no other rank waits for them."""
     weights = _weights(run)
     model_options = read(run.config, ModelOptions)
-    model_options.WEIGHTS_INIT.PARAMS_FILE = str(weights)
+    model_options.WEIGHTS_INIT.PARAMS_FILE = str(weights or "")
     seed_all(read(run.config, RunOptions).SEED_VALUE)
     model = build_base_model(run.config, run.device)
     judge = _Judge(run)
     untrained = judge.features("untrained", layers_of(model))
-    loaded = init_from_file(model, model_options)
+    loaded = init_weights(model, model_options)
     judge.note(other_classes(loaded.classes, [judge.class_names]))
     trained = judge.features("trained", layers_of(model))
     sets = [trained, untrained, judge.features("raw pixels", pixels)]
     judge.close()
     if is_primary():
         run.describe()
-        report = _Report(run.run_dir / "evaluation.json", str(weights), loaded.network, judge)
+        report = _Report(run.run_dir / "evaluation.json", loaded.source, loaded.network, judge)
         scores = judge.scores(sets, report)
         show_scores(run.console, scores)
         for note in judge.notes:
             run.console.print(f"  note        {note}")
-        _show_training(run.console, weights, loaded.network)
+        _show_training(run.console, weights, loaded)
         run.console.print(f"  report      {report.path}")
         check_results_here(run, {"test": _as_results(scores)})
 
 
-def _weights(run: Run) -> Path:
+def _weights(run: Run) -> Path | None:
+    """None: those that a library has under the name of the trunk."""
     path = trained_weights(run.config, run.run_dir)
+    if not path.exists() and read(run.config, ModelOptions).starts_from_library():
+        return None
     if not path.exists():
         raise CheckpointError(
             f"there are no trained weights at {path}. Train first, with the same config=..., or "
@@ -243,12 +246,11 @@ def show_scores(console: Console, scores: list[Score]) -> None:
     console.print(table)
 
 
-def _show_training(console: Console, weights: Path, network: str) -> None:
+def _show_training(console: Console, weights: Path | None, loaded: Loaded) -> None:
     """Where the weights come from and how their loss fell, if a run's folder is around them."""
-    console.print(f"  checkpoint  {weights}")
-    console.print(f"  network     {network}")
-    metrics = weights.parent.parent / "metrics.jsonl"
-    if not metrics.exists():
+    console.print(f"  checkpoint  {loaded.source}")
+    console.print(f"  network     {loaded.network}")
+    if weights is None or not (metrics := weights.parent.parent / "metrics.jsonl").exists():
         return
     losses = [step["loss"] for step in history.read(metrics.parent)]
     if losses:

@@ -36,7 +36,7 @@ from sslengine.engines.features import (
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights import init_weights
 from sslengine.registry import register_engine
 from sslengine.task.build import build_base_model, build_run_precision
 
@@ -69,15 +69,17 @@ def extract_features(run: Run) -> None:
 
 def _load_weights(run: Run, model: nn.Module) -> str:
     path, options = trained_weights(run.config, run.run_dir), read(run.config, ModelOptions)
-    if not options.WEIGHTS_INIT.PARAMS_FILE and not path.exists():
+    if path.exists():
+        options.WEIGHTS_INIT.PARAMS_FILE = str(path)
+    if not options.WEIGHTS_INIT.PARAMS_FILE and not options.starts_from_library():
         log.warning(
             "there is no checkpoint in %s, and config.MODEL.WEIGHTS_INIT.PARAMS_FILE names none: "
             "these are features of a model that was not trained.",
             path.parent,
         )
         return "as initialised"
-    options.WEIGHTS_INIT.PARAMS_FILE = str(path)
-    return f"{path} ({init_from_file(model, options).network})"
+    loaded = init_weights(model, options)
+    return f"{loaded.source} ({loaded.network})"
 
 
 def splits(run: Run) -> list[str]:

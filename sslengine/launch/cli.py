@@ -17,6 +17,7 @@ from sslengine.config.run_folder import open_named, run_of
 from sslengine.config.show import show
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.folder import make_run_folder
+from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
 from sslengine.screen import columns, wrapped
 from sslengine.trust import closed, expect_trust
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if trusted and "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     try:
-        runs = resolve_all(overrides, given.config_dir, trusted)
+        runs = [settle_widths(run) for run in resolve_all(overrides, given.config_dir, trusted)]
     except SSLEngineError as error:
         _complain(f"error: {error}")
         return 2

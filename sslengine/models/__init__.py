@@ -19,6 +19,8 @@ TRUNKS.declare("sslengine.models.trunks.convnext", "convnext")
 TRUNKS.declare("sslengine.models.trunks.alexnet", "alexnet")
 TRUNKS.declare("sslengine.models.trunks.beit", "beit")
 TRUNKS.declare("sslengine.models.trunks.mobilenet_v3", "mobilenetv3_tv", "mobilenetv3_timm")
+TRUNKS.declare("sslengine.models.trunks.from_timm", "timm")
+TRUNKS.declare("sslengine.models.trunks.from_torchvision", "torchvision")
 
 HEADS.declare("sslengine.models.heads.mlp", "mlp", "mlp_fsdp")
 HEADS.declare("sslengine.models.heads.eval_mlp", "eval_mlp", "eval_mlp_fsdp")

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
+from sslengine.config.auto_widths import auto_places
 from sslengine.errors import ConfigError, nearest
 from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_heads
@@ -26,6 +29,7 @@ from sslengine.models.model import Model
 from sslengine.models.options import FeatureEvalOptions, ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.trunks.base import Trunk
+from sslengine.models.widths import fill_in_widths
 from sslengine.registry import MODELS, TRUNKS, component_key, register_model
 
 WHERE = "config.MODEL.BASE_MODEL_NAME"
@@ -49,12 +53,21 @@ def build_model(options: ModelOptions, ranks_per_node: int = 1, views: int = 1) 
 def build_trunk_with_heads(model: ModelOptions) -> Model:
     return Model(
         trunk=build_trunk(model),
-        heads=build_heads(model.HEAD),
+        heads=build_heads(replace(model.HEAD, PARAMS=known_heads(model))),
         routes=model.routes(),
         pooling=build_pooling(model.FEATURE_EVAL_SETTINGS),
         flip_channels=model.INPUT_TYPE == "bgr",
         single_pass_every_crop=model.SINGLE_PASS_EVERY_CROP,
     )
+
+
+def known_heads(options: ModelOptions) -> list[Any]:
+    """HEAD.PARAMS with a number for each `auto`."""
+    params: list[Any] = options.HEAD.PARAMS
+    if next(auto_places(params), None) is None:
+        return params
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("meta"):
+        return fill_in_widths(options, build_trunk(options).eval())
 
 
 def _chosen_model(options: ModelOptions) -> nn.Module:

@@ -10,6 +10,7 @@ from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.errors import ConfigError
 from sslengine.models.networks import CHOICES
 from sslengine.models.routing import Route, plan_routes
+from sslengine.models.trunks.library_options import LibraryOptions, TimmOptions, TorchvisionOptions
 from sslengine.models.trunks.options import (
     BeitOptions,
     ConvitOptions,
@@ -23,6 +24,9 @@ from sslengine.models.trunks.options import (
     no_scale,
 )
 from sslengine.registry import HEADS, MODELS, TRUNKS
+
+# What config.MODEL is unless BASE_MODEL_NAME says otherwise.
+TRUNK_WITH_HEADS = "multi_input_output_model"
 
 # Blocks in each of the four stages.
 RESNET_STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -139,6 +143,17 @@ class TrunkOptions:
     CONVNEXT: ConvNextOptions = field(default_factory=ConvNextOptions)
     BEIT: BeitOptions = field(default_factory=BeitOptions)
     MOBILE_NET: MobileNetOptions = field(default_factory=MobileNetOptions)
+    TIMM: TimmOptions = field(default_factory=TimmOptions)
+    TORCHVISION: TorchvisionOptions = field(default_factory=TorchvisionOptions)
+
+    def library(self) -> LibraryOptions | None:
+        """Of a trunk that is a network of another library, by its name there."""
+        return {"timm": self.TIMM, "torchvision": self.TORCHVISION}.get(self.NAME)
+
+    def check(self) -> Iterator[str]:
+        chosen = self.library()
+        if chosen is not None and not chosen.model:
+            yield f"{self.NAME.upper()}.model: which of {self.NAME}'s networks? Give its name."
 
 
 @dataclass
@@ -354,7 +369,7 @@ class CompileOptions:
 class ModelOptions:
     # A trunk with heads; or a model of your own, registered or pkg.module:Name. Its options stand
     # in a section of that name (the part after the colon).
-    BASE_MODEL_NAME: str = named(MODELS, "multi_input_output_model")
+    BASE_MODEL_NAME: str = named(MODELS, TRUNK_WITH_HEADS)
     TRUNK: TrunkOptions = field(default_factory=TrunkOptions)
     HEAD: HeadOptions = field(default_factory=HeadOptions)
     # rgb or bgr: the order in which the trunk gets the channels.
@@ -403,6 +418,11 @@ class ModelOptions:
     def in_chans(self) -> int:
         """Where nobody has looked at the data, images are RGB."""
         return 3 if isinstance(self.INPUT_CHANNELS, str) else self.INPUT_CHANNELS
+
+    def starts_from_library(self) -> bool:
+        """With its own weights, where WEIGHTS_INIT names no file."""
+        library = self.TRUNK.library() if self.BASE_MODEL_NAME == TRUNK_WITH_HEADS else None
+        return library is not None and library.pretrained and not self.WEIGHTS_INIT.PARAMS_FILE
 
     def routes(self, where: str = "config.MODEL.") -> list[Route]:
         """Which input passes through what; raises ConfigError where the keys contradict."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from sslengine.config.auto_widths import AUTO
 from sslengine.errors import ConfigError, nearest
 
 log = logging.getLogger("sslengine")
@@ -116,10 +117,20 @@ def _module(entry: Any, where: str) -> tuple[str, dict[str, Any]]:
         case [str(name), Mapping() as arguments, *rest]:
             if rest:
                 _tell_what_is_ignored(where, repr(rest[0]))
+            _expect_auto_first(arguments, where)
             return name, {str(key): value for key, value in arguments.items()}
     raise ConfigError(
         f'{where}: expected ["name", {{arguments}}], or a list of such; got {entry!r}.'
     )
+
+
+def _expect_auto_first(arguments: Mapping[Any, Any], where: str) -> None:
+    for key, value in arguments.items():
+        if _is_list(value) and AUTO in value[1:]:
+            raise ConfigError(
+                f"{where}.{key}: {AUTO} is the width of the feature, and so the first of the list; "
+                f"got {list(value)}."
+            )
 
 
 @cache  # heads are read several times over, and once is enough to tell

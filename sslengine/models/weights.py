@@ -12,17 +12,19 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from sslengine.distributed.sharding import copy_into
 from sslengine.errors import CheckpointError, listing, nearest
-from sslengine.models.channels import fit_channels
+from sslengine.models.channels import RGB, fit_channels
 from sslengine.models.model import Model
 from sslengine.models.networks import MODEL, choose
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.positions import fit_positions
+from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.vissl_names import from_vissl, to_vissl
 from sslengine.models.weight_file import NeedsCodeError, read_weights
 
@@ -42,6 +44,8 @@ class Loaded:
     left_out: tuple[str, ...]
     # Of a checkpoint with a student and a teacher: which of them.
     network: str = MODEL
+    # The file, or whose they are.
+    source: str = ""
     # What the run that wrote the checkpoint called its classes, for each label source.
     classes: tuple[tuple[str, ...], ...] = ()
 
@@ -76,6 +80,12 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     _copy(expected, given, expected)
 
 
+def init_weights(model: nn.Module, options: ModelOptions) -> Loaded:
+    """From the file that WEIGHTS_INIT names, else from the library that the trunk is of."""
+    named = options.WEIGHTS_INIT.PARAMS_FILE
+    return init_from_file(model, options) if named else _init_from_library(model, options)
+
+
 def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     """Start from the weights in WEIGHTS_INIT.PARAMS_FILE.
 
@@ -83,7 +93,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     what is missing there, or left over, is logged. A model of one's own must be there whole.
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
-    content = _inside(read_file(weights), _key_path(weights), weights.PARAMS_FILE)
+    content = _content(model, weights)
     classes = _classes_in(content)
     content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
     expected = _without(_tensors(model), weights.SKIP_LAYERS)
@@ -107,9 +117,40 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         left_out=tuple(sorted(set(expected) - chosen)),
         network=network,
         classes=classes,
+        source=weights.PARAMS_FILE,
     )
     _log(loaded, sorted(set(given) - chosen), weights.PARAMS_FILE)
     return loaded
+
+
+def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
+    """What the library of the trunk has under the network's name."""
+    trunk, library = trunk_of(model), options.TRUNK.library()
+    assert library is not None
+    assert isinstance(trunk, LibraryTrunk)
+    where, skipped = f"{trunk.section}.pretrained", options.WEIGHTS_INIT.SKIP_LAYERS
+    source = f"{library.library}'s weights of {library.model}"
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            given = _without(trunk.library_weights(trunk.in_chans or RGB), skipped)
+    except Exception as error:  # without a network there are many
+        raise CheckpointError(
+            f"{where}: {source} cannot be fetched: {_first_line(error)}\n  Where there is no "
+            f"network, copy the file here and set {WHERE}.PARAMS_FILE."
+        ) from error
+    expected = _without(dict(trunk.state_dict()), skipped)
+    problems = _mismatches(expected, given)
+    if problems:
+        raise CheckpointError(f"{where}: {source} do not fit:\n  " + "\n  ".join(problems))
+    _copy(expected, given, expected)
+    heads = sorted(_part(_tensors(model), "heads"))
+    loaded = Loaded(len(expected), 0, left_out=tuple(heads), source=source)
+    _log(loaded, [], source)
+    return loaded
+
+
+def trunk_of(model: nn.Module) -> nn.Module | None:
+    return model.trunk if isinstance(model, Model) else None
 
 
 def other_classes(then: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
@@ -146,7 +187,7 @@ def _init_whole(
     _copy(expected, given, expected)
     LOG.info("%d tensors from %s (%s).", len(expected), weights.PARAMS_FILE, network)
     trunk, heads = (len(_part(expected, part)) for part in ("trunk", "heads"))
-    return Loaded(trunk, heads, left_out=(), network=network)
+    return Loaded(trunk, heads, left_out=(), network=network, source=weights.PARAMS_FILE)
 
 
 def _renamed(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
@@ -192,6 +233,21 @@ def _key_path(weights: WeightsInitOptions) -> list[str]:
     return [] if weights.PARAMS_FILE.endswith(".safetensors") else weights.key_path()
 
 
+def _content(model: nn.Module, weights: WeightsInitOptions) -> Mapping[str, Any]:
+    """What the state dict is in, or the trunk's tensors where a library saved a network."""
+    held, keys, trunk = read_file(weights), _key_path(weights), trunk_of(model)
+    plain = isinstance(held, Mapping) and all(isinstance(each, Tensor) for each in held.values())
+    if not isinstance(trunk, LibraryTrunk):
+        return _inside(held, keys, weights.PARAMS_FILE)
+    if not (plain and weights.STATE_DICT_KEY_NAME == WeightsInitOptions.STATE_DICT_KEY_NAME):
+        held = _inside(held, keys, weights.PARAMS_FILE)
+        plain = all(isinstance(each, Tensor) for each in held.values())
+    if not plain or weights.APPEND_PREFIX or any(name.startswith("trunk.") for name in held):
+        return cast(Mapping[str, Any], held)
+    named = {name.removeprefix(weights.REMOVE_PREFIX): each for name, each in held.items()}
+    return {"trunk": {n: each for n, each in named.items() if not n.startswith(trunk.left_out)}}
+
+
 def _inside(content: Any, keys: Sequence[str], path: str) -> Mapping[str, Any]:
     for key in keys:
         if not isinstance(content, Mapping) or key not in content:
@@ -211,7 +267,7 @@ def _named_tensors(content: Mapping[str, Any], weights: WeightsInitOptions) -> d
     """`trunk.*` and `heads.*`, whichever form the file has."""
     parts = _parts(content)
     if parts is not None:
-        if weights.REMOVE_PREFIX or weights.APPEND_PREFIX:
+        if "heads" in parts and (weights.REMOVE_PREFIX or weights.APPEND_PREFIX):
             LOG.info("%s: a checkpoint needs no prefixes; they are not applied.", WHERE)
         named = _flat(parts)
     else:
@@ -332,6 +388,10 @@ def _copy(
 ) -> None:
     for name in names:
         copy_into(expected[name], given[name])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _log(loaded: Loaded, unused: list[str], path: str) -> None:

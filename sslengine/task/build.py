@@ -28,14 +28,19 @@ from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
 from sslengine.methods import foreign
 from sslengine.methods.base import verbs
-from sslengine.models.build import build_model, freeze_parameters, trunk_with_heads
+from sslengine.models.build import (
+    build_model,
+    freeze_parameters,
+    known_heads,
+    trunk_with_heads,
+)
 from sslengine.models.compiled import compile_forward
 from sslengine.models.model import Model
 from sslengine.models.networks import check_networks
 from sslengine.models.options import ModelOptions
 from sslengine.models.parts import heads_of, parts_of
 from sslengine.models.sync_batchnorm import synchronise
-from sslengine.models.weights import init_from_file, other_classes
+from sslengine.models.weights import init_weights, other_classes
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import LOSS, trains
 from sslengine.optim.options import OptimizerOptions
@@ -84,6 +89,11 @@ def classes_of_train(config: DictConfig) -> list[Classes]:
     return [Classes.of(each) for each in labels]
 
 
+def known_heads_of(config: DictConfig) -> list[Any]:
+    """MODEL.HEAD.PARAMS with numbers for `auto`."""
+    return known_heads(read(config, ModelOptions))
+
+
 def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     """The model with random weights, on the device. The caller has set the seed."""
     options = read(config, ModelOptions)
@@ -100,10 +110,10 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
 def load_initial_weights(
     config: DictConfig, model: nn.Module, class_names: Sequence[Sequence[str]] = ()
 ) -> None:
-    """Those of MODEL.WEIGHTS_INIT, if it names a file. class_names: of this run."""
+    """Those that MODEL.WEIGHTS_INIT or MODEL.TRUNK names. class_names: of this run."""
     options = read(config, ModelOptions)
-    if options.WEIGHTS_INIT.PARAMS_FILE:
-        loaded = init_from_file(model, options)
+    if options.WEIGHTS_INIT.PARAMS_FILE or options.starts_from_library():
+        loaded = init_weights(model, options)
         other = other_classes(loaded.classes, class_names)
         if other and loaded.heads:
             log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
 from sslengine.testing.promises import BrokenPromise, promises
+from sslengine.testing.suite import Trial
 from sslengine.testing.suites import SUITES
 
 
@@ -53,7 +54,8 @@ class Contract:
         arguments, overrides, still, more = self._given
         folder = Path(tempfile.mkdtemp(prefix="sslengine-contract-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        made = SUITES[self.kind](self.component, arguments, overrides, still, folder, **more)
+        trial = Trial(self.component, arguments, overrides, still, folder)
+        made = SUITES[self.kind](trial, **more)
         made.promises = self.promises
         return made
 

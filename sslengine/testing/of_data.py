@@ -6,8 +6,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -21,9 +20,10 @@ from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import build_sources
 from sslengine.data.transforms.pipeline import Pipeline
-from sslengine.registry import COLLATORS, component_key
+from sslengine.registry import COLLATORS
 from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.state import copied, differences, flat
+from sslengine.testing.suite import Suite, Trial
 
 SEED, SIDE, IMAGES = 3, 32, 8
 TO_TENSOR = {"name": "ToTensor"}
@@ -36,22 +36,10 @@ def pixels(number: int) -> Image.Image:
     return Image.fromarray(draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
 
 
-class DataSuite:
-    kind: ClassVar[str] = ""
-
-    def __init__(
-        self,
-        component: str,
-        arguments: Mapping[str, Any],
-        overrides: Sequence[str],
-        still: Sequence[str],
-        folder: Path,
-        before: Sequence[Entry] = (),
-        **split: Any,
-    ) -> None:
+class DataSuite(Suite):
+    def __init__(self, trial: Trial, before: Sequence[Entry] = (), **split: Any) -> None:
         """before: entries of TRANSFORMS in front of it. split: keys of config.DATA.TRAIN."""
-        self.component, self.arguments = component, dict(arguments)
-        self.name = component_key(component)
+        super().__init__(trial)
         self.before = [dict(each) for each in before]
         self.given = split
 

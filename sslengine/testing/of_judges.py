@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from torch import Tensor
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.writers import Record, Writer
-from sslengine.registry import component_key, import_dotted
+from sslengine.registry import import_dotted
 from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.state import differences, flat
+from sslengine.testing.suite import Suite, Trial
 
 # A run of four steps, of which each is a record, that is saved after the second.
 RECORDS = tuple(
@@ -28,7 +29,7 @@ RECORDS = tuple(
 SAVED_AT = 2
 
 
-class WriterSuite:
+class WriterSuite(Suite):
     """arguments: as in config.HOOKS.WRITERS.
 
     read: a function of the run's folder that gives the losses that are written there, in order;
@@ -37,17 +38,9 @@ class WriterSuite:
 
     kind = "writer"
 
-    def __init__(
-        self,
-        component: str,
-        arguments: Mapping[str, Any],
-        overrides: Sequence[str],
-        still: Sequence[str],
-        folder: Path,
-        read: Callable[[Path], list[float]] | None = None,
-    ) -> None:
-        self.entry = {"name": component, **arguments}
-        self.name, self.folder, self._read = component_key(component), folder, read
+    def __init__(self, trial: Trial, read: Callable[[Path], list[float]] | None = None) -> None:
+        super().__init__(trial)
+        self.entry, self._read = {"name": self.component, **self.arguments}, read
 
     def open(self, folder: str, iteration: int = 0, marks: Any = None) -> Writer:
         place = self.folder / folder
@@ -118,7 +111,7 @@ def _near(one: Sequence[float], other: Sequence[float]) -> bool:
     )
 
 
-class EvaluatorSuite:
+class EvaluatorSuite(Suite):
     """A function (training features, training labels, test features, test labels) -> numbers, or
     one of features alone. arguments: by keyword.
     """
@@ -126,18 +119,10 @@ class EvaluatorSuite:
     kind = "evaluator"
     ROWS, WIDTH, CLASSES = 60, 5, 3
 
-    def __init__(
-        self,
-        component: str,
-        arguments: Mapping[str, Any],
-        overrides: Sequence[str],
-        still: Sequence[str],
-        folder: Path,
-        alone: bool = False,
-    ) -> None:
+    def __init__(self, trial: Trial, alone: bool = False) -> None:
         """alone: it takes features, without labels."""
-        self.name, self.arguments, self.alone = component_key(component), dict(arguments), alone
-        self.judge = import_dotted(component)
+        super().__init__(trial)
+        self.alone, self.judge = alone, import_dotted(self.component)
 
     @cached_property
     def given(self) -> list[Tensor]:

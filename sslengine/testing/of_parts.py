@@ -20,6 +20,7 @@ from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.recipe import Values
 from sslengine.testing.runs import Outcome, build, run, run_on_ranks
 from sslengine.testing.state import differences, flat, same
+from sslengine.testing.suite import Trial
 
 IMAGES = 6
 
@@ -119,9 +120,9 @@ class HeadSuite(NetworkSuite):
 
     kind = "head"
 
-    def __init__(self, *given: Any, before: Any = ()) -> None:
+    def __init__(self, trial: Trial, before: Any = ()) -> None:
         self.before = list(before)
-        super().__init__(*given)
+        super().__init__(trial)
 
     def chosen(self) -> Values:
         return {"MODEL.HEAD.PARAMS": [[*self.before, [self.component, self.arguments]]]}
@@ -205,9 +206,9 @@ class HookSuite(RunSuite):
 
     kind = "hook"
 
-    def __init__(self, *given: Any, by_config: bool = False) -> None:
+    def __init__(self, trial: Trial, by_config: bool = False) -> None:
         self.by_config = by_config
-        super().__init__(*given)
+        super().__init__(trial)
 
     def chosen(self) -> Values:
         if self.by_config:
@@ -258,9 +259,9 @@ class MeterSuite(RunSuite):
 
     kind = "meter"
 
-    def __init__(self, *given: Any, classes: int = 7) -> None:
+    def __init__(self, trial: Trial, classes: int = 7) -> None:
         self.classes = classes
-        super().__init__(*given)
+        super().__init__(trial)
 
     def chosen(self) -> Values:
         return {

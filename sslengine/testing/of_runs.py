@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar
 
 import torch
 from omegaconf import OmegaConf
 
-from sslengine.registry import component_key
 from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.recipe import Values
 from sslengine.testing.runs import CHECKPOINT, SAVED_AT, Outcome, Spec, run, run_on_ranks
 from sslengine.testing.state import differences
+from sslengine.testing.suite import Suite, Trial
 
 BF16 = {
     "MODEL.AMP_PARAMS.USE_AMP": True,
@@ -40,25 +38,16 @@ PLAIN = {
 NEAR = 0.1
 
 
-class RunSuite:
+class RunSuite(Suite):
     """Whatever stands in a config, tried by a few steps of it. Runs are made once and shared."""
 
-    kind: ClassVar[str] = ""
+    trains = True
 
-    def __init__(
-        self,
-        component: str,
-        arguments: Mapping[str, Any],
-        overrides: Sequence[str],
-        still: Sequence[str],
-        folder: Path,
-    ) -> None:
-        self.component, self.arguments = component, dict(arguments)
-        self.name = component_key(component)
-        self.still, self.folder = tuple(still), folder
-        self.spec = Spec(tuple(overrides), (self.chosen(),))
+    def __init__(self, trial: Trial) -> None:
+        super().__init__(trial)
+        self.still = tuple(trial.still)
+        self.spec = Spec(tuple(trial.overrides), (self.chosen(),))
         self._made = 0
-        self.promises: Sequence[str] = ()  # those that are tried
 
     def chosen(self) -> Values:
         """The keys of the config by which the component is chosen and given its arguments."""

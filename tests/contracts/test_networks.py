@@ -46,6 +46,8 @@ TRUNKS_SMALL: dict[str, Of] = {
     "alexnet": trunk(9216, "config.DATA.TRAIN.TRANSFORMS.1.size=64"),
     "mobilenetv3_tv": trunk(960),
     "mobilenetv3_timm": trunk(960),
+    "timm": trunk(256, TIMM={"model": "test_byobnet", "arguments": {"drop_path_rate": 0.3}}),
+    "torchvision": trunk(512, TORCHVISION={"model": "squeezenet1_1"}),
 }  # fmt: skip
 
 
@@ -75,7 +77,11 @@ SLOW = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_by_hand", "ranks_st
         "trains_in_bfloat16", "is_near_in_bfloat16")  # fmt: skip
 
 
-@pytest.mark.parametrize(("tried", "promise"), cases("trunk", TRUNKS_SMALL, SLOW))
+OFTEN_RESUMED = ("resnet", "vision_transformer", "convnext")
+RESUMED = [f"{name}-resumes_bit_by_bit" for name in TRUNKS_SMALL if name not in OFTEN_RESUMED]
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("trunk", TRUNKS_SMALL, (*SLOW, *RESUMED)))
 def test_trunk(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 

@@ -131,3 +131,14 @@ def test_mistakes_of_the_caller_are_told() -> None:
         contract("method", lambda output, target: output.sum())
     with pytest.raises(BrokenPromise, match="no loss named 'simclr_infonce'. Did you mean"):
         Contract("method", "simclr_infonce").keep("trains_with_finite_losses")
+
+
+@pytest.mark.parametrize("given", [{"overrides": ["config=mine"]}, {"still": ["bias"]}])
+@pytest.mark.parametrize(
+    ("kind", "component"), [("source", "synthetic"), ("transform", "ToTensor"), ("writer", "json")]
+)
+def test_what_is_tried_without_a_run_takes_nothing_of_one(
+    kind: str, component: str, given: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}= has no effect"):
+        Contract(kind, component, **given).suite  # noqa: B018

@@ -51,11 +51,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for split in ("train", "val"):
         _write_colours(tmp_path / "data" / split, 7)
     monkeypatch.chdir(tmp_path)
-    # The page's trunk is for this test alone.
-    for owner, name in ((TRUNKS, "_things"), (TRUNKS, "_options"), (sections, "_SECTIONS")):
-        monkeypatch.setattr(owner, name, dict(getattr(owner, name)))
     yield tmp_path
+    # The page's trunk is for this test alone.
     sys.modules.pop("my_trunks", None)
+    for names in (TRUNKS._things, TRUNKS._options, TRUNKS._owners):
+        names.pop("plain", None)
+    sections._SECTIONS.pop("MODEL.TRUNK.PLAIN", None)
 
 
 def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +84,10 @@ def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[
     assert "trunk and 0 head tensors from runs/mine/checkpoints/checkpoint.torch" in log
 
     capsys.readouterr()
-    (command,) = re.findall(r"    sslengine (config=supervised .*PLUGINS[^`]*)$", PAGE)
-    arguments = command.replace("\\\n", " ").split()
-    assert main([*arguments, *SHORT, "config.CHECKPOINT.DIR=runs/timm"]) == 0
-    assert "timm, CrossEntropyLoss" in capsys.readouterr().out
+    commands = re.findall(
+        r"    sslengine (config=supervised (?:[^\n]*\\\n)+[^\n]*)$", PAGE, re.MULTILINE
+    )
+    for name, command in zip(("timm", "plain"), commands, strict=True):
+        arguments = command.replace("\\\n", " ").split()
+        assert main([*arguments, *SHORT, f"config.CHECKPOINT.DIR=runs/{name}"]) == 0
+        assert f"{name}, CrossEntropyLoss" in capsys.readouterr().out

@@ -34,6 +34,12 @@ def _head(spec: HeadSpec, where: str) -> nn.Module:
     return nn.Sequential(*modules) if spec.nested else modules[0]
 
 
+def build_module(entry: Any, where: str) -> nn.Module:
+    """A single module of PARAMS: `["name", {arguments}]`."""
+    (spec,) = head_specs([entry], where)
+    return _head(spec, where)
+
+
 def _module(name: str, arguments: dict[str, Any], where: str) -> nn.Module:
     head = HEADS.get(name, where)
     try:

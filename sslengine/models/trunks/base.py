@@ -52,10 +52,14 @@ class Trunk(nn.Module, ABC):
             )
         if not out_feat_keys:
             last = self.feature_names[-1]
-            return [self.features(x, (last,), **extra)[last]]
+            return [self.find(x, (last,), **extra)[last]]
         self.check_features(out_feat_keys)
-        found = self.features(x, frozenset(out_feat_keys), **extra)
+        found = self.find(x, frozenset(out_feat_keys), **extra)
         return [found[name] for name in out_feat_keys]
+
+    def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
+        """`features`, whatever else may be called so in a trunk."""
+        return self.features(x, wanted, **extra)
 
     def check_features(self, names: Sequence[str], where: str = "out_feat_keys") -> None:
         """Raise ConfigError if this trunk has no feature of such a name."""

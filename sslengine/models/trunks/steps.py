@@ -53,7 +53,7 @@ def run_in_parts(
     steps = _until_last(steps, wanted)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _statistics_untouched(owner)
+        return nullcontext(), statistics_untouched(owner)
 
     found: dict[str, Tensor] = {}
     for part in _split(steps, parts):
@@ -94,7 +94,7 @@ def _split(steps: Sequence[Step], parts: int) -> list[Sequence[Step]]:
 
 
 @contextmanager
-def _statistics_untouched(owner: nn.Module) -> Iterator[None]:
+def statistics_untouched(owner: nn.Module) -> Iterator[None]:
     """Batch norms move what they track by nothing, and count on a copy.
 
     They continue tracking: the second forward must save the same tensors as the first.

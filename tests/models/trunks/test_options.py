@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from sslengine import catalog  # noqa: F401 - declares the names
+from sslengine.config.resolve import resolve_dict
+from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions
 from sslengine.models.trunks.options import (
     BeitOptions,
@@ -184,3 +187,29 @@ def test_right_ones_are_left_in_peace() -> None:
         RegNetOptions(name="regnet_x_8gf", bn_momentum=0.2),
     ):
         assert list(made.check()) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "near", "name"),
+    [("timm", "convnext_tinny", "convnext_tiny"), ("torchvision", "resnet5", "resnet50"),
+     ("timm", "resnet5O.a1_in1k", "resnet50")],
+)  # fmt: skip
+def test_a_network_that_the_library_has_not(library: str, near: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{library.upper()}\.model: {library} has no.*{name}"):
+        resolve_dict({"MODEL": {"TRUNK": {"NAME": library, library.upper(): {"model": near}}}})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({}, "which of timm's networks"),
+     ({"model": "resnet18", "arguments": {"num_classes": 3}}, "num_classes: a trunk has no"),
+     ({"model": "resnet18", "arguments": {"in_chans": 3}}, "in_chans: set MODEL.INPUT_CHANNELS")],
+)  # fmt: skip
+def test_what_a_library_is_not_to_be_asked_for(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"MODEL\.TRUNK\.TIMM\..*{text}"):
+        resolve_dict({"MODEL": {"TRUNK": {"NAME": "timm", "TIMM": options}}})
+
+
+def test_weights_may_have_a_name_of_their_own() -> None:
+    options = {"model": "resnet50.a1_in1k"}
+    resolve_dict({"MODEL": {"TRUNK": {"NAME": "timm", "TIMM": options}}})

@@ -1,0 +1,103 @@
+"""`TRUNK.NAME: timm`: any network of timm's, by timm's name.
+
+<timm's names>  what `feature_info` lists (layer1, stages.0, blocks.11), as maps N x C x H x W
+flatten         pooled, as timm gives it with num_classes=0: the final feature
+
+Any other submodule can be asked for too: library.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, cast
+
+import timm
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError
+from sslengine.models.trunks.library import FINAL, LibraryTrunk, adopt, rows_of_blocks
+from sslengine.models.trunks.library_options import TimmOptions
+from sslengine.registry import register_trunk
+
+WHERE = "config.MODEL.TRUNK.TIMM"
+
+
+class TimmTrunk(LibraryTrunk):
+    section = WHERE
+    # timm's numbers of its features.
+    _levels: dict[str, int]
+    asked: TimmOptions
+
+    def _without_tap(self) -> Collection[str]:
+        return (*self._levels, FINAL)
+
+    def _run(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        levels = sorted((self._levels[name], name) for name in wanted if name in self._levels)
+        if not levels:
+            return super()._run(x, wanted)
+        whole = len(levels) < len(wanted)
+        network = cast(Any, self)
+        given = network.forward_intermediates(
+            x,
+            indices=[number for number, _ in levels],
+            intermediates_only=not whole,
+            stop_early=not whole,
+        )
+        last, maps = given if whole else (None, given)
+        found = dict(zip((name for _, name in levels), maps, strict=True))
+        return {**found, FINAL: network.forward_head(last)} if FINAL in wanted else found
+
+    def library_weights(self, in_chans: int) -> dict[str, Tensor]:
+        """timm's weights by name, from the network."""
+        return cast(nn.Module, _make(self.asked, in_chans, pretrained=True)).state_dict()
+
+
+@register_trunk("timm", options=TimmOptions)
+def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
+    network = _make(options, in_chans)
+    levels = _levels(network) if hasattr(network, "forward_intermediates") else {}
+    trunk = adopt(network, TimmTrunk, list(levels), _blocks(network))
+    trunk._levels, trunk.asked = levels, options
+    trunk.left_out = _classifier(network)
+    return trunk
+
+
+def _make(options: TimmOptions, in_chans: int, **more: Any) -> Any:
+    try:
+        return timm.create_model(
+            options.model, num_classes=0, in_chans=in_chans, **options.arguments, **more
+        )
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(
+            f"{WHERE}.arguments: timm cannot make {options.model} of {options.arguments} for "
+            f"images of {in_chans} channels: {error}"
+        ) from error
+
+
+def _levels(network: Any) -> dict[str, int]:
+    levels: dict[str, int] = {}
+    info = getattr(network, "feature_info", [])
+    for number, each in enumerate(getattr(info, "info", info)):
+        levels.setdefault(each["module"], number)
+    return levels
+
+
+def _blocks(network: Any) -> str | None:
+    """timm groups parameters by patterns: those with no number given to them are of blocks."""
+    if not hasattr(network, "group_matcher"):
+        return rows_of_blocks(network)
+    return "|".join(_patterns(network.group_matcher(coarse=False))) or None
+
+
+def _patterns(groups: dict[str, Any]) -> Iterator[str]:
+    for name, group in groups.items():
+        for each in [group] if isinstance(group, str) else group:
+            pattern, number = (each, None) if isinstance(each, str) else each
+            if number is None and name != "stem":
+                yield pattern
+
+
+def _classifier(network: Any) -> tuple[str, ...]:
+    names = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
+    names = (names,) if isinstance(names, str) else names
+    return tuple(f"{name}." for name in names)

@@ -1,0 +1,110 @@
+"""`TRUNK.NAME: torchvision`: any classification network of torchvision's, by torchvision's name.
+
+<submodules>    the network's parts and blocks by torchvision's names (layer1, features.3)
+flatten         what its last layer, the one that has the classes, would get: the final feature
+
+Any other submodule can be asked for too: library.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torchvision
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError
+from sslengine.models.trunks.inputs import with_inputs
+from sslengine.models.trunks.library import LibraryTrunk, adopt, rows_of_blocks
+from sslengine.models.trunks.library_options import TorchvisionOptions
+from sslengine.registry import register_trunk
+
+WHERE = "config.MODEL.TRUNK.TORCHVISION"
+# As many classes as no other layer has outputs.
+MARK = 7919
+
+
+class TorchvisionTrunk(LibraryTrunk):
+    section = WHERE
+    asked: TorchvisionOptions
+    # The name of its first convolution's weights.
+    first_weight: str
+
+    def final_feature(self, x: Tensor) -> Tensor:
+        return super().final_feature(x).flatten(1)
+
+    def library_weights(self, in_chans: int) -> dict[str, Tensor]:
+        """torchvision's weights by name, from the network."""
+        whole = _make(self.asked, weights="DEFAULT")
+        state = {
+            n: each for n, each in whole.state_dict().items() if not n.startswith(self.left_out)
+        }
+        if in_chans != 3:
+            state[self.first_weight] = adapt_input_conv(in_chans, state[self.first_weight])
+        return state
+
+
+@register_trunk("torchvision", options=TorchvisionOptions)
+def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> TorchvisionTrunk:
+    network = _make(options, num_classes=MARK)
+    (last,) = (name for name, each in network.named_modules() if _has_classes(each))
+    network.set_submodule(last, nn.Identity())
+    first = next(name for name, each in network.named_modules() if isinstance(each, nn.Conv2d))
+    conv = network.get_submodule(first)
+    network.set_submodule(first, with_inputs(conv, in_chans, _as_spread_as(conv)))
+    blocks = rows_of_blocks(network)
+    trunk = adopt(network, TorchvisionTrunk, list(_names(network, last)), blocks)
+    trunk.asked, trunk.first_weight = options, f"{first}.weight"
+    trunk.left_out = (f"{last}.", "aux1.", "aux2.", "AuxLogits.")
+    return trunk
+
+
+def _make(options: TorchvisionOptions, **more: Any) -> nn.Module:
+    make = partial(torchvision.models.get_model, options.model)  # type: ignore[attr-defined]
+    if options.model in ("googlenet", "inception_v3") and "weights" not in more:
+        more |= {"aux_logits": False, "init_weights": True}  # aux: more classifiers, in training
+    try:
+        try:
+            return make(**{**options.arguments, **more})
+        except NotImplementedError:  # it computes with tensors, and on the meta device none can be
+            with torch.device("cpu"):
+                made = make(**{**options.arguments, **more})
+            return made.to("meta")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{WHERE}.arguments: torchvision cannot make {options.model} of {options.arguments}: "
+            f"{error}"
+        ) from error
+
+
+def _has_classes(layer: nn.Module) -> bool:
+    return MARK in (getattr(layer, "out_features", 0), getattr(layer, "out_channels", 0))
+
+
+def _names(network: nn.Module, last: str) -> Iterator[str]:
+    """Of parts, of parts of what is a row of parts, and of blocks; none of the classifier's."""
+    blocks = re.compile(rows_of_blocks(network) or "(?!)")
+    for name, module in network.named_modules():
+        first, _, second = name.partition(".")
+        if not name or first == last.partition(".")[0] or isinstance(module, nn.ModuleList):
+            continue
+        in_a_row = isinstance(network.get_submodule(first), (nn.Sequential, nn.ModuleList))
+        if not second or ("." not in second and in_a_row) or blocks.fullmatch(name):
+            yield name
+
+
+def _as_spread_as(layer: nn.Module) -> Any:
+    """Draw weights for other inputs, so that what comes out is as large as with three."""
+    weight = cast(Tensor, layer.weight).detach()
+
+    def draw(made: Tensor) -> Tensor:
+        spread = float(weight.std()) if weight.device.type != "meta" else 0.0
+        return nn.init.normal_(made, std=spread * math.sqrt(3 / made.shape[1]))
+
+    return draw

@@ -1,0 +1,103 @@
+"""Widths of heads that are `auto`: those of the features that they get.
+
+    HEAD: {PARAMS: [["mlp", {"dims": ["auto", 128]}]]}
+
+First in a list it is the number of values of the feature; an argument that begins with `in_`
+(`in_channels`, `in_dim`) is its number of channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.config.auto_widths import AUTO, auto_places
+from sslengine.errors import ConfigError
+from sslengine.models.features import build_pooling
+from sslengine.models.heads.build import build_module
+from sslengine.models.options import ModelOptions
+from sslengine.models.routing import plan_routes
+from sslengine.models.trunks.base import Trunk
+
+WHERE = "config.MODEL.HEAD.PARAMS"
+# Of images, where the trunk takes any.
+SIDES = (224, 448)
+
+
+def fill_in_widths(options: ModelOptions, trunk: Trunk) -> list[Any]:
+    """HEAD.PARAMS with numbers for `auto`. The trunk is on the meta device, in eval mode."""
+    found: dict[int, list[Any]] = {}
+    problem: Exception | None = None
+    for side in dict.fromkeys((*_own_sides(trunk), *SIDES)):
+        images = torch.empty(2, options.in_chans(), side, side, device="meta")
+        try:
+            found[side] = _filled(options, trunk, images)
+        except Exception as error:  # of a size that it does not take
+            problem = problem or error
+    if not found:
+        raise ConfigError(
+            f"{WHERE}: {AUTO} cannot be resolved: {problem}\n  Give the width as a number."
+        ) from problem
+    first, *others = found.values()
+    if any(other != first for other in others):
+        raise ConfigError(
+            f"{WHERE}: {AUTO} depends on the size of the images: {first} with "
+            f"{min(found)} x {min(found)} pixels, {others[-1]} with {max(found)} x {max(found)}. "
+            f"Give the width as a number, or pool the feature."
+        )
+    return first
+
+
+def _own_sides(trunk: Trunk) -> Iterator[int]:
+    """Of networks that are made for one size."""
+    for owner, name in ((getattr(trunk, "patch_embed", None), "img_size"), (trunk, "image_size")):
+        side = getattr(owner, name, None)
+        if isinstance(side, int):
+            yield side
+        elif side:
+            yield side[0]
+
+
+def _filled(options: ModelOptions, trunk: Trunk, images: Tensor) -> list[Any]:
+    params: list[Any] = _copied(options.HEAD.PARAMS)
+    settings = options.FEATURE_EVAL_SETTINGS
+    judged = [] if settings.EXTRACT_TRUNK_FEATURES_ONLY else settings.LINEAR_EVAL_FEAT_POOL_OPS_MAP
+    pooling = build_pooling(settings) if judged else None
+    routes = plan_routes(
+        params, judged, options.MULTI_INPUT_HEAD_MAPPING, trunk_only=False, where="config.MODEL."
+    )
+    for route in routes:
+        trunk.check_features(route.features, route.where)
+        features = trunk(images, route.features)
+        features = features if pooling is None else pooling(features)
+        if len(features) == 1 and not route.chained:
+            features = features * len(route.heads)
+        given = features[0]
+        for position, head in enumerate(route.heads):
+            if not route.chained:
+                given = features[position]
+            given = _through(params[head], given, f"{WHERE}.{head}")
+    return params
+
+
+def _copied(value: Any) -> Any:
+    """Each entry by itself, also where several are one object."""
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _through(entry: Any, given: Tensor, where: str) -> Tensor:
+    """What the head makes of the feature, once its widths are filled in."""
+    nested = not isinstance(entry, str) and not isinstance(entry[0], str)
+    for module in entry if nested else [entry]:
+        for arguments, key in auto_places([module]):
+            shape = given.shape[1:]
+            arguments[key] = shape[0] if isinstance(key, str) else math.prod(shape)
+        output = build_module(module, where).eval()(given)
+        given = output if isinstance(output, Tensor) else output[0]
+    return given

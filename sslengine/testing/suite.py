@@ -1,0 +1,38 @@
+"""The base of all suites: one component, and how it is to be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sslengine.errors import ConfigError
+from sslengine.registry import component_key
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What `contract` is given, and a folder."""
+
+    component: str
+    arguments: Mapping[str, Any]
+    overrides: Sequence[str]
+    still: Sequence[str]
+    folder: Path
+
+
+class Suite:
+    kind: ClassVar[str] = ""
+    trains: ClassVar[bool] = False  # its promises are those of whole runs
+
+    def __init__(self, trial: Trial) -> None:
+        self.component, self.arguments = trial.component, dict(trial.arguments)
+        self.name, self.folder = component_key(trial.component), trial.folder
+        self.promises: Sequence[str] = ()  # those that are tried
+        for name in () if self.trains else ("overrides", "still"):
+            if getattr(trial, name):
+                raise ConfigError(
+                    f"contract({self.kind!r}, {self.component!r}): a {self.kind} is tried without "
+                    f"a training run: {name}= has no effect. Leave it out."
+                )
