@@ -9,11 +9,14 @@ import pytest
 
 
 def slow_but(quick: Iterable[Any], names: Iterable[Any]) -> list[Any]:
-    """All names, as parameters of a test; those that are not quick are marked as slow."""
+    """All, as parameters of a test (a tuple: one of each); what is not quick is marked as slow."""
     quick, names = list(quick), list(names)
     unknown = [name for name in quick if name not in names]
     assert not unknown, f"there is no case {unknown}"
     return [
-        pytest.param(name, id=str(name), marks=() if name in quick else pytest.mark.slow)
+        pytest.param(
+            *(name if isinstance(name, tuple) else (name,)),
+            marks=() if name in quick else pytest.mark.slow,
+        )
         for name in names
     ]

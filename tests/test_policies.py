@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import FrozenInstanceError, fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,26 @@ def _own_imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
     return ((node, name) for node, name in _imports(tree) if name.split(".")[0] == "sslengine")
 
 
-def _ids(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def of_each(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test of all these files, which names each that breaks the rule."""
+
+    def test_of(rule: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = []
+            for path in paths:
+                try:
+                    rule(path)
+                except AssertionError as error:
+                    broken.append(f"{path.relative_to(ROOT)}: {error}")
+            assert not broken, "\n".join(broken)
+
+        test.__doc__ = rule.__doc__
+        return test
+
+    return test_of
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_ids)
+@of_each(MODULES)
 def test_a_file_imports_from_its_own_floor_or_below(path: Path) -> None:
     own = LEVEL[_floor(path)]
     for node, name in _own_imports(path):
@@ -88,7 +104,7 @@ def test_a_file_imports_from_its_own_floor_or_below(path: Path) -> None:
         assert LEVEL[floor] <= own, f"{path}:{node.lineno} imports {name} from a higher floor"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_ids)
+@of_each(MODULES)
 def test_own_modules_are_imported_at_the_head_of_a_file(path: Path) -> None:
     tree = ast.parse(path.read_text())
     for function in ast.walk(tree):
@@ -120,7 +136,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
         visit(module, ())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_ids)
+@of_each(MODULES)
 def test_torch_distributed_is_called_in_its_own_folder_alone(path: Path) -> None:
     if _floor(path) != "distributed":
         for node, name in _imports(ast.parse(path.read_text())):
@@ -128,13 +144,13 @@ def test_torch_distributed_is_called_in_its_own_folder_alone(path: Path) -> None
         assert "torch.distributed." not in path.read_text()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_ids)
+@of_each(MODULES)
 def test_apex_is_imported_in_precision_alone(path: Path) -> None:
     if path.name != "precision.py":
         assert not re.search(r"(import|from) apex|import_module\(.apex", path.read_text())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_ids)
+@of_each(MODULES)
 def test_nobody_writes_to_the_config_but_its_own_folder(path: Path) -> None:
     if _floor(path) == "config":
         return
@@ -149,7 +165,7 @@ def test_nobody_writes_to_the_config_but_its_own_folder(path: Path) -> None:
                 assert not re.match(r"(self\.|task\.|run\.)?config[.\[]", written), written
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_ids)
+@of_each(MODULES)
 def test_each_field_of_a_run_has_one_writer(path: Path) -> None:
     """`RunState` writes its fields and those of its `Progress`; a run's parts are made once."""
     if path == PACKAGE / "task" / "run_state.py":
@@ -175,6 +191,7 @@ def test_what_a_run_is_made_of_stays() -> None:
         Exchange(False, None, False, False, False).reduce_by_hand = True  # type: ignore[misc]
 
 
+@cache
 def _method_names() -> set[str]:
     names = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {
         "__init__",
@@ -187,7 +204,7 @@ def _method_names() -> set[str]:
     return (names | set(declared)) - {"supervised"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_ids)
+@of_each(MODULES)
 def test_no_method_is_named_outside_methods_and_losses(path: Path) -> None:
     """No if over loss names, no table of methods: a new method is one file."""
     if _floor(path) in ("methods", "losses"):
@@ -195,9 +212,8 @@ def test_no_method_is_named_outside_methods_and_losses(path: Path) -> None:
     code = "".join(ast.unparse(node) for node in ast.parse(_without_docstrings(path)).body)
     # VISSL called a way to group parameters after a method; collators and YAML files too.
     allowed = set(PARAM_GROUPS.names()) if _floor(path) == "optim" else set()
-    for name in _method_names() - allowed:
-        found = re.findall(rf"(?<![\w/]){name}(?!_collator)\b", code)
-        assert not found, f"{path} mentions {name}"
+    names = "|".join(sorted(_method_names() - allowed))
+    assert not re.findall(rf"(?<![\w/])(?:{names})(?!_collator)\b", code)
 
 
 def _without_docstrings(path: Path) -> str:
@@ -211,14 +227,14 @@ def _without_docstrings(path: Path) -> str:
     return ast.unparse(tree)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_ids)
+@of_each(MODULES)
 def test_a_file_tells_its_idea_first_and_is_not_too_long(path: Path) -> None:
     text = path.read_text()
     assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
     assert len(text.splitlines()) <= 600
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "train_steps").glob("*.py")), ids=_ids)
+@of_each(sorted((PACKAGE / "train_steps").glob("*.py")))
 def test_a_train_step_fits_two_screens(path: Path) -> None:
     if path.name not in ("__init__.py", "stages.py", "samples.py", "chunks.py"):
         assert len(path.read_text().splitlines()) <= 90

@@ -126,7 +126,9 @@ class TrainerOptions:
 class DistributedOptions:
     # nccl for GPUs, gloo for CPUs.
     BACKEND: str = "nccl"
+    # Nodes (machines) of the run.
     NUM_NODES: int = 1
+    # Ranks of each node, one for each GPU.
     NUM_PROC_PER_NODE: int = 8
     # auto: a free port on this node; host:port of the first node when there are several.
     RUN_ID: str = "auto"
@@ -139,8 +141,9 @@ class DistributedOptions:
     GATHER_METRIC_PERIOD: int = 1
     # What ranks send each other of gradients: none (all of them), fp16, bf16, powersgd.
     GRADIENT_COMPRESSION: str = "none"
-    # Of powersgd: the rank of its matrices, and the plain steps before it begins.
+    # Of powersgd: the rank of its matrices.
     POWERSGD_RANK: int = 1
+    # Of powersgd: the plain steps before it begins, 2 or more.
     POWERSGD_START: int = 1000
     # For models in which a step does not reach every parameter.
     FIND_UNUSED_PARAMETERS: bool = False
@@ -155,7 +158,9 @@ class DistributedOptions:
     HEARTBEAT_SECONDS: float = 20.0
     # Start the ranks again, from the newest checkpoint, so many times when one is lost or fails.
     MAX_RESTARTS: int = 0
+    # NCCL says what it does.
     NCCL_DEBUG: bool = False
+    # Of NCCL: threads for each socket; empty: as NCCL has it.
     NCCL_SOCKET_NTHREADS: int | str | None = ""
 
     def check(self) -> Iterator[str]:

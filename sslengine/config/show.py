@@ -1,51 +1,81 @@
-"""`--show`: the resolved config as YAML, with the origin of every value that is not a default."""
+"""`--show`: the resolved config as YAML, with the origin of every value that is not a default.
+
+`--show --all`: the same in lines of 80 characters, with the meaning of every key above it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from sslengine.config.meanings import meaning_of_section, meanings
 from sslengine.config.resolve import Resolved
 from sslengine.config.stored import as_stored
 from sslengine.errors import readable
 
+_WIDTH = 80
 
-def show(resolved: Resolved) -> str:
-    """YAML that could be run as it stands, but for masked secrets; origins are comments."""
-    lines = ["# @package _global_"]
+
+def show(resolved: Resolved, explained: bool = False) -> str:
+    """YAML that could be run as it stands, but for masked secrets; the rest is comments."""
+    shown = _Shown(resolved.origins, explained)
     for key in ("engine_name", "node_id"):
-        origin = resolved.origins.get(key)
-        lines.append(_line(0, f"{key}: {getattr(resolved, key)}", origin))
-    lines.append("config:")
+        shown.put(f"{key}: {getattr(resolved, key)}", 0, resolved.origins.get(key))
+    shown.put("config:", 0)
     stored = as_stored(resolved.config, resolved.texts)
-    lines.extend(_section(stored, "config", resolved.origins, depth=1))
-    return "\n".join(lines) + "\n"
+    shown.put_section(stored, resolved.config, "config", depth=1)
+    return "\n".join(shown.lines) + "\n"
 
 
-def _section(node: dict[str, Any], path: str, origins: dict[str, str], depth: int) -> list[str]:
-    lines = []
-    for key, value in node.items():
-        child = f"{path}.{key!s}"
-        if isinstance(value, dict) and value:
-            lines.append(_line(depth, f"{key!s}:", origins.get(child)))
-            lines.extend(_section(value, child, origins, depth + 1))
-        else:
-            lines.extend(_leaf(str(key), value, depth, _origin(child, origins)))
-    return lines
+class _Shown:
+    def __init__(self, origins: dict[str, str], explained: bool) -> None:
+        self.origins, self.explained = origins, explained
+        self.lines = ["# @package _global_"]
+
+    def put_section(self, stored: dict[str, Any], node: Any, path: str, depth: int) -> None:
+        """stored: the values to print; node: the same in the config, which knows their types."""
+        for key, value in stored.items():
+            child = f"{path}.{key!s}"
+            inside = node._get_node(key) if isinstance(node, DictConfig) else None
+            meaning = _meaning(node, key, inside) if self.explained else ""
+            if isinstance(value, dict) and value:
+                self.put(f"{key!s}:", depth, self.origins.get(child), meaning)
+                self.put_section(value, inside, child, depth + 1)
+            else:
+                plain = OmegaConf.to_yaml(OmegaConf.create({str(key): value}))
+                first, *more = plain.rstrip("\n").split("\n")
+                self.put(first, depth, _origin(child, self.origins), meaning)
+                self.lines += ["  " * depth + line for line in more]
+
+    def put(self, text: str, depth: int, origin: str | None = None, meaning: str = "") -> None:
+        indented = "  " * depth + text
+        if not self.explained:
+            self.lines.append(f"{indented:<60}  # {readable(origin)}" if origin else indented)
+            return
+        if depth == 1:
+            self.lines.append("")
+        for comment in (meaning, f"[{readable(origin)}]" if origin else ""):
+            begin = "  " * depth + "# "
+            self.lines += textwrap.wrap(
+                comment, _WIDTH, initial_indent=begin, subsequent_indent=begin,
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+        self.lines.append(indented)
 
 
-def _leaf(key: str, value: object, depth: int, origin: str | None) -> list[str]:
-    plain = OmegaConf.to_yaml(OmegaConf.create({key: value})).rstrip("\n").split("\n")
-    return [_line(depth, plain[0], origin), *("  " * depth + line for line in plain[1:])]
+def _meaning(node: Any, key: Any, inside: Any) -> str:
+    """What is said of the key where it is declared, or of its section as a whole."""
+    declared = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+    section = OmegaConf.get_type(inside) if isinstance(inside, DictConfig) else None
+    own = meanings(declared).get(str(key), "") if dataclasses.is_dataclass(declared) else ""
+    of_section = meaning_of_section(section) if dataclasses.is_dataclass(section) else ""
+    return own or of_section
 
 
 def _origin(path: str, origins: dict[str, str]) -> str | None:
     """That of the value, or of an entry inside it (`TRANSFORMS.0.size=96`), the last one set."""
     inside = [origin for each, origin in origins.items() if each.startswith(f"{path}.")]
     return inside[-1] if inside else origins.get(path)
-
-
-def _line(depth: int, text: str, origin: str | None) -> str:
-    indented = "  " * depth + text
-    return f"{indented:<60}  # {readable(origin)}" if origin else indented

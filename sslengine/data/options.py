@@ -22,6 +22,7 @@ OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
 
 @dataclass
 class DataLimitSampling:
+    # The order in which DATA_LIMIT takes samples.
     SEED: int = 0
     # As many samples of each class.
     IS_BALANCED: bool = False
@@ -31,6 +32,7 @@ class DataLimitSampling:
 
 @dataclass
 class OffByDefault:
+    # Use this sampler.
     ENABLED: bool = False
 
 
@@ -40,6 +42,7 @@ class StratifiedSampler(OffByDefault):
 
     # Of each rank's batch, which they share evenly.
     CLASSES_PER_BATCH: int = 2
+    # Batches of an epoch.
     STEP_PER_EPOCH: int = 1250
     # Each rank has classes of its own.
     UNIQUE_CLASSES: bool = False
@@ -57,24 +60,35 @@ class PowerLawSampler(OffByDefault):
 class SplitOptions:
     """One of DATA.TRAIN and DATA.TEST."""
 
+    # What images are read from: disk_folder, disk_filelist, shapes, ... One for each data set.
     DATA_SOURCES: list[str] = named(DATA_SOURCES, [])
     # A folder, a file list; wins over DATASET_NAMES.
     DATA_PATHS: list[str] = field(default_factory=list)
     # Names of a catalogue (VISSL's dataset_catalog.json), or of a torchvision data set.
     DATASET_NAMES: list[str] = field(default_factory=list)
+    # What labels are read from; as a rule the same as DATA_SOURCES.
     LABEL_SOURCES: list[str] = field(default_factory=list)
+    # A file of labels for each source; empty: those that the source has itself.
     LABEL_PATHS: list[str] = field(default_factory=list)
     # standard: from LABEL_SOURCES; sample_index: the image's number; zero.
     LABEL_TYPE: str = "standard"
-    # Of tables, tar shards and Hugging Face data sets: what holds the image, and what its label.
+    # Of tables, tar shards and Hugging Face data sets: what holds the image.
     IMAGE_COLUMN: str = ""
+    # Of these sources: what holds the label.
     LABEL_COLUMN: str = ""
+    # Images in a batch of each rank.
     BATCHSIZE_PER_REPLICA: int = 256
+    # Leave out the last batch of an epoch if it is smaller than the others.
     DROP_LAST: bool = False
+    # What is done to an image, in this order: entries with a name and arguments.
     TRANSFORMS: list[Any] = named(TRANSFORMS, [])
+    # What makes a batch of samples.
     COLLATE_FUNCTION: str = named(COLLATORS, "default_collate")
+    # Its arguments.
     COLLATE_FUNCTION_PARAMS: dict[str, Any] = field(default_factory=dict)
+    # Keys of the sample that hold images.
     INPUT_KEY_NAMES: list[str] = field(default_factory=lambda: ["data"])
+    # Keys of the sample that hold labels.
     TARGET_KEY_NAMES: list[str] = field(default_factory=lambda: ["label"])
     # Use so many samples; -1: all.
     DATA_LIMIT: int = -1
@@ -84,7 +98,9 @@ class SplitOptions:
     # Keep what was found in folders and lists in ~/.cache/sslengine ($SSLENGINE_CACHE), and use it
     # as long as they do not change.
     CACHE_INDEX: bool = True
+    # On the paths of a file list: this is removed from the front,
     REMOVE_IMG_PATH_PREFIX: str = ""
+    # ... and this is put there.
     NEW_IMG_PATH_PREFIX: str = ""
     # Side of generated images.
     DEFAULT_GRAY_IMG_SIZE: int = 224
@@ -101,17 +117,19 @@ class SplitOptions:
     IMAGE_PAGE: int | str | None = None
     # Turn images as their EXIF data says. VISSL does not.
     EXIF_ROTATION: bool = False
-    # A read error is no verdict: so many more attempts, the first after so many seconds and each
-    # after twice as many as the one before.
+    # A read error is no verdict: so many more attempts.
     READ_RETRIES: int = 3
+    # Seconds before the first of them; each later wait is twice as long.
     READ_RETRY_WAIT: float = 0.5
     # If more of the latest 2000 images cannot be read, the run ends; 1: it never does.
     MAX_INVALID_SHARE: float = 0.05
-    # `synthetic`: noise instead of grey; labels 0..N-1 instead of 0.
+    # `synthetic`: noise instead of grey.
     RANDOM_SYNTHETIC_IMAGES: bool = False
+    # `synthetic`: labels 0..N-1; with 0 every label is 0.
     RANDOM_SYNTHETIC_LABELS: int = 0
     # Copy what DATA_PATHS names into a folder of each node, and read that.
     COPY_TO_LOCAL_DISK: bool = False
+    # The folder of COPY_TO_LOCAL_DISK.
     COPY_DESTINATION_DIR: str = ""
     # For training too: the samples in their order, the same in every epoch.
     USE_DEBUGGING_SAMPLER: bool = False
@@ -236,17 +254,20 @@ class SplitOptions:
 class DataOptions:
     TRAIN: SplitOptions = field(default_factory=SplitOptions)
     TEST: SplitOptions = field(default_factory=SplitOptions)
+    # Processes of each rank that load images; 0: the rank loads them itself.
     NUM_DATALOADER_WORKERS: int = 4
     # Batches that each worker prepares ahead.
     PREFETCH_FACTOR: int = 2
     # Seconds without any batch from the workers after which the run ends; 0: it waits for ever.
     WORKER_TIMEOUT: float = 1800.0
+    # Keep batches in memory from which a GPU copies faster.
     PIN_MEMORY: bool = True
     # Copy the next batch to the GPU while the current one is computed on.
     ENABLE_ASYNC_GPU_COPY: bool = True
     # What makes the pixels of augmented images; auto: the fastest on a CPU that is installed;
     # device: loader workers crop, and a GPU does colour and blur.
     AUGMENT_BACKEND: str = "auto"
+    # Of gradients that DDP reduces together, in MiB.
     DDP_BUCKET_CAP_MB: int = 25
 
     def check(self) -> Iterator[str]:

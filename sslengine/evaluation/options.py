@@ -43,6 +43,7 @@ class LinearProbeOptions:
     PENALTIES: list[float] = field(default_factory=lambda: [10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4])
     # The share of the training samples that is held out for that choice.
     HELD_OUT: float = 0.2
+    # Of the solver of each classifier.
     MAX_ITERATIONS: int = 1000
 
     def check(self) -> Iterator[str]:

@@ -39,6 +39,7 @@ class PreciseBnOptions:
 class MemorySummaryOptions:
     # Log the GPU memory's state at one iteration.
     PRINT_MEMORY_SUMMARY: bool = True
+    # Which iteration.
     LOG_ITERATION_NUM: int = 0
     # With each log line the peak of the process's memory, and of the GPU's.
     LOG_PEAKS: bool = False
@@ -48,6 +49,7 @@ class MemorySummaryOptions:
 class ModelComplexityOptions:
     # Log parameters, flops and activations of the model.
     COMPUTE_COMPLEXITY: bool = False
+    # Channels, height and width of the image that is counted for.
     INPUT_SHAPE: list[int] = field(default_factory=lambda: [3, 224, 224])
 
 
@@ -55,10 +57,13 @@ class ModelComplexityOptions:
 class TensorBoardOptions:
     # Needs pip install 'sslengine[tensorboard]'. Written to <run>/tb_logs.
     USE_TENSORBOARD: bool = False
+    # Minutes between two writes to the disk.
     FLUSH_EVERY_N_MIN: float = 5
-    # Histograms of parameters, and of their gradients.
+    # Histograms of parameters,
     LOG_PARAMS: bool = True
+    # ... and of their gradients,
     LOG_PARAMS_GRADIENTS: bool = True
+    # ... after every so many steps.
     LOG_PARAMS_EVERY_N_ITERS: int = 310
 
 
@@ -137,7 +142,9 @@ class MemoryProfilingOptions:
 class RuntimeProfilingOptions:
     # A trace of the recorded steps, and a table of the operators that take most time.
     USE_PROFILER: bool = False
+    # Record what runs on the CPU.
     PROFILE_CPU: bool = True
+    # Record what runs on the GPU.
     PROFILE_GPU: bool = True
     # The trace a second time, in `tensorboard`, for TensorBoard's profiler.
     TENSORBOARD_TRACE: bool = False
@@ -160,6 +167,7 @@ class ProfilingOptions:
     STOP_TRAINING_AFTER_PROFILING: bool = False
     # ".": `profile` in the run's folder.
     OUTPUT_FOLDER: str = "."
+    # Ranks that are profiled.
     PROFILED_RANKS: list[int] = field(default_factory=lambda: [0, 1])
     MEMORY_PROFILING: MemoryProfilingOptions = field(default_factory=MemoryProfilingOptions)
     RUNTIME_PROFILING: RuntimeProfilingOptions = field(default_factory=RuntimeProfilingOptions)

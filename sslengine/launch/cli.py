@@ -52,6 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="print the resolved config with the origin of each changed value; run nothing",
     )  # fmt: skip
     parser.add_argument(
+        "--all", action="store_true", help="with --show: print the meaning of every key as well"
+    )
+    parser.add_argument(
         "--trust-pickle", action="append_const", dest="overrides_of_flags",
         const="config.MODEL.WEIGHTS_INIT.TRUST_PICKLE=true",
         help="load MODEL.WEIGHTS_INIT.PARAMS_FILE even if that runs code: for files of your own",
@@ -69,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     assert catalog  # importing it declares all names
     startup.begin()
-    given = make_parser().parse_intermixed_args(arguments)
+    parser = make_parser()
+    given = parser.parse_intermixed_args(arguments)
+    if given.all and not given.show:
+        parser.error("--all: with --show alone")
     if not given.show:
         startup.tell("reading the config, importing torch")
     overrides = [*given.overrides, *(given.overrides_of_flags or ())]
@@ -83,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     startup.mark("config")
     if given.show:
-        print("\n---\n".join(show(run) for run in runs), end="")  # noqa: T201
+        print("\n---\n".join(show(run, given.all) for run in runs), end="")  # noqa: T201
         return 0
     return start(runs)
 

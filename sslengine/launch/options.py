@@ -14,7 +14,9 @@ from sslengine.config.sections import section
 class SlurmOptions:
     # Submit a job instead of running here.
     USE_SLURM: bool = False
+    # Of the job, as the queue shows it.
     NAME: str = "sslengine"
+    # To the job, for those who look at the queue.
     COMMENT: str = "sslengine job"
     # Empty: the cluster's default one.
     PARTITION: str = ""
@@ -23,6 +25,7 @@ class SlurmOptions:
     LOG_FOLDER: str = "."
     # A longer run saves before the time is over, and continues in the same job.
     TIME_HOURS: int = 72
+    # Added to TIME_HOURS.
     TIME_MINUTES: int = 0
     # Features that a node must have: volta32gb, or [a|b].
     CONSTRAINT: str = ""
@@ -30,6 +33,7 @@ class SlurmOptions:
     MEM_GB: int = 250
     # Where the nodes of a job meet; if it is taken, one of the next fifteen.
     PORT_ID: int = 40050
+    # CPU cores of each rank.
     NUM_CPU_PER_PROC: int = 8
     # More options of sbatch, without the dashes: {account: vision, exclude: node7}.
     ADDITIONAL_PARAMETERS: dict[str, Any] = field(default_factory=dict)

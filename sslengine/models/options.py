@@ -163,6 +163,7 @@ class HeadOptions:
     PARAMS: list[Any] = named(HEADS, [])
     # Of all batch norms in heads.
     BATCHNORM_EPS: float = 1e-5
+    # The share of a new batch in the running statistics of all batch norms in heads.
     BATCHNORM_MOMENTUM: float = 0.1
     # On the initial weights and biases of all linear layers in heads.
     PARAMS_MULTIPLIER: float = 1.0
@@ -174,7 +175,9 @@ class FeatureEvalOptions:
 
     # Nothing is frozen, pooled or extracted without it.
     EVAL_MODE_ON: bool = False
+    # The trunk is not trained, heads are.
     FREEZE_TRUNK_ONLY: bool = False
+    # Nothing of the model is trained.
     FREEZE_TRUNK_AND_HEAD: bool = False
     # Give the trunk's features instead of what the heads make of them.
     EXTRACT_TRUNK_FEATURES_ONLY: bool = False
@@ -201,6 +204,7 @@ class FeatureEvalOptions:
 
 @dataclass
 class SyncBatchNormOptions:
+    # Batch norms share their statistics over ranks.
     CONVERT_BN_TO_SYNC_BN: bool = False
     # Ranks that share statistics: -1 those of a node, 0 all, N that many.
     GROUP_SIZE: int = -1
@@ -220,6 +224,7 @@ class GradScalerOptions:
     growth_factor: float = 2.0
     # ... or by this after a step that overflowed, which is skipped.
     backoff_factor: float = 0.5
+    # How many steps without overflow.
     growth_interval: int = 2000
 
     def check(self) -> Iterator[str]:
@@ -235,6 +240,7 @@ class GradScalerOptions:
 
 @dataclass
 class AmpOptions:
+    # Train in mixed precision.
     USE_AMP: bool = False
     # apex or pytorch; without an apex that still has amp, pytorch serves.
     AMP_TYPE: str = "apex"
@@ -268,8 +274,9 @@ class WeightsInitOptions:
     SKIP_LAYERS: list[str] = field(default_factory=lambda: ["num_batches_tracked"])
     # Load any pickle, and run any code that it holds: for files of your own (--trust-pickle).
     TRUST_PICKLE: bool = False
-    # On the names of a plain state dict: first one is removed, then the other put in front.
+    # On the names of a plain state dict: this is removed from the front,
     REMOVE_PREFIX: str = ""
+    # ... then this is put there.
     APPEND_PREFIX: str = ""
 
     def key_path(self) -> list[str]:
@@ -288,6 +295,7 @@ class WeightsInitOptions:
 
 @dataclass
 class ActivationCheckpointingOptions:
+    # Keep less of the forward pass, and compute it again in the backward pass.
     USE_ACTIVATION_CHECKPOINTING: bool = False
     # Parts of the trunk that are recomputed one at a time.
     NUM_ACTIVATION_CHECKPOINTING_SPLITS: int = 2
@@ -299,8 +307,11 @@ class ActivationCheckpointingOptions:
 
 @dataclass
 class GradClipOptions:
+    # Bound the norm of the gradients.
     USE_GRAD_CLIP: bool = False
+    # Which norm: 2, 1, inf.
     NORM_TYPE: float = field(default=2.0, metadata={"infinite": True})
+    # The largest norm.
     MAX_NORM: float = 1.0
     # Of each parameter's gradient by itself, as DINO has it, not of all together.
     PER_PARAMETER: bool = False

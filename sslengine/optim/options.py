@@ -36,7 +36,9 @@ _LENGTH_UNKNOWN = 1e9
 class LarcOptions:
     # true: LARC's rate caps the learning rate; false: it multiplies it.
     clip: bool = False
+    # Added to the norm that is divided by.
     eps: float = 1e-8
+    # The local rate is this times the ratio of the norms of parameter and gradient.
     trust_coefficient: float = 0.001
 
 
@@ -48,6 +50,7 @@ class HeadOptimizerParams:
     use_different_lr: bool = False
     # Heads have the weight decay below, or that of param_schedulers.weight_decay_head.
     use_different_wd: bool = False
+    # Of the heads, with use_different_wd.
     weight_decay: float = 1e-4
 
 
@@ -92,7 +95,9 @@ class ParamSchedulers:
     lr: SchedulerOptions = field(default_factory=_vissl_lr)
     # Read if head_optimizer_params.use_different_lr.
     lr_head: SchedulerOptions = field(default_factory=_vissl_lr)
+    # In place of a constant one.
     weight_decay: SchedulerOptions | None = None
+    # Of the heads, in place of a constant one, if head_optimizer_params.use_different_wd.
     weight_decay_head: SchedulerOptions | None = None
     # Momentum, or for Adam the first beta.
     momentum: SchedulerOptions | None = None
@@ -102,31 +107,44 @@ class ParamSchedulers:
 class OptimizerSettings:
     """An optimizer, its parameter groups and its schedules."""
 
+    # sgd, adamw, lars, ... or one of torch.optim.
     name: str = named(OPTIMIZERS, "sgd")
+    # Of all parameters that are regularized.
     weight_decay: float = 1e-4
+    # Of optimizers that have one.
     momentum: float = 0.9
+    # Nesterov's form of momentum.
     nesterov: bool = False
+    # Of Adam and its kind.
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    # Of these, null leaves what the optimizer has by itself.
+    # Of the momentum of SGD. null leaves what the optimizer has by itself, here and below.
     dampening: float | None = None
+    # Added to the denominator, by Adam and its kind.
     eps: float | None = None
+    # The form of Adam that keeps the largest second moment.
     amsgrad: bool | None = None
+    # Of RMSprop: the smoothing constant.
     alpha: float | None = None
+    # Of RMSprop: divide by the variance.
     centered: bool | None = None
-    # LARS: the trust coefficient, and whether biases and norm layers are plain SGD.
+    # LARS: the trust coefficient.
     eta: float | None = None
+    # LARS: biases and norm layers are plain SGD.
     exclude_bias_and_norm: bool | None = None
     # Further arguments of the optimizer.
     args: dict[str, Any] = field(default_factory=dict)
 
+    # Rates of each layer's own by LARC, around any optimizer.
     use_larc: bool = False
     larc_config: LarcOptions = field(default_factory=LarcOptions)
     # Each rank keeps the optimizer's state of its share of the parameters.
     use_zero: bool = False
 
+    # What puts parameters into groups.
     param_group_constructor: str = named(PARAM_GROUPS, "default")
-    # Weight decay on norm layers, on biases?
+    # Weight decay on norm layers?
     regularize_bn: bool = False
+    # Weight decay on biases?
     regularize_bias: bool = True
     # No weight decay on parameters with one of these in their name.
     non_regularized_parameters: list[str] = field(default_factory=list)
@@ -240,8 +258,9 @@ class OptimizerSettings:
 @section("OPTIMIZER")
 @dataclass
 class OptimizerOptions(OptimizerSettings):
-    # The length of the run: epochs, or iterations where num_iterations is set.
+    # The length of the run in epochs.
     num_epochs: int | None = 90
+    # The length of the run in iterations, where it is set.
     num_iterations: int | None = iterations(None)
     # Batches whose gradients are summed up to one step.
     accumulate: int = 1

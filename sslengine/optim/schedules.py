@@ -23,6 +23,7 @@ class AutoLrScaling:
     auto_scale: bool = False
     # The learning rate at base_lr_batch_size.
     base_value: float = 0.1
+    # The batch size for which base_value is meant.
     base_lr_batch_size: int = 256
     # linear, or sqrt of the ratio of the batch sizes.
     scaling_type: str = "linear"
@@ -41,36 +42,46 @@ class AutoLrScaling:
 class SchedulerOptions:
     """The arguments of all schedulers together; each takes its own."""
 
+    # constant, linear, cosine, multistep, composite, ...
     name: str = named(SCHEDULERS, "")
     # step, epoch, or null: what suits the scheduler.
     update_interval: str | None = None
     # The largest value of the whole schedule, of all parts of a composite: every value is scaled
     # with it. null: the values are as they stand.
     peak: float | None = None
-    # constant
+    # constant: the value.
     value: float | None = None
-    # linear, cosine, cosine_warm_restart, inverse_sqrt
+    # linear, cosine, cosine_warm_restart: the first value. inverse_sqrt: that at the warm-up's end.
     start_value: float | None = None
+    # linear, cosine, cosine_warm_restart: the last value.
     end_value: float | None = None
-    # multistep (milestones are epochs), step
+    # multistep, step: the values, one after the other.
     values: list[float] = field(default_factory=list)
+    # multistep: the epochs at which the next value begins.
     milestones: list[int] = field(default_factory=list)
-    # polynomial, step_with_fixed_gamma
+    # polynomial, step_with_fixed_gamma: the first value.
     base_value: float | None = None
+    # polynomial: the exponent.
     power: float | None = None
+    # step_with_fixed_gamma: how often the value is multiplied,
     num_decays: int | None = None
+    # ... by this.
     gamma: float | None = None
-    # inverse_sqrt: share of training
+    # inverse_sqrt: the warm-up's share of training.
     warmup_interval_length: float | None = None
-    # cosine_warm_restart: share of training; half or full
+    # cosine_warm_restart: share of training between restarts.
     restart_interval_length: float | None = None
+    # cosine_warm_restart: half or full waves.
     wave_type: str | None = None
+    # cosine_warm_restart: the largest value of a wave over that of the one before.
     lr_multiplier: float | None = None
+    # cosine_warm_restart: each wave begins where a single cosine over the run would be.
     is_adaptive: bool | None = None
-    # composite: the parts, each with its name and arguments; their shares, which sum to 1;
-    # rescaled or fixed for each
+    # composite: the parts, each with its name and arguments.
     schedulers: list[dict[str, Any]] = field(default_factory=list)
+    # composite: their shares of training, which sum to 1.
     lengths: list[float] = field(default_factory=list)
+    # composite: rescaled or fixed, for each part.
     interval_scaling: list[str] = field(default_factory=list)
     # Further arguments of a scheduler of your own.
     args: dict[str, Any] = field(default_factory=dict)

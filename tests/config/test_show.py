@@ -1,8 +1,13 @@
 from __future__ import annotations
 
-import yaml
+import dataclasses
 
+import yaml
+from omegaconf import OmegaConf
+
+from sslengine.config.meanings import meanings
 from sslengine.config.resolve import resolve_dict
+from sslengine.config.sections import fields_of, schema, typed_nodes
 from sslengine.config.show import show
 from tests.config.recipes import recipe, resolved
 
@@ -37,3 +42,41 @@ def test_a_value_set_inside_a_list_is_told_at_the_list() -> None:
     )
     (line,) = [each for each in show(run).splitlines() if "TRANSFORMS:" in each and "#" in each]
     assert line.endswith("# command line")
+
+
+def test_all_prints_the_meaning_of_every_key_above_it_in_80_columns() -> None:
+    run = resolved(DISTRIBUTED__BACKEND="nccl", SEED_VALUE=3)
+    text = show(run, explained=True)
+    assert yaml.safe_load(text) == yaml.safe_load(show(run))
+    lines = text.splitlines()
+    assert max(len(line) for line in lines if line.lstrip().startswith("#")) <= 80
+
+    def above(key: str) -> list[str]:
+        """The comments above the first line of this key."""
+        at = next(n for n, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
+        first = at
+        while lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        return [line.strip() for line in lines[first:at]]
+
+    assert above("VERBOSE") == ["# More on the screen: what otherwise goes to the log file alone."]
+    assert len(above("REFERENCE_WORLD_SIZE")) == 3
+    assert above("SEED_VALUE")[-1] == "# [the given dict]"
+    assert above("GRAD_SCALER") == ["# The loss scaling of float16."]
+    assert above("FEATURE_EVAL_SETTINGS") == ["# A trained trunk under examination."]
+    assert above("temperature") == []  # of a loss; it says nothing of itself
+
+
+def test_every_key_of_the_schema_says_what_it_means() -> None:
+    silent = [
+        f"{path}.{key}"
+        for path, node in typed_nodes(schema())
+        if not path.startswith("config.MODEL.TRUNK")
+        for key in fields_of(node)
+        if not meanings(OmegaConf.get_type(node)).get(key) and not fields_of(node._get_node(key))
+    ]
+    assert silent == []
+
+
+def test_meanings_of_what_has_no_file() -> None:
+    assert meanings(dataclasses.make_dataclass("Typed", [("KEY", int)])) == {}

@@ -22,10 +22,10 @@ class Of(NamedTuple):
 
 
 def cases(kind: str, table: Mapping[str, Of], slow: Collection[str] = ()) -> list[Any]:
-    """slow: promises of the long tail."""
+    """slow: promises of the long tail, of all or (NAME-PROMISE) of one."""
     return [
         pytest.param(tried, promise, id=f"{name}-{promise}",
-                     marks=[pytest.mark.slow] if promise in slow else [])
+                     marks=[pytest.mark.slow] if {promise, f"{name}-{promise}"} & {*slow} else [])
         for name, of in table.items()
         for tried in [Contract(kind, of.component or name, of.arguments, of.overrides, **of.more)]
         for promise in tried.promises

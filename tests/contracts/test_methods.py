@@ -86,7 +86,14 @@ MODELS_SMALL: dict[str, Of] = {
     ), more={"but": NOT_SHARDED}),
     "multi_input_output_model": Of(),
 }  # fmt: skip
-SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL)
+OFTEN_IN_HALF = ("simclr_info_nce_loss", "swav_loss", "moco_loss", "mae")
+IN_HALF = [
+    f"{name}-{promise}"
+    for promise in ("trains_in_bfloat16", "is_near_in_bfloat16")
+    for name in (*METHODS, *MODELS_SMALL)
+    if name not in OFTEN_IN_HALF
+]
+SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL, *IN_HALF)
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("method", METHODS, SLOW))

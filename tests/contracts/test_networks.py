@@ -77,7 +77,11 @@ SLOW = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_by_hand", "ranks_st
         "trains_in_bfloat16", "is_near_in_bfloat16")  # fmt: skip
 
 
-@pytest.mark.parametrize(("tried", "promise"), cases("trunk", TRUNKS_SMALL, SLOW))
+OFTEN_RESUMED = ("resnet", "vision_transformer", "convnext")
+RESUMED = [f"{name}-resumes_bit_by_bit" for name in TRUNKS_SMALL if name not in OFTEN_RESUMED]
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("trunk", TRUNKS_SMALL, (*SLOW, *RESUMED)))
 def test_trunk(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 

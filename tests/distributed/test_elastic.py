@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import signal
 import socket
 import subprocess
@@ -12,63 +11,19 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from sslengine.distributed import process_group
-from sslengine.distributed.collectives import barrier, sum_in_place
 from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.meeting import meet
-from sslengine.distributed.ranks import rank
-from sslengine.errors import ConfigError, LaunchError, Preempted
+from sslengine.errors import LaunchError, Preempted
+from tests.distributed.failing import fail_at_first
 from tests.ranks import free_port
-
-
-def _start(function: object, *arguments: object) -> None:
-    start_processes(
-        function, arguments, processes=2, nodes=1, node_id=0,
-        run_id="test",
-    )  # fmt: skip
-
-
-def _write_sum(folder: Path) -> None:
-    process_group.join("gloo", torch.device("cpu"), timeout_minutes=1)
-    total = sum_in_place(torch.tensor(rank() + 1)).item()
-    (folder / f"rank{rank()}").write_text(str(total))
-    process_group.leave()
-
-
-def test_the_ranks_of_a_node_form_one_group(tmp_path: Path) -> None:
-    handlers = [signal.getsignal(number) for number in signal.Signals]
-    _start(_write_sum, tmp_path)
-    assert [signal.getsignal(number) for number in signal.Signals] == handlers
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
-        "rank0": "3",
-        "rank1": "3",
-    }
-
-
-def _fail_at_first(folder: Path, kind: str, times: int = 1) -> None:
-    process_group.join("gloo", torch.device("cpu"), timeout_minutes=10)
-    with (folder / f"starts{rank()}").open("a") as starts:
-        starts.write("x")
-    if rank() == 1 and len((folder / "starts1").read_text()) <= times:
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "user":
-            raise ConfigError("config.X: this is wrong")
-        if kind == "told":
-            raise Preempted("stopped by a signal")
-        if kind == "told before it listened":
-            os.kill(os.getpid(), signal.SIGUSR2)
-        raise ValueError("a bug in the step")
-    barrier()
-    process_group.leave()
+from tests.tail import slow_but
 
 
 def _start_again(folder: Path, kind: str, max_restarts: int, times: int = 1) -> None:
     start_processes(
-        _fail_at_first, (folder, kind, times), processes=2, nodes=1, node_id=0,
+        fail_at_first, (folder, kind, times), processes=2, nodes=1, node_id=0,
         run_id="test", max_restarts=max_restarts,
     )  # fmt: skip
 
@@ -76,26 +31,30 @@ def _start_again(folder: Path, kind: str, max_restarts: int, times: int = 1) -> 
 def test_all_ranks_start_again_until_it_goes_well(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    handlers = [signal.getsignal(number) for number in signal.Signals]
     with caplog.at_level(logging.WARNING, "sslengine"):
         _start_again(tmp_path, "kill", max_restarts=2)
+    assert [signal.getsignal(number) for number in signal.Signals] == handlers
     assert (tmp_path / "starts1").read_text() == "xx"
+    assert [(tmp_path / f"sum{rank}").read_text() for rank in (0, 1)] == ["3", "3"]
     told = [record.message for record in caplog.records if record.name == "sslengine"]
     assert all(f"rank 1 on {socket.gethostname()} failed" in text for text in told)
     assert [text.split("\n")[-1] for text in told] == ["starting all ranks again: 1 of 2"]
 
 
+@pytest.mark.parametrize("restarts", slow_but([0], [0, 1]))
 def test_a_bug_is_told_with_its_traceback_after_as_many_restarts_as_it_may(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], restarts: int
 ) -> None:
     with pytest.raises(LaunchError) as error:
-        _start_again(tmp_path, "bug", max_restarts=1, times=9)
+        _start_again(tmp_path, "bug", max_restarts=restarts, times=9)
     text = str(error.value)
     assert text.startswith(
         f"rank 1 on {socket.gethostname()} failed: ValueError: a bug in the step"
     )
-    assert "_fail_at_first" in text
+    assert "fail_at_first" in text
     assert "torch/" not in capfd.readouterr().err  # what the agent itself would say
-    assert (tmp_path / "starts1").read_text() == "xx"
+    assert (tmp_path / "starts1").read_text() == "x" * (1 + restarts)
 
 
 @pytest.mark.timeout(120)  # not the ten minutes after which the collective gives up
@@ -127,14 +86,14 @@ def test_below_an_agent_that_restarts_ranks_itself_they_find_each_other_again(
         min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="test", rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=2, start_method="spawn",
     )  # fmt: skip
-    elastic_launch(config, _fail_at_first)(tmp_path, "bug")
+    elastic_launch(config, fail_at_first)(tmp_path, "bug")
     assert (tmp_path / "starts1").read_text() == "xx"
 
 
 def _node(node_id: int, port: int, folder: Path) -> None:
     place = meet("127.0.0.1", [port], "test", node_id, of=2, minutes=2, noun="node")
     start_processes(
-        _fail_at_first, (folder, "kill"), processes=1, nodes=2, node_id=node_id,
+        fail_at_first, (folder, "kill"), processes=1, nodes=2, node_id=node_id,
         endpoint=place.endpoint, run_id="test", max_restarts=2,
     )  # fmt: skip
 

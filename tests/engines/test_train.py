@@ -24,6 +24,7 @@ from sslengine.monitor.store import current
 from tests.config.recipes import resolved
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 
 
@@ -120,9 +121,10 @@ def test_vissls_keys_are_in_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("workers", "cut_after"),
     [
-        *((0, step) for step in (1, 3, 4, 6, 7)),
-        *((2, step) for step in (3, 7)),
-        *(pytest.param(2, step, marks=pytest.mark.slow) for step in (1, 4, 6)),
+        *((0, step) for step in (1, 4, 7)),
+        (2, 3),
+        *(pytest.param(0, step, marks=pytest.mark.slow) for step in (3, 6)),
+        *(pytest.param(2, step, marks=pytest.mark.slow) for step in (1, 4, 6, 7)),
     ],
 )
 def test_a_run_that_was_cut_goes_on_bit_by_bit(
@@ -163,7 +165,7 @@ def _timeless(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in _TIMES} for line in _lines(folder)]
 
 
-@pytest.mark.parametrize("cut_after", [3, 4, 5])
+@pytest.mark.parametrize("cut_after", slow_but([5], [3, 4, 5]))
 def test_a_resumed_run_logs_the_same_smoothed_figures(
     tmp_path: Path, whole: Callable[..., Path], cut_after: int
 ) -> None:
@@ -197,7 +199,7 @@ TESTED_WITHIN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("cut_after", [4, 7])
+@pytest.mark.parametrize("cut_after", slow_but([4], [4, 7]))
 def test_a_run_with_tests_within_epochs_goes_on_bit_by_bit(
     tmp_path: Path, whole: Callable[..., Path], cut_after: int
 ) -> None:
@@ -230,9 +232,11 @@ def test_a_test_within_an_epoch_belongs_to_the_checkpoint_of_its_iteration(tmp_p
 @pytest.mark.parametrize(
     ("before", "after", "cut_after"),
     [
-        ({"TEST_EVERY_NUM_ITERATIONS": 3}, {"TEST_MODEL": False}, 4),
         ({"TEST_EVERY_NUM_ITERATIONS": 3}, {"TEST_EVERY_NUM_EPOCH": 1}, 6),
-        ({"TEST_EVERY_NUM_EPOCH": 1}, {"TEST_MODEL": False}, 6),
+        pytest.param(
+            {"TEST_EVERY_NUM_ITERATIONS": 3}, {"TEST_MODEL": False}, 4, marks=pytest.mark.slow
+        ),
+        pytest.param({"TEST_EVERY_NUM_EPOCH": 1}, {"TEST_MODEL": False}, 6, marks=pytest.mark.slow),
         ({"TEST_MODEL": False}, {"TEST_EVERY_NUM_ITERATIONS": 3}, 4),
     ],
 )

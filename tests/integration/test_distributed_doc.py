@@ -54,8 +54,9 @@ def _start(line: str, folder: Path, place: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("says", "number"),
     [
-        # Two nodes take four processes; tests/integration/test_joined.py has a smaller pair.
-        pytest.param(says, number, marks=pytest.mark.slow if number == 3 else ())
+        # Smaller ones of several ranks: test_joined.py, tests/launch/test_cli.py and, below
+        # torchrun, tests/python/test_place.py.
+        pytest.param(says, number, marks=pytest.mark.slow if number else ())
         for says, number in LAUNCHED.items()
     ],
 )

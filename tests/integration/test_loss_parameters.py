@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.config.recipes import recipe
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.python.toys import Points, batches, net, sgd, square
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.runs import make_task, train
 from tests.task.sharded import (
     SHARDED,
@@ -117,14 +118,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 WAYS["compiled"] = {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}}
 # What is tried in each run of the tests; the others in `make test-slow`.
-OFTEN = ("ddp", "find unused", "by hand", "accumulated", "bf16", "sync bn")
+OFTEN = ("ddp", "accumulated", "bf16", "sync bn")
 IN_SHARDS = ("ddp", "accumulated", "clipped", "in chunks", "bf16", "loss of two arguments")
-
-
-def _marked(ways: Iterable[str], often: Sequence[str]) -> list[Any]:
-    return [
-        pytest.param(way, marks=() if way in often else pytest.mark.slow, id=way) for way in ways
-    ]
 
 
 def _trained(folder: Path, ranks: RankPool, changes: dict[str, Any], **more: Any) -> None:
@@ -141,13 +136,13 @@ def _trained(folder: Path, ranks: RankPool, changes: dict[str, Any], **more: Any
     assert kept <= {"frozen"}
 
 
-@pytest.mark.parametrize("way", _marked(WAYS, OFTEN))
+@pytest.mark.parametrize("way", slow_but(OFTEN, WAYS))
 def test_ranks_end_where_one_process_does(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     _trained(tmp_path, two_ranks, WAYS[way])
 
 
 @needs_shards
-@pytest.mark.parametrize("way", _marked(IN_SHARDS, ("accumulated", "clipped", "bf16")))
+@pytest.mark.parametrize("way", slow_but(("clipped", "bf16"), IN_SHARDS))
 def test_and_in_shards(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     _trained(tmp_path, two_ranks, WAYS[way], **SHARDED)
 
@@ -180,7 +175,7 @@ def _goes_on(folder: Path, changes: dict[str, Any]) -> None:
     assert_goes_on_bit_by_bit(folder / str(rank()), **given)
 
 
-@pytest.mark.parametrize("way", ["ddp", "by hand", "bf16"])
+@pytest.mark.parametrize("way", slow_but(["ddp"], ["ddp", "by hand", "bf16"]))
 def test_a_run_that_goes_on(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     _goes_on(tmp_path / "alone", WAYS[way])
     two_ranks.run(_goes_on, tmp_path / "both", WAYS[way])

@@ -15,6 +15,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.losses import kmeans
 from sslengine.losses.kmeans import Clusters, spherical_kmeans
 from tests.ranks import RankPool
+from tests.tail import slow_but
 
 
 def point_by_point(points: Tensor, centroids: Tensor, iterations: int) -> Clusters:
@@ -104,7 +105,7 @@ def _on_this_rank(dtype: torch.dtype) -> Clusters:
     return spherical_kmeans(points.tensor_split(world_size())[rank()], start, 6)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
 def test_ranks_together_equal_one_with_all_points(
     ranks: int, request: pytest.FixtureRequest
 ) -> None:

@@ -29,6 +29,7 @@ from sslengine.methods.step import Step
 from tests.config.recipes import resolved
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.runs import Watch, make_task, train
 from tests.task.sharded import on_ranks
 
@@ -204,7 +205,7 @@ def _on_this_rank() -> tuple[float, Tensor, Tensor, Tensor]:
     return value.item(), wrapped.module.weight.grad, own, loss.memory
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
 def test_ranks_together_equal_one_process_with_the_whole_batch(
     ranks: int, request: pytest.FixtureRequest
 ) -> None:
@@ -231,7 +232,7 @@ def _state_when_clustered(images: int, sharded: bool = False) -> dict[str, Tenso
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "shared out"])
 @pytest.mark.parametrize("images", [SAMPLES, 7])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
 def test_ranks_together_find_the_clusters_of_one(
     ranks: int, images: int, sharded: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -259,7 +260,7 @@ def _twenty_steps() -> dict[str, Tensor]:
     return loss.state_dict()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
 def test_after_twenty_steps_all_ranks_have_the_same_state_to_the_bit(
     ranks: int, request: pytest.FixtureRequest
 ) -> None:

@@ -112,9 +112,16 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "in shards": SHARDED,
 }
+OFTEN = {"nnclr": "by hand", "clip_like": "accumulated", "ibot": "in shards"}
 # A temperature that is a single number cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
-    pytest.param(method, way, id=f"{method}, {way}", marks=needs_shards if way == "in shards" else ())
+    pytest.param(
+        method, way, id=f"{method}, {way}",
+        marks=[
+            *([needs_shards] if way == "in shards" else []),
+            *([] if OFTEN[method] == way else [pytest.mark.slow]),
+        ],
+    )
     for method in RUNS
     for way in WAYS
     if (method, way) != ("clip_like", "in shards")

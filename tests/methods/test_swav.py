@@ -28,6 +28,7 @@ from tests.methods.teacher_runs import (
     assert_steps_on_ranks_do_not_wait,
 )
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.runs import Watch, make_task, train
 
 
@@ -241,7 +242,7 @@ def _train_on_rank(wrap: bool) -> tuple[list[float], list[Tensor], list[Tensor],
     return losses, first, [each.detach() for each in head.parameters()], loss.queue
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
 def test_ranks_together_equal_one_process_with_the_whole_batch(
     ranks: int, request: pytest.FixtureRequest
 ) -> None:
@@ -264,7 +265,7 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
         torch.testing.assert_close(summed, parameter.grad, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
 def test_the_queue_over_ranks_is_that_of_one_process(
     ranks: int, request: pytest.FixtureRequest
 ) -> None:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sslengine.services.checkpointing import SaveCheckpoints
 from sslengine.services.preemption import SIGNALS, TOGETHER, StopOnSignals
 from sslengine.trainer import loop
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.runs import Watch, make_task, same, train, weights
 from tests.task.test_task import SUPERVISED, WITH_TEST
 
@@ -54,8 +56,10 @@ def _resumed(folder: Path, *others: Hook, **changes: Any) -> Any:
     return task
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("step", [1, 3, 4])  # the fourth is the last of its phase
+@pytest.mark.parametrize(
+    ("number", "step"),  # the fourth is the last of its phase
+    slow_but(zip(SIGNALS, (1, 3, 4), strict=True), product(SIGNALS, (1, 3, 4))),
+)
 def test_the_step_is_finished_and_the_run_goes_on_bit_by_bit(
     tmp_path: Path, number: signal.Signals, step: int
 ) -> None:

@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.tail import slow_but
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,7 +27,7 @@ def bench() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet18"])
+@pytest.mark.parametrize("name", slow_but(["mlp"], ["mlp", "resnet18"]))
 def test_the_engine_makes_the_steps_of_the_plain_loop(bench: ModuleType, name: str) -> None:
     case = bench.CASES[name]
     # In float64: the loop and the engine may round their sums in another order.

@@ -1,0 +1,34 @@
+"""What ranks do in tests of their agent: little is imported here, for each rank imports it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from sslengine.distributed import process_group
+from sslengine.distributed.collectives import sum_in_place
+from sslengine.distributed.ranks import rank
+from sslengine.errors import ConfigError, Preempted
+
+
+def fail_at_first(folder: Path, kind: str, times: int = 1) -> None:
+    """Rank 1 fails in its first starts; all leave the sum over ranks of their numbers from 1."""
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=10)
+    with (folder / f"starts{rank()}").open("a") as starts:
+        starts.write("x")
+    if rank() == 1 and len((folder / "starts1").read_text()) <= times:
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "user":
+            raise ConfigError("config.X: this is wrong")
+        if kind == "told":
+            raise Preempted("stopped by a signal")
+        if kind == "told before it listened":
+            os.kill(os.getpid(), signal.SIGUSR2)
+        raise ValueError("a bug in the step")
+    total = sum_in_place(torch.tensor(rank() + 1)).item()
+    (folder / f"sum{rank()}").write_text(str(total))
+    process_group.leave()
