@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from sslengine.errors import LaunchError
@@ -159,6 +160,8 @@ def open_store(host: str, port: int, mine: bool, seconds: float) -> TCPStore:
         wait_for_workers=False,
         multi_tenant=mine,
         master_listen_fd=None if listener is None else listener.detach(),
+        # Its newer server takes no socket that another has opened, before torch 2.8.
+        use_libuv=listener is None or torch.__version__ >= "2.8",
     )
 
 
