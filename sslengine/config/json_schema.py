@@ -51,7 +51,7 @@ def json_schema() -> Schema:
     }
 
 
-def _section(cls: Any, node: DictConfig | None = None) -> Schema:
+def _section(cls: Any, node: Any = None) -> Schema:
     """Of a dataclass; node: its place in the schema, which other dataclasses may have joined."""
     if not isinstance(node, DictConfig) or node._is_none():
         node = None
