@@ -55,9 +55,11 @@ class TimmTrunk(LibraryTrunk):
 @register_trunk("timm", options=TimmOptions)
 def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
     network = _make(options, in_chans)
-    levels = _levels(network) if hasattr(network, "forward_intermediates") else {}
+    levels = _levels(network)
     trunk = adopt(network, TimmTrunk, list(levels), _blocks(network))
-    trunk._levels, trunk.asked = levels, options
+    # Of those without this verb, in older versions of timm, submodules are listened to.
+    trunk._levels = levels if hasattr(network, "forward_intermediates") else {}
+    trunk.asked = options
     trunk.left_out = _classifier(network)
     return trunk
 
