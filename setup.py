@@ -38,7 +38,7 @@ setup(
     packages=[*find_packages(include=["sslengine", "sslengine.*"]), "sslengine.configs"],
     # The YAML travels with the wheel as sslengine/configs.
     package_dir={"sslengine.configs": "configs"},
-    package_data={"sslengine": ["py.typed"], "sslengine.configs": ["**/*.yaml"]},
+    package_data={"sslengine": ["py.typed"], "sslengine.configs": ["**/*.yaml", "schema.json"]},
     entry_points={"console_scripts": ["sslengine = sslengine.launch.cli:main"]},
     install_requires=[
         "torch>=2.6",

@@ -195,6 +195,10 @@ class Registry(Generic[T]):
         """All names, those not imported yet included."""
         return sorted({*self._things, *self._declared})
 
+    def owner(self, name: str) -> str:
+        """The module that the name is of."""
+        return self._owners.get(name) or self._declared[name]
+
     def __contains__(self, name: object) -> bool:
         return name in self._things or name in self._declared
 

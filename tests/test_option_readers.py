@@ -190,9 +190,10 @@ def without_reader(
             each.__name__ for each in classes if issubclass(each, cls) or issubclass(cls, each)
         }
         read = set().union(*(module.read_of(related | keys) for module in modules))
-        for name in inspect.get_annotations(cls):
-            is_field = name in cls.__dataclass_fields__
-            if is_field and name not in read and cls.__name__ not in READ_AS_A_WHOLE:
+        own = inspect.get_annotations(cls)
+        for field in dataclasses.fields(cls):
+            name = field.name
+            if name in own and name not in read and cls.__name__ not in READ_AS_A_WHOLE:
                 yield cls.__name__, name
 
 

@@ -31,6 +31,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_configs_are_inside(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "sslengine/configs/quickstart/simclr.yaml" in names
+    assert "sslengine/configs/base/views/shapes/pair.yaml" in names
+    assert "sslengine/configs/schema.json" in names
     assert "sslengine/py.typed" in names
     assert not [name for name in names if name.startswith(("tests/", "tools/", "configs/"))]
 

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.hooks.collapse import LogCollapse
+from sslengine.models.build import build_trunk
 from sslengine.models.compiled import CompiledForward, compile_forward
-from sslengine.models.options import CompileOptions
+from sslengine.models.options import (
+    CompileOptions,
+    ModelOptions,
+    ResNetOptions,
+    TrunkOptions,
+)
+from sslengine.models.trunks.library_options import TimmOptions
 from tests.integration.test_sharded import ADAM, LOSSES
 from tests.ranks import RankPool
 from tests.task.runs import Watch, make_task, same, train, weights
@@ -65,6 +72,28 @@ def test_hooks_that_come_later_run() -> None:
     handle.remove()
     net(torch.ones(1, 3))
     assert seen == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet", "timm"])
+def test_with_activation_checkpointing(name: str) -> None:
+    """Gradients and the statistics of batch norms as without either."""
+    options = TrunkOptions(
+        NAME=name,
+        RESNETS=ResNetOptions(DEPTH=18, BLOCKS=[1, 1, 1, 1], WIDTH_MULTIPLIER=0.0625),
+        TIMM=TimmOptions("test_byobnet"),
+    )
+    torch.manual_seed(0)
+    plain = build_trunk(ModelOptions(TRUNK=options)).double()
+    other, images = copy.deepcopy(plain), torch.randn(4, 3, 32, 32).double()
+    other.checkpoint_activations(2)
+    compile_forward(other, CompileOptions(USE_COMPILE=True, BACKEND="aot_eager"))
+    for each in (plain, other):
+        each(images)[0].square().sum().backward()
+    for ours, theirs in zip(other.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    for ours, theirs in zip(other.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(

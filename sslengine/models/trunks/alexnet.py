@@ -9,7 +9,6 @@ were published for Caffe; they are not here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ ENDS = {
 @register_trunk("alexnet")
 class AlexNet(StepTrunk):
     feature_names = (*ENDS, "flatten")
+    vissl_names = ((r"^layers\.", "features."),)
 
     def __init__(self, in_chans: int = 3) -> None:
         super().__init__()
@@ -51,6 +51,3 @@ class AlexNet(StepTrunk):
 
     def _flatten(self, x: Tensor) -> Tensor:
         return self.avgpool(x).flatten(1)  # type: ignore[no-any-return]
-
-    def vissl_name(self, name: str) -> str:
-        return re.sub(r"^layers\.", "features.", name)  # torchvision's

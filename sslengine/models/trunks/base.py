@@ -14,8 +14,9 @@ One whose __init__ has no `in_chans` takes images of three channels.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor, nn
 
@@ -32,6 +33,8 @@ class Trunk(nn.Module, ABC):
     # The parts that are computed one after another, each called as a module, by their names (a
     # regular expression): what a sharded model gathers at a time. None: the trunk as a whole.
     block_names: str | None = None
+    # VISSL's parameter names: what to replace in ours, and by what (see re.sub), in this order.
+    vissl_names: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = ()
     # VISSL saves these too, though nothing in them is learned (a regular expression on names).
     vissl_constants: str | None = None
     # Channels of the images; None: nobody said.
@@ -74,6 +77,8 @@ class Trunk(nn.Module, ABC):
 
         Tensors that share a name there are one tensor there, joined along the first dimension.
         """
+        for ours, theirs in self.vissl_names:
+            name = re.sub(ours, theirs, name)
         return name
 
     def checkpoint_activations(self, parts: int) -> None:

@@ -9,7 +9,6 @@ LOCALITY_DIM copies of each and takes the mean, which slows the learning of wher
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from functools import partial
 from typing import Any
@@ -32,6 +31,12 @@ from sslengine.registry import register_trunk
 class Convit(StepTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
     feature_names = ("lastMAP", "lastCLS")
     block_names = r"blocks\.\d+"
+    vissl_names = (
+        (r"^cls_token$", "class_token"),
+        (r"^pos_embed$", "pos_embedding"),
+        (r"\.gating_param$", ".alpha"),
+        (r"\.mlp\.fc(\d)\.", r".mlp.linear_\1."),
+    )
 
     def __init__(self, options: TrunkOptions, in_chans: int = 3) -> None:
         convit, transformer = options.CONVIT, options.VISION_TRANSFORMERS
@@ -102,16 +107,6 @@ class Convit(StepTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
             places = relative_places(height, width).repeat_interleave(self.copies, -1)
             self._places[key] = (places / self.copies)[None].to(like)
         return self._places[key]
-
-    def vissl_name(self, name: str) -> str:
-        for ours, theirs in (
-            (r"^cls_token$", "class_token"),
-            (r"^pos_embed$", "pos_embedding"),
-            (r"\.gating_param$", ".alpha"),
-            (r"\.mlp\.fc(\d)\.", r".mlp.linear_\1."),
-        ):
-            name = re.sub(ours, theirs, name)
-        return name
 
 
 def _at(block: Any, places: Tensor, x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ flatten averaged over space and normed, N x C: the final feature
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import cast
 
@@ -23,6 +22,14 @@ from sslengine.registry import register_trunk
 @register_trunk("convnext", options=ConvNextOptions)
 class ConvNext(StepTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
     block_names = r"stages\.\d+\.blocks\.\d+"
+    vissl_names = (
+        (r"^stem\.", "downsample_layers.0."),
+        (r"^stages\.(\d+)\.downsample\.", r"downsample_layers.\1."),
+        (r"^stages\.(\d+)\.blocks\.", r"stages.\1."),
+        (r"\.conv_dw\.", ".dwconv."),
+        (r"\.mlp\.fc(\d)\.", r".pwconv\1."),
+        (r"^head\.norm\.", "norm."),
+    )
 
     def __init__(self, options: ConvNextOptions, in_chans: int = 3) -> None:
         super().__init__(
@@ -42,15 +49,3 @@ class ConvNext(StepTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
             steps += [("", stage.downsample), (name, stage.blocks)]
         steps.append(("flatten", self.head))
         return self.run_steps(steps, x, wanted)
-
-    def vissl_name(self, name: str) -> str:
-        for ours, theirs in (
-            (r"^stem\.", "downsample_layers.0."),
-            (r"^stages\.(\d+)\.downsample\.", r"downsample_layers.\1."),
-            (r"^stages\.(\d+)\.blocks\.", r"stages.\1."),
-            (r"\.conv_dw\.", ".dwconv."),
-            (r"\.mlp\.fc(\d)\.", r".pwconv\1."),
-            (r"^head\.norm\.", "norm."),
-        ):
-            name = re.sub(ours, theirs, name)
-        return name

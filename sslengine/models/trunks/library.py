@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from sslengine.errors import ConfigError, nearest
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.trunks.steps import statistics_untouched
+from sslengine.models.trunks.steps import recomputed
 
 FINAL = "flatten"
 
@@ -140,14 +138,9 @@ def _recomputing(kind: type[nn.Module]) -> type[nn.Module]:
     """Blocks that keep nothing of what is inside them."""
 
     def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
-        inside = partial(kind.forward, self)
         if not torch.is_grad_enabled():
-            return inside(*inputs, **named)
-
-        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), statistics_untouched(self)
-
-        return checkpoint(inside, *inputs, use_reentrant=False, context_fn=contexts, **named)
+            return kind.forward(self, *inputs, **named)
+        return recomputed(self, partial(kind.forward, self), *inputs, **named)
 
     return type(kind.__name__, (kind,), {"forward": forward})
 

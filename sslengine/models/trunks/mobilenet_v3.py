@@ -12,7 +12,6 @@ flatten_norm    the same, of length 1
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Collection
 from functools import partial
@@ -46,6 +45,7 @@ class MobileNetV3(StepTrunk):
 @register_trunk("mobilenetv3_tv", options=MobileNetOptions)
 class TorchvisionMobileNetV3(MobileNetV3):
     block_names = r"layers\.\d+"
+    vissl_names = ((r"^layers\.", "model.features."),)
 
     def __init__(self, options: MobileNetOptions, in_chans: int = 3) -> None:
         super().__init__()
@@ -65,13 +65,11 @@ class TorchvisionMobileNetV3(MobileNetV3):
         *first, last = (layer.__call__ for layer in self.layers)
         return [*(("", layer) for layer in first), ("trunk", last)]
 
-    def vissl_name(self, name: str) -> str:
-        return re.sub(r"^layers\.", "model.features.", name)
-
 
 @register_trunk("mobilenetv3_timm", options=MobileNetOptions)
 class TimmMobileNetV3(MobileNetV3):
     block_names = r"blocks\.\d+\.\d+"
+    vissl_names = ((r"^", "model."),)
 
     def __init__(self, options: MobileNetOptions, in_chans: int = 3) -> None:
         super().__init__()
@@ -94,6 +92,3 @@ class TimmMobileNetV3(MobileNetV3):
     def _stem(self, x: Tensor) -> Tensor:
         out: Tensor = self.bn1(self.conv_stem(x))
         return out
-
-    def vissl_name(self, name: str) -> str:
-        return f"model.{name}"

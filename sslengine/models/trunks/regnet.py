@@ -8,7 +8,6 @@ flatten the same as N x C: the final feature
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from functools import partial
 from typing import Any
@@ -28,6 +27,11 @@ from sslengine.registry import register_trunk
 @register_trunk("regnet", "regnet_v2", "regnet_fsdp", options=RegNetOptions)
 class RegNet(StepTrunk):
     block_names = r"trunk_output\.[^.]+\.[^.]+"
+    vissl_names = (
+        (r"^stem\.", "conv1."),
+        (r"^trunk_output\.block(\d+)\.", lambda match: f"res{int(match[1]) + 1}."),
+        (r"^", "_feature_blocks."),
+    )
 
     def __init__(self, options: RegNetOptions, in_chans: int = 3) -> None:
         super().__init__()
@@ -43,11 +47,6 @@ class RegNet(StepTrunk):
         modules = [self.stem, *self.trunk_output, self.avgpool, partial(torch.flatten, start_dim=1)]
         steps: list[Step] = list(zip(self.feature_names, modules, strict=True))
         return self.run_steps(steps, x, wanted)
-
-    def vissl_name(self, name: str) -> str:
-        name = re.sub(r"^stem\.", "conv1.", name)
-        name = re.sub(r"^trunk_output\.block(\d+)\.", lambda m: f"res{int(m[1]) + 1}.", name)
-        return f"_feature_blocks.{name}"
 
 
 def _build(options: RegNetOptions) -> Any:

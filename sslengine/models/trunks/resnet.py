@@ -27,6 +27,7 @@ Norm = Callable[[int], nn.Module]
 class ResNet(StepTrunk):
     feature_names = ("conv1", "res1", "res2", "res3", "res4", "res5", "res5avg", "flatten")
     block_names = r"layer\d+\.\d+"
+    vissl_names = ((r"^", "_feature_blocks."),)
 
     def __init__(self, options: ResNetOptions, in_chans: int = 3) -> None:
         super().__init__()
@@ -59,9 +60,6 @@ class ResNet(StepTrunk):
             ("flatten", partial(torch.flatten, start_dim=1)),
         ]
         return self.run_steps(steps, x, wanted)
-
-    def vissl_name(self, name: str) -> str:
-        return f"_feature_blocks.{name}"
 
     def _stem(self, x: Tensor) -> Tensor:
         out: Tensor = self.relu(self.bn1(self.conv1(x)))

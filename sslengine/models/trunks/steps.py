@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,12 +53,9 @@ def run_in_parts(
     steps = [single for step in steps for single in _singles(step)]
     steps = _until_last(steps, wanted)
 
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), statistics_untouched(owner)
-
     found: dict[str, Tensor] = {}
     for part in _split(steps, parts):
-        x, inside = checkpoint(_run, part, x, wanted, use_reentrant=False, context_fn=contexts)
+        x, inside = recomputed(owner, _run, part, x, wanted)
         found.update(inside)
     return found
 
@@ -91,6 +89,16 @@ def _split(steps: Sequence[Step], parts: int) -> list[Sequence[Step]]:
     parts = min(parts, len(steps))
     bounds = [len(steps) * part // parts for part in range(parts + 1)]
     return [steps[start:stop] for start, stop in pairwise(bounds)]
+
+
+def recomputed(owner: nn.Module, inside: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """What it gives; nothing inside it is kept. A compiled one tracks statistics once anyway."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), statistics_untouched(owner)
+
+    own: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": contexts}
+    return checkpoint(inside, *inputs, use_reentrant=False, **own, **named)
 
 
 @contextmanager

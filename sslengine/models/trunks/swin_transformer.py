@@ -8,7 +8,6 @@ A map that windows do not divide is padded to whole windows, and so is one small
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from functools import partial
 from typing import Any, cast
@@ -27,6 +26,10 @@ from sslengine.registry import register_trunk
 @register_trunk("swin_transformer", "swin_transformer_official", options=SwinTransformerOptions)
 class SwinTransformer(StepTrunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk's forward
     vissl_constants = r"\.(relative_position_index|attn_mask)$"
+    # The step from one stage to the next belongs to the first there, to the second here.
+    vissl_names = (
+        (r"^layers\.(\d+)\.downsample", lambda match: f"layers.{int(match[1]) - 1}.downsample"),
+    )
     block_names = r"layers\.\d+\.blocks\.\d+"
 
     def __init__(self, options: SwinTransformerOptions, in_chans: int = 3) -> None:
@@ -52,12 +55,6 @@ class SwinTransformer(StepTrunk, TimmSwinTransformer):  # type: ignore[misc] # T
             name: feature if name == "flatten" else feature.permute(0, 3, 1, 2)
             for name, feature in found.items()
         }
-
-    def vissl_name(self, name: str) -> str:
-        """The step from one stage to the next belongs to the first there, to the second here."""
-        return re.sub(
-            r"^layers\.(\d+)\.downsample", lambda m: f"layers.{int(m[1]) - 1}.downsample", name
-        )
 
 
 def _timm_arguments(options: SwinTransformerOptions) -> dict[str, Any]:

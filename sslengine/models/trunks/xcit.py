@@ -6,7 +6,6 @@ lastCLS     the class token: the final feature
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from functools import partial
 from typing import Any
@@ -25,6 +24,10 @@ from sslengine.registry import register_trunk
 class Xcit(Trunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
     feature_names = ("lastMAP", "lastCLS")
     block_names = r"(cls_attn_)?blocks\.\d+"
+    vissl_names = (
+        (r"^pos_embed\.", "pos_embeder."),
+        (r"^(cls_attn_blocks\.\d+\.attn)\.[qkv]\.", r"\1.qkv."),
+    )
 
     def __init__(self, options: XcitOptions, in_chans: int = 3) -> None:
         super().__init__(in_chans=in_chans, **_timm_arguments(options))
@@ -63,10 +66,6 @@ class Xcit(Trunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
 
     def _with_class_token(self, patches: Tensor) -> Tensor:
         return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
-
-    def vissl_name(self, name: str) -> str:
-        name = re.sub(r"^pos_embed\.", "pos_embeder.", name)
-        return re.sub(r"^(cls_attn_blocks\.\d+\.attn)\.[qkv]\.", r"\1.qkv.", name)
 
 
 def _timm_arguments(options: XcitOptions) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""The schema as editors read it: JSON Schema (draft 7), made from the options' dataclasses.
+
+It is more tolerant than the checks of a run: what those can only tell from other values, or from a
+plugin's code, passes. Any value may refer to another one, `${...}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sslengine.config.dead_keys import DEAD_KEYS, DeadKey
+from sslengine.config.meanings import meaning_of_section, meanings
+from sslengine.config.merge import Root
+from sslengine.config.sections import components_of, schema
+from sslengine.registry import Registry, component_key
+
+Schema = dict[str, Any]
+
+_REFERENCE = r"\$\{.*"
+_NUMBER = r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?"
+_JSON_TYPES: dict[Any, tuple[str, ...]] = {
+    bool: ("boolean",),
+    int: ("integer",),
+    float: ("number",),
+    str: ("string", "number"),
+    type(None): ("null",),
+}
+
+
+def json_schema() -> Schema:
+    """Of a whole YAML file, with all components that ship with sslengine."""
+    config = _section(Root, OmegaConf.structured(Root))
+    config["properties"]["config"] = _section(OmegaConf.get_type(schema()), schema())
+    for path, key in DEAD_KEYS.items():
+        _put_dead(config["properties"]["config"], path.split("."), key)
+    defaults: Schema = {"type": "array", "description": "Files that this one is based on."}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "sslengine",
+        "type": "object",
+        "properties": {"defaults": defaults, **config["properties"]},
+    }
+
+
+def _section(cls: Any, node: Any = None) -> Schema:
+    """Of a dataclass; node: its place in the schema, which other dataclasses may have joined."""
+    if not isinstance(node, DictConfig) or node._is_none():
+        node = None
+    hints, said = typing.get_type_hints(cls), meanings(cls)
+    choices = dict(_choices(cls))
+    properties: dict[str, Schema] = {}
+    for field in dataclasses.fields(cls):
+        below = node._get_node(field.name) if node is not None else None
+        made = _value(hints[field.name], field, choices.get(field.name), below)
+        if field.name in said:
+            made["description"] = said[field.name]
+        properties[field.name] = made
+    for key in node or ():
+        if key not in properties:
+            properties[str(key)] = _section(OmegaConf.get_type(node, key), node._get_node(key))
+    found: Schema = {"type": ["object", "null"], "properties": properties}
+    if text := meaning_of_section(cls):
+        found["description"] = text
+    registry = components_of(node) if node is not None else None
+    found["additionalProperties"] = False
+    if registry is not None:
+        found["additionalProperties"] = {"type": ["object", "null"]}  # of plugins' components
+        properties.update(_components(registry))
+    return found
+
+
+def _components(registry: Registry[Any]) -> Iterator[tuple[str, Schema]]:
+    for name in _names(registry):
+        options = registry.options(name)
+        free: Schema = {"type": ["object", "null"]}
+        yield component_key(name), free if options is None else _section(options)
+
+
+def _names(registry: Registry[Any]) -> list[str]:
+    """Those of sslengine itself: what torch brings differs between its versions."""
+    return [name for name in registry.names() if registry.owner(name).startswith("sslengine.")]
+
+
+def _value(hint: Any, field: Any, choices: list[Any] | None, node: Any) -> Schema:
+    registry = field.metadata.get("registry")
+    if choices is not None:
+        found: Schema = _either({"enum": choices})
+    elif registry is not None:
+        found = _named(hint, _names(registry))
+    else:
+        found = _typed(hint, node)
+    if field.default is not dataclasses.MISSING:
+        found["default"] = field.default
+    elif field.default_factory is not dataclasses.MISSING and "properties" not in found:
+        default = field.default_factory()
+        if not dataclasses.is_dataclass(default):
+            found["default"] = default
+    return found
+
+
+def _either(found: Schema) -> Schema:
+    return {"anyOf": [found, {"type": "string", "pattern": f"^{_REFERENCE}$"}]}
+
+
+def _named(hint: Any, names: list[str]) -> Schema:
+    """A name: one of ours, which editors offer, or a plugin's. Or a list of names and entries."""
+    name: Schema = {"anyOf": [{"enum": names}, {"type": "string"}]}
+    if hint is str:
+        return name
+    entry: Schema = {"type": ["object", "array", "string"], "properties": {"name": name}}
+    return _list({"anyOf": [{"enum": names}, entry]})
+
+
+def _list(items: Schema) -> Schema:
+    """Or a string that refers to one."""
+    return {"type": ["array", "string"], "pattern": f"^{_REFERENCE}$", "items": items}
+
+
+def _typed(hint: Any, node: Any = None) -> Schema:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = [_typed(each, node) for each in typing.get_args(hint)]
+        structured = [each for each in options if "properties" in each]
+        return structured[0] if structured else _of_types(typing.get_args(hint))
+    if dataclasses.is_dataclass(hint):
+        return _section(hint, node)
+    arguments = typing.get_args(hint)
+    match typing.get_origin(hint) or hint:
+        case t if t is list:
+            return _list(_typed(arguments[0]) if arguments else {})
+        case t if t is dict:
+            values = _typed(arguments[1]) if arguments else {}
+            return {"type": ["object", "null"], "additionalProperties": values}
+    return _of_types((hint,)) if hint in _JSON_TYPES else {}
+
+
+def _of_types(hints: tuple[Any, ...]) -> Schema:
+    names = sorted({name for each in hints for name in _JSON_TYPES.get(each, ())})
+    if "string" in names:
+        return {"type": names}
+    # YAML of the older kind reads 1e-4 as text, and so do editors.
+    number = f"|{_NUMBER}" if {"number", "integer"} & set(names) else ""
+    return {"type": [*names, "string"], "pattern": f"^({_REFERENCE}{number})$"}
+
+
+def _choices(cls: Any) -> Iterator[tuple[str, list[Any]]]:
+    """The values that the dataclass's `check` allows, where it names them all."""
+    if "check" not in vars(cls):
+        return
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(cls.check))).body
+    assert isinstance(function, ast.FunctionDef)
+    for each in function.body:
+        match each:
+            case ast.Expr(value=ast.YieldFrom(value=ast.Call(
+                func=ast.Name(id="one_of"), args=[_, ast.Constant(value=str(key)), *values]
+            ))):  # fmt: skip
+                constants = [value.value for value in values if isinstance(value, ast.Constant)]
+                if len(constants) == len(values):
+                    yield key, constants
+
+
+def _put_dead(node: Schema, names: list[str], key: DeadKey) -> None:
+    """A key of VISSL's that has no effect is accepted; editors cross it out."""
+    first, *rest = names
+    properties = node.setdefault("properties", {})
+    if first == "*":
+        for each in properties.values():
+            if "properties" in each:
+                _put_dead(each, rest, key)
+    elif rest:
+        below = properties.setdefault(first, {"type": ["object", "null"]})
+        _put_dead(below, rest, key)
+    elif first not in properties:
+        dead: Schema = {"deprecated": True, "description": f"No effect: {key.instead}"}
+        if key.refused:
+            dead["enum"] = list(key.happens)
+        properties[first] = dead

@@ -1,0 +1,119 @@
+"""configs/schema.json: is it up to date, and does it take the YAML that is right?"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from sslengine.config.compose import shipped_configs
+
+ROOT = Path(__file__).resolve().parents[2]
+VISSL = ROOT.parent / "shared" / "vissl-configs" / "config"
+SCHEMA: dict[str, Any] = json.loads((shipped_configs() / "schema.json").read_text())
+_IS = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+}
+# What validators do with these is nothing.
+_TELLING = {"description", "default", "deprecated", "title", "$schema"}
+
+
+def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """As a validator of draft 7 finds them, for the words that the schema uses."""
+    words = {"type", "enum", "pattern", "anyOf", "properties", "additionalProperties", "items"}
+    assert schema.keys() <= words | _TELLING, path
+    types = schema.get("type", [])
+    if types and not any(
+        _IS[each](value) for each in ([types] if isinstance(types, str) else types)
+    ):
+        yield f"{path}: {value!r} is not of {types}"
+    if "enum" in schema and not any(value == e and type(value) is type(e) for e in schema["enum"]):
+        yield f"{path}: {value!r} is none of {schema['enum']}"
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        yield f"{path}: {value!r} is not as expected"
+    if "anyOf" in schema and all(list(problems(value, e, path)) for e in schema["anyOf"]):
+        yield f"{path}: {value!r} fits nothing"
+    if isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        for key, each in value.items():
+            below = known.get(str(key), others)
+            if below is False:
+                yield f"{path}.{key}: unknown key"
+            else:
+                yield from problems(each, below, f"{path}.{key}")
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from problems(each, schema.get("items", {}), f"{path}.{index}")
+
+
+def test_it_is_up_to_date() -> None:
+    """By a process of its own: other tests declare components."""
+    done = subprocess.run(
+        [sys.executable, "tools/config_schema.py", "--check"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def found_in(path: Path) -> list[str]:
+    return list(problems(OmegaConf.to_container(OmegaConf.load(path)), SCHEMA, path.stem))
+
+
+def test_all_yaml_that_ships_is_right() -> None:
+    files = sorted(shipped_configs().rglob("*.yaml"))
+    assert len(files) > 60
+    assert [each for path in files for each in found_in(path)] == []
+
+
+@pytest.mark.skipif(not VISSL.is_dir(), reason="VISSL's own YAML is not beside this checkout")
+@pytest.mark.parametrize("folder", ["swav", "moco", "dino", "npid", "jigsaw", "supervised"])
+def test_vissls_yaml_is_right(folder: str) -> None:
+    files = sorted((VISSL / "pretrain" / folder).rglob("*.yaml"))
+    assert files
+    assert [each for path in files for each in found_in(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("OPTIMIZER: {num_epoch: 3}", "config.OPTIMIZER.num_epoch: unknown key"),
+        ("OPTIMIZER: {num_epochs: many}", "num_epochs: 'many' is not as expected"),
+        ("OPTIMIZER: {weight_decay: 1e-4}", ""),
+        ("OPTIMIZER: {num_epochs: '${config.SEED_VALUE}'}", ""),
+        ("OPTIMIZER: [sgd]", "config.OPTIMIZER: ['sgd'] is not of"),
+        ("MACHINE: {DEVICE: tpu}", "config.MACHINE.DEVICE: 'tpu' fits nothing"),
+        ("DATA: {TRAIN: {DATA_SOURCES: disk_folder}}", "DATA_SOURCES: 'disk_folder' is not"),
+        ("DATA: {TRAIN: {TRANSFORMS: [{name: ToTensor}]}}", ""),
+        ("LOSS: {name: my_package:MyLoss, MyLoss: {margin: 2}}", ""),
+        ("LOSS: {simclr_info_nce_loss: {temprature: 1}}", "temprature: unknown key"),
+        ("HOOKS: {EMA_MODEL: {DECAY: 0.9}}", ""),
+        ("CHECKPOINT: {BACKEND: s3}", "CHECKPOINT.BACKEND: 's3' is none of"),
+        ("MACHINE:", ""),
+    ],
+)
+def test_what_an_editor_says(text: str, told: str) -> None:
+    found = list(problems({"config": yaml.safe_load(text)}, SCHEMA))
+    assert len(found) == bool(told), found
+    assert all(told in each for each in found)
+
+
+def test_keys_have_their_meaning_and_default() -> None:
+    config = SCHEMA["properties"]["config"]["properties"]
+    frequency = config["LOG_FREQUENCY"]
+    assert frequency["description"].startswith("Steps between two log lines;")
+    assert frequency["default"] == 10
+    assert config["DISTRIBUTED"]["properties"]["DISTR_ON"]["deprecated"]
