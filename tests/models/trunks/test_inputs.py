@@ -39,6 +39,8 @@ TRUNKS_BY_NAME: list[tuple[str, dict[str, Any]]] = [
     ("mobilenetv3_tv", {}),
     ("mobilenetv3_timm", {}),
     ("alexnet", {}),
+    ("timm", {"TIMM": {"model": "test_vit", "arguments": {"img_size": 32}}}),
+    ("torchvision", {"TORCHVISION": {"model": "shufflenet_v2_x0_5"}}),
 ]
 
 
