@@ -47,7 +47,7 @@ setup(
         "fvcore>=0.1.5.post20221221",
         "iopath>=0.1.9",
         "hydra-core>=1.3,<1.4",
-        "timm>=1.0.16",
+        "timm>=1.0.21",
         "scikit-learn>=1.2",
         "rich>=13",
         "numpy>=1.24",

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
@@ -74,6 +75,8 @@ class Mode(FakeTensorMode):
 
 def two_steps(task: SelfSupervisionTask) -> None:
     """The first two steps of a task that is made on the CPU, on fake tensors of a GPU."""
+    if torch.__version__ < "2.8":
+        pytest.skip("without a driver this torch ends the process at a fake CUDA tensor")
     task.prepare()
     task.on_start()
     task.start_phase()

@@ -8,13 +8,13 @@ environment. `${oc.env:TOKEN}` becomes the text `$not_read{oc.env:TOKEN}`.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 
 from sslengine.errors import ConfigError, readable
 
@@ -58,11 +58,29 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8: {error}") from error
 
 
-class _Plain(get_yaml_loader()):  # type: ignore[misc]
-    """Scalars, lists and mappings as they stand; numbers as in all our YAML (1e-4)."""
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+class _Plain(yaml.SafeLoader):
+    """Scalars, lists and mappings as they stand, by the rules of all our YAML: 1e-4 is a number, a
+    date is a text, a key that stands there twice is a mistake."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in known if tag != _TIMESTAMP]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
+                None, None, f"the key {readable(twice)} stands there twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)  # type: ignore[no-untyped-call]
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         what = ""
         if isinstance(event, yaml.events.AliasEvent) or event.anchor is not None:
             what = "an anchor or alias"
@@ -73,7 +91,14 @@ class _Plain(get_yaml_loader()):  # type: ignore[misc]
                 None, None, f"{what} is refused in a file that was opened without trust",
                 event.start_mark,
             )  # fmt: skip
-        return super().compose_node(parent, index)
+        return super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+
+
+_Plain.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
 
 
 def _interpolations(value: Any, path: str) -> Iterator[str]:

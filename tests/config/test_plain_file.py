@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from sslengine.config.plain_file import LARGEST, read_plain
 from sslengine.config.show import show
@@ -25,6 +26,16 @@ def test_what_a_run_writes_is_read_as_it_was(tmp_path: Path) -> None:
     assert not_read == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["1e-4", "1.5e3", ".5E+2", "-2e6", "1_0e1", "12", "0x1f", "1e", "e4", "2026-11-22", "on"],
+)
+def test_scalars_mean_what_they_mean_in_all_our_yaml(tmp_path: Path, text: str) -> None:
+    tree, _ = _read(tmp_path, f"config: {{a: {text}}}")
+    ours = OmegaConf.create(f"a: {text}").a
+    assert (tree["config"], type(tree["config"]["a"])) == ({"a": ours}, type(ours))  # type: ignore[index]
+
+
 def test_interpolations_stay_text_and_are_named(tmp_path: Path) -> None:
     text = "config:\n  A: [{b: '${oc.env:HOME}/x'}, $y]\n  C: ${config.A}\n  D: '$${x}'\n"
     tree, not_read = _read(tmp_path, text)
@@ -42,7 +53,7 @@ def test_interpolations_stay_text_and_are_named(tmp_path: Path) -> None:
         ("config: {a: !!set {b, c}}", "the tag tag:yaml.org,2002:set is refused"),
         ("config: {a: !mine 1}", "the tag !mine is refused"),
         ("config: {a: &x [1], b: *x}", "an anchor or alias is refused .*\n.*line 1, column 13"),
-        ("config: {a: 1, a: 2}", "found duplicate key a"),
+        ("config: {a: 1, a: 2}", "the key a stands there twice"),
         ("config: {a: [", "not plain YAML: while parsing"),
         ("config: " + "[" * 600, "not plain YAML"),
         ("a: 1\n--- \nb: 2", "not plain YAML: expected a single document"),

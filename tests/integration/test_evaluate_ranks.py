@@ -6,6 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.engines.test_evaluate import FROZEN, SHAPES
 from tests.integration.command import COMMAND, write_config
 
@@ -39,8 +41,9 @@ evaluate.linear_probe = slow
 """
 
 
+@pytest.mark.slow
 def test_a_probe_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> None:
-    ranks = {"DISTRIBUTED": {"BACKEND": "gloo", "NUM_PROC_PER_NODE": 2, "TIMEOUT_MINUTES": 0.2}}
+    ranks = {"DISTRIBUTED": {"BACKEND": "gloo", "NUM_PROC_PER_NODE": 2, "TIMEOUT_MINUTES": 0.5}}
     few = {"DATA__TRAIN__DATA_LIMIT": 24, "OPTIMIZER__num_epochs": 1}
     write_config(tmp_path, **{**SHAPES, **few})
     _run(tmp_path, "config.CHECKPOINT.DIR=run")

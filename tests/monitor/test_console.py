@@ -115,7 +115,8 @@ def test_a_warning_in_mid_epoch_is_above_the_bar_and_leaves_none_behind(
         close_log()
     assert bar.startswith("train 1/1 ")
     *told, odd, phase = Terminal(width).feed(out.getvalue()).shown
-    assert " ".join(line.strip() for line in told) == f"WARNING: {warning}"
+    # Where lines are cut is rich's business.
+    assert "".join("".join(told).split()) == f"WARNING: {warning}".replace(" ", "")
     assert all(len(line) <= width for line in told)
     assert [odd, phase] == ["WARNING: odd", "train 1/1  loss 1"]
 
