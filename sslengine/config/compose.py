@@ -117,13 +117,16 @@ class _GroupFolder(FileConfigSource):  # type: ignore[misc]
             return super().load_config(inside)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}: not UTF-8 text ({error}). Save it as UTF-8.") from error
-        except RecursionError as error:
+        except (RecursionError, OmegaConfBaseException, YAMLError) as error:
+            # OmegaConf has an error of its own since 2.4.
+            endless = isinstance(error, RecursionError) or "recursive aliases" in str(error)
+            why = (
+                "an alias (*NAME) stands inside what it refers to (&NAME), or values are nested "
+                "too deeply."
+            )
             raise ConfigError(
-                f"{file}: an alias (*NAME) stands inside what it refers to (&NAME), or values are "
-                f"nested too deeply."
+                f"{file}: {why if endless else f'not valid YAML. {error}'}"
             ) from error
-        except (OmegaConfBaseException, YAMLError) as error:
-            raise ConfigError(f"{file}: not valid YAML. {error}") from error
 
     def is_group(self, config_path: str) -> bool:
         inside = self._inside(config_path)

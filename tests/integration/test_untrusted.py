@@ -287,7 +287,9 @@ _PASSED_OVER = (resolver_of_the_users, copy_to_elsewhere)
 
 @pytest.fixture(autouse=True)
 def _users_own(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[None]:
-    OmegaConf.register_new_resolver("test_touch", lambda path: open(path, "w").close() or 0)
+    # Called otherwise since OmegaConf 2.4.
+    register = getattr(OmegaConf, "register_resolver", OmegaConf.register_new_resolver)
+    register("test_touch", lambda path: open(path, "w").close() or 0)
     if "place" in request.fixturenames:
         monkeypatch.setenv("HOSTILE", f"{request.getfixturevalue('place').module}:Loss")
     yield
