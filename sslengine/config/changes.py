@@ -48,8 +48,8 @@ def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> 
 
     now: as it would be stored (stored.py).
 
-    Values that follow from others are left out, and where the run lives, and keys that an earlier
-    version accepted although nothing read them.
+    Values that follow from others are left out, and where the run lives; keys that an earlier
+    version accepted although nothing read them; and keys that it did not have, at their defaults.
     """
     tree = yaml.safe_load(before) or {}  # type: ignore[no-untyped-call]
     new = dict(_leaves(now))
@@ -61,9 +61,18 @@ def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> 
     found = []
     for path in dict.fromkeys((*new, *old)):
         derived = origins.get(f"config.{path}", "").startswith("derived:")
-        if old.get(path) != new.get(path) and not derived and not _below(path, ("CHECKPOINT",)):
+        later = path not in old and not _is_given(path, origins)
+        if derived or later or _below(path, ("CHECKPOINT",)):
+            continue
+        if old.get(path) != new.get(path):
             found.append(Change(path, old.get(path, "not set"), new.get(path, "not set")))
     return found
+
+
+def _is_given(path: str, origins: Mapping[str, str]) -> bool:
+    """Somebody has given it, or a section that it stands in; else it is a default."""
+    words = f"config.{path}".split(".")
+    return any(".".join(words[:count]) in origins for count in range(2, len(words) + 1))
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

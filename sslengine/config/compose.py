@@ -120,13 +120,13 @@ class _GroupFolder(FileConfigSource):  # type: ignore[misc]
         except (RecursionError, OmegaConfBaseException, YAMLError) as error:
             # OmegaConf has an error of its own since 2.4.
             endless = isinstance(error, RecursionError) or "recursive aliases" in str(error)
-            why = (
-                "an alias (*NAME) stands inside what it refers to (&NAME), or values are nested "
-                "too deeply."
-            )
-            raise ConfigError(
-                f"{file}: {why if endless else f'not valid YAML. {error}'}"
-            ) from error
+            why = f"not valid YAML. {error}"
+            if endless:
+                why = (
+                    "an alias (*NAME) stands inside what it refers to (&NAME), or values are "
+                    "nested too deeply."
+                )
+            raise ConfigError(f"{file}: {why}") from error
 
     def is_group(self, config_path: str) -> bool:
         inside = self._inside(config_path)

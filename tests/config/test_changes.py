@@ -60,6 +60,16 @@ def test_a_key_that_came_or_went() -> None:
     assert found["LOG_FREQUENCY"].before == "not set"
 
 
+def test_a_key_that_came_is_a_change_only_if_it_is_given() -> None:
+    """As of a run that an earlier version began, whose schema was without the key."""
+    default = resolved()
+    old = "".join(line for line in show(default).splitlines(True) if "INPUT_TYPE" not in line)
+    assert changes(old, as_stored(default.config, default.texts), default.origins) == []
+    given = resolved(MODEL__INPUT_TYPE="bgr")
+    (change,) = changes(old, as_stored(given.config, given.texts), given.origins)
+    assert (str(change), change.allowed) == ("config.MODEL.INPUT_TYPE: not set -> bgr", False)
+
+
 def test_a_key_that_nothing_read_may_go() -> None:
     new = resolved()
     old = show(new).replace("XCIT:", "XCIT:\n        QK_SCALE: false", 1)
