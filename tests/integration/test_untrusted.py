@@ -20,6 +20,7 @@ from typing import Any
 
 import hydra.utils
 import numpy as np
+import omegaconf
 import pytest
 import torch
 import yaml
@@ -287,8 +288,9 @@ _PASSED_OVER = (resolver_of_the_users, copy_to_elsewhere)
 
 @pytest.fixture(autouse=True)
 def _users_own(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[None]:
-    # Called otherwise since OmegaConf 2.4.
-    register = getattr(OmegaConf, "register_resolver", OmegaConf.register_new_resolver)
+    # In 2.4 the two names have changed places: the other one warns.
+    new = omegaconf.__version__.startswith("2.3")
+    register = OmegaConf.register_new_resolver if new else OmegaConf.register_resolver
     register("test_touch", lambda path: open(path, "w").close() or 0)
     if "place" in request.fixturenames:
         monkeypatch.setenv("HOSTILE", f"{request.getfixturevalue('place').module}:Loss")
