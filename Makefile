@@ -13,8 +13,8 @@ $(error $(VENV) has another Python than $(PYTHON): make clean, or say VENV=.venv
 endif
 endif
 # Stealing keeps the tests of a module, and what they share, in one process for the most part.
-# One process more than a small machine's cores: many tests wait for other processes.
-PARALLEL = -n 3 --dist worksteal
+# Two processes more than a small machine's cores: many tests wait for other processes.
+PARALLEL = -n 4 --dist worksteal
 RUN = $(VENV)/bin/python tools/run_distributed_engines.py
 
 help:

@@ -143,9 +143,13 @@ def test_every_file_of_vissl_composes_and_builds(tmp_path: Path) -> None:
         _is_known(name, problem)
 
 
-def _trial(*arguments: str) -> Any:
-    """`config=NAME` and parts, then what makes it small; the name of the test is the first."""
-    return pytest.param(arguments, id=" ".join(each.split("/")[-1] for each in arguments[:2]))
+def _trial(*arguments: str, slow: bool = False) -> Any:
+    """`config=NAME` and parts, then what makes it small; the name of the test is the first.
+
+    slow: it takes long, and another of its method is quick.
+    """
+    name = " ".join(each.split("/")[-1] for each in arguments[:2])
+    return pytest.param(arguments, id=name, marks=pytest.mark.slow if slow else ())
 
 
 @needs_vissl
@@ -153,11 +157,11 @@ def _trial(*arguments: str) -> Any:
     "arguments",
     [
         _trial("config=pretrain/simclr/simclr_8node_resnet", ONE_CROP),
-        _trial("config=pretrain/simclr/simclr_4node_resnet", ONE_CROP),
+        _trial("config=pretrain/simclr/simclr_4node_resnet", ONE_CROP, slow=True),
         _trial("config=pretrain/simclr/simclr_8node_resnet",
                "+config/pretrain/simclr/transforms=multicrop_2x160_4x96", f"{MULTI_CROP}=[48,32]"),
         _trial("config=pretrain/simclr/simclr_8node_resnet",
-               "+config/pretrain/simclr/models=resnext101", ONE_CROP),
+               "+config/pretrain/simclr/models=resnext101", ONE_CROP, slow=True),
         _trial("config=pretrain/simclr/simclr_8node_resnet", "config.MODEL.TRUNK.RESNETS.DEPTH=18",
                "config.MODEL.HEAD.PARAMS=[[mlp,{dims:[512,16]}]]", ONE_CROP),
         _trial("config=pretrain/supervised/supervised_8gpu_resnet",
@@ -173,8 +177,8 @@ def _trial(*arguments: str) -> Any:
         _trial("config=pretrain/dino/dino_16gpus_deits16", DINO_HEAD, f"{MULTI_CROP}=[32,16]"),
         _trial("config=pretrain/dino/dino_16gpus_deits16_fsdp", DINO_HEAD, f"{MULTI_CROP}=[32,16]"),
         _trial("config=pretrain/dino/dino_16gpus_xcit_small_12_p16", DINO_HEAD,
-               f"{MULTI_CROP}=[32,16]"),
-        _trial("config=pretrain/npid/npid_8gpu_resnet", ONE_CROP),
+               f"{MULTI_CROP}=[32,16]", slow=True),
+        _trial("config=pretrain/npid/npid_8gpu_resnet", ONE_CROP, slow=True),
         _trial("config=pretrain/npid/npid++_4nodes_resnet", ONE_CROP),
         _trial("config=pretrain/pirl/pirl_jigsaw_4node_resnet50",
                "config.DATA.TRAIN.TRANSFORMS.0.crop_size_image=64",
