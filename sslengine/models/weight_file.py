@@ -50,7 +50,7 @@ def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) 
         raise _refusal(path, str(error)) from error
     except Exception as error:  # bytes that are no pickle raise anything
         raise CheckpointError(
-            f"{path} is damaged or no weights file: {_first_line(error)}"
+            f"{path} is damaged or no weights file: {first_line(error)}"
         ) from error
 
 
@@ -70,7 +70,7 @@ def _read_shards(folder: Path, peers: Peers | None) -> Any:
         return read_folder(folder, peers)
     except Exception as error:
         raise CheckpointError(
-            f"{folder} is damaged or no sharded checkpoint: {_first_line(error)}"
+            f"{folder} is damaged or no sharded checkpoint: {first_line(error)}"
         ) from error
 
 
@@ -85,5 +85,5 @@ def _refusal(path: Path, says: str) -> CheckpointError:
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -26,7 +26,7 @@ from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsIn
 from sslengine.models.positions import fit_positions
 from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.vissl_names import from_vissl, to_vissl
-from sslengine.models.weight_file import NeedsCodeError, read_weights
+from sslengine.models.weight_file import NeedsCodeError, first_line, read_weights
 
 LOG = logging.getLogger("sslengine")
 WHERE = "config.MODEL.WEIGHTS_INIT"
@@ -135,7 +135,7 @@ def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
             given = _without(trunk.library_weights(trunk.in_chans or RGB), skipped)
     except Exception as error:  # without a network there are many
         raise CheckpointError(
-            f"{where}: {source} cannot be fetched: {_first_line(error)}\n  Where there is no "
+            f"{where}: {source} cannot be fetched: {first_line(error)}\n  Where there is no "
             f"network, copy the file here and set {WHERE}.PARAMS_FILE."
         ) from error
     expected = _without(dict(trunk.state_dict()), skipped)
@@ -388,10 +388,6 @@ def _copy(
 ) -> None:
     for name in names:
         copy_into(expected[name], given[name])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _log(loaded: Loaded, unused: list[str], path: str) -> None:

@@ -85,7 +85,7 @@ class PartsOfConfig:
         sharded = build.in_shards(config)
         precision = build.build_run_precision(config, device)
         train_step = build.build_train_step(config)
-        optimizer = self._optimizer(train_step, model, loss, plan)
+        optimizer = self._optimizer(train_step, learner, model, loss, plan)
         exchange = self._exchange(train_step, learner, loss)
         _start_alike(loss)
         optimizer.prepare(precision, model)
@@ -100,7 +100,7 @@ class PartsOfConfig:
             before_phase=verbs(loss, "before_phase"),
             after_backward=verbs(loss, "after_backward"), after_update=verbs(loss, "after_update"),
             train_step_function=train_step, optimizer=optimizer, precision=precision,
-            exchange=exchange, compression=compression, sharded=sharded,
+            exchange=exchange, compression=compression,
             peers=Peers() if sharded or any(map(is_sharded, loss.buffers())) else None,
             meters=all_meters, train_meters=all_meters if meters.enable_training_meter else [],
             own_hooks=own_hooks, hooks=[*own_hooks, *self.hooks_of_run()],
@@ -132,9 +132,10 @@ class PartsOfConfig:
             build.shard_model(self.config, model, loss, self.device)
         return model, loss
 
-    def _optimizer(self, train_step: Any, model: nn.Module, loss: nn.Module, plan: Plan) -> Any:
+    def _optimizer(
+        self, train_step: Any, learner: nn.Module, model: nn.Module, loss: nn.Module, plan: Plan
+    ) -> Any:
         """The train step's own, if it makes any (several of them)."""
-        learner = learner_of(model, loss)
         own = getattr(train_step, "build_optimizer", None)
         made = (
             self.optimizer(learner, plan.epochs)

@@ -50,7 +50,6 @@ class Parts:
     precision: Precision
     exchange: Exchange
     compression: Compression | None
-    sharded: bool
     peers: Peers | None
     meters: list[Any]
     train_meters: list[Any]

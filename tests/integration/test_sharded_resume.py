@@ -1,4 +1,4 @@
-"""Runs in shards that are stopped and continue, on as many ranks or on others."""
+"""Sharded runs that are stopped and resume, on as many ranks or on others."""
 
 from __future__ import annotations
 

@@ -110,21 +110,21 @@ CONTRACTS = {
 WAYS: dict[str, dict[str, Any]] = {
     "by hand": {"DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
     "accumulated": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
-    "in shards": SHARDED,
+    "sharded": SHARDED,
 }
-OFTEN = {"nnclr": "by hand", "clip_like": "accumulated", "ibot": "in shards"}
+OFTEN = {"nnclr": "by hand", "clip_like": "accumulated", "ibot": "sharded"}
 # A temperature that is a single number cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
     pytest.param(
         method, way, id=f"{method}, {way}",
         marks=[
-            *([needs_shards] if way == "in shards" else []),
+            *([needs_shards] if way == "sharded" else []),
             *([] if OFTEN[method] == way else [pytest.mark.slow]),
         ],
     )
     for method in RUNS
     for way in WAYS
-    if (method, way) != ("clip_like", "in shards")
+    if (method, way) != ("clip_like", "sharded")
 ]  # fmt: skip
 
 
