@@ -89,7 +89,7 @@ def end_fork_server() -> None:
 class RankPool:
     # Imported by the server that ranks are forked from: what most of them need, and takes seconds.
     imported: ClassVar[tuple[str, ...]] = (
-        "sslengine.data.plan.compiled",
+        "sslengine.data.augment.backends.compiled",
         "sslengine.testing.runs",
     )
     # Is every warning on a rank an error?
