@@ -54,11 +54,6 @@ class Transform:
         raise NotImplementedError
 
     @staticmethod
-    def count_views(*_: Any, **arguments: Any) -> int:
-        """How many views of an image it makes, with these arguments."""
-        return 1
-
-    @staticmethod
     def through(sample: Sample, indices: Sequence[int], change: Callable[[Any], Any]) -> None:
         """How a sample goes through it. change: the transform, or what stands for it."""
         images = sample["data"]
@@ -89,6 +84,11 @@ class MakesKeys(Transform):
 class MakesViews(Transform):
     """Returns several images, which all stay images of the sample; label, data_idx and data_valid
     go with each of them."""
+
+    @staticmethod
+    def count_views(*_: Any, **arguments: Any) -> int:
+        """How many views of an image it makes, with these arguments."""
+        return 1
 
     @staticmethod
     def through(sample: Sample, indices: Sequence[int], change: Callable[[Any], Any]) -> None:
