@@ -1,4 +1,4 @@
-"""`HOOKS.PERF_STATS`: the time of each stage of a step, in the log."""
+"""`HOOKS.PERF_STATS`: log the time of each stage of a step."""
 
 from __future__ import annotations
 

@@ -74,11 +74,11 @@ class PartsOfConfig:
     def make(self) -> Parts:
         config, device = self.config, self.device
         seed = read(config, RunOptions).SEED_VALUE
-        startup.tell("reading data")
+        startup.announce("reading data")
         feeds = self._feeds()
         plan = self._plan(feeds)
         startup.mark("data")
-        startup.tell("building the model")
+        startup.announce("building the model")
         seed_all(seed)
         model, loss = self._networks(feeds)
         learner = learner_of(model, loss)
