@@ -32,7 +32,7 @@ def test_closed_until_the_block_ends_however_it_ends() -> None:
     assert not trust.is_closed()
     assert str(told.value) == (
         "run/config.yaml: config.LOSS.name: 'os:system' would be run. Refused, nothing was run: "
-        "what was opened may be anybody's. If it is your own: --trust-config (in Python "
+        "the file may come from anyone. If you trust it: --trust-config (in Python "
         "trust_config=True)."
     )
 
