@@ -42,8 +42,8 @@ def knn_votes(
     check_features("Nearest neighbours", train_features, train_labels, test_features)
     if not 1 <= k <= len(train_features):
         raise ConfigError(
-            f"Nearest neighbours: config.NEAREST_NEIGHBOR.TOPK is {k}, and there are only "
-            f"{len(train_features)} training features. Set it to at most as many."
+            f"Nearest neighbours: config.NEAREST_NEIGHBOR.TOPK: expected 1 to "
+            f"{len(train_features)}, the number of training features; got {k}."
         )
     train, test = _prepare(train_features, metric), _prepare(test_features, metric)
     votes = test.new_zeros(len(test), int(train_labels.max()) + 1, dtype=torch.float64)

@@ -138,6 +138,6 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     task.on_start()
     with pytest.raises(AttributeError, match="data_loader .* which training uses"):
         hook.hook.trainer.data_loader  # noqa: B018
-    with pytest.raises(AttributeError, match="checkpointer .* there are cfg, iter, max_iter"):
+    with pytest.raises(AttributeError, match="checkpointer .* available are cfg, iter, max_iter"):
         hook.hook.trainer.checkpointer  # noqa: B018
     task.close()

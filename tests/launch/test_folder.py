@@ -18,7 +18,7 @@ def test_the_runs_folder(tmp_path: Path) -> None:
 def test_a_folder_per_run_id_needs_an_id_that_stays() -> None:
     both = {"CHECKPOINT__DIR": "a", "CHECKPOINT__APPEND_DISTR_RUN_ID": True}
     assert run_folder(resolved(**both, DISTRIBUTED__RUN_ID="h:1").config) == Path("a/h_1")
-    with pytest.raises(ConfigError, match="RUN_ID of your own"):
+    with pytest.raises(ConfigError, match="set config.DISTRIBUTED.RUN_ID"):
         run_folder(resolved(**both).config)
 
 

@@ -43,7 +43,7 @@ def run_node(resolved, plan):
 
 local.run_node = run_node
 module._SIGNAL_DELAY = 0.1
-module._END_COMES = 0.1
+module._END_DELAY = 0.1
 asked = []
 module.ask = lambda *command: os._exit(9) if sys.argv[2] == "killed" else asked.append(command)
 try:
