@@ -5,10 +5,10 @@
     python tools/perf_measurement/bench_end_to_end.py --case jpeg224       224 px from 500x375 JPEGs
 
 Both train on the same files, with the same network, views, batch, number of loader workers and
-threads: a ResNet-10 of a quarter of the width and a projection of two layers. Each is configured as
-its users have it: lightly's SimCLRTransform, NTXentLoss and a Trainer without checkpoints and logger;
-our quickstart, with its checkpoints, metrics and hooks, channels-last as it sets it, and the `fast`
-extra. `--precision bf16` trains both under autocast.
+threads: a ResNet-10 of a quarter of the width and a projection of two layers. Each is configured
+as its users have it: lightly's SimCLRTransform, NTXentLoss and a Trainer without checkpoints and
+logger; our quickstart with its checkpoints, metrics and hooks, channels-last as it sets it, and
+the `fast` extra. `--precision bf16` trains both under autocast.
 
 They take turns, each in processes of its own. The first epoch (start-up, compiling, caches) is not
 counted. Needs `pip install 'sslengine[bench]'`; the 48 px case reads Fashion-MNIST where Debian's
