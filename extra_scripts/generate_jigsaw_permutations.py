@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sslengine.data.permutations import MOST_PIECES, Permutations, distinct_permutations
+from sslengine.data.augment.permutations import MOST_PIECES, Permutations, distinct_permutations
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

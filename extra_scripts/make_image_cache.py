@@ -37,10 +37,10 @@ from PIL import Image
 
 from sslengine import catalog
 from sslengine.atomic import whole_file, write_whole
-from sslengine.data.decoding import NarrowedError
+from sslengine.data.decode.decoding import NarrowedError
+from sslengine.data.decode.pixel_range import FORMS
+from sslengine.data.loading.progress import Progress
 from sslengine.data.options import SplitOptions
-from sslengine.data.pixel_range import FORMS
-from sslengine.data.progress import Progress
 from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.image_cache import MANIFEST, PLAN, VERSION, part_name
 from sslengine.errors import ConfigError, DataError, SSLEngineError

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sslengine.data.loader import WORKER_MODULES
+from sslengine.data.loading.loader import WORKER_MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "run_distributed_engines.py"

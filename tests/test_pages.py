@@ -75,9 +75,7 @@ DECLARED = [*ROOT.glob("sslengine/launch/*.py"), *ROOT.glob("sslengine/predictor
 @page
 def test_flags_of_commands_exist(page: Path) -> None:
     text = page.read_text().replace("\\\n", " ")
-    command = (
-        r"(?<![\w/])((?:tools|extra_scripts)/[\w/]+\.py|bench_\w+\.py|scaling\.py)\b([^`\n|]*)"
-    )
+    command = r"(?<![\w/])((?:tools|extra_scripts)/[\w/]+\.py|bench_\w+\.py)\b([^`\n|]*)"
     for script, arguments in re.findall(command, text):
         (file,) = [each for each in SCRIPTS if each.name == Path(script).name]
         sources = [*file.parent.glob(f"{file.stem}*.py"), *DECLARED]

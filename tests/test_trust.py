@@ -13,7 +13,7 @@ import torch
 
 from sslengine import trust
 from sslengine.config.options import DistributedOptions
-from sslengine.data.loader import prepare_worker
+from sslengine.data.loading.loader import prepare_worker
 from sslengine.errors import UntrustedError
 from sslengine.launch.plan import make_plan
 from sslengine.launch.rank import run_rank

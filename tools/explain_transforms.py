@@ -37,14 +37,14 @@ from torchvision.transforms import Normalize
 from sslengine import catalog
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
-from sslengine.data.collators import image_keys
-from sslengine.data.dataset import Samples, SSLDataset, collate_seeded
+from sslengine.data.batch.collators import image_keys
+from sslengine.data.loading.dataset import Samples, SSLDataset, collate_seeded
+from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.plan.backend import Backend
 from sslengine.data.plan.explain import explain, why_floats
 from sslengine.data.plan.finish import is_uint8
 from sslengine.data.plan.view import View
-from sslengine.data.seeding import seed_sample
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
 from sslengine.data.transforms.pipeline import Pipeline, Sample

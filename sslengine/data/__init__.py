@@ -49,7 +49,7 @@ TRANSFORMS.declare(
 )
 
 COLLATORS.declare(
-    "sslengine.data.collators",
+    "sslengine.data.batch.collators",
     "default_collate",
     "simclr_collator",
     "multicrop_collator",
@@ -59,8 +59,8 @@ COLLATORS.declare(
     "ibot_multicrop_masking_collator",
     "identity_collator",
 )
-COLLATORS.declare("sslengine.data.mixing", "cutmixup_collator", "multicrop_mixup_collator")
-COLLATORS.declare("sslengine.data.one_hot_targets", "targets_one_hot_default_collator")
+COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")
+COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_default_collator")
 
 AUGMENT_BACKENDS.declare("sslengine.data.plan.pil", "pil")
 AUGMENT_BACKENDS.declare("sslengine.data.plan.compiled", "numba")

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from sslengine.data.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
-from sslengine.data.classes import Classes
-from sslengine.data.collators import Batch, image_keys
-from sslengine.data.dataset import UNREADABLE, SSLDataset
-from sslengine.data.device_prefetch import on_device
-from sslengine.data.invalid import InvalidSamples
-from sslengine.data.loader import Loader
+from sslengine.data.batch.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
+from sslengine.data.batch.collators import Batch, image_keys
+from sslengine.data.batch.samplers import BatchSampler, DistributedBatchSampler, OrderedBatchSampler
+from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
+from sslengine.data.loading.device_prefetch import on_device
+from sslengine.data.loading.invalid import InvalidSamples
+from sslengine.data.loading.loader import Loader
+from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.samplers import BatchSampler, DistributedBatchSampler, OrderedBatchSampler
 from sslengine.errors import ConfigError
 from sslengine.registry import COLLATORS
 
@@ -161,7 +161,7 @@ class DataFeed:
                 f"{self.where}.COLLATE_FUNCTION: {collator} may look at pixels, and with "
                 f"config.DATA.AUGMENT_BACKEND=device they are made after it. Choose another "
                 f"back-end; or if it is a collator of your own that only moves images, mark it "
-                f"with sslengine.data.collators.only_moves."
+                f"with sslengine.data.batch.collators.only_moves."
             )
         if self._arrival is None:
             logger.warning(

@@ -22,18 +22,18 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
-from sslengine.data.collators import Batch
-from sslengine.data.dataset import Samples
-from sslengine.data.device_prefetch import on_device
-from sslengine.data.loader import Loader
-from sslengine.data.options import DataOptions
-from sslengine.data.samplers import (
+from sslengine.data.batch.collators import Batch
+from sslengine.data.batch.samplers import (
     BatchSampler,
     DistributedBatchSampler,
     OrderedBatchSampler,
     ShuffledBatchSampler,
 )
-from sslengine.data.seeding import SampleKey, seed_batch, seed_sample, streams_kept
+from sslengine.data.loading.dataset import Samples
+from sslengine.data.loading.device_prefetch import on_device
+from sslengine.data.loading.loader import Loader
+from sslengine.data.loading.seeding import SampleKey, seed_batch, seed_sample, streams_kept
+from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import DataError

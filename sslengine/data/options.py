@@ -9,7 +9,7 @@ from typing import Any
 from sslengine.config.arguments import argument_problems
 from sslengine.config.fast import why_not
 from sslengine.config.sections import named, one_of, section
-from sslengine.data.pixel_range import PixelRange
+from sslengine.data.decode.pixel_range import PixelRange
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
 # Options of a split that have an effect with some sources alone; see DataSource.reads.

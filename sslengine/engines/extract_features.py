@@ -21,7 +21,7 @@ from sslengine.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.classes import Classes
+from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank

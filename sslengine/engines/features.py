@@ -16,8 +16,8 @@ from sslengine.checkpoint import files
 from sslengine.checkpoint.resume import newest_path
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.classes import Classes
 from sslengine.data.feed import DataFeed
+from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size

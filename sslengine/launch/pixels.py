@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sslengine.config.resolve import Resolved, settled
-from sslengine.data.pixel_format import OF_MODE
+from sslengine.data.decode.pixel_format import OF_MODE
 from sslengine.task.channels import look_at_data
 
 RGB = 3

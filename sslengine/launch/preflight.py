@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from sslengine.config.options import RunOptions, TrainerOptions
 from sslengine.config.sections import read
-from sslengine.data import current_sample
+from sslengine.data.loading import current_sample
+from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.models.model import Model

@@ -19,7 +19,7 @@ from sslengine.config.options import (
 )
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
-from sslengine.data.loader import boot_server
+from sslengine.data.loading.loader import boot_server
 from sslengine.data.options import DataOptions
 from sslengine.distributed import flight_recorder, process_group
 from sslengine.distributed.device import pick_device

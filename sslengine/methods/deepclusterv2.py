@@ -29,13 +29,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
-from sslengine.data.seeding import epoch_generator
+from sslengine.data.loading.seeding import epoch_generator
 from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import fetch, own_rows, within
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.kmeans import spherical_kmeans
-from sslengine.losses.memory import expect_sample_index, overwrite, zero_rows
+from sslengine.losses.memory import (
+    expect_sample_index,
+    is_shared,
+    overwrite,
+    sharding_named,
+    zero_rows,
+)
 from sslengine.methods.base import Method, Step
 from sslengine.registry import register_loss
 
@@ -50,10 +56,12 @@ class ClusteredMemory:
     # Numbers of the crops in the memory. Divisions use them in turn.
     crops_for_mb: list[int] = field(default_factory=lambda: [0])
     embedding_dim: int = 128
-    # Each rank holds a shard of the rows.
-    sharded: bool = False
+    # Each rank holds a shard of the rows. auto: if the memory is larger than 1 GiB and there are
+    # several ranks.
+    sharded: bool | str = "auto"
 
     def check(self) -> Iterator[str]:
+        yield from sharding_named(self)
         if not self.crops_for_mb:
             yield "crops_for_mb: expected one or more numbers of crops; got none."
         if self.embedding_dim < 1:
@@ -106,7 +114,7 @@ class DeepClusterLoss(Method):
         self.crops = options.memory_params.crops_for_mb
         dim = options.memory_params.embedding_dim
         # One row for each sample; `filled` marks rows with an embedding.
-        shared = options.memory_params.sharded
+        shared = is_shared(options.memory_params.sharded, samples, len(self.crops), dim)
         self.register_buffer("memory", zero_rows(samples, len(self.crops), dim, shared=shared))
         self.register_buffer("filled", torch.zeros(samples, dtype=torch.bool))
         divisions = len(options.num_clusters)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.atomic import whole_file
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.models.weight_file import expect_file
 
 log = logging.getLogger("sslengine")

@@ -22,9 +22,9 @@ from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
-from sslengine.data.dataset import SSLDataset
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions
-from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import ConfigError
 

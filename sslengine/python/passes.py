@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
-from sslengine.data.collators import Batch
+from sslengine.data.batch.collators import Batch
 from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, rows_of
 from sslengine.distributed.collectives import gather_objects, sum_in_place
 from sslengine.errors import DataError, TrainingError

@@ -15,9 +15,9 @@ from sslengine.config.facts import RunFacts, run_facts
 from sslengine.config.options import SHARDED_TASK, DistributedOptions, RunOptions, TrainerOptions
 from sslengine.config.sections import read
 from sslengine.config.sharding import is_sharded
-from sslengine.data.classes import Classes
 from sslengine.data.feed import DataFeed
-from sslengine.data.labels import standard_labels
+from sslengine.data.manifest.classes import Classes
+from sslengine.data.manifest.labels import standard_labels
 from sslengine.data.options import DataOptions
 from sslengine.data.sources.base import build_sources
 from sslengine.distributed import data_parallel, sharding

@@ -9,14 +9,14 @@ from omegaconf import DictConfig
 
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.options import DataOptions
-from sslengine.data.pixel_format import (
+from sslengine.data.decode.pixel_format import (
     OF_MODE,
     PixelFormat,
     output_channels,
     probe,
     tells_something,
 )
+from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError
 from sslengine.models.options import ModelOptions
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint.rng import rng_state
-from sslengine.data.collators import image_keys
+from sslengine.data.batch.collators import image_keys
 from sslengine.data.feed import DataFeed
+from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import build_sources
 from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.registry import COLLATORS

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sslengine.data.collators import default_collate, only_moves
+from sslengine.data.batch.collators import default_collate, only_moves
 from sslengine.data.sources.base import DataSource
 from sslengine.distributed.ranks import rank
 from sslengine.hooks.events import Hook

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from sslengine.config.fast import why_not
-from sslengine.data.collators import Batch
+from sslengine.data.batch.collators import Batch
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import (
     DataOptions,

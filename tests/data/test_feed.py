@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from sslengine.data.collators import Batch
-from sslengine.data.dataset import Samples, collate_seeded
+from sslengine.data.batch.collators import Batch
 from sslengine.data.feed import DataFeed
-from sslengine.data.invalid import FEWEST
+from sslengine.data.loading.dataset import Samples, collate_seeded
+from sslengine.data.loading.invalid import FEWEST
+from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.seeding import seed_sample
 from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.errors import DataError
 from sslengine.registry import COLLATORS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision.transforms.functional import to_tensor
 
-from sslengine.data.permutations import distinct_permutations
+from sslengine.data.augment.permutations import distinct_permutations
 from sslengine.hooks.events import Hook
 from sslengine.trainer import loop
 from tests.task.runs import Stop, Watch, make_task, same, weights

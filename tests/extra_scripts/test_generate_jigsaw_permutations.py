@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from extra_scripts.generate_jigsaw_permutations import distances, main
-from sslengine.data.permutations import distinct_permutations
+from sslengine.data.augment.permutations import distinct_permutations
 from sslengine.data.transforms.jigsaw import ShuffleImgPatches
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from extra_scripts.make_file_lists import main
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 
 

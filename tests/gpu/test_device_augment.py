@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sslengine.data.device_prefetch import on_device
 from sslengine.data.feed import DataFeed
+from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.plan import ops
 from sslengine.data.plan.device.blur import blur, boxes

@@ -16,7 +16,6 @@ import pytest
 
 from tests.integration.command import ROOT
 from tests.ranks import free_port
-from tests.tools.test_scaling import scaling
 
 PATIENCE = 300  # seconds
 DOC = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
@@ -80,11 +79,5 @@ def test_all_commands_that_train_are_tried() -> None:
 
 
 def test_the_other_commands_exist() -> None:
-    """They take minutes: tests/tools/test_scaling.py runs short ones."""
     for text in re.findall(r"`(tools/\S+\.py)", DOC) + re.findall(r"python (tools/\S+\.py)", DOC):
         assert (ROOT / text).is_file(), text
-
-
-def test_the_table_is_what_the_tool_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    scaling.main(["table"])
-    assert capsys.readouterr().out in DOC

@@ -16,7 +16,7 @@ import torch
 from sslengine.checkpoint import files, retention
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.resolve import resolve
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.rank import run_rank

@@ -14,6 +14,12 @@ from sslengine.losses.info_nce import info_nce
 from tests.largest import Largest
 
 
+@pytest.fixture(params=[module.SMALL, 0], ids=["small", "large"], autouse=True)
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own operations, and some anchors at a time."""
+    monkeypatch.setattr(module, "SMALL", request.param)
+
+
 def _by_the_formula(
     anchors: Tensor, candidates: Tensor, positives: list[int], temperature: float,
     excluded: list[int] | None,
@@ -111,6 +117,7 @@ def test_at_any_size_of_the_parts(at_once: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL", 64 * 400 - 1)
     monkeypatch.setattr(module, "AT_ONCE", 2000)
     anchors, candidates = _unit(64, 4, 0).requires_grad_(), _unit(400, 4, 1).requires_grad_()
     with Largest() as made:

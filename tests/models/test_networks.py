@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from extra_scripts.convert_weights import main as convert
 from sslengine.config.facts import RunFacts
 from sslengine.config.sections import read
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.extract_features import extract_features

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms import functional as T
 
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import SplitOptions
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from tools.perf_measurement import bench_paths
 from tools.perf_measurement.bench_paths import make_paths, mappings, memory, processes

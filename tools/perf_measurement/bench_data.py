@@ -39,7 +39,7 @@ from torchvision.transforms import v2
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.fast import why_not
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.plan.backend import build_backend

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sslengine.data.collators import Batch
+from sslengine.data.batch.collators import Batch
 from sslengine.data.plan.backend import Backend
 from sslengine.data.plan.finish import FinishOn, is_uint8
 

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from sslengine.config.fast import best_backend, why_not
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.plan.ops import Op
 from sslengine.data.plan.view import Source
 from sslengine.errors import ConfigError

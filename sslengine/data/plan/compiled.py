@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.plan import ops as plain
 from sslengine.data.plan.backend import Backend
 from sslengine.data.plan.kernels_blur import blur, box_of

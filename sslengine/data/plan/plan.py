@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.plan.arrival import Arrival
 from sslengine.data.plan.backend import Backend
 from sslengine.data.plan.draws import draw_of

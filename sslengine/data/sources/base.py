@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
-from sslengine.data.retries import retried
+from sslengine.data.sources.retries import retried
 from sslengine.errors import DataError
 from sslengine.registry import DATA_SOURCES
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.data.index_cache import string_arrays
+from sslengine.data.manifest.index_cache import string_arrays
 from sslengine.errors import DataError
 
 NO_CLASS = -1

@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.data.index_cache import Found, Index, indexed, stamp
+from sslengine.data.manifest.index_cache import Found, Index, indexed, stamp
+from sslengine.data.manifest.shared_paths import by_folder, path_arrays
 from sslengine.data.options import SplitOptions
-from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import all_known
 from sslengine.data.sources.folder_scan import find_images

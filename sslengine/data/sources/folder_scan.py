@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sslengine.data.index_cache import Found, Stamp, stamp, string_arrays
-from sslengine.data.progress import Progress
-from sslengine.data.shared_paths import path_arrays
+from sslengine.data.loading.progress import Progress
+from sslengine.data.manifest.index_cache import Found, Stamp, stamp, string_arrays
+from sslengine.data.manifest.shared_paths import path_arrays
 from sslengine.data.sources.class_numbers import NO_CLASS
 from sslengine.data.sources.regular_file import kind_of
 from sslengine.errors import DataError, readable

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.options import SplitOptions
-from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.paths import data_path, how_far
 from sslengine.errors import DataError

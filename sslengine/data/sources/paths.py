@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sslengine.data.local_copy import local_copy
+from sslengine.data.manifest.local_copy import local_copy
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, listing, nearest
 from sslengine.trust import is_closed

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslengine.data.index_cache import Found, stamp
+from sslengine.data.manifest.index_cache import Found, stamp
+from sslengine.data.manifest.shared_paths import by_folder, path_arrays
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
-from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.disk import ListedFiles
 from sslengine.errors import DataError

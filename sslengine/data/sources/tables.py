@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.data.index_cache import Found, stamp
+from sslengine.data.loading.progress import Progress
+from sslengine.data.manifest.index_cache import Found, stamp
+from sslengine.data.manifest.shared_paths import by_folder, path_arrays
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
-from sslengine.data.progress import Progress
-from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.class_numbers import ClassNumbers, all_known
 from sslengine.data.sources.disk import ListedFiles
 from sslengine.errors import DataError, listing, nearest

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.data.index_cache import Found, indexed, stamp, string_arrays
+from sslengine.data.loading.progress import Progress
+from sslengine.data.manifest.index_cache import Found, indexed, stamp, string_arrays
+from sslengine.data.manifest.shared_paths import by_folder, path_arrays
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
-from sslengine.data.progress import Progress
-from sslengine.data.shared_paths import by_folder, path_arrays
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.braces import expand_braces
 from sslengine.data.sources.class_numbers import ClassNumbers, all_known

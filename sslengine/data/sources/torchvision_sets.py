@@ -13,8 +13,8 @@ import torchvision.datasets
 from numpy.typing import NDArray
 from PIL import Image
 
+from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.options import SplitOptions
-from sslengine.data.shared import SharedArray
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.paths import data_path
 from sslengine.errors import DataError, nearest

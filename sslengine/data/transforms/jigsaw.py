@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sslengine.data.permutations import Permutations, distinct_permutations
+from sslengine.data.augment.permutations import Permutations, distinct_permutations
 from sslengine.registry import register_transform
 
 GENERATOR = "extra_scripts/generate_jigsaw_permutations.py"

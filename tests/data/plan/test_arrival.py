@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import Normalize, ToTensor
 
-from sslengine.data.device_prefetch import on_device
+from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.plan.arrival import Arrival
 from sslengine.data.plan.finish import CPU, Finish
 from sslengine.data.plan.ops import Op

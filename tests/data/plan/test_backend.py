@@ -8,7 +8,7 @@ import torch
 
 from sslengine import data  # noqa: F401 - declares the back-ends
 from sslengine.config import fast
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import SplitOptions
 from sslengine.data.plan.backend import build_backend
 from sslengine.data.plan.ops import FlipLeftRight

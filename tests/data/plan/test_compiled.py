@@ -15,13 +15,13 @@ import torch
 from PIL import Image, ImageOps
 from torchvision.transforms import InterpolationMode
 
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
+from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.plan import ops
 from sslengine.data.plan.backend import build_backend
 from sslengine.data.plan.plan import Plan
-from sslengine.data.seeding import seed_sample
 from sslengine.data.transforms.pipeline import Pipeline
 from tests.data.plan.lists import LISTS
 from tests.data.plan.photos import photo
@@ -236,7 +236,7 @@ def batches(folder: Path, backend: str) -> list[Any]:
 
 def test_pillow_alone_does_not_import_numba() -> None:
     code = (
-        "import sys, sslengine.data.lean_torchvision;"  # half the time
+        "import sys, sslengine.data.loading.lean_torchvision;"  # half the time
         "from sslengine.data.plan.backend import build_backend; build_backend('pil');"
         "sys.exit('numba' in sys.modules)"
     )

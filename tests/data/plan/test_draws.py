@@ -11,10 +11,10 @@ from PIL import Image
 from torchvision import transforms as tv
 from torchvision.transforms import InterpolationMode
 
+from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.plan.draws import draw_of
 from sslengine.data.plan.ops import Crop, FlipLeftRight, Op, Size
 from sslengine.data.plan.view import size_of
-from sslengine.data.seeding import seed_sample
 from sslengine.data.transforms.colour import ImgPilGaussianBlur, ImgPilRandomPhotometric
 from sslengine.data.transforms.masking import MaskedImageModeling
 from sslengine.data.transforms.multicrop import ImgPilMultiCropRandomApply

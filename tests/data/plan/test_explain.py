@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
-from sslengine.data.collators import image_keys
+from sslengine.data.batch.collators import image_keys
 from sslengine.data.plan.backend import build_backend
 from sslengine.data.plan.explain import (
     DRAWN,

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sslengine.data.collators import (
+from sslengine.data.batch.collators import (
     ibot_multicrop_masking_collator,
     image_keys,
     moco_collator,
@@ -21,10 +21,10 @@ from sslengine.data.collators import (
     siamese_collator,
     simclr_collator,
 )
+from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.plan.backend import build_backend
 from sslengine.data.plan.explain import DRAWN, explain
 from sslengine.data.plan.plan import Plan
-from sslengine.data.seeding import seed_sample
 from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.registry import TRANSFORMS
 from tests.data.plan.lists import COLOUR, CROP, LISTS, TENSOR, TWO

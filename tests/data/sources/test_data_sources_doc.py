@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from extra_scripts import make_image_cache
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from tests.data.pictures import picture, write_tree
 from tests.data.sources.test_tar_shards import png, write_shard

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from sslengine.data import index_cache
+from sslengine.data.manifest import index_cache
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FileListSource, FolderSource
 from sslengine.errors import DataError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from tests.data.pictures import picture
 from tests.data.sources.every import COUNT, INSTALLED, OF_PICTURES, file_list

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torchvision.datasets import ImageFolder
 
-from sslengine.data import index_cache
-from sslengine.data.index_cache import Found
+from sslengine.data.manifest import index_cache
+from sslengine.data.manifest.index_cache import Found
 from sslengine.data.sources.folder_scan import NO_CLASS, find_images
 from sslengine.errors import DataError
 

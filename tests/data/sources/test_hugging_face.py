@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources import hugging_face
 from sslengine.data.sources.hugging_face import HuggingFaceSource

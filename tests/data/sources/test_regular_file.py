@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FileListSource
 from sslengine.data.sources.regular_file import kind_of, read_file

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.tables import TableSource
 from sslengine.errors import DataError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sslengine.data.dataset import SSLDataset
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources import tar_shards
 from sslengine.data.sources.tar_shards import TarSource, find_shards

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslengine.data.permutations import distinct_permutations
+from sslengine.data.augment.permutations import distinct_permutations
 from sslengine.data.transforms.jigsaw import (
     ImgPatchesFromTensor,
     ShuffleImgPatches,

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sslengine.data.decoding import Decoder
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.plan.backend import Backend, build_backend
 from sslengine.data.plan.device.program import (
     CODES,

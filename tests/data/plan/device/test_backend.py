@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from sslengine.data.collators import image_keys, multicrop_collator, simclr_collator
-from sslengine.data.device_prefetch import on_device
+from sslengine.data.batch.collators import image_keys, multicrop_collator, simclr_collator
+from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.plan import ops
 from sslengine.data.plan.backend import Backend, build_backend
 from sslengine.data.plan.device.backend import divided

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sslengine.data.collators import Batch
+from sslengine.data.batch.collators import Batch
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError

@@ -1,0 +1,1 @@
+"""Which samples are a batch, and how it is put together."""

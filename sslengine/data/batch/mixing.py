@@ -1,0 +1,120 @@
+"""Images of a batch mixed with each other.
+
+In `cutmixup_collator` their labels as well. Mixup and CutMix are timm's there; each image is mixed
+with the one at the same place from the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data.mixup import Mixup
+from torch import Tensor
+
+from sslengine.data.batch.collators import Batch, multicrop_collator
+from sslengine.data.transforms.pipeline import Sample
+from sslengine.errors import DataError
+from sslengine.registry import register_collator
+
+HERE = "COLLATE_FUNCTION_PARAMS of cutmixup_collator"
+MODES = ("batch", "pair", "elem")
+# ssl_method names them without `_collator`.
+LAYOUTS = ("simclr_collator", "moco_collator")
+
+
+@register_collator("cutmixup_collator")
+def cutmixup_collator(
+    batch: Sequence[Sample],
+    ssl_method: str | None = None,
+    mixup_alpha: float = 1.0,
+    cutmix_alpha: float = 0.0,
+    cutmix_minmax: list[float] | None = None,
+    prob: float = 1.0,
+    switch_prob: float = 0.5,
+    mode: str = "batch",
+    correct_lam: bool = True,
+    label_smoothing: float = 0.1,
+    num_classes: int = 1000,
+) -> Batch:
+    """Each view of the samples is mixed by itself; `label` holds probabilities of classes.
+
+    ssl_method: simclr or moco lays the views out as the collator of that name does;
+        without it `data` is the list of the views.
+    mixup_alpha, cutmix_alpha: of the beta distributions of the shares; 0: without it.
+    cutmix_minmax: in place of cutmix_alpha, the least and greatest side of the pasted part.
+    prob: of mixing at all; switch_prob: of CutMix where both are on.
+    mode: the same share for the whole batch, for each pair of images, or for each image.
+    """
+    minmax = None if cutmix_minmax is None else tuple(cutmix_minmax)
+    if mixup_alpha <= 0 and cutmix_alpha <= 0 and minmax is None:
+        raise DataError(f"{HERE}: set one of mixup_alpha, cutmix_alpha and cutmix_minmax.")
+    layout = f"{ssl_method}_collator" if ssl_method else ""
+    if mode not in MODES or layout not in ("", *LAYOUTS):
+        raise DataError(
+            f"{HERE}: expected a mode of {MODES} and an ssl_method of one of {LAYOUTS}, got "
+            f"{mode!r} and {ssl_method!r}."
+        )
+    mixup = _mixup(
+        mixup_alpha, cutmix_alpha, minmax, prob, switch_prob, mode, correct_lam, label_smoothing,
+        num_classes,
+    )  # fmt: skip
+    collated = multicrop_collator(batch)
+    (views,), (labels,) = collated["data"], collated["label"]
+    _check_fit(labels, len(batch), num_classes)
+    mixed = [mixup(*each) for each in zip(views, labels.chunk(len(views)))]
+    images, probabilities = [list(each) for each in zip(*mixed)]
+    mixed_labels = torch.cat(probabilities)
+    if not layout:
+        return {**collated, "data": [images], "label": [mixed_labels]}
+    if layout == "simclr_collator":
+        return {**collated, "data": [torch.cat(images)], "label": [mixed_labels]}
+    if len(images) < 2:
+        raise DataError(f"{HERE}: ssl_method {ssl_method!r} needs two views of each image.")
+    first = {key: [values[0][: len(batch)]] for key, values in collated.items() if key != "data"}
+    data = {"data": [images[0]], "data_momentum": [images[1]]}
+    return {**first, **data, "label": [probabilities[0]]}
+
+
+@register_collator("multicrop_mixup_collator")
+def multicrop_mixup_collator(batch: Sequence[Sample], beta: float = 0.2) -> Batch:
+    """As multicrop_collator has them, of half as many images: each crop of the first is mixed
+    with the second's, of the third with the fourth's, ...
+
+    beta: the share of the first ones is drawn from the beta distribution of (beta, beta), once
+        for the batch. Labels and numbers are those of the first ones.
+    """
+    where = "COLLATE_FUNCTION_PARAMS of multicrop_mixup_collator"
+    if beta <= 0:
+        raise DataError(f"{where}: beta: expected more than 0, got {beta}.")
+    if len(batch) % 2:
+        raise DataError(
+            f"{where}: images are mixed in pairs, and a batch has {len(batch)}. Set "
+            f"BATCHSIZE_PER_REPLICA to an even number and DROP_LAST to true."
+        )
+    share = float(np.random.beta(beta, beta))  # noqa: NPY002
+    collated = multicrop_collator(batch[::2])
+    (first,), (second,) = collated["data"], multicrop_collator(batch[1::2])["data"]
+    mixed = [share * one + (1 - share) * other for one, other in zip(first, second)]
+    return {**collated, "data": [mixed]}
+
+
+@lru_cache(maxsize=8)
+def _mixup(*arguments: Any) -> Mixup:
+    return Mixup(*arguments)
+
+
+def _check_fit(labels: Tensor, count: int, num_classes: int) -> None:
+    if count % 2:
+        raise DataError(
+            f"{HERE}: images are mixed in pairs, and a batch has {count}. Set "
+            f"BATCHSIZE_PER_REPLICA to an even number and DROP_LAST to true."
+        )
+    if labels.ndim != 1 or not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise DataError(
+            f"{HERE}: labels must be classes from 0 to num_classes - 1, {num_classes - 1}; found "
+            f"{labels.shape[1:] or int(labels.max())}. If labels do not matter, LABEL_TYPE: zero."
+        )

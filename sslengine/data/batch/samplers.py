@@ -1,0 +1,179 @@
+"""Which samples make the batches of an epoch. A sampler has no state but its arguments.
+
+So there is nothing to save, and a run continues in the middle of an epoch by asking for the
+steps that are left, without walking through those that are done.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from itertools import pairwise, repeat
+
+import torch
+from torch import Tensor
+
+from sslengine.data.loading.seeding import SampleKey, epoch_generator
+from sslengine.errors import DataError
+
+Rows = Callable[[int], list[int]]
+
+
+class BatchSampler(ABC):
+    """The batches of one rank, for a window of steps of an epoch."""
+
+    def __init__(self, batch_sizes: list[int], global_batch_sizes: list[int]) -> None:
+        # For each step of any epoch: this rank's, and those of all ranks together.
+        self.batch_sizes = batch_sizes
+        self.global_batch_sizes = global_batch_sizes
+        self.set_window(0)
+
+    def set_window(self, epoch: int, first_step: int = 0, last_step: int | None = None) -> None:
+        """The next iteration is over these steps of this epoch; `last_step` is not among them."""
+        last_step = len(self.batch_sizes) if last_step is None else last_step
+        assert 0 <= first_step <= last_step <= len(self.batch_sizes)
+        self._epoch = epoch
+        self._steps = range(first_step, last_step)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        # The window is fixed here, not when the first batch is taken.
+        rows = self._rows_of(self._epoch)
+        epoch = self._key_epoch(self._epoch)
+        return (list(zip(repeat(epoch), rows(step))) for step in self._steps)
+
+    def _key_epoch(self, epoch: int) -> int:
+        return epoch
+
+    @abstractmethod
+    def _rows_of(self, epoch: int) -> Rows:
+        """A function from a step of the epoch to this rank's rows."""
+
+
+class DistributedBatchSampler(BatchSampler):
+    """For training: every epoch all samples in another random order.
+
+    The order is one permutation, drawn from (seed, epoch) alone. Each step takes the next
+    `batch_size * world_size` of it, and each rank its part of those: with the same global
+    batch size, the global batches are the same for any number of ranks. The incomplete last
+    one is dropped, or filled up from the beginning until the ranks can share it evenly.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        seed: int,
+        drop_last: bool,
+        shuffle: bool = True,
+        where: str = "config.DATA.TRAIN",
+    ) -> None:
+        """shuffle: False is for looking for mistakes, USE_DEBUGGING_SAMPLER."""
+        self._num_samples = num_samples
+        self._shuffle = shuffle
+        self._global_batch = batch_size * world_size
+        self._rank = rank
+        self._seed = seed
+        full, rest = divmod(num_samples, self._global_batch)
+        last = [] if drop_last or not rest else [-(-rest // world_size)]
+        if not full and not last:
+            raise DataError(
+                f"{where}: the data set has {num_samples} samples, fewer than the global batch of "
+                f"{self._global_batch} ({batch_size} on each of {world_size} processes), and "
+                f"DROP_LAST drops what does not fill a batch. Set {where}.DROP_LAST=false, or "
+                f"lower {where}.BATCHSIZE_PER_REPLICA to {num_samples // world_size} or less."
+            )
+        sizes = [batch_size] * full + last
+        super().__init__(sizes, [size * world_size for size in sizes])
+
+    def _rows_of(self, epoch: int) -> Rows:
+        order = random_order(self._num_samples, self._seed, epoch) if self._shuffle else None
+
+        def rows(step: int) -> list[int]:
+            size = self.batch_sizes[step]
+            start = step * self._global_batch + self._rank * size
+            places = torch.arange(start, start + size) % self._num_samples
+            return (places if order is None else order[places]).tolist()
+
+        return rows
+
+
+class OrderedBatchSampler(BatchSampler):
+    """For testing: each sample exactly once, in order.
+
+    Ranks reduce their results together, so all take equally many steps, and no batch is
+    empty: the samples are cut into (steps * ranks) stretches that differ by one at most.
+    Random transforms draw the same in every epoch.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        where: str = "config.DATA.TEST",
+    ) -> None:
+        if num_samples < world_size:
+            raise DataError(
+                f"{where}: {num_samples} samples cannot be shared by {world_size} processes "
+                f"without giving one twice. Use fewer processes, or more samples."
+            )
+        steps = -(-num_samples // (batch_size * world_size))
+        # With batches of one it may not come out even: fewer steps, some with one more.
+        steps = min(steps, num_samples // world_size)
+        parts = steps * world_size
+        cuts = [part * num_samples // parts for part in range(parts + 1)]
+        mine = range(rank, parts, world_size)
+        self._stretches = [range(cuts[part], cuts[part + 1]) for part in mine]
+        starts = cuts[::world_size]
+        super().__init__(
+            [len(stretch) for stretch in self._stretches],
+            [end - start for start, end in pairwise(starts)],
+        )
+
+    def _key_epoch(self, epoch: int) -> int:
+        return 0
+
+    def _rows_of(self, epoch: int) -> Rows:
+        return lambda step: list(self._stretches[step])
+
+
+class ShuffledBatchSampler(OrderedBatchSampler):
+    """For training, where each sample counts: every epoch each exactly once, in another order.
+
+    Batches are as even as they come, on one rank and over ranks; they differ by one at most.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        seed: int,
+        where: str = "config.DATA.TRAIN",
+    ) -> None:
+        super().__init__(num_samples, batch_size, rank, world_size, where=where)
+        self._num_samples, self._seed = num_samples, seed
+
+    def _key_epoch(self, epoch: int) -> int:
+        return epoch
+
+    def _rows_of(self, epoch: int) -> Rows:
+        order = random_order(self._num_samples, self._seed, epoch)
+        return lambda step: order[self._stretches[step]].tolist()
+
+
+def random_order(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """The permutation of an epoch; the same numbers in either type, half the memory in int32."""
+    small = num_samples <= torch.iinfo(torch.int32).max
+    draw = epoch_generator(seed, epoch)
+    return torch.randperm(num_samples, generator=draw, dtype=torch.int32 if small else torch.int64)

@@ -1,0 +1,242 @@
+"""The one place where encoded bytes become an image.
+
+As in VISSL an image is RGB, transparency is dropped, an animation is its first frame, and
+nothing is turned as EXIF may say. What an image takes in memory is known before its pixels are
+read: one with more than MAX_IMAGE_PIXELS of them is refused.
+
+No value is narrowed without being asked for. An image of more than 8 bits becomes one of 8 as
+PIXEL_RANGE says, and is refused without it. IMAGE_MODE says otherwise: L, grey levels; stored, as
+the file has them. Then images of 8 bits come as Pillow's, and all others as arrays height x width x
+channels, which ToTensor takes: uint8 stays so, all other numbers become float32 and keep their
+values.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BytesIO
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
+
+from sslengine.data.decode.pixel_range import FORMS, PixelRange
+from sslengine.data.decode.true_values import (
+    LARGE_BIG_ENDIAN,
+    PHOTOMETRIC,
+    TIFF,
+    WHITE_IS_ZERO,
+    Bands,
+    Page,
+    of_pillow,
+    read_bands,
+)
+from sslengine.data.options import SplitOptions
+from sslengine.errors import ConfigError
+
+# What Pillow may take a file for, whatever its name is. Some of the other formats are programs, for
+# which Pillow starts an interpreter (EPS).
+FORMATS = (
+    "JPEG", "PNG", "BMP", "GIF", "PPM", "DIB", "TIFF", "WEBP", "JPEG2000",
+    *(["AVIF"] if find_spec("PIL.AvifImagePlugin") else []),
+)  # fmt: skip
+
+NPY = b"\x93NUMPY"
+ORIENTATION = 0x0112
+# What float32 holds exactly.
+LARGEST = 2**24
+
+_pillow_limit = threading.Lock()
+
+
+class NarrowedError(ConfigError):
+    """An image has more than 8 bits, and nothing says which of its values is white."""
+
+    def __init__(self, where: str, mode: str, dtype: str, low: float, high: float) -> None:
+        self.where, self.mode = where, mode
+        self.dtype, self.low, self.high = dtype, low, high
+        super().__init__(self.told(low, high))
+
+    def told(self, low: float, high: float) -> str:
+        return (
+            f"its values are of type {self.dtype}, from {low:g} to {high:g}, and IMAGE_MODE "
+            f"{self.mode} has 8 bits. Say which are black and white with {self.where}.PIXEL_RANGE: "
+            f"{FORMS}; or keep all values with IMAGE_MODE: stored."
+        )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.where, self.mode, self.dtype, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How a split wants its images decoded."""
+
+    where: str
+    max_pixels: int
+    exif_rotation: bool
+    mode: str = "RGB"
+    pixel_range: PixelRange | None = None
+    page: Page = None
+
+    @classmethod
+    def of(cls, options: SplitOptions, split: str) -> Decoder:
+        return cls(
+            f"config.DATA.{split}",
+            options.MAX_IMAGE_PIXELS,
+            options.EXIF_ROTATION,
+            options.IMAGE_MODE,
+            PixelRange.parse(options.PIXEL_RANGE),
+            options.IMAGE_PAGE,
+        )
+
+    def __call__(self, encoded: bytes) -> Image.Image:
+        """The image; with IMAGE_MODE stored perhaps an array. Raises why it cannot be had."""
+        return self.pixels(self.opened(encoded))
+
+    def given(self, image: Image.Image | NDArray[Any]) -> Image.Image:
+        """What a file with this image in it would become."""
+        if not isinstance(image, Image.Image):
+            return self._array(image)
+        bands = of_pillow(image)
+        return self.pixels(image) if bands is None else self._of_bands(bands, image)
+
+    def opened(self, encoded: bytes) -> Image.Image:
+        """With its header read, and no pixels yet, if it is one of 8 bits."""
+        if not encoded:
+            raise UnidentifiedImageError("the file is empty")
+        if encoded.startswith(NPY):
+            return self._array(np.load(BytesIO(encoded), allow_pickle=False))
+        try:
+            image = None if encoded.startswith(LARGE_BIG_ENDIAN) else _open(encoded)
+        except UnidentifiedImageError:
+            if not encoded.startswith(TIFF):
+                raise
+            image = None
+        if image is not None:
+            self._check_size(*image.size)
+        bands = read_bands(encoded, image, self.page, self.mode == "stored")
+        if bands is not None:
+            return self._of_bands(bands, image)
+        assert image is not None
+        return image
+
+    def pixels(self, image: Image.Image) -> Image.Image:
+        """Of an opened image."""
+        if not isinstance(image, Image.Image):
+            return image
+        white_is_zero = _white_is_zero(image)
+        if self.exif_rotation:
+            image = ImageOps.exif_transpose(image)
+        if self.mode == "stored":
+            return ImageChops.invert(image) if white_is_zero else _as_stored(image)
+        return to_rgb(image) if self.mode == "RGB" else to_grey(image)
+
+    def _of_bands(self, bands: Bands, image: Image.Image | None) -> Image.Image:
+        values = bands.values
+        self._check_size(values.shape[1], values.shape[0])
+        if self.exif_rotation and image is not None:
+            values = _turned(values, image.getexif().get(ORIENTATION, 1))
+        if self.mode == "stored":
+            return self._array(values)
+        if bands.colours not in (1, 3):
+            raise ConfigError(
+                f"it has {bands.colours} bands, and IMAGE_MODE {self.mode} is for one or three: "
+                f"set {self.where}.IMAGE_MODE to stored."
+            )
+        made = self._in_8_bits(values[..., : bands.colours])
+        made = 255 - made if bands.white_is_zero else made
+        return Image.fromarray(made if bands.colours == 3 else made[..., 0])
+
+    def _in_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+        if values.dtype == np.uint8:
+            return np.array(values, order="C")
+        if self.pixel_range is None:
+            low, high = float(np.nanmin(values)), float(np.nanmax(values))
+            raise NarrowedError(self.where, self.mode, str(values.dtype), low, high)
+        return np.array(self.pixel_range.to_8_bits(values), order="C")
+
+    def _array(self, values: NDArray[Any]) -> Image.Image:
+        """As ToTensor takes it; an image by its use alone, not by its type."""
+        if self.mode != "stored":
+            raise ConfigError(
+                f"it holds an array of shape {values.shape}, not an image: "
+                f"set {self.where}.IMAGE_MODE to stored"
+            )
+        if values.ndim not in (2, 3) or values.dtype.kind not in "buif":
+            raise ValueError(
+                f"an array of shape {values.shape} and type {values.dtype} is no image: expected "
+                f"height x width x channels"
+            )
+        self._check_size(values.shape[1], values.shape[0])
+        values = values.reshape(*values.shape[:2], -1)
+        if values.dtype.kind in "iu" and values.dtype.itemsize > 2:
+            least, most = int(values.min(initial=0)), int(values.max(initial=0))
+            if max(-least, most) > LARGEST:
+                raise ValueError(
+                    f"its values go from {least} to {most}, and float32, which they become, has "
+                    f"whole numbers up to {LARGEST} alone"
+                )
+        if values.dtype == np.uint8:
+            return cast(Image.Image, np.array(values, order="C"))
+        return cast(Image.Image, values.astype(np.float32, order="C"))
+
+    def _check_size(self, width: int, height: int) -> None:
+        if width * height > self.max_pixels:
+            raise Image.DecompressionBombError(
+                f"the image has {width} x {height} pixels, more than "
+                f"{self.where}.MAX_IMAGE_PIXELS={self.max_pixels}"
+            )
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """What Pillow's convert makes of an image of 8 bits."""
+    if "transparency" in image.info and image.mode == "P":
+        image = image.convert("RGBA")  # Pillow warns of the direct way, with the same colours
+    return image.convert("RGB")
+
+
+def to_grey(image: Image.Image) -> Image.Image:
+    return to_rgb(image).convert("L")
+
+
+def _as_stored(image: Image.Image) -> Image.Image:
+    """Of a palette the colours that it stands for."""
+    if image.mode in ("P", "PA"):
+        return image.convert("RGBA" if "transparency" in image.info else "RGB")
+    image.load()
+    return image
+
+
+def _white_is_zero(image: Image.Image) -> bool:
+    """Is it a TIFF whose values Pillow turns round, so that the largest is white?"""
+    tags = getattr(image, "tag_v2", {})
+    return image.mode in ("1", "L") and tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
+
+
+def _turned(values: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """As EXIF's numbers from 1 to 8 say how to look at an image."""
+    if orientation in (5, 6, 7, 8):
+        values = values.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        values = values[::-1]
+    return values[:, ::-1] if orientation in (2, 3, 6, 7) else values
+
+
+def _open(encoded: bytes) -> Image.Image:
+    """Reads the header alone. The limit of Pillow itself gives way to MAX_IMAGE_PIXELS."""
+    with _pillow_limit:
+        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            Image.preinit()  # else the first file would make Pillow import all formats it has
+            return Image.open(BytesIO(encoded), formats=FORMATS)
+        except UnidentifiedImageError:
+            begins = bytes(encoded[:12])
+            raise UnidentifiedImageError(
+                f"cannot identify an image in {len(encoded)} bytes that begin with {begins!r}"
+            ) from None
+        finally:
+            Image.MAX_IMAGE_PIXELS = before

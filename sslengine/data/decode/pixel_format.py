@@ -1,0 +1,152 @@
+"""What pixels the images of a split have: told by the first of them, before the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from sslengine.data.decode.channels import KNOWN, channels_after
+from sslengine.data.decode.decoding import NarrowedError
+from sslengine.data.loading.seeding import seed_sample, streams_kept
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
+from sslengine.data.transforms.pipeline import Pipeline, Sample
+from sslengine.errors import ConfigError, DataError, SSLEngineError
+from sslengine.registry import DATA_SOURCES
+
+# Images of a source, evenly apart, the first among them.
+LOOKED_AT = 8
+OF_MODE = {"RGB": 3, "L": 1}
+
+
+@dataclass(frozen=True)
+class PixelFormat:
+    channels: int
+    dtype: str  # as numpy calls it
+    low: float  # of the values seen
+    high: float
+
+    def __str__(self) -> str:
+        plural = "s" if self.channels > 1 else ""
+        return f"{self.channels} channel{plural} of {self.dtype}, {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    path: str
+    image: Any  # as the transforms get it
+    format: PixelFormat
+
+
+def tells_something(options: SplitOptions, split: str) -> bool:
+    """Is there something to learn from the images? Not from RGB ones that the user's own source
+    makes: it may take long to build, and the ranks build it anyway."""
+    known = OF_MODE.get(options.IMAGE_MODE)
+    if known is None:
+        return True
+    where = f"config.DATA.{split}"
+    for number, name in enumerate(options.DATA_SOURCES):
+        source = DATA_SOURCES.get(name, f"{where}.DATA_SOURCES.{number}")
+        encoded = isinstance(source, type) and issubclass(source, EncodedSource)
+        if encoded or str(getattr(source, "__module__", "")).startswith(KNOWN):
+            return True
+    return channels_after(options.TRANSFORMS, known, f"{where}.TRANSFORMS") is None
+
+
+def probe(options: SplitOptions, split: str) -> Seen | None:
+    """The first image and the format of all; None if none of those looked at can be read.
+
+    Raises if values of one would have to be narrowed, or if images differ in their channels.
+    """
+    seen: list[Seen] = []
+    narrowed: list[tuple[str, NarrowedError]] = []
+    for source in build_sources(replace(options, COPY_TO_LOCAL_DISK=False), split):
+        for row in _rows(source):
+            try:
+                seen.append(_seen(source, row))
+            except NarrowedError as error:
+                narrowed.append((source.path(row), error))
+            except SSLEngineError as error:
+                raise type(error)(f"{source.where}: {source.path(row)}: {error}") from error
+            except Exception:
+                continue
+    if narrowed:
+        path, first = narrowed[0]
+        low, high = min(each.low for _, each in narrowed), max(each.high for _, each in narrowed)
+        images = f"{len(narrowed)} image{'s' if len(narrowed) > 1 else ''}"
+        raise ConfigError(f"{path}: of {images} like it, {first.told(low, high)}")
+    if not seen:
+        return None
+    for each in seen:
+        if each.format.channels != seen[0].format.channels:
+            raise ConfigError(
+                f"config.DATA.{split}: images differ in their channels. {seen[0].path} has "
+                f"{seen[0].format}; {each.path} has {each.format}."
+            )
+    formats = [each.format for each in seen]
+    low, high = min(each.low for each in formats), max(each.high for each in formats)
+    return replace(seen[0], format=replace(formats[0], low=low, high=high))
+
+
+def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int:
+    """Of the images that leave the TRANSFORMS. Raises ConfigError where one of them cannot take
+    the channels that it gets."""
+    where = f"config.DATA.{split}.TRANSFORMS"
+    known = OF_MODE.get(options.IMAGE_MODE)
+    if known is not None:
+        told = channels_after(options.TRANSFORMS, known, where)
+        if told is not None or seen is None:
+            return told or known
+    if seen is None:
+        raise DataError(
+            f"config.DATA.{split}: none of the first images can be read, so nobody knows their "
+            f"channels. Set config.MODEL.INPUT_CHANNELS, or mend the images."
+        )
+    told = channels_after(options.TRANSFORMS, seen.format.channels, where)
+    try:
+        made = _made(options, split, seen)
+    except DataError:
+        if told is not None:
+            raise
+        made = None  # a transform of the user's own may need the sample of a real run
+    return made or told or seen.format.channels
+
+
+def _rows(source: DataSource) -> Iterator[int]:
+    count = min(len(source), LOOKED_AT if isinstance(source, EncodedSource) else 1)
+    yield from (number * len(source) // count for number in range(count))
+
+
+def _seen(source: DataSource, row: int) -> Seen:
+    if not isinstance(source, EncodedSource):
+        image: Any = source.image(row)
+    elif source.decoder.mode == "stored":
+        image = source.image(row)
+    else:  # the header is enough for one of 8 bits
+        image = source.decoder.opened(source.encoded(row))
+        return Seen(source.path(row), image, PixelFormat(OF_MODE[source.decoder.mode], "uint8",
+                                                         0, 255))  # fmt: skip
+    values: NDArray[Any] = np.asarray(image)
+    channels = values.shape[2] if values.ndim == 3 else 1
+    low, high = float(values.min()), float(values.max())
+    return Seen(source.path(row), image, PixelFormat(channels, str(values.dtype), low, high))
+
+
+def _made(options: SplitOptions, split: str, seen: Seen) -> int | None:
+    """What the TRANSFORMS make of the image; None if that is no image."""
+    image = seen.image
+    if isinstance(image, Image.Image) and options.IMAGE_MODE != "stored":
+        image = image.convert(options.IMAGE_MODE)
+    sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]}
+    with streams_kept():
+        seed_sample(0, (0, 0))
+        for step in Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS").steps:
+            if not getattr(step.transform, "takes_labels", False):
+                step(sample)
+    shape: tuple[int, ...] = getattr(sample["data"][0], "shape", ())
+    return int(shape[-3]) if len(shape) >= 3 else None

@@ -1,0 +1,231 @@
+"""The values of a file that Pillow would narrow: to 8 bits, to fewer bands, to the first page.
+
+Grey levels of 16 bits, whole numbers and floats of one band come from Pillow; all else that a TIFF
+can hold from tifffile.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from sslengine.data.decode.deep_png import BANDS, decode_16_bits
+from sslengine.errors import DataError
+
+Values = NDArray[Any]
+Page = int | str | None  # number, all, or not said
+
+LARGE_BIG_ENDIAN = b"MM\0+"  # a TIFF that Pillow does not know
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", LARGE_BIG_ENDIAN)
+# Tags of a TIFF.
+BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR, KIND, EXTRA, FORMAT, DEPTH = (
+    258, 259, 262, 277, 284, 254, 338, 339, 32997
+)  # fmt: skip
+REDUCED_OR_MASK = 0b101  # in KIND: pages that are no images of their own
+ALPHA = (1, 2)  # in EXTRA: of it, or of the others multiplied with it
+WHITE_IS_ZERO = 0  # a PHOTOMETRIC
+# Of a PPM file with a maximum in two bytes: P5 (grey) or P6 (RGB), width, height, maximum.
+_DEEP_PPM = re.compile(rb"P([56])((?:\s|#[^\n]*\n)+)(\d+)((?:\s|#[^\n]*\n)+)(\d+)"
+                       rb"((?:\s|#[^\n]*\n)+)(\d+)\s")  # fmt: skip
+ANIMATED = ("GIF", "WEBP", "PNG")
+
+# Of each TIFF of many bands it says that it cannot read it; tifffile can.
+logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Height x width x bands, and the number of them that is colour or grey: others are alpha."""
+
+    values: Values
+    colours: int
+    white_is_zero: bool = False
+
+
+def read_bands(encoded: bytes, image: Image.Image | None, page: Page, every: bool) -> Bands | None:
+    """None: Pillow has all values of the file. image: as Pillow opened it, if it could.
+
+    every: all bands and pages are asked for, not those alone that make an RGB image.
+    """
+    if encoded.startswith(TIFF):
+        return _tiff(encoded, image, page, every)
+    assert image is not None
+    _turn_to(image, page, every)
+    if image.format == "PNG" and encoded[24] == 16:
+        return _png(encoded, image)
+    if image.format == "PPM" and (found := _DEEP_PPM.match(encoded)) and int(found[7]) > 255:
+        return _ppm(encoded, found)
+    if image.format in ("JPEG2000", "AVIF") and (bits := _bits(encoded, image)) > 8:
+        if image.mode.startswith("I;16"):
+            return _by_pillow(image)
+        raise DataError(
+            f"it has {bits} bits in each of {len(image.getbands())} bands, of which Pillow keeps "
+            f"8: save it as TIFF or PNG."
+        )
+    return of_pillow(image)
+
+
+def of_pillow(image: Image.Image) -> Bands | None:
+    """None: the values have 8 bits."""
+    return _by_pillow(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
+
+
+def _by_pillow(image: Image.Image, dtype: str = "") -> Bands:
+    values = np.asarray(image)
+    return Bands((values.astype(dtype) if dtype else values)[..., None], 1)
+
+
+def _turn_to(image: Image.Image, page: Page, every: bool) -> None:
+    pages = getattr(image, "n_frames", 1) if image.format in ANIMATED else 1
+    if page == "all" and pages > 1:
+        raise DataError(
+            f"IMAGE_PAGE: all is for TIFF, and it is a {image.format} of {pages} frames."
+        )
+    if pages > 1 or page not in (None, 0, "all"):
+        image.seek(_chosen(pages, page, every)[0])
+
+
+def _chosen(pages: int, page: Page, every: bool) -> Sequence[int]:
+    if page is None and pages > 1 and every:
+        raise DataError(
+            f"it is a stack of {pages} pages, and nothing says which to take: set IMAGE_PAGE to "
+            f"the number of one, from 0, or to all, which makes them bands."
+        )
+    if page == "all":
+        return range(pages)
+    number = int(page or 0)
+    if not 0 <= number < pages:
+        raise DataError(f"IMAGE_PAGE is {number}, and it has {pages} pages, counted from 0.")
+    return [number]
+
+
+def _png(encoded: bytes, image: Image.Image) -> Bands:
+    bands = BANDS[encoded[25]]
+    if bands == 1:
+        return _by_pillow(image, "uint16")
+    return Bands(decode_16_bits(encoded), bands - (bands in (2, 4)))
+
+
+def _ppm(encoded: bytes, found: re.Match[bytes]) -> Bands:
+    bands, width, height = (1 if found[1] == b"5" else 3), int(found[3]), int(found[5])
+    count = width * height * bands
+    if len(encoded) - found.end() < 2 * count:
+        raise OSError("the file is cut off")
+    values = np.frombuffer(encoded, ">u2", count, found.end())
+    return Bands(values.astype(np.uint16).reshape(height, width, bands), bands)
+
+
+def _bits(encoded: bytes, image: Image.Image) -> int:
+    """Of a band: in the header of a JPEG 2000 codestream, or of AV1's configuration."""
+    if image.format == "JPEG2000":
+        begin = encoded.find(b"\xff\x4f\xff\x51")
+        return (encoded[begin + 42] & 0x7F) + 1 if begin >= 0 else 8
+    begin = encoded.find(b"av1C")
+    high, twelve = encoded[begin + 6] >> 6 & 1, encoded[begin + 6] >> 5 & 1
+    return 8 if begin < 0 or not high else 12 if twelve else 10
+
+
+# ---- TIFF
+
+
+def _tiff(encoded: bytes, image: Image.Image | None, page: Page, every: bool) -> Bands | None:
+    true = image is not None and _pillow_has_all(image, every)
+    if image is not None and true and page is None and not every:
+        return _single(image)
+    try:
+        import tifffile
+    except ImportError as error:
+        if image is None or not true:
+            raise DataError(
+                "Pillow cannot read all of this TIFF, which may have many bands, or bands of more "
+                "than 8 bits: pip install tifffile (sslengine[tables])."
+            ) from error
+        pages = _full_pages(image)
+        if page == "all" and len(pages) > 1:
+            raise DataError("to join pages takes tifffile: pip install tifffile") from error
+        image.seek(pages[_chosen(len(pages), page, every)[0]])
+        return _single(image)
+    with tifffile.TiffFile(BytesIO(encoded)) as file:
+        found = [each for each in file.pages if not each.subfiletype & REDUCED_OR_MASK]
+        chosen = _chosen(len(found), page, every)
+        if image is not None and true and len(chosen) == 1:
+            image.seek(found[chosen[0]].index)
+            if _pillow_has_all(image, every):
+                return _single(image)
+        parts = [_page_of_tiff(found[number]) for number in chosen]
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _joined(parts: Sequence[Bands]) -> Bands:
+    sizes = {each.values.shape[:2] for each in parts}
+    if len(sizes) > 1:
+        raise DataError(f"its pages have different sizes: {sorted(sizes)}.")
+    joined = np.concatenate([each.values for each in parts], axis=-1)
+    return Bands(joined, joined.shape[-1])
+
+
+def _pillow_has_all(image: Any, every: bool) -> bool:
+    tags = image.tag_v2
+    bits, kinds = set(tags.get(BITS, (1,))), set(tags.get(FORMAT, (1,)))
+    bands, samples = len(image.getbands()), tags.get(SAMPLES, 1)
+    if tags.get(DEPTH, 1) > 1:
+        return False  # a volume, of which Pillow takes the first plane
+    if kinds == {1} and max(bits) <= 8:
+        # Of fewer bits than 8 Pillow makes 8; a band too many is dropped where RGB is asked for.
+        return not every or (bands == samples and 1 not in tags.get(EXTRA, ())) or image.mode == "P"
+    one = samples == len(bits) == len(kinds) == tags.get(PLANAR, 1)
+    # Of what is compressed libtiff has put the bytes in order, and Pillow turns them again.
+    turned_twice = tags.prefix == b"MM" and tags.get(COMPRESSION, 1) != 1
+    if turned_twice and image.mode != "I;16B":
+        return False
+    known = {("I;16", 16, 1), ("I;16B", 16, 1), ("I;16", 12, 1), ("I", 16, 2), ("I", 32, 2),
+             ("F", 32, 3)}  # fmt: skip
+    return one and (image.mode, *bits, *kinds) in known
+
+
+def _single(image: Any) -> Bands | None:
+    if image.mode not in ("I", "F") and "I;16" not in image.mode:
+        return None
+    signed = set(image.tag_v2.get(FORMAT, (1,))) == {2}
+    found = _by_pillow(image, "int16" if signed and image.tag_v2[BITS] == (16,) else "")
+    return replace(found, white_is_zero=image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO)
+
+
+def _full_pages(image: Any) -> list[int]:
+    found = []
+    for number in range(image.n_frames):
+        image.seek(number)
+        if not image.tag_v2.get(KIND, 0) & REDUCED_OR_MASK:
+            found.append(number)
+    return found
+
+
+def _page_of_tiff(page: Any) -> Bands:
+    try:
+        values = page.asarray()
+    except (ValueError, NotImplementedError, ImportError) as error:
+        if "imagecodecs" in str(error) or isinstance(error, ImportError):
+            raise DataError(
+                f"to read a TIFF of compression {page.compression.name} and {page.bitspersample} "
+                f"bits install imagecodecs: pip install imagecodecs"
+            ) from error
+        raise
+    if page.imagedepth > 1:
+        raise DataError(f"it is a volume of {page.imagedepth} planes: save each as a page or file.")
+    samples = page.samplesperpixel
+    if samples > 1 and int(page.planarconfig) == 2:
+        values = np.moveaxis(values, 0, -1)
+    values = values if samples > 1 else values[..., None]
+    if values.ndim != 3:
+        raise DataError(f"a page of shape {values.shape} is no image.")
+    extra = [int(each) for each in page.extrasamples]
+    colours = samples - sum(each in ALPHA for each in extra)
+    return Bands(values, colours, int(page.photometric) == WHITE_IS_ZERO)

@@ -1,0 +1,234 @@
+"""The data set: a sample by its key, read, labelled and augmented.
+
+A sample is VISSL's: each of its keys holds a list over the data sources, which a transform
+such as ImgReplicatePil makes into a list over views:
+
+    {"data": [image], "data_valid": [1], "data_idx": [17], "label": [3]}
+
+In place of a sample that cannot be read stands another one, with its image, its number and its
+label. Which one depends on (seed, epoch, number) alone. Where each sample is to count once, as in
+tests, it is left out of its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from sslengine.data.loading import current_sample
+from sslengine.data.loading.seeding import (
+    SampleKey,
+    generator,
+    seed_batch,
+    seed_sample,
+    streams_kept,
+)
+from sslengine.data.manifest.classes import Classes, Column
+from sslengine.data.manifest.labels import in_train_numbers, label_columns, shared, standard_labels
+from sslengine.data.manifest.shared import SharedArray
+from sslengine.data.manifest.subset import Rows, choose_rows, part
+from sslengine.data.options import SplitOptions
+from sslengine.data.plan.arrival import Arrival
+from sslengine.data.plan.backend import build_backend
+from sslengine.data.plan.plan import Plan
+from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
+from sslengine.data.transforms.pipeline import Pipeline, Sample
+from sslengine.errors import DataError, readable
+
+T = TypeVar("T")
+
+# So many others are tried in place of an unreadable sample, and then those that follow the last.
+STAND_INS, FOLLOWING = 16, 1000
+# The number of what stands for a batch that is left out as a whole.
+NO_SAMPLE = -1
+# Where a batch has the numbers of the samples that could not be read, if there are any.
+UNREADABLE = "unreadable"
+
+
+class Samples(list[Sample]):
+    """The samples of a batch, and what its collator's draws depend on: seed and first key."""
+
+    def __init__(self, samples: Iterable[Sample], seed: int, key: SampleKey) -> None:
+        super().__init__(samples)
+        self.seed, self.key = seed, key
+        self.unreadable: list[int] = []  # samples that were asked for in vain
+
+
+def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -> T:
+    """What `collate` makes of the samples; its draws are the same in any process."""
+    with _main_process_streams():
+        seed_batch(samples.seed, samples.key)
+        batch = collate(samples)
+    if samples.unreadable and isinstance(batch, dict):
+        batch[UNREADABLE] = torch.tensor(samples.unreadable)
+    return batch
+
+
+class SSLDataset(Dataset[Sample]):
+    """The samples of one split, of which DATA_LIMIT may be a subset."""
+
+    def __init__(
+        self,
+        options: SplitOptions,
+        split: str,
+        seed: int,
+        backend: str = "pil",
+        image_keys: Sequence[str] = (),
+        classes: Sequence[Classes] = (),
+        replace: bool = True,
+    ) -> None:
+        """
+        replace: another sample stands for an unreadable one; otherwise it is left out.
+        backend: as config.DATA.AUGMENT_BACKEND has it.
+        image_keys: where a batch holds images, if these may be uint8 until its `arrival`.
+        classes: of TRAIN, for another split, whose labels get the same numbers.
+        """
+        self.sources: list[DataSource] = build_sources(options, split)
+        found = standard_labels(options, split, self.sources)
+        # Those of the run: TRAIN's, if they are known.
+        self.classes = list(classes) or [Classes.of(each) for each in found]
+        standard = in_train_numbers(found, classes, self.sources)
+        total = len(self.sources[0])
+        rows = choose_rows(options, split, total, standard[0] if standard else None)
+        used = [part(column, rows) for column in standard]
+        # What grows with the number of samples is shared with the loader workers.
+        self._rows = rows if isinstance(rows, range) else SharedArray.of(rows)
+        self._labels = shared(label_columns(options, split, used, len(rows)))
+        # What LABEL_SOURCES has of the samples, for samplers; workers are not sent it.
+        self.standard_labels = used
+        self._seed = seed
+        self._grey_side = options.DEFAULT_GRAY_IMG_SIZE
+        self._where, self._replace = f"config.DATA.{split}", replace
+        self._unreadable: list[int] = []  # of the batch that is being made
+        pipeline = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
+        self.plan = Plan(pipeline, build_backend(backend), image_keys)
+
+    @property
+    def worker_modules(self) -> tuple[str, ...]:
+        """That take long to import."""
+        sources = (type(each).__module__ for each in self.sources)
+        return (*self.plan.backend.modules, *dict.fromkeys(sources))
+
+    @property
+    def rows(self) -> Rows:
+        """The number of each sample in its sources."""
+        return self._rows if isinstance(self._rows, range) else self._rows.array
+
+    @property
+    def labels(self) -> list[Column | range]:
+        """The labels of all samples, for each source."""
+        return [each if isinstance(each, range) else each.array for each in self._labels]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: SampleKey) -> Sample:
+        """One sample by itself, to look at: its images are finished."""
+        return self.plan.finished(self.__getitems__([key])[0])
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
+        """A batch of samples. The streams of the main process come out as they went in."""
+        with _main_process_streams():
+            made = [self._sample(key) for key in keys]
+            samples = Samples([each for each in made if each is not None], self._seed, keys[0])
+            if not samples:
+                samples.append(self._nothing(keys[0]))
+        samples.unreadable, self._unreadable = self._unreadable, []
+        self.plan.settle(samples)
+        current_sample.end()
+        return samples
+
+    def _sample(self, key: SampleKey) -> Sample | None:
+        """None where it cannot be read, and is left out."""
+        seed_sample(self._seed, key)
+        current_sample.begin(key[1])
+        images = self._images(key[1])
+        if images is not None:
+            return self._of(images, key[1])
+        self._unreadable.append(key[1])
+        return self._of_another(key) if self._replace else None
+
+    def _of(self, images: list[Any], index: int) -> Sample:
+        labels = [labels[index] for labels in self.labels]
+        sample: Sample = {
+            "data": images,
+            "data_valid": [1] * len(images),
+            "data_idx": [index] * len(images),
+            "label": [torch.tensor(each) if np.ndim(each) else int(each) for each in labels],
+        }
+        return self.plan(sample)
+
+    def _images(self, index: int, patient: bool = True) -> list[Any] | None:
+        """One of each source; None if one of them cannot be read. patient: errors are retried."""
+        row = int(self.rows[index])
+        try:
+            return [self.read(source, row, patient) for source in self.sources]
+        except Exception:  # whatever a decoder may raise; DataFeed tells the user of it
+            return None
+
+    def _of_another(self, key: SampleKey) -> Sample:
+        """In place of an unreadable sample another one, with the number and label that it has.
+
+        Which one depends on the key alone, not on what this process has seen.
+        """
+        draw = generator(b"stand-in", self._seed, *key)
+        numbers = [int(torch.randint(len(self), (), generator=draw)) for _ in range(STAND_INS + 1)]
+        following = (numbers[-1] + step for step in range(min(len(self), FOLLOWING)))
+        tries = [*((each, True) for each in numbers), *((n % len(self), False) for n in following)]
+        for other, patient in tries:
+            images = self._images(other, patient)
+            if images is not None:
+                return self._of(images, other)
+        raise DataError(
+            f"{self._where}: none of the first {len({number for number, _ in tries} | {key[1]})} "
+            f"images can be read. One of them: {self.why_unreadable(key[1])}"
+        )
+
+    def _nothing(self, key: SampleKey) -> Sample:
+        """Where all of a batch is left out: a grey image without a number, which counts nowhere."""
+        seed_sample(self._seed, key)
+        sample = self._of([source.stand_in(self._grey_side) for source in self.sources], key[1])
+        count = len(sample["data_idx"])
+        return {**sample, "data_idx": [NO_SAMPLE] * count, "data_valid": [-1] * count}
+
+    def read(self, source: DataSource, row: int, patient: bool = True) -> Any:
+        """The image at the head of the TRANSFORMS; the back-end decodes it."""
+        if isinstance(source, EncodedSource):
+            encoded = source.encoded(row) if patient else source.read(row)
+            return self.plan.read(encoded, source.decoder)
+        return source.image(row)
+
+    def arrival(self, device: torch.device) -> Arrival | None:
+        """What is left to do with a batch when it comes to the device."""
+        return self.plan.arrival(device)
+
+    def name(self, index: int) -> str:
+        """What to call a sample in a message: its file, where there is one."""
+        return readable(self.sources[0].path(int(self.rows[index])))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "standard_labels": []}
+
+    def why_unreadable(self, index: int) -> str:
+        """The file of a sample and what reading it raises, for a message."""
+        row = int(self.rows[index])
+        problems = (_problem(source, row) for source in self.sources)
+        return next(filter(None, problems), f"{self.name(index)} (now it can be read)")
+
+
+def _main_process_streams() -> AbstractContextManager[None]:
+    """Keeps the streams of the main process; a worker has no other use for its own."""
+    return streams_kept() if get_worker_info() is None else nullcontext()
+
+
+def _problem(source: DataSource, row: int) -> str:
+    try:
+        source.image(row)
+    except Exception as error:
+        return readable(f"{source.path(row)} ({type(error).__name__}: {error})")
+    return ""

@@ -1,0 +1,104 @@
+"""The labels of a split: one column for each source, read whole when the data set is opened.
+
+LABEL_TYPE says what a label is: `standard`, what LABEL_SOURCES has; `sample_index`, the
+sample's own number; `zero`. A label source is either the data source itself, with labels
+of its own (a folder's name, the torchvision set's class ...), or `disk_filelist`: a .npy
+file of numbers, of names, or of one row of class indicators for each image. Numbers stay
+what they are, -1 among them, which losses leave out; of text see `sources/class_numbers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sslengine.data.manifest.classes import Classes, Column, Labels, in_numbers_of
+from sslengine.data.manifest.shared import SharedArray
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.base import DataSource
+from sslengine.data.sources.class_numbers import numbered_names
+from sslengine.data.sources.disk import load_array
+from sslengine.data.sources.paths import label_path
+from sslengine.errors import DataError
+
+
+def standard_labels(
+    options: SplitOptions, split: str, sources: Sequence[DataSource]
+) -> list[Labels]:
+    """What LABEL_SOURCES has, one column for each data source; none where nothing asks for it."""
+    columns: list[Labels] = []
+    if options.LABEL_TYPE != "standard" and not options.chooses_by_class:
+        return columns
+    for position, name in enumerate(options.LABEL_SOURCES):
+        source = sources[position]
+        from_file = name == "disk_filelist"
+        where = f"config.DATA.{split}.LABEL_SOURCES.{position}"
+        labels = (
+            _read(options, split, position)
+            if from_file
+            else Labels(source.labels(), tuple(source.class_names), where)
+        )
+        if len(labels.column) != len(source):
+            file = f" in {label_path(options, split, position).path}" if from_file else ""
+            raise DataError(
+                f"{where}: there are {len(labels.column)} labels"
+                f"{file} for {len(source)} images; expected one for each."
+            )
+        columns.append(labels)
+    return columns
+
+
+def label_columns(
+    options: SplitOptions, split: str, standard: Sequence[Column], num_samples: int
+) -> list[Column | range]:
+    """The labels that samples carry; `standard` are those of the samples that are used."""
+    count = len(options.DATA_SOURCES)
+    if options.LABEL_TYPE == "standard":
+        if not standard:
+            raise DataError(
+                f"config.DATA.{split}.LABEL_TYPE is standard, and there are no LABEL_SOURCES. "
+                f"Name them, or set LABEL_TYPE to sample_index."
+            )
+        return list(standard)
+    if options.LABEL_TYPE == "sample_index":
+        return [range(num_samples)] * count
+    return [np.zeros(num_samples, np.int32)] * count
+
+
+def shared(columns: Sequence[Column | range]) -> list[SharedArray | range]:
+    """The columns for all processes; a column that is there twice is kept once."""
+    kept = {id(each): each if isinstance(each, range) else SharedArray.of(each) for each in columns}
+    return [kept[id(each)] for each in columns]
+
+
+def in_train_numbers(
+    standard: Sequence[Labels], train: Sequence[Classes], sources: Sequence[DataSource]
+) -> list[Column]:
+    """The columns, in TRAIN's numbers; as they are where nothing is known of it."""
+    if not train:
+        return [each.column for each in standard]
+    columns = []
+    for position, (labels, source) in enumerate(zip(standard, sources, strict=False)):
+        classes = train[min(position, len(train) - 1)]
+        columns.append(in_numbers_of(classes, labels, source.path))
+    return columns
+
+
+def _read(options: SplitOptions, split: str, position: int) -> Labels:
+    file = label_path(options, split, position)
+    where = f"{file.where} ({file.path})"
+    labels = load_array(file, mmap=False)
+    kind = labels.dtype.kind
+    if kind in "SU" and labels.ndim == 1:
+        return Labels(*numbered_names(labels.tolist(), where), where)
+    if kind in "iub" and labels.ndim in (1, 2):
+        return Labels(labels.astype(np.int64), (), where)
+    if kind == "f" and labels.ndim == 2:
+        return Labels(labels.astype(np.float32), (), where)
+    if kind == "f" and labels.ndim == 1 and (labels == np.floor(labels)).all():
+        return Labels(labels.astype(np.int64), (), where)
+    raise DataError(
+        f"{file.where}: {file.path} must hold a number or a name for each image, or a row of "
+        f"class indicators; it has the shape {labels.shape} and the type {labels.dtype}."
+    )

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslengine.data.decode.pixel_format import PixelFormat, output_channels, probe
+from sslengine.data.options import SplitOptions
+from sslengine.errors import ConfigError, DataError
+from tests.data.pictures import write_tree
+
+BANDS = {"IMAGE_MODE": "stored"}
+
+
+def options(root: Path, **keys: Any) -> SplitOptions:
+    return SplitOptions(DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(root)], **keys)
+
+
+def arrays(root: Path, *shapes: tuple[int, ...]) -> None:
+    for number, shape in enumerate(shapes):
+        values = np.arange(np.prod(shape), dtype=np.uint16).reshape(shape)
+        np.save(root / f"{number:02}.npy", values + number)
+
+
+def test_the_usual(tmp_path: Path) -> None:
+    write_tree(tmp_path, "0.png", "1.png")
+    for mode, channels in (("RGB", 3), ("L", 1)):
+        made = options(tmp_path, IMAGE_MODE=mode)
+        seen = probe(made, "TRAIN")
+        assert seen is not None
+        assert (seen.format.channels, seen.format.dtype) == (channels, "uint8")
+        assert output_channels(made, "TRAIN", seen) == channels
+
+
+def test_arrays(tmp_path: Path) -> None:
+    arrays(tmp_path, *[(4, 5, 6)] * 20)
+    seen = probe(options(tmp_path, **BANDS), "TRAIN")
+    assert seen is not None
+    assert seen.format == PixelFormat(6, "float32", 0, 119 + 17)  # of the last that is looked at
+    assert str(seen.format) == "6 channels of float32, 0 to 136"
+
+
+def test_images_that_differ(tmp_path: Path) -> None:
+    arrays(tmp_path, (4, 4, 6), (4, 4, 5))
+    with pytest.raises(ConfigError, match=r"00.npy has 6 channels of .*; .*01.npy has 5 channels"):
+        probe(options(tmp_path, **BANDS), "TRAIN")
+
+
+def test_unreadable_ones_are_no_matter_of_this(tmp_path: Path) -> None:
+    arrays(tmp_path, (4, 4, 6), (4, 4, 6))
+    (tmp_path / "00.npy").write_bytes(b"")
+    seen = probe(options(tmp_path, **BANDS), "TRAIN")
+    assert seen is not None
+    assert seen.path.endswith("01.npy")
+    (tmp_path / "01.npy").write_bytes(b"")
+    made = options(tmp_path, **BANDS)
+    assert probe(made, "TRAIN") is None
+    with pytest.raises(DataError, match=r"INPUT_CHANNELS"):
+        output_channels(made, "TRAIN", None)
+
+
+def test_the_range_of_all_that_are_looked_at_is_told(tmp_path: Path) -> None:
+    for number in range(3):
+        values = np.full((4, 4), 100 * number, np.uint16)
+        values[0, 0] = 4000 + number
+        Image.fromarray(values).save(tmp_path / f"{number}.png")
+    with pytest.raises(
+        ConfigError, match=r"0.png: of 3 images like it.*type uint16, from 0 to 4002.*PIXEL_RANGE"
+    ):
+        probe(options(tmp_path), "TRAIN")
+    assert probe(options(tmp_path, PIXEL_RANGE=[0, 4095]), "TRAIN") is not None
+
+
+def test_what_a_transform_of_ones_own_makes_is_counted(tmp_path: Path) -> None:
+    arrays(tmp_path, (4, 4, 6))
+    own = {"name": f"{__name__}:FirstThree"}
+    made = options(tmp_path, TRANSFORMS=[{"name": "ToTensor"}, own], **BANDS)
+    assert output_channels(made, "TRAIN", probe(made, "TRAIN")) == 3
+
+
+def test_one_that_needs_a_real_sample_is_left_to_the_run(tmp_path: Path) -> None:
+    arrays(tmp_path, (4, 4, 6))
+    own = {"name": f"{__name__}:Particular"}
+    made = options(tmp_path, TRANSFORMS=[{"name": "ToTensor"}, own], **BANDS)
+    assert output_channels(made, "TRAIN", probe(made, "TRAIN")) == 6
+    ours = options(tmp_path, TRANSFORMS=[{"name": "ToTensor"}, {"name": "ToTensor"}], **BANDS)
+    with pytest.raises(DataError, match="ToTensor"):
+        output_channels(ours, "TRAIN", probe(ours, "TRAIN"))
+
+
+class Particular:
+    def __call__(self, image: Any) -> Any:
+        raise KeyError("not in a table that the run fills")
+
+
+class FirstThree:
+    def __call__(self, image: Any) -> Any:
+        return image[:3]
