@@ -66,17 +66,21 @@ def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContex
     return gradients_kept(*sharded) if sharded else nullcontext()
 
 
-def manual_sync_params(model: nn.Module, broadcast_buffers: bool) -> None:
-    """Before a forward by hand: every rank takes rank 0's buffers."""
-    if broadcast_buffers:
-        broadcast_all(model.buffers())
+# A tensor with more numbers is a message of its own, for which no memory is taken.
+LARGE = 2**22
 
 
 def broadcast_all(tensors: Iterable[Tensor]) -> None:
-    """Rank 0's values into the tensors of every rank, in one message per dtype."""
+    """Rank 0's values into the tensors of every rank, the small ones in one message per dtype."""
     if world_size() == 1:
         return
-    for same in by_dtype(tensors):
+    small = []
+    for each in tensors:
+        if each.numel() > LARGE and each.is_contiguous():
+            broadcast(each.detach())
+        else:
+            small.append(each)
+    for same in by_dtype(small):
         own = _in_memory_order([each.detach() for each in same], same)
         flat = broadcast(_flatten_dense_tensors(own))
         torch._foreach_copy_(own, _unflatten_dense_tensors(flat, own))

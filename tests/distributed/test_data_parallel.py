@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed import data_parallel
 from sslengine.distributed.ranks import rank, world_size
+from tests.largest import Largest, peak_bytes
 from tests.launches import Launches
 from tests.ranks import RankPool
 
@@ -96,13 +97,12 @@ def _buffers() -> list[Tensor]:
     model = nn.BatchNorm1d(2)
     model.running_mean.fill_(rank() + 3.0)
     model.num_batches_tracked.fill_(rank() + 5)
-    data_parallel.manual_sync_params(model, broadcast_buffers=False)
     before = model.running_mean.clone()
-    data_parallel.manual_sync_params(model, broadcast_buffers=True)
+    data_parallel.broadcast_all(model.buffers())
     return [before, model.running_mean, model.num_batches_tracked]
 
 
-def test_buffers_become_those_of_rank_0_when_asked(two_ranks: RankPool) -> None:
+def test_buffers_become_those_of_rank_0(two_ranks: RankPool) -> None:
     for of_rank, (before, mean, tracked) in enumerate(two_ranks.run(_buffers)):
         assert before[0].item() == of_rank + 3.0
         assert mean.tolist() == [3.0, 3.0]
@@ -122,6 +122,19 @@ def test_a_message_for_each_dtype_and_a_launch_for_its_copies(
         data_parallel.broadcast_all(buffers)
     assert all(torch.equal(own, old + 1) for own, old in zip(buffers, before, strict=True))
     assert launched.counts == {"cat": 2, "add_": 2, "_foreach_copy_": 2}
+
+
+def test_a_large_buffer_is_broadcast_in_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_parallel, "LARGE", 1000)
+    monkeypatch.setattr(data_parallel, "world_size", lambda: 2)
+    monkeypatch.setattr(data_parallel, "broadcast", lambda flat: flat.add_(1))
+    buffers = [torch.zeros(20, 60), torch.zeros(7), torch.zeros(60, 20).t()]
+    with Largest() as made:
+        data_parallel.broadcast_all(buffers[:2])
+    assert made.elements == 1200  # itself
+    data_parallel.broadcast_all(buffers[2:])
+    assert all(torch.equal(each, torch.ones_like(each)) for each in buffers)
+    assert peak_bytes(lambda: data_parallel.broadcast_all(buffers[:2])) < 100
 
 
 def test_gradients_in_channels_last_are_reduced_without_copies_of_each(
