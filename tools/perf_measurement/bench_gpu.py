@@ -37,6 +37,7 @@ from bench_data import make_images
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve
+from sslengine.optim.lars import LARS
 from sslengine.registry import TASKS
 from sslengine.services.order import Services
 
@@ -122,7 +123,7 @@ def _sizes(case: str, given: argparse.Namespace) -> list[str]:
 
 
 class ByHand:
-    """SimCLR in plain PyTorch: torchvision's network, autocast, one backward, a fused optimizer."""
+    """SimCLR in plain PyTorch: torchvision's network, autocast, one backward, our LARS."""
 
     def __init__(self, given: argparse.Namespace, loss: Callable[[Tensor], Tensor]) -> None:
         from torchvision.models import resnet50
@@ -135,9 +136,7 @@ class ByHand:
         )  # fmt: skip
         self.device, self.loss = torch.device(given.device), loss
         self.model = nn.Sequential(trunk, head).to(self.device, memory_format=torch.channels_last)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-6, fused=True
-        )
+        self.optimizer = LARS(self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-6)
         side = 32 if given.tiny else 224
         views = torch.randn(2 * given.batch, 3, side, side, device=self.device)
         self.views = views.to(memory_format=torch.channels_last)
@@ -253,8 +252,6 @@ def measured(given: argparse.Namespace) -> dict[str, Rows]:
     for case in given.case:
         makers: dict[str, Callable[[], Any]] = {"sslengine": partial(Ours, case, given, {})}
         if case == "simclr":
-            plain_sgd = {"OPTIMIZER.use_larc": "false", "OPTIMIZER.name": "sgd"}
-            makers["sslengine, SGD"] = partial(Ours, case, given, plain_sgd)
             makers["by hand"] = lambda: ByHand(given, _plain_loss)
             if (theirs := _lightlys_loss()) is not None:
                 makers["lightly's loss"] = lambda: ByHand(given, theirs)
