@@ -96,8 +96,8 @@ class Files:
         package = _joined(package, own) if header is None else header
         folder = group if choice.grouped else posixpath.dirname(path)
         entries = list(_entries(tree.pop("defaults", None), file))
-        for each in filter(None, entries):
-            if each.override:  # a file further out has the say
+        for each in entries:
+            if each is not None and each.override:  # a file further out has the say
                 place = posixpath.normpath(posixpath.join(folder, each.group))
                 self._instead.setdefault(place, each.name)
         for each in entries:

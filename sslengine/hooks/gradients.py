@@ -12,6 +12,7 @@ from sslengine.distributed.collectives import max_in_place
 from sslengine.distributed.sharding import is_sharded, local, norms
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.optim.scale_each import ScaleEach
 
 
 class FreezeParameters(Hook):
@@ -49,6 +50,7 @@ class ClipGradients(Hook):
     def __init__(self, max_norm: float, norm_type: float, per_parameter: bool = False) -> None:
         self.max_norm, self.norm_type = max_norm, norm_type
         self.per_parameter = per_parameter
+        self._scale_each = ScaleEach()
 
     def on_backward(self, task: TaskView) -> None:
         if not task.updating:
@@ -59,7 +61,7 @@ class ClipGradients(Hook):
         if not gradients:
             return
         if self.per_parameter:
-            clip_each(gradients, self.max_norm)
+            clip_each(gradients, self.max_norm, self._scale_each)
         elif math.isinf(self.norm_type) and is_sharded(gradients[0]):
             clip_to_largest(gradients, self.max_norm)
         else:
@@ -79,8 +81,8 @@ def clip_to_largest(gradients: Sequence[Tensor], max_norm: float) -> None:
 
 
 @torch.no_grad()
-def clip_each(gradients: Sequence[Tensor], max_norm: float) -> None:
+def clip_each(gradients: Sequence[Tensor], max_norm: float, scale_each: ScaleEach) -> None:
     """Each gradient that is longer than max_norm becomes that long."""
     (lengths,) = norms(gradients)
     factors = (max_norm / (lengths + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([local(each) for each in gradients], list(factors.unbind()))
+    scale_each([local(each) for each in gradients], factors)

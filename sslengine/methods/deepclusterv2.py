@@ -36,7 +36,13 @@ from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import fetch, own_rows, within
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.kmeans import spherical_kmeans
-from sslengine.losses.memory import expect_sample_index, overwrite, zero_rows
+from sslengine.losses.memory import (
+    expect_sample_index,
+    is_shared,
+    overwrite,
+    sharding_named,
+    zero_rows,
+)
 from sslengine.methods.base import Method, Step
 from sslengine.registry import register_loss
 
@@ -51,10 +57,12 @@ class ClusteredMemory:
     # The crops that are remembered. Divisions take them in turn.
     crops_for_mb: list[int] = field(default_factory=lambda: [0])
     embedding_dim: int = 128
-    # Each rank keeps its share of the rows.
-    sharded: bool = False
+    # Each rank keeps its share of the rows. auto: where the memory is larger than 1 GiB and there
+    # are several ranks.
+    sharded: bool | str = "auto"
 
     def check(self) -> Iterator[str]:
+        yield from sharding_named(self)
         if not self.crops_for_mb:
             yield "crops_for_mb: expected the number of a crop, or several; got none."
         if self.embedding_dim < 1:
@@ -107,7 +115,7 @@ class DeepClusterLoss(Method):
         self.crops = options.memory_params.crops_for_mb
         dim = options.memory_params.embedding_dim
         # One row for each sample; `filled` where something stands in it.
-        shared = options.memory_params.sharded
+        shared = is_shared(options.memory_params.sharded, samples, len(self.crops), dim)
         self.register_buffer("memory", zero_rows(samples, len(self.crops), dim, shared=shared))
         self.register_buffer("filled", torch.zeros(samples, dtype=torch.bool))
         divisions = len(options.num_clusters)

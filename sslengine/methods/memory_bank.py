@@ -39,7 +39,13 @@ from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import fetch
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.memory import expect_sample_index, move_towards, random_rows
+from sslengine.losses.memory import (
+    expect_sample_index,
+    is_shared,
+    move_towards,
+    random_rows,
+    sharding_named,
+)
 from sslengine.losses.noise_contrastive import estimate_log_partition, noise_contrastive
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
@@ -72,9 +78,11 @@ class MemoryOptions:
     # Every embedding moves the memory; otherwise only that of update_mem_with_emb_index.
     update_mem_on_forward: bool = True
     # Each rank keeps its share of the rows, and gets from the others what it draws of theirs.
-    sharded: bool = False
+    # auto: where the memory is larger than 1 GiB and there are several ranks.
+    sharded: bool | str = "auto"
 
     def check(self) -> Iterator[str]:
+        yield from sharding_named(self)
         if not 0 <= self.momentum <= 1:
             yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
         if self.embedding_dim < 1:
@@ -129,9 +137,8 @@ class MemoryBankLoss(Method):
         self.options = options
         self.num_rows = _memory_size(options, run)
         memory = options.memory_params
-        rows = random_rows(
-            self.num_rows, memory.embedding_dim, memory.norm_init, shared=memory.sharded
-        )
+        shared = is_shared(memory.sharded, self.num_rows, memory.embedding_dim)
+        rows = random_rows(self.num_rows, memory.embedding_dim, memory.norm_init, shared)
         self.register_buffer("memory", rows)
         self.memory: Tensor
         # Infinite until it is estimated.
