@@ -1,11 +1,11 @@
-"""What can be known of a run's shapes before anything is launched, read or given memory.
+"""Check a run's shapes before anything is launched, read or allocated.
 
-A grey image of the size that the config says (or of two sizes, where only the files say it) goes
-through the TRANSFORMS and the collator, and what comes out through trunk, heads and method on
-torch's meta device, where tensors have shapes and no values. So a misspelled argument, a Normalize
-of three channels for grey images, a head of another width, one that does not go with the method and
-a feature that does not exist are reported in seconds. Transforms and collators of the user's own
-are not run, and where nothing can be known nothing is said.
+A grey image of the config's size (or of two sizes, if the size depends on the files) goes through
+TRANSFORMS and the collator; the batch goes through trunk, heads and method on torch's meta device,
+where tensors have shapes but no values. So a misspelled argument, a Normalize of three channels
+for grey images, a head of a wrong width, a head that does not fit the method and an unknown
+feature are reported in seconds. The user's own transforms and collators are not run, and what
+cannot be known in this way is not reported.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _SAMPLES_OF = {
     "multi_input_train_step": multi_input_sample,
     "pirl_train_step": multi_input_sample,
 }
-# Width and height of files, which are most often larger than what is cut from them.
+# Width and height that stand for files: most are larger than the crops.
 _ANY_SIZE = ((1024, 768), (640, 896))
 _OURS = ("sslengine.", "torchvision.")
 
 
 def expect_fitting_shapes(config: DictConfig) -> None:
-    """Raise ConfigError for what cannot go through the transforms, the model or the method."""
+    """Raise ConfigError if images cannot pass the transforms, the model or the method."""
     data = read(config, DataOptions)
     splits = ["TRAIN", *(["TEST"] if read(config, RunOptions).TEST_MODEL else [])]
     batches = {split: first_batch(getattr(data, split), split) for split in splits}
     build = _SAMPLES_OF.get(read(config, TrainerOptions).TRAIN_STEP_NAME)
     if build is None or config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
-        return  # what such a step gives the model is its own affair
+        return  # this step chooses the model's inputs itself
     with META:
         model = build_base_model(config, META)
     batch = batches["TRAIN"]
@@ -61,7 +61,7 @@ def expect_fitting_shapes(config: DictConfig) -> None:
 
 
 def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
-    """Two samples as the collator gives them; None where their shapes depend on the files."""
+    """A collated batch of two samples; None where their shapes depend on the files."""
     where = f"config.DATA.{split}"
     if any(_takes_long(entry) for entry in _entries(options.TRANSFORMS)):
         return None
@@ -89,19 +89,19 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
             batch = collate([one, twin], **options.COLLATE_FUNCTION_PARAMS)
     except SSLEngineError as error:
         raise ConfigError(str(error)) from error
-    except Exception:  # it may want what the samples of a real batch have
+    except Exception:  # it may need fields that only real samples have
         return None
     return batch if isinstance(batch, dict) else None
 
 
 def _are_ours(options: SplitOptions) -> bool:
-    """To make a transform of the user's own may take long."""
+    """Do all transforms ship with sslengine? Making one of the user's may take long."""
     named = [TRANSFORMS.name_in(entry) for entry in _entries(options.TRANSFORMS)]
     return all(_is_ours(TRANSFORMS, name) for name in named)
 
 
 def _can_be_run(options: SplitOptions) -> bool:
-    """Are the images such as ship with sslengine and torchvision?"""
+    """Do the images have the type that this check makes, from a source that ships with us?"""
     return (
         len(options.DATA_SOURCES) == 1
         and all(_is_ours(DATA_SOURCES, name) for name in options.DATA_SOURCES)
@@ -110,7 +110,7 @@ def _can_be_run(options: SplitOptions) -> bool:
 
 
 def _entries(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Those of the list, and those that stand in arguments of others."""
+    """The entries of the list, and those nested in their arguments."""
     for entry in entries:
         if isinstance(entry, Mapping) and "name" in entry:
             yield entry
