@@ -98,7 +98,8 @@ def _read(options: SplitOptions, split: str, position: int) -> Labels:
     if kind in "iub" and labels.ndim == 1:
         return Labels(labels.astype(np.int64), (), where)
     if kind == "f" and labels.ndim == 2:
-        return Labels(labels.astype(np.float32), (), where, indicators=True)
+        several = _are_indicators(labels)
+        return Labels(labels.astype(np.int8 if several else np.float32), (), where, indicators=True)
     if kind == "f" and labels.ndim == 1 and (labels == np.floor(labels)).all():
         return Labels(labels.astype(np.int64), (), where)
     raise DataError(
@@ -111,3 +112,10 @@ def _narrow(rows: Column) -> Column:
     """Indicators take a byte each."""
     few = rows.size and int(rows.max()) <= 1 and int(rows.min()) >= -1
     return rows.astype(np.int8 if few else np.int64)
+
+
+def _are_indicators(rows: Column) -> bool:
+    """Of several classes each, or with gaps: not probabilities, of which one may be 1."""
+    return bool(np.isin(rows, (-1, 0, 1)).all()) and bool(
+        (rows < 0).any() or (rows.sum(axis=1) != 1).any()
+    )
