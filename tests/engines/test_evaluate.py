@@ -53,11 +53,11 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
     # Training moved the weights: the features are other ones.
     assert scores["trained"] != {**scores["untrained"], "features": "trained"}
     text = screen(run)
-    assert "judging 60 and 20 images: untrained" in text
+    assert "evaluating 60 and 20 images: untrained" in text
     for word in (
         "kNN (k=5)",
         "linear",
-        "at the first step",
+        "at the last step",
         "model_final_checkpoint_phase",
         "metrics.jsonl",
     ):
@@ -156,6 +156,6 @@ def test_nothing_trained_nothing_judged(tmp_path: Path) -> None:
 def test_judging_needs_labels(tmp_path: Path) -> None:
     train(make_run(tmp_path, **SHAPES))
     with pytest.raises(
-        ConfigError, match="DATA.TRAIN.LABEL_SOURCES: judging features needs labels"
+        ConfigError, match="DATA.TRAIN.LABEL_SOURCES: evaluating features needs labels"
     ):
         evaluate(make_run(tmp_path, "evaluate", **{**FROZEN, "DATA__TRAIN__LABEL_SOURCES": []}))

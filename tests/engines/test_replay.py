@@ -50,7 +50,7 @@ def test_the_place_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
     assert text.startswith("iteration 6, rank 0: model.trunk.layer2.0.conv1 (Conv2d) is the first")
     assert "Its input is finite; its largest weights: weight inf." in text
     assert "samples: [" in text
-    assert "again from step 7, model_iteration6.torch" in screen(again)
+    assert "replay from step 7, model_iteration6.torch" in screen(again)
     assert _content(tmp_path) == before
 
 
