@@ -310,10 +310,15 @@ class MeterSuite(RunSuite):
         expect(bool(alone) and not wrong, f"{self.name}: on two ranks other values: {names(wrong)}")
 
     def _value(self, spec: Any, ranks: int = 1) -> dict[str, Any]:
-        """The meter's value in the first test; the learning rate is zero, so nothing is trained."""
+        """The meter's value in a test before which neither weights nor statistics are trained."""
         still = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
         still["TEST_EVERY_NUM_EPOCH"] = 1  # type: ignore[assignment]
-        frozen = spec.having(still, {"MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": False})
+        group_norm = {"NORM": "GroupNorm", "GROUPNORM_GROUPS": 1}
+        frozen = spec.having(
+            still,
+            {f"MODEL.TRUNK.RESNETS.{key}": value for key, value in group_norm.items()},
+            {"MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": False},
+        )
         if ranks == 1:
             return dict(run(frozen, self.folder / "meter").results)
         spread = frozen.having(TWO_RANKS, {"DATA.TEST.BATCHSIZE_PER_REPLICA": 2})

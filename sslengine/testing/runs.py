@@ -40,9 +40,11 @@ class Spec:
     overrides: tuple[str, ...]
     values: tuple[Values, ...] = ()
     double: bool = False
+    device: str = "cpu"
 
     def having(self, *values: Values, double: bool = False) -> Spec:
-        return Spec(self.overrides, (*self.values, *values), self.double or double)
+        double = self.double or double
+        return replace(self, values=(*self.values, *values), double=double)
 
     def resolve(self) -> Resolved:
         return resolve_small(self.overrides, *self.values)
@@ -114,13 +116,15 @@ def trainable(task: Any) -> dict[str, Tensor]:
     return {name: each for name, each in named if each.requires_grad}
 
 
-def build(resolved: Resolved, folder: Path, more: Sequence[Any] = ()) -> Any:
+def build(
+    resolved: Resolved, folder: Path, more: Sequence[Any] = (), device: torch.device = CPU
+) -> Any:
     """The task as the engine makes it, with the config's hooks and `more`."""
     config = resolved.config
     # These runs need no signal handlers; ranks that make many runs would add one for each.
     services = replace(services_of(config, folder, interrupts=False), signals=None)
     task = TASKS.get(config.TRAINER.TASK_NAME)(
-        config, folder, CPU,
+        config, folder, device,
         hooks=[*default_hooks(config, folder), *more],
         services=services,
     )  # fmt: skip
@@ -132,7 +136,7 @@ def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
     """Make the whole run. Every rank calls it with the same arguments."""
     outcome = Outcome()
     with _default_dtype(torch.float64 if spec.double else torch.float32):
-        task = build(spec.resolve(), folder, [Probe(outcome)])
+        task = build(spec.resolve(), folder, [Probe(outcome)], torch.device(spec.device))
         if resume_from is None:
             task.load_initial_weights()
         else:
@@ -159,7 +163,7 @@ def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return whole(tensor).detach().clone()
+    return whole(tensor).detach().cpu().clone()
 
 
 def _as_double(batch: Any) -> Any:

@@ -63,7 +63,7 @@ def copied(state: Any) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    return whole(value).detach().clone() if isinstance(value, Tensor) else value
+    return whole(value).detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
 def outside_state_dict(root: nn.Module) -> dict[str, Any]:
