@@ -66,12 +66,6 @@ def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContex
     return gradients_kept(*sharded) if sharded else nullcontext()
 
 
-def manual_sync_params(model: nn.Module, broadcast_buffers: bool) -> None:
-    """Before a forward by hand: every rank takes rank 0's buffers."""
-    if broadcast_buffers:
-        broadcast_all(model.buffers())
-
-
 # A tensor with more numbers is a message of its own, for which no memory is taken.
 LARGE = 2**22
 

@@ -37,12 +37,10 @@ def info_nce(
     """The mean of l_i over the anchors.
 
     anchors (A, D) and candidates (C, D) have unit length. positives (A,) holds each
-    anchor's candidate; excluded (A,) or (A, E), if given, candidates that do not count:
-    the anchor itself, where candidates contain the anchors.
+    anchor's candidate; excluded (A, E), if given, candidates that do not count: the anchor
+    itself, where candidates contain the anchors.
     """
     rows = anchors.shape[0]
-    if excluded is not None and excluded.dim() == 1:
-        excluded = excluded.unsqueeze(1)
     if rows * candidates.shape[0] <= SMALL:
         logits = anchors @ candidates.T / temperature
         if excluded is not None:

@@ -97,13 +97,12 @@ def _buffers() -> list[Tensor]:
     model = nn.BatchNorm1d(2)
     model.running_mean.fill_(rank() + 3.0)
     model.num_batches_tracked.fill_(rank() + 5)
-    data_parallel.manual_sync_params(model, broadcast_buffers=False)
     before = model.running_mean.clone()
-    data_parallel.manual_sync_params(model, broadcast_buffers=True)
+    data_parallel.broadcast_all(model.buffers())
     return [before, model.running_mean, model.num_batches_tracked]
 
 
-def test_buffers_become_those_of_rank_0_when_asked(two_ranks: RankPool) -> None:
+def test_buffers_become_those_of_rank_0(two_ranks: RankPool) -> None:
     for of_rank, (before, mean, tracked) in enumerate(two_ranks.run(_buffers)):
         assert before[0].item() == of_rank + 3.0
         assert mean.tolist() == [3.0, 3.0]
