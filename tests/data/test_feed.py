@@ -110,7 +110,6 @@ def test_the_number_of_workers_changes_nothing(alone: DataFeed, three: DataFeed)
     assert not equal(list(alone.batches(0)), list(alone.batches(1)))
 
 
-@pytest.mark.parametrize("collator", ["simclr_collator", "cutmixup_collator"])
 def asked_of_workers(some: DataFeed) -> int:
     iterator: Any = some._loader._loader._iterator  # type: ignore[union-attr]
     return int(iterator._send_idx)
@@ -139,6 +138,7 @@ def test_an_epoch_may_be_loaded_before_it_is_asked_for(
     assert equal(list(some.batches(1)), expected[1])
 
 
+@pytest.mark.parametrize("collator", ["simclr_collator", "cutmixup_collator"])
 def test_images_are_those_of_the_plain_list(tmp_path: Path, collator: str) -> None:
     """Also for a collator that computes with them, to which they come as floats."""
     write_tree(tmp_path, *(f"{number}.png" for number in range(4)))
