@@ -34,9 +34,9 @@ class AlexNet(LibraryTrunk, TorchvisionAlexNet):  # type: ignore[misc] # Trunk's
 
     def __init__(self, in_chans: int = 3) -> None:
         super().__init__(num_classes=1)
-        self.layers = self._modules.pop("features")
-        self.layers[0] = with_inputs(self.layers[0], in_chans)
-        self.classifier = nn.Identity()
+        layers: Any = self._modules.pop("features")
+        layers[0] = with_inputs(layers[0], in_chans)
+        self.layers, self.classifier = layers, nn.Sequential()
         self.begin(
             named(**{name: f"layers.{layer}" for name, layer in ENDS.items()})
             | {"flatten": Feature(("",))}

@@ -36,9 +36,9 @@ class LocalBlock(Block):  # type: ignore[misc] # timm has no types here
     may have passed meanwhile.
     """
 
-    def forward(self, x: Tensor, places: Tensor) -> Tensor:
-        self.attn.rel_indices = places
-        return cast(Tensor, super().forward(x))
+    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        cast(Any, self.attn).rel_indices = places
+        return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
 
 
 @register_trunk("convit", options=TrunkOptions)

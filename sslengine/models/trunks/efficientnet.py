@@ -14,7 +14,7 @@ import re
 from dataclasses import asdict
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu
 
 from sslengine.models.trunks import classy
@@ -29,8 +29,9 @@ class Block(classy.MBConvBlock):  # type: ignore[misc] # Classy has no types
 
     drop_rate: float
 
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, super().forward(x, drop_connect_rate=self.drop_rate))
+    def forward(self, inputs: Tensor, drop_connect_rate: None = None) -> Tensor:
+        output = super().forward(inputs, self.drop_rate)  # type: ignore[no-untyped-call]
+        return cast(Tensor, output)
 
 
 @register_trunk("efficientnet", options=EfficientNetOptions)
@@ -50,7 +51,7 @@ class EfficientNet(LibraryTrunk):
         self.avgpool, self.dropout = whole.avg_pooling, whole.dropout
         for index, block in enumerate(self.blocks):
             block.__class__ = Block
-            block.drop_rate = options.drop_connect_rate * index / len(self.blocks)
+            cast(Block, block).drop_rate = options.drop_connect_rate * index / len(self.blocks)
         self.positions = {name: index for index, name in enumerate(self.blocks._modules)}
         blocks = {f"block{index}": f"blocks.{name}" for name, index in self.positions.items()}
         self.begin(

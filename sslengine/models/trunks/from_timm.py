@@ -15,14 +15,14 @@ import timm
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.library import FINAL, Feature, LibraryTrunk, adopt, rows_of_blocks
+from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.registry import register_trunk
 
 WHERE = "config.MODEL.TRUNK.TIMM"
 
 
-class TimmTrunk(LibraryTrunk):
+class TimmTrunk(ByName):
     section = WHERE
     # timm's numbers of its features.
     _levels: dict[str, int]

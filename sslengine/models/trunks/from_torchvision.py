@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.inputs import with_inputs
-from sslengine.models.trunks.library import FINAL, Feature, LibraryTrunk, adopt, rows_of_blocks
+from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TorchvisionOptions
 from sslengine.registry import register_trunk
 
@@ -30,7 +30,7 @@ WHERE = "config.MODEL.TRUNK.TORCHVISION"
 MARK = 7919
 
 
-class TorchvisionTrunk(LibraryTrunk):
+class TorchvisionTrunk(ByName):
     section = WHERE
     asked: TorchvisionOptions
     # The name of its first convolution's weights.

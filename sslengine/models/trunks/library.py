@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.distributed.sharding import is_sharded
-from sslengine.errors import ConfigError, nearest
+from sslengine.errors import ConfigError
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.recompute import Part, Rows, set_parts, watch
 
@@ -43,8 +43,6 @@ def named(**submodules: str) -> dict[str, Feature]:
 class LibraryTrunk(Trunk):
     # Where the options of the trunk stand.
     section: str
-    # Prefixes of the library's weights that are not here: those of its classifiers.
-    left_out: tuple[str, ...] = ()
     # The features that have names of their own; any other submodule can be asked for too.
     table: dict[str, Feature]
     # What the submodules that were asked for gave, while the network runs.
@@ -74,20 +72,15 @@ class LibraryTrunk(Trunk):
             self._cut()
 
     def _feature(self, name: str, where: str) -> Feature:
-        if name not in self.table:
-            modules = dict(self.named_modules())
-            if not name or name not in modules:
-                known = nearest(name, (*self.feature_names, *modules))
-                super().check_features([name], f"{where}: {known}".rstrip(": "))
-            return Feature((name,))
-        return self.table[name]
+        if name in self.table:
+            return self.table[name]
+        modules = [each for each, _ in self.named_modules() if each]
+        if name not in modules:
+            raise self.unknown_feature(name, where, modules)
+        return Feature((name,))
 
     def _listen(self, source: str) -> None:
         self.get_submodule(source).register_forward_hook(_Tap(self, source))
-
-    def library_weights(self, in_chans: int) -> dict[str, Tensor]:
-        """The library's own, by the names that they have here; it may download them."""
-        raise NotImplementedError
 
     def final_feature(self, x: Tensor) -> Tensor:
         """The network's output, as the library computes it."""
@@ -148,7 +141,10 @@ class LibraryTrunk(Trunk):
         if blocks is None:
             return super().checkpoint_activations(parts)  # which raises
         images = _images_for(self)
-        self._splits, self._rows = parts, watch(self, blocks, lambda twin: twin.final_feature(images))
+        self._splits, self._rows = (
+            parts,
+            watch(self, blocks, lambda twin: twin.final_feature(images)),
+        )
         if not self._rows.rows:
             super().checkpoint_activations(parts)
         self._cut()
@@ -160,15 +156,24 @@ class LibraryTrunk(Trunk):
             self._parts = set_parts(self, cut, self.stop_if_enough)
 
 
+class ByName(LibraryTrunk):
+    """A network that the config calls by the library's name."""
+
+    # Prefixes of the library's weights that are not here: those of its classifiers.
+    left_out: tuple[str, ...] = ()
+
+    def library_weights(self, in_chans: int) -> dict[str, Tensor]:
+        """The library's own, by the names that they have here; it may download them."""
+        raise NotImplementedError
+
+
 def _images_for(network: nn.Module) -> Tensor:
     """Two, on the meta device."""
     first = next(each for each in network.modules() if isinstance(each, nn.Conv2d))
     side = getattr(getattr(network, "patch_embed", None), "img_size", None)
     side = side or getattr(network, "image_size", None) or SIDE
     height, width = (side, side) if isinstance(side, int) else side
-    return torch.empty(
-        2, first.in_channels, height, width, dtype=first.weight.dtype, device="meta"
-    )
+    return torch.empty(2, first.in_channels, height, width, dtype=first.weight.dtype, device="meta")
 
 
 class _Enough(Exception):

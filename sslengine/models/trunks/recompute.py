@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import chain, pairwise
+from itertools import chain, dropwhile, pairwise
 from typing import Any, cast
 
 import torch
@@ -78,31 +78,28 @@ class Rows:
     rows: list[list[str]] = field(default_factory=list)
     # Those that change their input in place: what enters a part is kept, so they begin none.
     greedy: set[str] = field(default_factory=set)
+    # Of any module outside of blocks: the block that had run last when it was done.
+    last: dict[str, str] = field(default_factory=dict)
 
     def cut(self, parts: int, ends: Collection[str]) -> Iterator[list[str]]:
         """Into at least so many parts, in order, of nearly equal lengths.
 
-        ends: modules behind whose last block a part ends.
+        ends: modules whose output must be their own: a part ends with them.
         """
-        names = list(chain.from_iterable(self.rows))
-        bounds = {len(names) * part // parts for part in range(parts)}
-        first = 0
+        total, first = sum(map(len, self.rows)), 0
+        bounds = {total * part // parts for part in range(parts)}
+        lasts = {self.last.get(end) for end in ends}
         for row in self.rows:
-            places = (place for place in range(1, len(row)) if row[place] not in self.greedy)
-            inner = [
+            edges = [
                 place
-                for place in places
-                if first + place in bounds or _ends(row[place - 1], row[place], ends)
+                for place, name in enumerate(row)
+                if row[place - 1] in lasts or (first + place in bounds and name not in self.greedy)
             ]
-            start = int(row[0] in self.greedy)
-            edges = [start, *(place for place in inner if place > start), len(row)]
-            yield from (row[a:b] for a, b in pairwise(edges) if a < b)
+            yield from (self._begun(row[a:b]) for a, b in pairwise([0, *edges, len(row)]))
             first += len(row)
 
-
-def _ends(name: str, following: str, ends: Collection[str]) -> bool:
-    return any(f"{name}.".startswith(f"{end}.") > f"{following}.".startswith(f"{end}.")
-               for end in ends)  # fmt: skip
+    def _begun(self, names: Sequence[str]) -> list[str]:
+        return list(dropwhile(self.greedy.__contains__, names))
 
 
 def watch(network: nn.Module, blocks: str, run: Callable[[Any], Any]) -> Rows:
@@ -114,10 +111,12 @@ def watch(network: nn.Module, blocks: str, run: Callable[[Any], Any]) -> Rows:
     twin = copy.deepcopy(network, {id(each): _on_meta(each) for each in tensors}).train()
     inside, watched = re.compile(blocks), _Watched()
     names = links(twin, blocks)
-    for name in names:
-        module = twin.get_submodule(name)
-        module.register_forward_pre_hook(partial(watched.before, name), with_kwargs=True)
-        module.register_forward_hook(watched.after)
+    for name, module in twin.named_modules():
+        if name in names:
+            module.register_forward_pre_hook(partial(watched.before, name), with_kwargs=True)
+            module.register_forward_hook(watched.after)
+        elif not name.startswith(tuple(f"{each}." for each in names)):
+            module.register_forward_hook(partial(watched.beside, name))
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             run(twin)
@@ -125,7 +124,8 @@ def watch(network: nn.Module, blocks: str, run: Callable[[Any], Any]) -> Rows:
     except Exception as error:  # not every network runs there
         LOG.info("Activation checkpointing: each block by itself (%s).", first_line(error))
         rows = [[name] for name in names if next(twin.get_submodule(name).children(), None)]
-    return Rows([row for row in rows if any(map(inside.fullmatch, row))], watched.greedy)
+    rows = [row for row in rows if any(map(inside.fullmatch, row))]
+    return Rows(rows, watched.greedy, watched.last)
 
 
 def links(network: nn.Module, blocks: str) -> list[str]:
@@ -149,6 +149,7 @@ class _Watched:
     def __init__(self) -> None:
         self.rows: list[list[str]] = []
         self.greedy: set[str] = set()
+        self.last: dict[str, str] = {}
         self._given: tuple[Any, int, Any] = (None, 0, None)  # output, its version, other inputs
         self._got = (None, 0)
 
@@ -167,6 +168,12 @@ class _Watched:
         if isinstance(x, Tensor) and x._version != version:
             self.greedy.add(self.rows[-1][-1])
         self._given = (output, output._version if isinstance(output, Tensor) else 0, self._rest)
+
+        self.last[self.rows[-1][-1]] = self.rows[-1][-1]
+
+    def beside(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self.rows:
+            self.last[name] = self.rows[-1][-1]
 
     def found(self) -> list[list[str]]:
         names = list(chain.from_iterable(self.rows))
@@ -192,22 +199,22 @@ def set_parts(
     network: nn.Module, parts: Iterable[Sequence[str]], done: Callable[[], None]
 ) -> list[Part]:
     """The blocks with these names recompute part by part from now on."""
-    made = []
-    for names in parts:
-        part = Part([network.get_submodule(name) for name in names], done)
+    made = [Part([network.get_submodule(each) for each in names], done) for names in parts if names]
+    for block in network.modules():
+        block.__dict__.pop("_part", None)
+    for part in made:
         for block in part.blocks:
             if not hasattr(type(block), "_recomputes"):
                 block.__class__ = _recomputing(cast(Any, type(block)))
             block.__dict__["_part"] = part
-        made.append(part)
     return made
 
 
 @cache
 def _recomputing(kind: type[nn.Module]) -> type[nn.Module]:
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
-        part: Part = self._part
-        if not torch.is_grad_enabled():
+        part: Part | None = self.__dict__.get("_part")
+        if part is None or not torch.is_grad_enabled():
             return nn.Module.__call__(self, *inputs, **named)
         if self is part.blocks[0]:
             return part.run(*inputs, **named)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, cast
 
-import torch
 from torch import nn
 from torchvision.models import ResNet as TorchvisionResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
@@ -26,10 +26,11 @@ from sslengine.registry import register_trunk
 @register_trunk("resnet", options=ResNetOptions)
 class ResNet(LibraryTrunk, TorchvisionResNet):  # type: ignore[misc] # Trunk's forward
     section = "config.MODEL.TRUNK.RESNETS"
-    table = named(
-        conv1="relu", res1="maxpool", res2="layer1", res3="layer2", res4="layer3", res5="layer4",
-        res5avg="avgpool",
-    ) | {"flatten": Feature(("avgpool",), lambda trunk, given, x: torch.flatten(given[0], 1))}  # fmt: skip
+    table = {
+        **named(conv1="relu", res1="maxpool", res2="layer1", res3="layer2", res4="layer3"),
+        **named(res5="layer4", res5avg="avgpool"),
+        "flatten": Feature(("avgpool",), lambda trunk, given, x: given[0].flatten(1)),
+    }
     feature_names = tuple(table)
     block_names = r"layer\d+\.\d+"
     vissl_names = ((r"^", "_feature_blocks."),)
@@ -44,12 +45,12 @@ class ResNet(LibraryTrunk, TorchvisionResNet):  # type: ignore[misc] # Trunk's f
         kernel, stride = (7, 2) if large else (3, 1)
         self.conv1 = nn.Conv2d(in_chans, self.inplanes, kernel, stride, kernel // 2, bias=False)
         self.bn1, self.relu = self._norm_layer(self.inplanes), nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
+        self.maxpool = cast(Any, nn.MaxPool2d(3, 2, 1) if large else nn.Identity())
         strides = (1, 2, 2, options.LAYER4_STRIDE)
         for index, (blocks, stride) in enumerate(zip(options.stages(), strides, strict=True)):
             stage = self._make_layer(block, options.channels() * 2**index, blocks, stride)
             setattr(self, f"layer{index + 1}", stage)
-        self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), nn.Identity()
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), cast(Any, nn.Identity())
         _initialise(self, options.ZERO_INIT_RESIDUAL)
         self.begin(self.table)
 
