@@ -59,7 +59,7 @@ setup(
         "slurm": SLURM,
         "fast": FAST,
         "tables": TABLES,
-        "bench": ["lightning>=2.2", "accelerate>=0.30"],
+        "bench": ["lightning>=2.2", "accelerate>=0.30", "lightly>=1.5"],
         "test": TEST,
     },
 )

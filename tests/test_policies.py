@@ -151,6 +151,14 @@ def test_apex_is_imported_in_precision_alone(path: Path) -> None:
 
 
 @of_each(MODULES)
+def test_of_hydra_and_omegaconf_what_is_public_is_imported(path: Path) -> None:
+    for node, name in _imports(ast.parse(path.read_text())):
+        if name.split(".")[0] in ("hydra", "omegaconf"):
+            private = any(each.startswith("_") for each in name.split("."))
+            assert not private, f"{path}:{node.lineno} imports {name}"
+
+
+@of_each(MODULES)
 def test_nobody_writes_to_the_config_but_its_own_folder(path: Path) -> None:
     if _floor(path) == "config":
         return

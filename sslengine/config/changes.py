@@ -38,9 +38,14 @@ class Change(NamedTuple):
         return not is_fixed(self.path)
 
 
+# And how a method keeps its memory.
+_FREE_OF_A_METHOD = ".memory_params.sharded"
+
+
 def is_fixed(path: str) -> bool:
     """Does it make the weights what they are?"""
-    return _below(path, _FIXED) and not _below(path, _FREE)
+    free = _below(path, _FREE) or path.endswith(_FREE_OF_A_METHOD)
+    return _below(path, _FIXED) and not free
 
 
 def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> list[Change]:

@@ -99,6 +99,7 @@ def _peaks(config: DictConfig) -> Iterator[Derived]:
                     new = with_peak(old, schedule.peak)
                 except ConfigError as error:
                     raise ConfigError(f"config.{where}.{error}") from error
+                new["auto_lr_scaling"] = {**old["auto_lr_scaling"], "auto_scale": False}
                 yield from _changes(where, old, new, f"peak {schedule.peak:g}")
 
 

@@ -69,8 +69,8 @@ def _magnitudes(schedule: Mapping[str, Any]) -> Iterator[float]:
         value = schedule.get(key)
         values = value if isinstance(value, (list, tuple)) else [value]
         yield from (abs(each) for each in values if each is not None)
-    for part in schedule.get("schedulers") or ():
-        yield from _magnitudes(part)
+    for inside in (*(schedule.get("schedulers") or ()), schedule.get("args")):
+        yield from _magnitudes(inside) if inside else ()
 
 
 def _times(schedule: Mapping[str, Any], factor: float) -> Schedule:
@@ -83,37 +83,46 @@ def _times(schedule: Mapping[str, Any], factor: float) -> Schedule:
     changed = {key: scaled(schedule[key]) for key in _VALUES if key in schedule}
     if schedule.get("schedulers"):
         changed["schedulers"] = [_times(part, factor) for part in schedule["schedulers"]]
+    if schedule.get("args"):  # of a scheduler of one's own
+        changed["args"] = _times(schedule["args"], factor)
     return {**schedule, **changed}
 
 
 def _rescale(schedule: Schedule, peak: float, node_lr: float) -> Schedule:
-    name = schedule["name"]
-    if name == "composite":
+    if schedule["name"] == "composite":
         return _rescale_composite(schedule, peak, node_lr)
-    if "cosine" in name:
-        return {**schedule, **_falling_or_rising(schedule, peak)}
-    if name in ("multistep", "step"):
-        first = schedule["values"][0]
-        return {**schedule, "values": [round(peak * v / first, 8) for v in schedule["values"]]}
-    if name == "linear":
-        return {**schedule, "end_value": peak}
-    if name == "inverse_sqrt":
-        return {**schedule, "start_value": peak}
-    if name == "constant":
-        return {**schedule, "value": peak}
-    if name in ("step_with_fixed_gamma", "polynomial"):
-        return {**schedule, "base_value": peak}
-    raise ConfigError(
-        f"auto_lr_scaling cannot tell which argument of the scheduler {name!r} is its peak. "
-        f"Set auto_scale: false and give the values."
-    )
+    key = peak_key(schedule)
+    if key is None:
+        raise ConfigError(
+            f"auto_lr_scaling cannot tell which argument of the scheduler {schedule['name']!r} is "
+            f"its peak. Set auto_scale: false and give the values."
+        )
+    if key == "values":
+        first = schedule[key][0]
+        return {**schedule, key: [round(peak * v / first, 8) for v in schedule[key]]}
+    scaled = {**schedule, key: peak}
+    if key == "start_value" and schedule.get("end_value") is not None:
+        scaled["end_value"] = peak * (schedule["end_value"] / schedule[key])
+    return scaled
 
 
-def _falling_or_rising(schedule: Schedule, peak: float) -> dict[str, float]:
-    start, end = schedule["start_value"], schedule["end_value"]
-    if start == 0:
-        return {"end_value": peak}  # a wave that rises from zero has its peak at the end
-    return {"start_value": peak, "end_value": peak * (end / start)}
+def peak_key(schedule: Mapping[str, Any]) -> str | None:
+    """The argument that is the largest value; None of a composite, and where it is not known."""
+    name = schedule["name"]
+    if "cosine" in name:  # a wave that rises from zero has its peak at the end
+        return "start_value" if schedule["start_value"] else "end_value"
+    return _PEAK_KEYS.get(name)
+
+
+_PEAK_KEYS = {
+    "constant": "value",
+    "multistep": "values",
+    "step": "values",
+    "linear": "end_value",
+    "inverse_sqrt": "start_value",
+    "step_with_fixed_gamma": "base_value",
+    "polynomial": "base_value",
+}
 
 
 def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Schedule:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.compose import Composition
-from sslengine.config.lr_scaling import optimizers
+from sslengine.config.lr_scaling import optimizers, peak_key
 from sslengine.config.merge import Merged
 from sslengine.config.sections import fields_of
 from sslengine.dotted import below
@@ -146,7 +146,9 @@ def _settle(path: str, node: DictConfig, optimizer: str, places: _Places) -> Ite
         )  # fmt: skip
         keys = " and ".join(f"{path}.{key}" for key in missing)
         yield f"{keys}: {called.name} needs a value; {why}. {_example(path)}"
-    elif called.name == "composite":
+        return
+    yield from _peak_problems(path, node, called, places)
+    if called.name == "composite":
         yield from _gap_problems(path, node, places)
 
 
@@ -180,6 +182,32 @@ def _example(path: str) -> str:
     )
 
 
+# ---- the largest value, said twice
+
+
+def _peak_problems(path: str, node: DictConfig, called: _Name, places: _Places) -> Iterator[str]:
+    """What has no effect, for something else sets the largest value."""
+    scaling = f"{path}.auto_lr_scaling"
+    scaled = bool(node.auto_lr_scaling.auto_scale)
+    if scaled and node.peak is not None and places.of(f"{path}.peak") <= places.of(scaling):
+        yield (
+            f"{path}.peak: auto_lr_scaling sets the largest value from the batch size; set "
+            f"{scaling}.base_value, or {scaling}.auto_scale=false as well."
+        )
+    if scaled and path.rpartition(".")[2] not in ("lr", "lr_head"):
+        yield f"{scaling}.auto_scale: has no effect, for it scales learning rates alone."
+    if node.peak is None and not scaled:
+        return
+    ruler = scaling if node.peak is None else f"{path}.peak"
+    typed, key = places.command_line, peak_key(node)
+    alone = places.of(f"{path}.{key}") == typed > max(places.of(ruler), called.since)
+    if key not in (None, "values") and alone:  # `values` say more than the largest
+        yield (
+            f"{path}.{key}: has no effect, for {ruler} sets the largest value of this schedule. "
+            f"Set {path}.peak."
+        )
+
+
 # ---- a part of a composite that was changed alone
 
 
@@ -188,10 +216,10 @@ def _gap_problems(path: str, node: DictConfig, places: _Places) -> Iterator[str]
     changed = [key for key in places.origins if _is_value_of_part(key, path)]
     if not changed:
         return
-    if node.auto_lr_scaling.auto_scale:
+    if node.auto_lr_scaling.auto_scale and node.peak is None:
         yield (
             f"{changed[0]}: auto_lr_scaling sets the largest value of this schedule; set "
-            f"{path}.auto_lr_scaling.base_value, or auto_scale=false as well."
+            f"{path}.peak, or {path}.auto_lr_scaling.base_value for its batch size."
         )
         return
     before = places.composition.last_value(f"{path}.schedulers")

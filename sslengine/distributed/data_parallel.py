@@ -66,21 +66,24 @@ def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContex
     return gradients_kept(*sharded) if sharded else nullcontext()
 
 
-def manual_sync_params(model: nn.Module, broadcast_buffers: bool) -> None:
-    """Before a forward by hand: every rank takes rank 0's buffers."""
-    if broadcast_buffers:
-        broadcast_all(model.buffers())
+# A tensor with more numbers is a message of its own, for which no memory is taken.
+LARGE = 2**22
 
 
 def broadcast_all(tensors: Iterable[Tensor]) -> None:
-    """Rank 0's values into the tensors of every rank, in one message per dtype."""
+    """Rank 0's values into the tensors of every rank, the small ones in one message per dtype."""
     if world_size() == 1:
         return
-    for same in _by_dtype(tensors):
-        flat = _flatten_dense_tensors([t.detach() for t in same])
-        broadcast(flat)
-        for tensor, new in zip(same, _unflatten_dense_tensors(flat, same), strict=True):
-            tensor.detach().copy_(new)
+    small = []
+    for each in tensors:
+        if each.numel() > LARGE and each.is_contiguous():
+            broadcast(each.detach())
+        else:
+            small.append(each)
+    for same in by_dtype(small):
+        own = _in_memory_order([each.detach() for each in same], same)
+        flat = broadcast(_flatten_dense_tensors(own))
+        torch._foreach_copy_(own, _unflatten_dense_tensors(flat, own))
 
 
 def batch_norm_buffers(module: nn.Module) -> list[Tensor]:
@@ -108,23 +111,37 @@ def mean_of_gradients(
     if world_size() == 1:
         return list(gradients)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients)]
+    layout = {id(mean): p for mean, p in zip(filled, parameters, strict=True)}
     lacked = {id(mean) for mean, given in zip(filled, gradients) if given is None}
     nobodys: set[int] = set()
-    for grads in _by_dtype(filled):
+    for grads in by_dtype(filled):
         owners = grads[0].new_ones(len(grads))  # travels with them: which ranks have each
         missing = [number for number, grad in enumerate(grads) if id(grad) in lacked]
         for number in missing:
             owners[number].zero_()
-        flat = sum_in_place(_flatten_dense_tensors([*grads, owners])).div_(world_size())
-        *means, owners = _unflatten_dense_tensors(flat, [*grads, owners])
-        torch._foreach_copy_(grads, means)
+        own = _in_memory_order(grads, [layout[id(grad)] for grad in grads])
+        flat = sum_in_place(_flatten_dense_tensors([*own, owners])).div_(world_size())
+        *means, owners = _unflatten_dense_tensors(flat, [*own, owners])
+        torch._foreach_copy_(own, means)
         if missing:
             had = owners.tolist()
             nobodys.update(id(grads[number]) for number in missing if not had[number])
     return [None if id(mean) in nobodys else mean for mean in filled]
 
 
-def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+def _in_memory_order(tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
+    """Views with the dimensions as they lie in memory (in channels-last, channels last), so that
+    a flat copy takes no copy before. `layout`: of the same shapes, alike on all ranks.
+    """
+    return [each.permute(_order(like)) for each, like in zip(tensors, layout, strict=True)]
+
+
+def _order(tensor: Tensor) -> list[int]:
+    strides = tensor.stride()
+    return sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
+
+
+def by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)

@@ -6,9 +6,11 @@ import os
 
 import torch.distributed as dist
 
+_AVAILABLE = dist.is_available()  # in this build of torch
+
 
 def initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return _AVAILABLE and dist.is_initialized()
 
 
 def rank() -> int:

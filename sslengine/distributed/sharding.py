@@ -137,12 +137,11 @@ def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
     Of sharded tensors the lengths of all: one collective, no host synchronisation.
     """
-    lengths = torch.stack(
-        [torch.stack(torch._foreach_norm([local(each) for each in group])) for group in groups]
-    )
-    if isinstance(groups[0][0], DTensor):
+    every = [each for group in groups for each in group]
+    lengths = torch.stack(torch._foreach_norm([local(each) for each in every]))
+    if isinstance(every[0], DTensor):
         lengths = sum_in_place(lengths.square()).sqrt()
-    return lengths.unbind()
+    return lengths.view(len(groups), -1).unbind()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Hooks on gradients: freezing parameters for a while, and clipping."""
+"""Hooks on gradients: temporary freezing of parameters, and clipping."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sslengine.distributed.collectives import max_in_place
 from sslengine.distributed.sharding import is_sharded, local, norms
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.optim.scale_each import ScaleEach
 
 
 class FreezeParameters(Hook):
-    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, iterations], ...]`: no gradient until then.
+    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, iterations], ...]`: no gradients before that.
 
-    Names may begin with `module.`, as VISSL's must.
+    Names may begin with `module.`, as they must in VISSL.
     """
 
     def __init__(self, frozen_until: Sequence[tuple[str, int]]) -> None:
@@ -41,14 +42,15 @@ class FreezeParameters(Hook):
 
 
 class ClipGradients(Hook):
-    """`MODEL.GRAD_CLIP`: bound the norm of all gradients together, or of each by itself.
+    """`MODEL.GRAD_CLIP`: clip the norm of all gradients together, or of each separately.
 
-    Does not wait for the device.
+    Does not synchronise with the device.
     """
 
     def __init__(self, max_norm: float, norm_type: float, per_parameter: bool = False) -> None:
         self.max_norm, self.norm_type = max_norm, norm_type
         self.per_parameter = per_parameter
+        self._scale_each = ScaleEach()
 
     def on_backward(self, task: TaskView) -> None:
         if not task.updating:
@@ -59,7 +61,7 @@ class ClipGradients(Hook):
         if not gradients:
             return
         if self.per_parameter:
-            clip_each(gradients, self.max_norm)
+            clip_each(gradients, self.max_norm, self._scale_each)
         elif math.isinf(self.norm_type) and is_sharded(gradients[0]):
             clip_to_largest(gradients, self.max_norm)
         else:
@@ -68,7 +70,7 @@ class ClipGradients(Hook):
 
 @torch.no_grad()
 def clip_to_largest(gradients: Sequence[Tensor], max_norm: float) -> None:
-    """Of shares, some of which are empty: torch's own knows no largest element of those."""
+    """Clip sharded gradients by their largest element: torch fails on an empty local shard."""
     shares = [each for each in map(local, gradients) if each.numel()]
     largest = torch.stack(
         [each.abs().max() for each in shares] or [local(gradients[0]).new_zeros(())]
@@ -79,8 +81,8 @@ def clip_to_largest(gradients: Sequence[Tensor], max_norm: float) -> None:
 
 
 @torch.no_grad()
-def clip_each(gradients: Sequence[Tensor], max_norm: float) -> None:
-    """Each gradient that is longer than max_norm becomes that long."""
+def clip_each(gradients: Sequence[Tensor], max_norm: float, scale_each: ScaleEach) -> None:
+    """Scale each gradient with a norm above max_norm down to max_norm."""
     (lengths,) = norms(gradients)
     factors = (max_norm / (lengths + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([local(each) for each in gradients], list(factors.unbind()))
+    scale_each([local(each) for each in gradients], factors)

@@ -1,4 +1,4 @@
-"""One process of a run: join the others, open the log, run the engine, leave."""
+"""One process of a run: join the process group, open the log, run the engine, leave."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
     _set_threads(config, device)
     workers = read(config, DataOptions).NUM_DATALOADER_WORKERS
     if workers and options.MULTI_PROCESSING_METHOD == "forkserver":
-        boot_server()  # while this process imports the task and joins the others
+        boot_server()  # it starts while this process imports the task and joins the others
     if join:
         _join(config, device)
         startup.mark("rendezvous")
@@ -79,7 +79,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
 
 
 def _leave_at_once(folder: Path, text: str) -> None:
-    """Another rank is lost. From a thread: the main one cannot be reached in a collective."""
+    """End this rank because another is lost. Runs in a thread: the main one may be blocked."""
     log.critical("%s", text)
     kept = flight_recorder.keep(folder / "flight_recorder")
     close_log()
@@ -89,9 +89,9 @@ def _leave_at_once(folder: Path, text: str) -> None:
 def _set_threads(config: DictConfig, device: torch.device) -> None:
     """On a CPU, ranks and loader workers share the cores of their node.
 
-    With more threads than cores each waits for the others: on 2 cores with one worker, the
-    quickstart takes 1.6 times as long with 2 threads as with 1. OMP_NUM_THREADS decides
-    where it is set.
+    With more threads than cores, threads wait for each other: on 2 cores with one worker, the
+    quickstart takes 1.6 times as long with 2 threads as with 1. If OMP_NUM_THREADS is set, it
+    decides.
     """
     if device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
         return

@@ -6,18 +6,23 @@ It is a cross entropy over similarities, so log-sum-exp keeps it finite at any
 temperature.
 
 Candidates are those of all ranks, so the matrix of similarities grows with the number of
-ranks. It is never held whole: some anchors at a time meet all candidates, and leave behind
-their share of the gradient, which is as large as the embeddings. That costs no more
-multiplications than a backward pass, which then has only to scale it.
+ranks. A small one is torch's business. A large one is never held whole: some anchors at a time
+meet all candidates, and leave behind their share of the gradient, which is as large as the
+embeddings. That costs no more multiplications than a backward pass, which then has only to
+scale it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+# Similarities of which torch may keep some copies for the backward pass: 16 MB of float32 each.
+SMALL = 2**22
 # Similarities that are held at once: 64 MB of float32.
 AT_ONCE = 2**24
 
@@ -32,14 +37,20 @@ def info_nce(
     """The mean of l_i over the anchors.
 
     anchors (A, D) and candidates (C, D) have unit length. positives (A,) holds each
-    anchor's candidate; excluded (A,) or (A, E), if given, candidates that do not count:
-    the anchor itself, where candidates contain the anchors.
+    anchor's candidate; excluded (A, E), if given, candidates that do not count: the anchor
+    itself, where candidates contain the anchors.
     """
-    out = positives.new_empty(len(anchors), 0) if excluded is None else excluded
+    rows = anchors.shape[0]
+    if rows * candidates.shape[0] <= SMALL:
+        logits = anchors @ candidates.T / temperature
+        if excluded is not None:
+            logits = logits.scatter(1, excluded, -math.inf)
+        return F.cross_entropy(logits, positives)
+    out = positives.new_empty(rows, 0) if excluded is None else excluded
     return cast(
         Tensor,
         _InfoNCE.apply(  # type: ignore[no-untyped-call]
-            anchors, candidates, positives, temperature, out.view(len(anchors), -1)
+            anchors, candidates, positives, temperature, out
         ),
     )
 

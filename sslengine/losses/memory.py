@@ -6,13 +6,21 @@ rank writes what belongs to its rows, and `fetch` brings those of others.
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import own_rows, shared_out, within
 from sslengine.errors import ConfigError
+
+log = logging.getLogger("sslengine")
 
 
 def expect_sample_index(facts: RunFacts, loss: str) -> None:
@@ -29,8 +37,31 @@ def expect_sample_index(facts: RunFacts, loss: str) -> None:
         )
 
 
-# Rows that are drawn at once where a rank keeps only some of them.
+# Rows that are drawn at once: nothing else is as large as the memory, while it is made either.
 DRAWN_AT_ONCE = 2**16
+# A memory of more bytes is sharded by itself where there are several ranks: beyond 2.1 million
+# rows of 128 numbers.
+WHOLE_BELOW = 2**30
+
+
+def sharding_named(options: Any) -> Iterator[str]:
+    """What is wrong with `sharded` of the options of a memory, if anything is."""
+    if options.sharded not in (True, False, "auto"):
+        yield f"sharded: expected true, false or auto, got {options.sharded!r}."
+
+
+def is_shared(sharded: bool | str, rows: int, *shape: int) -> bool:
+    """Does each rank keep its share of so many rows alone?"""
+    if sharded != "auto":
+        return bool(sharded)
+    size = 4 * rows * math.prod(shape)
+    if world_size() == 1 or size <= WHOLE_BELOW:
+        return False
+    log.info(
+        "memory_params.sharded is auto: %d rows take %.1f GB; each of %d ranks keeps its share.",
+        rows, size / 1e9, world_size(),
+    )  # fmt: skip
+    return True
 
 
 def random_rows(num_rows: int, dim: int, unit_length: bool, shared: bool = False) -> Tensor:
@@ -38,16 +69,14 @@ def random_rows(num_rows: int, dim: int, unit_length: bool, shared: bool = False
 
     Shared out they are the same numbers: each rank draws all of them, and keeps its own.
     """
-    if not shared:
-        return _drawn(num_rows, dim, unit_length)
-    mine = own_rows(num_rows)
+    mine = own_rows(num_rows) if shared else slice(0, num_rows)
     own = torch.empty(mine.stop - mine.start, dim)
     for first in range(0, num_rows, DRAWN_AT_ONCE):
         rows = _drawn(min(DRAWN_AT_ONCE, num_rows - first), dim, unit_length)
         start, stop = max(first, mine.start), min(first + len(rows), mine.stop)
         if start < stop:
             own[start - mine.start : stop - mine.start] = rows[start - first : stop - first]
-    return shared_out(own, num_rows)
+    return shared_out(own, num_rows) if shared else own
 
 
 def _drawn(num_rows: int, dim: int, unit_length: bool) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from sslengine.distributed.data_parallel import broadcast_all
+from sslengine.distributed.data_parallel import broadcast_all, by_dtype
 from sslengine.distributed.sharding import copy_into, like, local
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -41,8 +41,9 @@ def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
 @torch.no_grad()
 def copy_buffers(teacher: nn.Module, student: nn.Module) -> None:
     """The running statistics of the student's batch norms, and whatever else its buffers hold."""
-    for own, theirs in zip(teacher.buffers(), student.buffers(), strict=True):
-        own.copy_(theirs)
+    theirs = dict(zip(teacher.buffers(), student.buffers(), strict=True))
+    for own in by_dtype(theirs):
+        torch._foreach_copy_(own, [theirs[each] for each in own])
 
 
 @torch.no_grad()

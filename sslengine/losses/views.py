@@ -37,8 +37,15 @@ def expect_crops(facts: RunFacts, where: str, collators: Sequence[str]) -> None:
         )
 
 
-def split_views(output: Any, loss: str, count: int = 2) -> Tensor:
+def split_views(output: Any, loss: str) -> Tensor:
     """(2B, D) becomes (2, B, D): the first views of all images, then the second ones."""
+    images = images_of(output, loss)
+    views: Tensor = output.unflatten(0, (2, images))
+    return views
+
+
+def images_of(output: Any, loss: str, count: int = 2) -> int:
+    """B, of which the output has (count B, D): a row for each view."""
     if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[0] % count:
         raise TrainingError(
             f"{loss} needs one embedding ({count}B, D), a row for each of the {count} views of "
@@ -46,8 +53,7 @@ def split_views(output: Any, loss: str, count: int = 2) -> Tensor:
             f"{'simclr_collator' if count == 2 else 'multicrop_collator'}, and does the model end "
             f"in one head?"
         )
-    views: Tensor = output.unflatten(0, (count, output.shape[0] // count))
-    return views
+    return output.shape[0] // count
 
 
 def described(output: object) -> str:

@@ -6,20 +6,21 @@ Chen et al., A Simple Framework for Contrastive Learning of Visual Representatio
     l_i = -log( exp(s_ip / T) / sum_{k != i} exp(s_ik / T) ),   s = cosine similarity
     loss = mean of l_i over all 2N views
 
-With more than two views, as in the appendix of SwAV (Caron et al., 2020), each other view is
-the positive in turn; the remaining views of the same image count for nothing:
+With more than two views, as in the appendix of SwAV (Caron et al., 2020), each other view is the
+positive once; the remaining views of the same image are not negatives:
 
     l_i = mean over p of -log( exp(s_ip / T) / (exp(s_ip / T) + sum over k of other images) )
 
 Batches hold first all first views, then all second ones, and so on.
-Views of other ranks are gathered with gradient, so that the gradient over ranks is
-that of one process with the whole batch.
+Views of other ranks are gathered with gradient, so the gradient over ranks equals that of one
+process with the global batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from torch.nn import functional as F
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.collectives import gather
 from sslengine.losses.info_nce import info_nce
-from sslengine.losses.views import expect_crops, expect_two_views, split_views
+from sslengine.losses.views import expect_crops, expect_two_views, images_of
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -50,7 +51,7 @@ class SimCLROptions:
 
 @dataclass
 class MultiCropSimCLROptions(SimCLROptions):
-    # Filled in from the transforms.
+    # Set from the transforms.
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:
@@ -65,20 +66,35 @@ class SimCLRLoss(Method):
     def __init__(self, options: SimCLROptions, run: RunFacts) -> None:
         super().__init__()
         self.temperature = options.temperature
+        # Of batches of one size: made at the first of them.
+        self._pairs_of: tuple[Any, Sequence[tuple[Tensor, Tensor]]] = (None, ())
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
         """output: (views x B, D), view 0 of all images, then view 1. The target is not used."""
-        images = split_views(output, self.name, self.views).shape[1]
+        images = images_of(output, self.name, self.views)
         embeddings = F.normalize(output, dim=1)
         candidates, start = gather(embeddings)
-        itself = torch.arange(start, start + len(embeddings), device=output.device)
-        same_image = [itself, *(itself.roll(view * images) for view in range(1, self.views))]
-        losses = []
-        for view in range(1, self.views):
-            others = _without(same_image, view)
-            loss = info_nce(embeddings, candidates, same_image[view], self.temperature, others)
-            losses.append(loss)
+        losses = [
+            info_nce(embeddings, candidates, positives, self.temperature, others)
+            for positives, others in self._pairs(images, start, output.device)
+        ]
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _pairs(
+        self, images: int, start: int, device: torch.device
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        """For each other view: where an anchor's positive is, and what does not count beside it."""
+        key = (images, start, device, torch.is_inference_mode_enabled())
+        known, pairs = self._pairs_of
+        if key != known:
+            itself = torch.arange(start, start + self.views * images, device=device)
+            views = [itself, *(itself.roll(view * images) for view in range(1, self.views))]
+            pairs = [
+                (views[view], torch.stack([*views[:view], *views[view + 1 :]], dim=1))
+                for view in range(1, self.views)
+            ]
+            self._pairs_of = key, pairs
+        return pairs
 
 
 @register_loss(MULTI_CROP, options=MultiCropSimCLROptions)
@@ -88,8 +104,3 @@ class MultiCropSimCLRLoss(SimCLRLoss):
     def __init__(self, options: MultiCropSimCLROptions, run: RunFacts) -> None:
         super().__init__(options, run)
         self.views = options.num_crops
-
-
-def _without(views: Sequence[Tensor], view: int) -> Tensor:
-    others = [each for number, each in enumerate(views) if number != view]
-    return others[0] if len(others) == 1 else torch.stack(others, dim=1)

@@ -1,12 +1,12 @@
-"""How long each stage of a step takes, on the host and, if asked, on the GPU.
+"""How long each stage of a step takes, on the host and on the GPU, once `start` was called.
 
-The host's clock is always read (half a microsecond a stage). GPU time comes from
-CUDA events that are read only once they are done, so nothing here ever waits.
+GPU time comes from CUDA events that are read only once they are done, so nothing here ever waits.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -45,9 +45,6 @@ class StageTimer:
         """Time on the GPU so far, if it is measured."""
         return None
 
-    def reset(self) -> None:
-        self.seconds, self.count = 0.0, 0
-
 
 class CudaStageTimer(StageTimer):
     """Host time, and GPU time between two events on the current stream."""
@@ -76,11 +73,6 @@ class CudaStageTimer(StageTimer):
             self._gpu_seconds += start.elapsed_time(end) / 1000.0  # type: ignore[no-untyped-call]
         return self._gpu_seconds
 
-    def reset(self) -> None:
-        super().reset()
-        self._events.clear()
-        self._gpu_seconds = 0.0
-
 
 @dataclass(frozen=True)
 class StageTime:
@@ -91,27 +83,32 @@ class StageTime:
 
 
 class PerfStats:
-    """One timer per stage: `with perf.forward:`."""
+    """One timer per stage, if they are asked for: `with perf.forward:`."""
 
-    read_sample: StageTimer
-    forward: StageTimer
-    loss_compute: StageTimer
-    loss_all_reduce: StageTimer
-    meters_update: StageTimer
-    backward: StageTimer
-    optimizer_step: StageTimer
-    train_step_total: StageTimer
+    read_sample: AbstractContextManager[None]
+    forward: AbstractContextManager[None]
+    loss_compute: AbstractContextManager[None]
+    loss_all_reduce: AbstractContextManager[None]
+    meters_update: AbstractContextManager[None]
+    backward: AbstractContextManager[None]
+    optimizer_step: AbstractContextManager[None]
+    train_step_total: AbstractContextManager[None]
 
-    def __init__(self, measure_gpu: bool = False) -> None:
-        timer = CudaStageTimer if measure_gpu and torch.cuda.is_available() else StageTimer
-        self.timers: dict[str, StageTimer] = {name: timer() for name in STAGES}
-        vars(self).update(self.timers)
+    def __init__(self) -> None:
+        self.timers: dict[str, StageTimer] = {}
+        vars(self).update(dict.fromkeys(STAGES, nullcontext()))
         # Not of a phase but of the run: waiting for the loader, and, where HOOKS.ITERATION_TIMER
         # asks for it, what hooks and services do.
         self.data, self.hooks = StageTimer(), StageTimer()
 
+    def start(self, measure_gpu: bool = False) -> None:
+        """From now on stages are timed, from zero."""
+        timer = CudaStageTimer if measure_gpu and torch.cuda.is_available() else StageTimer
+        self.timers = {name: timer() for name in STAGES}
+        vars(self).update(self.timers)
+
     def report(self) -> list[StageTime]:
-        """Means since the last reset, for the stages that ran."""
+        """Means since `start`, for the stages that ran."""
         rows = []
         for name, timer in self.timers.items():
             if timer.count:
@@ -123,12 +120,10 @@ class PerfStats:
 
     def report_str(self) -> str:
         """The report as a table of text."""
+        if not self.timers:
+            return "no stage is timed: set config.HOOKS.PERF_STATS.MONITOR_PERF_STATS=true"
         lines = [f"{'stage':<20}{'calls':>8}{'host ms':>12}{'gpu ms':>12}"]
         for row in self.report():
             gpu = "-" if row.gpu_ms is None else f"{row.gpu_ms:.3f}"
             lines.append(f"{row.name:<20}{row.count:>8}{row.host_ms:>12.3f}{gpu:>12}")
         return "\n".join(lines)
-
-    def reset(self) -> None:
-        for timer in self.timers.values():
-            timer.reset()

@@ -25,11 +25,10 @@ class LARC(LayerwiseRates):
         super().__init__(params, **arguments)
         self.larc = larc
 
-    def _rescale(
+    def _rates(
         self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float
-    ) -> None:
+    ) -> tuple[list[Tensor], Tensor]:
         size, length = norms(params, grads)
-        params, grads = [local(p) for p in params], [local(g) for g in grads]
         rates = self.larc.trust_coefficient * size
         rates = rates / (length + weight_decay * size + self.larc.eps)
         if self.larc.clip:
@@ -37,8 +36,9 @@ class LARC(LayerwiseRates):
         rates = torch.where(size > 0, rates, 1.0)
         rates = torch.where(length > 0, rates, 0.0)
         if weight_decay:
-            torch._foreach_add_(grads, params, alpha=weight_decay)
-        torch._foreach_mul_(grads, rates.unbind())
+            shares = [local(g) for g in grads], [local(p) for p in params]
+            torch._foreach_add_(*shares, alpha=weight_decay)
+        return grads, rates
 
 
 @cache

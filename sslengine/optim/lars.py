@@ -38,9 +38,9 @@ class LARS(LayerwiseRates, SGD):
         self.eta = eta
         self.exclude_bias_and_norm = exclude_bias_and_norm
 
-    def _rescale(
+    def _rates(
         self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float
-    ) -> None:
+    ) -> tuple[list[Tensor], Tensor]:
         if weight_decay:
             shares = [local(g) for g in grads], [local(p) for p in params]
             torch._foreach_add_(*shares, alpha=weight_decay)
@@ -48,7 +48,6 @@ class LARS(LayerwiseRates, SGD):
             grads = [g for p, g in zip(params, grads, strict=True) if p.ndim != 1]
             params = [p for p in params if p.ndim != 1]
         if not params:
-            return
+            return [], torch.empty(0)
         size, length = norms(params, grads)
-        rates = torch.where((size > 0) & (length > 0), self.eta * size / length, 1.0)
-        torch._foreach_mul_([local(g) for g in grads], rates.unbind())
+        return grads, torch.where((size > 0) & (length > 0), self.eta * size / length, 1.0)

@@ -19,16 +19,21 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.sharding import local
+from sslengine.optim.scale_each import ScaleEach
 
 
 class LayerwiseRates(torch.optim.Optimizer):
     """To stand before an optimizer class in the bases: `class LARS(LayerwiseRates, SGD)`."""
 
+    def __init__(self, *args: Any, **arguments: Any) -> None:
+        super().__init__(*args, **arguments)
+        self._scale_each = ScaleEach()
+
     @abstractmethod
-    def _rescale(
+    def _rates(
         self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float
-    ) -> None:
-        """grads <- rate * (grads + weight_decay * params), in place.
+    ) -> tuple[list[Tensor], Tensor]:
+        """grads <- grads + weight_decay * params, in place; those to rescale, and a rate for each.
 
         Of sharded parameters, `local` gives what can be changed in place, `norms` the
         lengths of the whole.
@@ -40,8 +45,7 @@ class LayerwiseRates(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            self._rescale_group(group)
+        self._rescale()
         if hasattr(self, "grad_scale"):
             self.grad_scale = None
         weight_decays = [group.get("weight_decay", 0.0) for group in self.param_groups]
@@ -56,15 +60,22 @@ class LayerwiseRates(torch.optim.Optimizer):
         """torch wraps the `step` of each class to call step hooks; here they have been called."""
         return partial(step.__wrapped__, self) if getattr(step, "hooked", False) else step
 
-    def _rescale_group(self, group: dict[str, Any]) -> None:
-        params = [p for p in group["params"] if p.grad is not None]
-        grads = [p.grad for p in params]
-        if not params:
-            return
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            torch._foreach_mul_([local(each) for each in grads], scale.reciprocal())
-        self._rescale(params, grads, group["lr"], group.get("weight_decay", 0.0))
+    def _rescale(self) -> None:
+        rescaled, rates = [], []
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            grads = [p.grad for p in params]
+            scale = getattr(self, "grad_scale", None)
+            if scale is not None:
+                torch._foreach_mul_([local(each) for each in grads], scale.reciprocal())
+            own, its = self._rates(params, grads, group["lr"], group.get("weight_decay", 0.0))
+            if own:
+                rescaled += [local(each) for each in own]
+                rates.append(its)
+        if rescaled:
+            self._scale_each(rescaled, torch.cat(rates))
 
     def _set_weight_decays(self, values: list[float]) -> None:
         for group, value in zip(self.param_groups, values, strict=True):

@@ -46,8 +46,9 @@ class SchedulerOptions:
     name: str = named(SCHEDULERS, "")
     # step, epoch, or null: what suits the scheduler.
     update_interval: str | None = None
-    # The largest value of the whole schedule, of all parts of a composite: every value is scaled
-    # with it. null: the values are as they stand.
+    # The largest value of the whole schedule, whatever its name, of all parts of a composite: every
+    # value is scaled with it. It wins over the auto_lr_scaling of an earlier file. null: the values
+    # are as they stand.
     peak: float | None = None
     # constant: the value.
     value: float | None = None
@@ -91,11 +92,6 @@ class SchedulerOptions:
         yield from one_of(self, "update_interval", "step", "epoch", None)
         if self.peak is not None and not 0 < self.peak < math.inf:
             yield f"peak: expected a number above 0, got {self.peak}."
-        if self.peak is not None and self.auto_lr_scaling.auto_scale:
-            yield (
-                "peak: auto_lr_scaling sets the largest value from the batch size; set "
-                "auto_lr_scaling.base_value, or auto_lr_scaling.auto_scale=false as well."
-            )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where a call from Python runs: device, precision, and the other processes of torchrun."""
+"""The device, precision and process group of a call from Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def join_others(device: torch.device) -> None:
-    """The ranks that torchrun has started, if it has; they part when Python ends."""
+    """Join the ranks that torchrun has started, if any, until Python ends."""
     if initialized() or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return
     process_group.join("nccl", device, timeout_minutes=30.0)
@@ -37,7 +37,7 @@ def join_others(device: torch.device) -> None:
 
 
 def amp_params(precision: str) -> dict[str, Any]:
-    """As MODEL.AMP_PARAMS has it."""
+    """The values of MODEL.AMP_PARAMS for this precision."""
     if precision not in _PRECISIONS:
         raise ConfigError(
             f"precision: expected {', '.join(_PRECISIONS)}; got {precision!r}. "

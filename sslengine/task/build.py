@@ -27,7 +27,7 @@ from sslengine.errors import ConfigError, DataError
 from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
 from sslengine.methods import foreign
-from sslengine.methods.base import verbs
+from sslengine.methods.base import callbacks
 from sslengine.models.build import (
     build_model,
     freeze_parameters,
@@ -212,7 +212,7 @@ def attach_again(loss: nn.Module, model: nn.Module) -> None:
 
 def attach(loss: nn.Module, model: nn.Module) -> None:
     """Let the method and its parts copy what they need of the model."""
-    for part in verbs(loss, "attach"):
+    for part in callbacks(loss, "attach"):
         part(model)
     check_networks(loss)
 

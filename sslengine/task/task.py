@@ -92,7 +92,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.parts = parts = self.made_by.make()
         hooks = read(self.config, HooksOptions)
         period = read(self.config, DistributedOptions).GATHER_METRIC_PERIOD
-        perf = PerfStats(self.device.type == "cuda" and hooks.PERF_STATS.MONITOR_PERF_STATS)
+        perf = PerfStats()
         everyone = [*parts.hooks, *parts.services]
         self.state = RunState(
             MetricStore(check_finite=hooks.CHECK_NAN, period=period),

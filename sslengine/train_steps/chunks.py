@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sslengine.distributed.data_parallel import manual_sync_params, no_sync
+from sslengine.distributed.data_parallel import broadcast_all, no_sync
 from sslengine.errors import ConfigError
 from sslengine.train_steps.stages import StepTask, reduce_gradients
 
@@ -33,7 +33,8 @@ def first_pass(task: StepTask, chunks: Sequence[Tensor]) -> tuple[list[Any], lis
     """The output of each chunk, and the state of the random streams before it."""
     outputs, streams = [], []
     with task.perf.forward, torch.no_grad(), task.precision.autocast():
-        manual_sync_params(task.base_model, task.exchange.broadcast_buffers_by_hand)
+        if task.parts.exchange.broadcast_buffers_by_hand:
+            broadcast_all(task.base_model.buffers())
         for images in chunks:
             streams.append(_streams(images))
             outputs.append(task.base_model(images))

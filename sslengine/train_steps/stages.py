@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.data_parallel import (
+    broadcast_all,
     manual_gradient_all_reduce,
-    manual_sync_params,
     no_sync,
 )
 from sslengine.errors import TrainingError
@@ -31,27 +31,24 @@ _AS_IT_IS = nullcontext()
 
 
 class StepTask(Protocol):
-    """What the stages use of the task."""
+    """What steps use of the task. Fields of `parts` and `state` can be read of the task itself:
+    the stages of every step read them where they are, which is quicker.
+    """
 
+    parts: Any
+    state: Any
+    method_step: Any
     train: bool
     test_only: bool
-    state: Any
     model: torch.nn.Module
     base_model: torch.nn.Module
     loss: torch.nn.Module
-    loss_takes_sample: bool
-    method_step: Any
-    after_backward: Sequence[Callable[[Any], None]]
-    after_update: Sequence[Callable[[Any], None]]
     optimizer: Any
     precision: Any
-    ledger: Any
+    exchange: Any
     perf: Any
     group: Any
     last_batch: Any
-    progress: Any
-    exchange: Any
-    active_meters: Sequence[Any]
     input_keys: Sequence[str]
     target_keys: Sequence[str]
 
@@ -63,7 +60,7 @@ class StepTask(Protocol):
 
 def step_timer(task: StepTask) -> AbstractContextManager[None]:
     """Time of the whole step."""
-    return task.perf.train_step_total  # type: ignore[no-any-return]
+    return task.state.perf.train_step_total  # type: ignore[no-any-return]
 
 
 def compute_context(task: StepTask) -> AbstractContextManager[Any]:
@@ -72,9 +69,9 @@ def compute_context(task: StepTask) -> AbstractContextManager[Any]:
     Within it ranks keep their gradients to themselves where they are reduced by hand,
     and for all but the last batch of an accumulated group, which then reduces the sum.
     """
-    if not task.train:
+    if not task.state.train:
         return torch.no_grad()
-    if not task.exchange.reduce_by_hand and task.group.last:
+    if task.state.group.last and not task.parts.exchange.reduce_by_hand:
         return _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad()
     stack = ExitStack()
     stack.enter_context(torch.enable_grad())
@@ -84,9 +81,10 @@ def compute_context(task: StepTask) -> AbstractContextManager[Any]:
 
 def read_sample(task: StepTask, build: BuildSample) -> Sample:
     """The next batch, on the device, as the sample dict of the step."""
-    with task.perf.read_sample:
-        sample = build(task.next_batch(), task.input_keys, task.target_keys)
-    task.last_batch.begin(sample)
+    state = task.state
+    with state.perf.read_sample:
+        sample = build(task.next_batch(), state.reading.input_keys, state.reading.target_keys)
+    state.last_batch.begin(sample)
     return sample
 
 
@@ -97,35 +95,40 @@ def forward(task: StepTask, sample: Sample) -> Any:
 
 def call_model(task: StepTask, call: Callable[[torch.nn.Module], Any]) -> Any:
     """`call(model)`, in the precision of the run; ranks have the same buffers before."""
-    with task.perf.forward, task.precision.autocast():
-        if task.train:
-            manual_sync_params(task.base_model, task.exchange.broadcast_buffers_by_hand)
-        return call(task.model)
+    parts, state = task.parts, task.state
+    with state.perf.forward, parts.precision.autocast():
+        if state.train and parts.exchange.broadcast_buffers_by_hand:
+            broadcast_all(parts.base_model.buffers())
+        return call(parts.model)
 
 
 def announce(task: StepTask, output: Any) -> Any:
     """The output as the loss gets it; a list of one is unwrapped. Fires on_forward."""
     if isinstance(output, list) and len(output) == 1:
         output = output[0]
-    task.last_batch.model_output = output
+    batch = task.state.last_batch
+    batch.model_output = output
     task.run_hooks("on_forward")
-    return task.last_batch.model_output
+    return batch.model_output
 
 
 def call_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
     """In float32 whatever the precision of the model: losses divide by small temperatures."""
-    output = task.precision.as_full(output)
-    with task.perf.loss_compute:
-        if task.loss_takes_sample:
-            return task.loss(output, sample, task.method_step)  # type: ignore[no-any-return]
-        return task.loss(output, sample["target"])  # type: ignore[no-any-return]
+    parts = task.parts
+    output = parts.precision.as_full(output)
+    with task.state.perf.loss_compute:
+        if parts.loss_takes_sample:
+            return parts.loss(output, sample, task.method_step)  # type: ignore[no-any-return]
+        return parts.loss(output, sample["target"])  # type: ignore[no-any-return]
 
 
 def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
     """What the loss gives: one number to minimise, and maybe others for the log."""
     loss = call_loss(task, output, sample)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
     _check_numbers(task, {"loss": loss} if isinstance(loss, Tensor) else loss)
-    if not isinstance(loss, Tensor) and "loss" not in loss:
+    if "loss" not in loss:
         raise TrainingError(
             f"a loss must return a tensor, or a dict in which 'loss' is the one to minimise; "
             f"{type(task.loss).__name__} returned a dict of {', '.join(map(repr, loss))}."
@@ -155,34 +158,42 @@ def compute_losses(task: StepTask, output: Any, sample: Sample) -> dict[str, Ten
 
 def reduce_loss(task: StepTask, loss: Loss) -> None:
     """Note the loss and begin to average it over ranks, beside the backward pass."""
-    with task.perf.loss_all_reduce:
-        batch = task.last_batch
+    state = task.state
+    with state.perf.loss_all_reduce:
+        batch = state.last_batch
         size, share = batch.size, batch.share
-        if _left_out(task):
+        if not state.train and _left_out(batch):
             size, share = (0 if share == 1.0 else size), 0.0  # other ranks may have samples
-        batch.loss = task.ledger.record(loss, task.progress.iteration, size, share, batch.indices)
+        record = state.storage.losses.record
+        batch.loss = record(loss, state.progress.iteration, size, share, batch.indices)
 
 
-def _left_out(task: StepTask) -> bool:
+def _left_out(batch: Any) -> bool:
     """Could no sample of a test batch be read? Then something without a number stands there."""
-    indices = None if task.train else task.last_batch.indices  # on the host
+    indices = batch.indices  # on the host
     return isinstance(indices, Tensor) and indices.numel() > 0 and int(indices.max()) < 0
 
 
 def update_meters(task: StepTask, output: Any, sample: Sample) -> None:
     """Meters accumulate on the device; None is nothing to measure. Fires on_loss_and_meter."""
-    with task.perf.meters_update:
-        measured = output is not None and not _left_out(task)
-        for meter in task.active_meters if measured else ():
-            meter.update(output, sample["target"])
+    state = task.state
+    if (
+        state.active_meters
+        and output is not None
+        and (state.train or not _left_out(state.last_batch))
+    ):
+        with state.perf.meters_update:
+            for meter in state.active_meters:
+                meter.update(output, sample["target"])
     task.run_hooks("on_loss_and_meter")
 
 
 def backward(task: StepTask, loss: Loss) -> None:
     """Gradients of this batch's share of its group. Fires on_backward."""
-    with task.perf.backward:
+    with task.state.perf.backward:
         backward_of_loss(task, loss)
-        reduce_gradients(task)
+        if task.parts.exchange.reduced_by_hand is not None:
+            reduce_gradients(task)
     announce_gradients(task)
 
 
@@ -205,32 +216,36 @@ def reduce_gradients(task: StepTask) -> None:
 
 def announce_gradients(task: StepTask) -> None:
     """To the method, then to hooks: on_backward."""
-    for call in task.after_backward:
+    for call in task.parts.after_backward:
         call(task.method_step)
     task.run_hooks("on_backward")
 
 
 def backward_of_loss(task: StepTask, loss: Loss) -> None:
     """As far as the loss's graph reaches, after the gradients of the group before."""
-    if task.group.first:
-        task.optimizer.zero_grad()
-    value, weight = main_loss(loss), task.group.weight
-    # A sharded model asks here whether ranks meet; DDP has asked in the forward.
-    with _AS_IT_IS if task.group.last else no_sync(task.model, task.loss):
-        task.precision.backward(value if weight == 1.0 else value * weight)
+    parts, group = task.parts, task.state.group
+    if group.first:
+        parts.optimizer.zero_grad()
+    value = main_loss(loss) if group.weight == 1.0 else main_loss(loss) * group.weight
+    if group.last:
+        parts.precision.backward(value)
+        return
+    with no_sync(parts.model, parts.loss):  # of a sharded model: DDP has asked in the forward
+        parts.precision.backward(value)
 
 
 def optimizer_step(task: StepTask) -> None:
     """One step by `where`, when the group is complete. Fires on_update."""
-    if not task.group.last:
+    parts, state = task.parts, task.state
+    if not state.group.last:
         return
-    with task.perf.optimizer_step:
-        task.optimizer.schedule(task.where)
-        task.optimizer.step(task.precision)
-    for call in task.after_update:
+    with state.perf.optimizer_step:
+        parts.optimizer.schedule(task.where)
+        parts.optimizer.step(parts.precision)
+    for call in parts.after_update:
         call(task.method_step)
     task.run_hooks("on_update")
-    task.state.count_update()
+    state.count_update()
 
 
 def main_loss(loss: Loss) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sslengine.config.changes import Change, changes
+from sslengine.config.changes import Change, changes, is_fixed
 from sslengine.config.show import show
 from sslengine.config.stored import as_stored
 from tests.config.recipes import resolved
@@ -41,6 +41,11 @@ def test_what_may_change(now: dict[str, Any], allowed: bool) -> None:
     found = _between({}, now)
     assert found
     assert all(each.allowed for each in found) == allowed
+
+
+def test_how_a_memory_is_kept_may_change() -> None:
+    assert not is_fixed("LOSS.nce_loss_with_memory.memory_params.sharded")
+    assert is_fixed("LOSS.nce_loss_with_memory.memory_params.embedding_dim")
 
 
 def test_where_it_lives_and_what_follows_from_other_values_are_no_change() -> None:

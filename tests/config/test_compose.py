@@ -130,3 +130,82 @@ def test_a_folder_of_overlays_that_is_not_there_is_told(folder: Path) -> None:
 def test_two_files_by_config(folder: Path) -> None:
     with pytest.raises(ConfigError, match="config=... names one file"):
         compose(["config=base", "config=base"], [str(folder)])
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files that name others in every way there is. What they should give was asked of hydra."""
+    files = {
+        "base": GLOBAL + "config: {A: top}",
+        "my/base": GLOBAL + "config: {A: my}",
+        "my/child": GLOBAL + "defaults: [base]\nconfig: {B: 1}",
+        "models/big": GLOBAL + "config: {M: big}",
+        "models/small": GLOBAL + "config: {M: small}",
+        "models/bare": "X: 1",
+        "group": GLOBAL + "defaults: [{models: big}, _self_]\nconfig: {B: 1}",
+        "both": GLOBAL + "defaults: [{models: [big, small]}]\nconfig: {B: 1}",
+        "none": GLOBAL + "defaults: [{models: null}]\nconfig: {B: 1}",
+        "over": GLOBAL + "defaults: [group, {override models: small}, _self_]\nconfig: {C: 1}",
+        "absent": GLOBAL + "defaults: [{optional models: nowhere}, _self_]\nconfig: {B: 1}",
+        "above": GLOBAL + "defaults: [_self_, /config/models/big]\nconfig: {B: 1}",
+        "placed": GLOBAL + "defaults: [models/bare, {models@config.Z: bare}, models/bare@config.Y]",
+        "header": "# @package config.Q\nX: 1",
+        "nested": "# @package config.Q\ndefaults: [header]\nX: 2",
+        "circle": GLOBAL + "defaults: [circle]",
+        "lost": GLOBAL + "defaults: [base, models/bg]",
+        "text": GLOBAL + "defaults: base",
+        "odd": GLOBAL + "defaults: [{often models: big}]",
+        "list": "- 1",
+    }
+    for name, text in files.items():
+        file = tmp_path / "mine" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trees"),
+    [
+        (["config=my/child"], [{"config": {"A": "top"}}, {"config": {"B": 1}}]),
+        (["config=base", "+config/my=child"],
+         [{"config": {"A": "top"}}, {"config": {"A": "my"}}, {"config": {"B": 1}}]),
+        (["config=group"], [{"config": {"M": "big"}}, {"config": {"B": 1}}]),
+        (["config=both"],
+         [{"config": {"M": "big"}}, {"config": {"M": "small"}}, {"config": {"B": 1}}]),
+        (["config=none"], [{"config": {"B": 1}}]),
+        (["config=over"], [{"config": {"M": "small"}}, {"config": {"B": 1}}, {"config": {"C": 1}}]),
+        (["config=absent"], [{"config": {"B": 1}}]),
+        (["config=above"], [{"config": {"B": 1}}, {"config": {"M": "big"}}]),
+        (["config=placed"],
+         [{"models": {"X": 1}}, {"config": {"Z": {"X": 1}}}, {"config": {"Y": {"X": 1}}}, {}]),
+        (["config=nested"], [{"config": {"Q": {"X": 1}}}, {"config": {"Q": {"X": 2}}}]),
+        (["config=base", "+config/models=bare"],
+         [{"config": {"A": "top"}}, {"config": {"models": {"X": 1}}}]),
+        (["config=base", "+config/models@config.R=bare"],
+         [{"config": {"A": "top"}}, {"config": {"R": {"X": 1}}}]),
+    ],
+)  # fmt: skip
+def test_files_are_found_as_hydra_finds_them(
+    tree: Path, arguments: list[str], trees: list[object]
+) -> None:
+    assert [layer.tree for layer in compose(arguments, [str(tree)]).layers] == trees
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config=circle"], "config=circle: `defaults` lists name each other in a circle"),
+        (["config=lost"], "config/lost: /config/models/bg: there is no such .* mean 'models/big'"),
+        (["config=text"], "text.yaml: defaults: expected a list of files, got 'base'"),
+        (["config=odd"], r"odd.yaml: defaults.0: expected \[optional\] \[override\] FOLDER: NAME"),
+        (["config=list"], "list.yaml: expected keys such as `config:`"),
+        (["config=base", "config/models=big"], r"on top of others by \+config/models=FILE"),
+        (["config=base", "~config/models"], r"on top of others by \+config/models=FILE"),
+        (["config=base", "+config/models=null"], "expected the name of a file"),
+    ],
+)
+def test_lists_of_files_that_are_wrong(tree: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose(arguments, [str(tree)])

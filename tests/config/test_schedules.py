@@ -10,10 +10,15 @@ import yaml
 from omegaconf import OmegaConf
 
 from sslengine import catalog  # noqa: F401
-from sslengine.config.compose import Composition, Layer, compose
+from sslengine.config.compose import Assignment, Composition, compose
+from sslengine.config.files import Layer
 from sslengine.config.resolve import Resolved, freeze, resolve, resolve_dict
+from sslengine.config.sections import read
 from sslengine.config.show import show
 from sslengine.errors import ConfigError
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.schedules import build_schedule
+from sslengine.registry import SCHEDULERS
 from tests.config.recipes import recipe
 
 LR = "config.OPTIMIZER.param_schedulers.lr"
@@ -185,6 +190,92 @@ def test_where_there_is_none(changes: dict[str, Any], text: str) -> None:
         given(recipe(), schedule(**changes))
 
 
+_COSINE = {"start_value": 0.5, "end_value": 0.005}
+EVERY_SCHEDULE: dict[str, dict[str, Any]] = {
+    "constant": {"value": 0.5},
+    "linear": {"start_value": 0.0, "end_value": 0.5},
+    "cosine": _COSINE,
+    "cosine_warm_restart": {**_COSINE, "restart_interval_length": 0.5},
+    "multistep": {"values": [0.5, 0.05], "milestones": [2]},
+    "step": {"values": [0.5, 0.05]},
+    "step_with_fixed_gamma": {"base_value": 0.5, "num_decays": 2, "gamma": 0.1},
+    "polynomial": {"base_value": 0.5, "power": 2.0},
+    # It is meant for a part that begins after the warm-up.
+    "inverse_sqrt": {"start_value": 0.5, "warmup_interval_length": 0.2},
+    "composite": {
+        "schedulers": [
+            {"name": "linear", "start_value": 0.1, "end_value": 0.5},
+            {"name": "cosine", **_COSINE},
+        ],
+        "lengths": [0.2, 0.8],
+        "interval_scaling": ["rescaled", "rescaled"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "scaled"),
+    [
+        *((name, "sgd", n % 2 == 0) for n, name in enumerate(SCHEDULERS.names())),
+        *(("composite", optimizer, scaled)
+          for optimizer in ("adamw", "lars") for scaled in (False, True)),
+    ],
+)  # fmt: skip
+def test_the_largest_rate_of_a_run_is_peak(name: str, optimizer: str, scaled: bool) -> None:
+    """Of whatever schedule, optimizer and batch size: seen in the curve that the run follows."""
+    scaling = {"auto_scale": scaled, "base_value": 0.3, "base_lr_batch_size": 7}
+    values = {"name": name, "auto_lr_scaling": scaling, **EVERY_SCHEDULE[name]}
+    base = recipe(OPTIMIZER__name=optimizer, OPTIMIZER__num_epochs=4,
+                  OPTIMIZER__param_schedulers={"lr": values})  # fmt: skip
+    first = 0.2 if name == "inverse_sqrt" else 0.0
+    shapes = []
+    for peak in (0.125, 0.0625):
+        run = given(base, schedule(peak=peak))
+        curve = build_schedule(read(run.config, OptimizerOptions).schedulers()["lr"], 4).value
+        rates = [curve(first + (0.999 - first) * n / 1000) for n in range(1001)]
+        assert max(rates) == pytest.approx(peak, rel=2e-3)
+        shapes.append([rate / peak for rate in rates])
+    assert shapes[0] == pytest.approx(shapes[1])
+    again = resolve_dict(yaml.safe_load(OmegaConf.to_yaml(run.config)))
+    assert lr(again) == lr(run)
+
+
+_SCALED = {"name": "cosine", **_COSINE, "auto_lr_scaling": {"auto_scale": True}}
+
+
+@pytest.mark.parametrize(
+    ("base", "typed", "text"),
+    [
+        (_SCALED, "start_value=0.2", r"start_value: has no effect, for .*lr.auto_lr_scaling sets"),
+        ({**_COSINE, "name": "cosine", "peak": 0.1}, "start_value=0.2", r"for .*\.lr\.peak sets"),
+        ({"name": "constant", "value": 0.5, "peak": 0.1}, "value=0.2", rf"Set {LR}.peak\.$"),
+        ({"name": "linear", "start_value": 0.0, "end_value": 0.5, "peak": 1.0}, "end_value=0.2",
+         "end_value: has no effect"),
+        ({"name": "polynomial", "base_value": 0.5, "power": 2.0, "peak": 1.0}, "base_value=0.2",
+         "base_value: has no effect"),
+    ],
+)  # fmt: skip
+def test_a_value_that_does_not_set_the_largest(base: dict[str, Any], typed: str, text: str) -> None:
+    layers = [
+        Layer("base.yaml", {"config": recipe()}),
+        Layer("r.yaml", {"config": schedule(**base)}),
+    ]
+    key, _, value = typed.partition("=")
+    typed_here = Assignment(f"{LR}.{key}", float(value), typed)
+    with pytest.raises(ConfigError, match=text):
+        freeze(Composition(layers, [typed_here], "test"))
+    # Where nothing else sets it, or it comes with its schedule's name, it does.
+    free = {key: each for key, each in base.items() if key not in ("peak", "auto_lr_scaling")}
+    layers[1] = Layer("r.yaml", {"config": schedule(**free)})
+    assert lr(freeze(Composition(layers, [typed_here], "test")))[key] == float(value)
+
+
+def test_weight_decay_does_not_follow_the_batch_size() -> None:
+    tree = recipe(OPTIMIZER__param_schedulers={"weight_decay": _SCALED})
+    with pytest.raises(ConfigError, match="weight_decay.auto_lr_scaling.auto_scale: has no effect"):
+        resolve_dict(tree)
+
+
 # ---- parts that do not meet
 
 
@@ -212,6 +303,6 @@ def test_jumps_that_are_meant(tmp_path: Path) -> None:
 
 def test_a_part_whose_value_the_batch_size_sets() -> None:
     scaled = f"{LR}.auto_lr_scaling.auto_scale=true"
-    text = r"start_value: auto_lr_scaling sets the largest value .* set .*base_value"
+    text = rf"start_value: auto_lr_scaling sets the largest value .* set {LR}.peak, or .*base_value"
     with pytest.raises(ConfigError, match=text):
         resolve([QUICKSTART, scaled, f"{LR}.schedulers.1.start_value=0.001"])

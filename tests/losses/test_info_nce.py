@@ -14,6 +14,12 @@ from sslengine.losses.info_nce import info_nce
 from tests.largest import Largest
 
 
+@pytest.fixture(params=[module.SMALL, 0], ids=["small", "large"], autouse=True)
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own operations, and some anchors at a time."""
+    monkeypatch.setattr(module, "SMALL", request.param)
+
+
 def _by_the_formula(
     anchors: Tensor, candidates: Tensor, positives: list[int], temperature: float,
     excluded: list[int] | None,
@@ -44,7 +50,7 @@ def test_value(temperature: float, rows: int, columns: int, dim: int, exclude: b
     excluded = list(range(rows)) if exclude else None
     loss = info_nce(
         anchors, candidates, torch.tensor(positives), temperature,
-        None if excluded is None else torch.tensor(excluded),
+        None if excluded is None else torch.tensor(excluded)[:, None],
     )  # fmt: skip
     expected = _by_the_formula(anchors, candidates, positives, temperature, excluded)
     assert loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
@@ -66,20 +72,20 @@ def test_gradient_by_finite_differences() -> None:
     anchors = _unit(3, 4, 0).requires_grad_()
     candidates = _unit(5, 4, 1).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda a, c: info_nce(a, c, torch.tensor([1, 2, 0]), 0.3, torch.tensor([0, 1, 2])),
+        lambda a, c: info_nce(a, c, torch.tensor([1, 2, 0]), 0.3, torch.tensor([[0], [1], [2]])),
         (anchors, candidates),
     )
 
 
 def test_ties_cost_the_logarithm_of_their_number() -> None:
     same = torch.ones(4, 1, dtype=torch.float64)
-    loss = info_nce(same, same, torch.tensor([1, 0, 3, 2]), 0.05, torch.arange(4))
+    loss = info_nce(same, same, torch.tensor([1, 0, 3, 2]), 0.05, torch.arange(4)[:, None])
     assert loss.item() == pytest.approx(math.log(3))
 
 
 def test_finite_in_single_precision_at_a_temperature_that_overflows_exp() -> None:
     anchors = _unit(8, 4, 0).float().requires_grad_()
-    loss = info_nce(anchors, anchors, torch.arange(8).roll(4), 1e-4, torch.arange(8))
+    loss = info_nce(anchors, anchors, torch.arange(8).roll(4), 1e-4, torch.arange(8)[:, None])
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(anchors.grad).all()
@@ -111,6 +117,7 @@ def test_at_any_size_of_the_parts(at_once: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL", 64 * 400 - 1)
     monkeypatch.setattr(module, "AT_ONCE", 2000)
     anchors, candidates = _unit(64, 4, 0).requires_grad_(), _unit(400, 4, 1).requires_grad_()
     with Largest() as made:

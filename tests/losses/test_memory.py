@@ -18,7 +18,7 @@ from sslengine.losses.memory import (
     random_rows,
     zero_rows,
 )
-from tests.largest import Largest
+from tests.largest import Largest, peak_bytes
 from tests.ranks import RankPool
 
 
@@ -71,6 +71,40 @@ def test_random_rows() -> None:
     assert rows.norm(dim=1).std().item() > 0.01
     unit = random_rows(20, 32, unit_length=True)
     torch.testing.assert_close(unit.norm(dim=1), torch.ones(20))
+
+
+@pytest.mark.parametrize("unit_length", [True, False])
+def test_while_it_is_made_a_memory_takes_little_more_than_itself(
+    unit_length: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAWN_AT_ONCE", 1000)
+    piece, memory = 4 * 64 * 1000, 4 * 64 * 40_000
+    assert memory <= peak_bytes(lambda: random_rows(40_000, 64, unit_length)) <= memory + 4 * piece
+    assert peak_bytes(lambda: zero_rows(40_000, 64)) == memory
+
+
+def test_a_memory_is_drawn_as_one_tensor_would_be() -> None:
+    torch.manual_seed(0)
+    drawn = random_rows(module.DRAWN_AT_ONCE + 5, 3, unit_length=False)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(module.DRAWN_AT_ONCE + 5, 3) * 2 - 1)
+
+
+@pytest.mark.parametrize(
+    ("sharded", "rows", "ranks", "expected"),
+    [
+        ("auto", 2**21, 2, False),  # 1 GiB at 128 numbers
+        ("auto", 2**21 + 1, 2, True),
+        ("auto", 2**30, 1, False),
+        (True, 1, 1, True),
+        (False, 2**30, 2, False),
+    ],
+)
+def test_a_large_memory_is_sharded_by_itself(
+    sharded: bool | str, rows: int, ranks: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "world_size", lambda: ranks)
+    assert module.is_shared(sharded, rows, 2, 64) is expected
 
 
 @pytest.mark.parametrize(

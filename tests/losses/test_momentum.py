@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from sslengine.distributed.ranks import rank
-from sslengine.losses.momentum import follow, frozen_copy, rank_0_statistics, rising_momentum
+from sslengine.losses.momentum import (
+    copy_buffers,
+    follow,
+    frozen_copy,
+    rank_0_statistics,
+    rising_momentum,
+)
+from tests.launches import Launches
 from tests.ranks import RankPool
 
 
@@ -35,6 +42,18 @@ def test_parameters_follow_and_buffers_stay() -> None:
         torch.testing.assert_close(parameter.data, expected.data)
     torch.testing.assert_close(teacher[1].running_mean, before["1.running_mean"])
     assert not torch.equal(student[1].running_mean, teacher[1].running_mean)
+
+
+def test_buffers_are_copied_at_once() -> None:
+    student = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(20)))
+    teacher = frozen_copy(student)
+    student(torch.randn(8, 4))
+    with Launches() as launched:
+        copy_buffers(teacher, student)
+    for own, theirs in zip(teacher.buffers(), student.buffers(), strict=True):
+        assert torch.equal(own, theirs)
+    assert launched.counts == {"_foreach_copy_": 2}  # statistics, and counts of batches
+    assert not launched.slow
 
 
 @pytest.mark.parametrize(("where", "expected"), [(0.0, 0.99), (1.0, 1.0), (0.5, 0.995)])

@@ -151,13 +151,14 @@ def _model() -> nn.Linear:
     return nn.Linear(PIXELS, 4).double()
 
 
-def _on_this_rank(at_once: int = info_nce.AT_ONCE) -> tuple[float, Tensor, Tensor]:
+def _on_this_rank(small: int, at_once: int) -> tuple[float, Tensor, Tensor]:
     """(loss, the gradient that DDP leaves, this rank's own gradient divided by the ranks)"""
-    usual, info_nce.AT_ONCE = info_nce.AT_ONCE, at_once
+    usual = info_nce.SMALL, info_nce.AT_ONCE
+    info_nce.SMALL, info_nce.AT_ONCE = small, at_once
     try:
         return _steps_of_this_rank()
     finally:
-        info_nce.AT_ONCE = usual
+        info_nce.SMALL, info_nce.AT_ONCE = usual
 
 
 def _steps_of_this_rank() -> tuple[float, Tensor, Tensor]:
@@ -170,17 +171,21 @@ def _steps_of_this_rank() -> tuple[float, Tensor, Tensor]:
     return loss.item(), wrapped.module.weight.grad, plain.weight.grad / world_size()
 
 
-@pytest.mark.parametrize("at_once", [info_nce.AT_ONCE, 3 * 2 * IMAGES], ids=["whole", "3 rows"])
+@pytest.mark.parametrize(
+    "sizes",
+    [(info_nce.SMALL, 0), (0, info_nce.AT_ONCE), (0, 3 * 2 * IMAGES)],
+    ids=["small", "whole", "3 rows"],
+)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_together_equal_one_process_with_the_whole_batch(
-    ranks: int, at_once: int, request: pytest.FixtureRequest
+    ranks: int, sizes: tuple[int, int], request: pytest.FixtureRequest
 ) -> None:
     pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     model = _model()
     embeddings = model(_views().reshape(-1, PIXELS))
     expected = equation_1(embeddings[:IMAGES], embeddings[IMAGES:], 0.2)
     expected.backward()
-    results = pool.run(_on_this_rank, at_once)
+    results = pool.run(_on_this_rank, *sizes)
     assert sum(loss for loss, _, _ in results) / ranks == pytest.approx(expected.item(), rel=1e-12)
     for _, by_ddp, _ in results:
         torch.testing.assert_close(by_ddp, model.weight.grad, rtol=1e-9, atol=1e-12)

@@ -31,18 +31,28 @@ def test_the_stages_have_vissls_names() -> None:
 
 def test_times_add_up_per_stage_and_come_out_as_means(clock: _Clock) -> None:
     stats = PerfStats()
+    stats.start()
     for seconds in (1.0, 3.0):
         with stats.forward:
             clock.now += seconds
     (row,) = stats.report()
     assert (row.name, row.count, row.host_ms, row.gpu_ms) == ("forward", 2, 2000.0, None)
     assert "forward" in stats.report_str()
-    stats.reset()
+    stats.start()
     assert stats.report() == []
+
+
+def test_nothing_is_timed_before_it_is_asked_for(clock: _Clock) -> None:
+    stats = PerfStats()
+    with stats.forward:
+        clock.now += 1.0
+    assert stats.report() == []
+    assert "MONITOR_PERF_STATS=true" in stats.report_str()
 
 
 def test_a_stage_that_raises_is_timed_too(clock: _Clock) -> None:
     stats = PerfStats()
+    stats.start()
     with pytest.raises(ValueError), stats.backward:  # noqa: PT012
         clock.now += 2.0
         raise ValueError
@@ -52,7 +62,8 @@ def test_a_stage_that_raises_is_timed_too(clock: _Clock) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_time_is_read_without_waiting() -> None:
-    stats = PerfStats(measure_gpu=True)
+    stats = PerfStats()
+    stats.start(measure_gpu=True)
     matrix = torch.randn(2048, 2048, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:

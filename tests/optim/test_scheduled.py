@@ -119,6 +119,21 @@ def test_zero_grad() -> None:
     assert p.grad is None
 
 
+def test_an_optimizer_that_clears_gradients_its_own_way_does_so() -> None:
+    calls: list[bool] = []
+
+    class Own(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            calls.append(set_to_none)
+
+    ScheduledOptimizer(Own([parameter()]), [{}]).zero_grad()
+    assert calls == [True]
+    patched = torch.optim.SGD([parameter()])
+    patched.zero_grad = calls.append  # type: ignore[method-assign]
+    ScheduledOptimizer(patched, [{}]).zero_grad()
+    assert calls == [True, True]
+
+
 def test_what_an_optimizer_does_not_have_cannot_be_scheduled() -> None:
     with pytest.raises(ConfigError, match=r"param_schedulers.momentum: Adagrad has no momentum"):
         ScheduledOptimizer(torch.optim.Adagrad([parameter()]), [{"momentum": Scaled(RISING)}])

@@ -19,7 +19,8 @@ def _begin(loss: Any = None, *hooks: Any, batches: int = 9, **changes: Any) -> P
 
 
 def test_every_stage_is_timed_under_its_name() -> None:
-    task = _begin()
+    task = _begin(METERS={"name": "accuracy_list_meter"})
+    task.perf.start()
     task.step()
     assert [row.name for row in task.perf.report()] == list(STAGES)
     assert all(row.count == 1 for row in task.perf.report())

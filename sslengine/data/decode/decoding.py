@@ -21,10 +21,19 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from sslengine.data.decode.pixel_range import FORMS, PixelRange
-from sslengine.data.decode.true_values import TIFF, Bands, Page, of_pillow, read_bands
+from sslengine.data.decode.true_values import (
+    LARGE_BIG_ENDIAN,
+    PHOTOMETRIC,
+    TIFF,
+    WHITE_IS_ZERO,
+    Bands,
+    Page,
+    of_pillow,
+    read_bands,
+)
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError
 
@@ -102,7 +111,7 @@ class Decoder:
         if encoded.startswith(NPY):
             return self._array(np.load(BytesIO(encoded), allow_pickle=False))
         try:
-            image: Image.Image | None = _open(encoded)
+            image = None if encoded.startswith(LARGE_BIG_ENDIAN) else _open(encoded)
         except UnidentifiedImageError:
             if not encoded.startswith(TIFF):
                 raise
@@ -119,10 +128,11 @@ class Decoder:
         """Of an opened image."""
         if not isinstance(image, Image.Image):
             return image
+        white_is_zero = _white_is_zero(image)
         if self.exif_rotation:
             image = ImageOps.exif_transpose(image)
         if self.mode == "stored":
-            return _as_stored(image)
+            return ImageChops.invert(image) if white_is_zero else _as_stored(image)
         return to_rgb(image) if self.mode == "RGB" else to_grey(image)
 
     def _of_bands(self, bands: Bands, image: Image.Image | None) -> Image.Image:
@@ -138,6 +148,7 @@ class Decoder:
                 f"set {self.where}.IMAGE_MODE to stored."
             )
         made = self._in_8_bits(values[..., : bands.colours])
+        made = 255 - made if bands.white_is_zero else made
         return Image.fromarray(made if bands.colours == 3 else made[..., 0])
 
     def _in_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
@@ -198,6 +209,12 @@ def _as_stored(image: Image.Image) -> Image.Image:
         return image.convert("RGBA" if "transparency" in image.info else "RGB")
     image.load()
     return image
+
+
+def _white_is_zero(image: Image.Image) -> bool:
+    """Is it a TIFF whose values Pillow turns round, so that the largest is white?"""
+    tags = getattr(image, "tag_v2", {})
+    return image.mode in ("1", "L") and tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
 
 
 def _turned(values: NDArray[Any], orientation: int) -> NDArray[Any]:

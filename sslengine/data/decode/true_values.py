@@ -6,9 +6,10 @@ can hold from tifffile.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -22,16 +23,22 @@ from sslengine.errors import DataError
 Values = NDArray[Any]
 Page = int | str | None  # number, all, or not said
 
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+LARGE_BIG_ENDIAN = b"MM\0+"  # a TIFF that Pillow does not know
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", LARGE_BIG_ENDIAN)
 # Tags of a TIFF.
-BITS, PHOTOMETRIC, SAMPLES, PLANAR, KIND, EXTRA, FORMAT = 258, 262, 277, 284, 254, 338, 339
+BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR, KIND, EXTRA, FORMAT, DEPTH = (
+    258, 259, 262, 277, 284, 254, 338, 339, 32997
+)  # fmt: skip
 REDUCED_OR_MASK = 0b101  # in KIND: pages that are no images of their own
 ALPHA = (1, 2)  # in EXTRA: of it, or of the others multiplied with it
-CMYK = 5
+WHITE_IS_ZERO = 0  # a PHOTOMETRIC
 # Of a PPM file with a maximum in two bytes: P5 (grey) or P6 (RGB), width, height, maximum.
 _DEEP_PPM = re.compile(rb"P([56])((?:\s|#[^\n]*\n)+)(\d+)((?:\s|#[^\n]*\n)+)(\d+)"
                        rb"((?:\s|#[^\n]*\n)+)(\d+)\s")  # fmt: skip
 ANIMATED = ("GIF", "WEBP", "PNG")
+
+# Of each TIFF of many bands it says that it cannot read it; tifffile can.
+logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Bands:
 
     values: Values
     colours: int
+    white_is_zero: bool = False
 
 
 def read_bands(encoded: bytes, image: Image.Image | None, page: Page, every: bool) -> Bands | None:
@@ -153,21 +161,31 @@ def _tiff(encoded: bytes, image: Image.Image | None, page: Page, every: bool) ->
             if _pillow_has_all(image, every):
                 return _single(image)
         parts = [_page_of_tiff(found[number]) for number in chosen]
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _joined(parts: Sequence[Bands]) -> Bands:
     sizes = {each.values.shape[:2] for each in parts}
     if len(sizes) > 1:
         raise DataError(f"its pages have different sizes: {sorted(sizes)}.")
     joined = np.concatenate([each.values for each in parts], axis=-1)
-    return Bands(joined, parts[0].colours if len(parts) == 1 else joined.shape[-1])
+    return Bands(joined, joined.shape[-1])
 
 
 def _pillow_has_all(image: Any, every: bool) -> bool:
     tags = image.tag_v2
     bits, kinds = set(tags.get(BITS, (1,))), set(tags.get(FORMAT, (1,)))
     bands, samples = len(image.getbands()), tags.get(SAMPLES, 1)
+    if tags.get(DEPTH, 1) > 1:
+        return False  # a volume, of which Pillow takes the first plane
     if kinds == {1} and max(bits) <= 8:
         # Of fewer bits than 8 Pillow makes 8; a band too many is dropped where RGB is asked for.
         return not every or (bands == samples and 1 not in tags.get(EXTRA, ())) or image.mode == "P"
-    one = samples == 1 and len(bits) == len(kinds) == 1
+    one = samples == len(bits) == len(kinds) == tags.get(PLANAR, 1)
+    # Of what is compressed libtiff has put the bytes in order, and Pillow turns them again.
+    turned_twice = tags.prefix == b"MM" and tags.get(COMPRESSION, 1) != 1
+    if turned_twice and image.mode != "I;16B":
+        return False
     known = {("I;16", 16, 1), ("I;16B", 16, 1), ("I;16", 12, 1), ("I", 16, 2), ("I", 32, 2),
              ("F", 32, 3)}  # fmt: skip
     return one and (image.mode, *bits, *kinds) in known
@@ -177,7 +195,8 @@ def _single(image: Any) -> Bands | None:
     if image.mode not in ("I", "F") and "I;16" not in image.mode:
         return None
     signed = set(image.tag_v2.get(FORMAT, (1,))) == {2}
-    return _by_pillow(image, "int16" if signed and image.tag_v2[BITS] == (16,) else "")
+    found = _by_pillow(image, "int16" if signed and image.tag_v2[BITS] == (16,) else "")
+    return replace(found, white_is_zero=image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO)
 
 
 def _full_pages(image: Any) -> list[int]:
@@ -192,10 +211,15 @@ def _full_pages(image: Any) -> list[int]:
 def _page_of_tiff(page: Any) -> Bands:
     try:
         values = page.asarray()
-    except ValueError as error:
-        if "imagecodecs" in str(error):
-            raise DataError(f"{error}: pip install imagecodecs") from error
+    except (ValueError, NotImplementedError, ImportError) as error:
+        if "imagecodecs" in str(error) or isinstance(error, ImportError):
+            raise DataError(
+                f"to read a TIFF of compression {page.compression.name} and {page.bitspersample} "
+                f"bits install imagecodecs: pip install imagecodecs"
+            ) from error
         raise
+    if page.imagedepth > 1:
+        raise DataError(f"it is a volume of {page.imagedepth} planes: save each as a page or file.")
     samples = page.samplesperpixel
     if samples > 1 and int(page.planarconfig) == 2:
         values = np.moveaxis(values, 0, -1)
@@ -203,4 +227,5 @@ def _page_of_tiff(page: Any) -> Bands:
     if values.ndim != 3:
         raise DataError(f"a page of shape {values.shape} is no image.")
     extra = [int(each) for each in page.extrasamples]
-    return Bands(values, samples - sum(each in ALPHA for each in extra))
+    colours = samples - sum(each in ALPHA for each in extra)
+    return Bands(values, colours, int(page.photometric) == WHITE_IS_ZERO)

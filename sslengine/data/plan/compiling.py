@@ -48,7 +48,7 @@ def kernel(signature: Any) -> Callable[[F], F]:
             compiled = njit(signature, nogil=True)(function)
         if not compiled.stats.cache_hits:
             seconds = time.perf_counter() - began
-            startup.was("compiling", seconds)
+            startup.move_from_imports("compiling", seconds)
             logger.info(
                 "compiled %s for images, in %.1f s; kept for later runs",
                 function.__name__, seconds, extra={"on_screen": seconds > 1},

@@ -13,6 +13,7 @@ from PIL import Image
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError, DataError
+from tests.data.decode import other_programs
 from tests.data.deep_files import numbers, png, tiff
 from tests.data.pictures import picture
 
@@ -165,3 +166,62 @@ def test_without_tifffile_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DataError, match=r"stack of 2 pages"):
         decoded(stack)
     np.testing.assert_array_equal(decoded(stack, IMAGE_PAGE=1)[..., 0], grey)
+
+
+@pytest.mark.parametrize("name", other_programs.FILES)
+def test_files_of_other_programs(name: str) -> None:
+    bands, dtype, _ = other_programs.FILES[name]
+    found = decoded(other_programs.encoded(name))
+    np.testing.assert_array_equal(np.asarray(found), other_programs.values(bands, dtype))
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("options", [{}, {"predictor": True}, {"tile": (16, 16)}], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda each: np.dtype(each).name)
+def test_one_compressed_band_in_either_byte_order(
+    dtype: Any, options: dict[str, Any], order: str
+) -> None:
+    """Pillow turns the bytes of some of them once too often."""
+    if options.get("predictor") and np.dtype(dtype).kind == "f":
+        pytest.skip("tifffile writes it with imagecodecs alone")
+    values = numbers((6, 5), dtype)
+    found = decoded(tiff(values, compression="zlib", byteorder=order, **options))
+    np.testing.assert_array_equal(np.asarray(found).reshape(6, 5), values)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_white_is_zero(dtype: Any) -> None:
+    """stored: as in the file; as an image, white is white."""
+    values = numbers((6, 5), dtype)
+    encoded = tiff(values, photometric="miniswhite")
+    stored = decoded(encoded)
+    np.testing.assert_array_equal(np.asarray(stored).reshape(6, 5), values)
+    grey = decoded(encoded, "L", PIXEL_RANGE="type")
+    most = np.iinfo(dtype).max
+    np.testing.assert_array_equal(grey, 255 - np.rint(values.astype(float) * 255 / most))
+
+
+def test_a_volume_is_refused() -> None:
+    encoded = tiff(numbers((3, 6, 5), np.uint8), volumetric=True, tile=(16, 16, 16))
+    with pytest.raises(DataError, match="a volume of 3 planes"):
+        decoded(encoded)
+
+
+def test_a_compression_that_takes_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(page: object) -> None:
+        raise ModuleNotFoundError("No module named 'compression'")
+
+    monkeypatch.setattr(tifffile.TiffPage, "asarray", missing)
+    with pytest.raises(DataError, match="ADOBE_DEFLATE and 16 bits .*pip install imagecodecs"):
+        decoded(tiff(numbers((6, 5, 4), np.uint16), planarconfig="contig", compression="zlib"))
+
+
+def test_many_bands_and_big_files_are_read_without_a_word(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ({}, {"bigtiff": True, "byteorder": ">"}):
+        values = numbers((6, 5, 13), np.uint8)
+        found = decoded(tiff(values, planarconfig="contig", **arguments))
+        np.testing.assert_array_equal(found, values)
+    assert not caplog.records
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,58 @@
+"""The benchmark gives both contestants the same files, views and batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from PIL import Image
+
+from sslengine.config.resolve import resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = ROOT / "tools" / "perf_measurement" / "bench_end_to_end.py"
+    spec = importlib.util.spec_from_file_location("bench_end_to_end", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_end_to_end"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["fashion48", "jpeg224"])
+def test_the_engine_gets_the_files_and_views_of_the_case(
+    bench: ModuleType, name: str, tmp_path: Path
+) -> None:
+    case = bench.CASES[name]
+    bench.write_files(case, 3, tmp_path)
+    files = sorted((tmp_path / "images").iterdir())
+    assert len(files) == 3
+    for file in files:
+        with Image.open(file) as image:
+            assert image.mode == "RGB"
+    given = bench.parsed(["--case", name, "--workers", "1", "--precision", "bf16"])
+    words = [word for word in bench.config_of(case, tmp_path, given) if "EXTRA" not in word]
+    config = resolve(words).config
+    train = config.DATA.TRAIN
+    assert list(train.DATA_PATHS) == [str(tmp_path)]
+    transforms = {entry["name"]: entry for entry in train.TRANSFORMS}
+    assert transforms["RandomResizedCrop"]["size"] == case.side
+    assert ("ImgPilGaussianBlur" in transforms) == case.blur
+    assert train.BATCHSIZE_PER_REPLICA == bench.BATCH
+    assert config.LOSS.simclr_info_nce_loss.temperature == bench.TEMPERATURE
+    assert config.MODEL.AMP_PARAMS.USE_AMP
+
+
+@pytest.mark.slow
+def test_the_engine_runs(bench: ModuleType) -> None:
+    words = ["--only", "sslengine", "--images", "256", "--epochs", "2", "--rounds", "1"]
+    (rate,) = bench.main([*words, "--workers", "0"])["sslengine"]
+    assert rate > 0
