@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import ImageFilter
 
-from sslengine.data.transforms.pipeline import build_transform
+from sslengine.data.augment.pipeline import build_transform
 from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions
 from sslengine.registry import LOSSES, METERS, MODELS, TRAIN_STEPS, Registry
