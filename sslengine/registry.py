@@ -188,7 +188,8 @@ class Registry(Generic[T]):
 
     def parameters(self, name: str, where: str = "") -> Mapping[str, inspect.Parameter]:
         """What YAML may give for one of it, and, without a dataclass, the engine."""
-        return inspect.signature(self.options(name, where) or self.get(name, where)).parameters
+        taker: Any = self.options(name, where) or self.get(name, where)
+        return inspect.signature(taker).parameters
 
     def name_in(self, entry: Mapping[str, Any], where: str = "") -> str:
         """The full name: `augly.image:Blur` for `{name: Blur, transform_type: augly}`."""
