@@ -55,7 +55,9 @@ class TorchvisionTrunk(ByName):
 def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> TorchvisionTrunk:
     network = _make(options, num_classes=MARK)
     if options.pretrained and in_chans == 3 and "transform_input" not in options.arguments:
-        network.transform_input = True  # what GoogLeNet's and Inception's weights were trained with
+        cast(
+            Any, network
+        ).transform_input = True  # what GoogLeNet's and Inception's weights were trained with
     (last,) = (name for name, each in network.named_modules() if _has_classes(each))
     network.set_submodule(last, nn.Identity())
     first = next(name for name, each in network.named_modules() if isinstance(each, nn.Conv2d))
