@@ -1,7 +1,7 @@
 """sslengine: self-supervised training in PyTorch, one YAML and one command.
 
-From Python, objects in place of YAML: `sslengine.fit`, `sslengine.predict`,
-`sslengine.evaluate_loss`. They are loaded when they are first asked for.
+From Python, with objects in place of YAML: `sslengine.fit`, `sslengine.predict`,
+`sslengine.evaluate_loss`. They are imported on first use.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""`python -m sslengine config=...`: the same as tools/run_distributed_engines.py."""
+"""`python -m sslengine config=...` is the same as tools/run_distributed_engines.py."""
 
 import sys
 

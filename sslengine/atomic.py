@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Write files atomically and sync them to the disk."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the name `path` when the block ends well.
+    """A temporary file to write to. It gets the name `path` if the block ends without an error.
 
-    A reader, or a power cut, finds the old content or the new one, never half of it.
+    A reader, or a power cut, finds the old content or the new one, never a part of it.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -30,7 +30,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes, private: bool = False) -> None:
-    """private: for its owner alone to read."""
+    """private: only its owner may read it."""
     with whole_file(path) as file:
         if private:
             os.fchmod(file.fileno(), 0o600)
@@ -38,28 +38,28 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """With its parents. Each of them is on the disk when this returns."""
+    """Make a folder and its parents. Each of them is on the disk when this returns."""
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(new):
-        with suppress(PermissionError):  # of a folder that others may write to and not list
+        with suppress(PermissionError):  # a folder that may be written to but not listed
             sync_folder(each.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """A new name is on the disk only once its folder is."""
+    """Sync the folder's names: a new file's name is on the disk only after that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without fsync
             raise
     finally:
         os.close(descriptor)
 
 
 def sync_files(paths: Iterable[Path]) -> None:
-    """What others have written into these files is on the disk when this returns."""
+    """Sync these files and their folders to the disk, whoever has written them."""
     folders = set()
     for path in paths:
         try:

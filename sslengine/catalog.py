@@ -1,6 +1,6 @@
-"""Everything that ships with sslengine, made known: importing this declares it all.
+"""Importing this module declares the names of all components that ship with sslengine.
 
-Names only. A component's module is imported when its name is first asked for.
+A component's own module is imported when its name is first used.
 """
 
 from sslengine import (

@@ -1,8 +1,7 @@
-"""What a user can get wrong, told so that they can put it right.
+"""The errors that a user can cause and correct.
 
-Every error a user may meet is one of these. Its text says what is wrong, where
-(a key path or a file) and what to do; the command line prints the text alone,
-without a traceback. A bug may still assert.
+Each text says what is wrong, where (a key path or a file) and what to do. The command line
+prints the text alone, without a traceback. A bug may still assert.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 
 class SSLEngineError(Exception):
-    """Base of every error that is meant to be read by a user."""
+    """Base of all errors with a text for users."""
 
     def __init__(self, *parts: object) -> None:
         super().__init__(*(readable(each, but="\n\t") if isinstance(each, str) else each
@@ -20,7 +19,7 @@ class SSLEngineError(Exception):
 
 
 class ConfigError(SSLEngineError):
-    """The YAML or the command line asks for something that cannot be."""
+    """The YAML or the command line asks for something impossible."""
 
 
 class UnknownNameError(ConfigError):
@@ -28,11 +27,11 @@ class UnknownNameError(ConfigError):
 
 
 class UntrustedError(ConfigError):
-    """What was opened would bring code, and the user did not say to trust it."""
+    """A file would run code, and the user did not say to trust it."""
 
 
 class DataError(SSLEngineError):
-    """A data set that is missing, empty, or not what the config says."""
+    """A dataset that is missing, empty, or not as the config says."""
 
 
 class CheckpointError(SSLEngineError):
@@ -56,11 +55,11 @@ class LaunchError(SSLEngineError):
 
 
 class Preempted(SSLEngineError):
-    """The run was told to end and is saved: start it again. The command ends with status 75."""
+    """The run was asked to end and is saved: start it again. The command ends with status 75."""
 
 
 def readable(text: object, but: str = "") -> str:
-    """Text that others wrote, such as a file's name, without what a terminal would obey.
+    """Text from elsewhere, such as a file's name, without characters that control a terminal.
 
     Control characters, those that turn the direction of writing and bytes that are not UTF-8
     are escaped: \\x1b, \\u202e, \\udce9. Line feeds too, unless they are in `but`.
@@ -79,7 +78,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     lowered = {candidate.lower(): candidate for candidate in known}
     wanted = str(name).lower()
     matches = difflib.get_close_matches(wanted, lowered, n=3, cutoff=0.6)
-    if not matches:  # two letters swapped in a short word; a part of a longer name
+    if not matches:  # two letters swapped in a short word, or a part of a longer name
         matches = difflib.get_close_matches(wanted, lowered, n=1, cutoff=0.5)
         matches = (
             matches or [each for each in sorted(lowered) if len(wanted) > 3 and wanted in each][:3]

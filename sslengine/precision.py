@@ -1,14 +1,14 @@
-"""fp32, torch AMP (fp16, bf16) and apex AMP behind the same verbs.
+"""fp32, torch AMP (fp16, bf16) and apex AMP behind one interface.
 
     with precision.autocast():            # forward and loss
         ...
     precision.backward(loss)
-    precision.unscale(optimizer)          # before looking at gradients, if anyone does
+    precision.unscale(optimizer)          # only before reading gradients
     precision.step(optimizer)
 
-apex is imported here and nowhere else. NVIDIA removed `amp` from apex in 2025, and
-the PyPI package called apex is something else; where there is no `apex.amp`, opt
-levels O1 and O2 run as torch fp16 AMP, which is what they amount to today.
+apex is imported in this file only. NVIDIA removed `amp` from apex in 2025, and the PyPI
+package called apex is another project. Where there is no `apex.amp`, opt levels O1 and O2
+run as torch fp16 AMP, their present equivalent.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _WHERE = "config.MODEL.AMP_PARAMS"
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-_AS_IT_IS = nullcontext()
+_NO_AUTOCAST = nullcontext()
 
 
 class Precision:
-    """Single precision: every verb in its plain form."""
+    """Single precision, without autocast or scaling."""
 
     name = "fp32"
     one_optimizer_only = False
 
     def prepare(self, model: nn.Module, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """Once, before training. Only apex does anything here: it patches both in place."""
+        """Called once before training. Only apex needs it: it patches both in place."""
         return optimizer
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return _AS_IT_IS
+        return _NO_AUTOCAST
 
     def as_full(self, output: Any) -> Any:
         """The model's output for the loss: half-precision tensors in float32."""
@@ -57,28 +57,28 @@ class Precision:
         inputs: Sequence[Tensor] | None = None,
         retain_graph: bool = False,
     ) -> None:
-        """Into all that the graph reaches, or into `inputs` alone."""
+        """Compute gradients of all parameters in the graph, or of `inputs` alone."""
         self.scaled(loss).backward(  # type: ignore[no-untyped-call]
             inputs=inputs, retain_graph=retain_graph
         )
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss as it is run back."""
+        """The loss on which backward is called."""
         return loss
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
-        """Make gradients readable: divide out the loss scale."""
+        """Divide the gradients by the loss scale."""
 
     def step(self, optimizer: optim.Optimizer) -> None:
         self.step_one(optimizer)
         self.update()
 
     def step_one(self, optimizer: optim.Optimizer) -> None:
-        """One of several optimizers; `update` follows the last of them."""
+        """Step one of several optimizers; call `update` after the last."""
         optimizer.step()
 
     def update(self) -> None:
-        """All optimizers have stepped: adapt the loss scale."""
+        """Adapt the loss scale, after all optimizers have stepped."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -133,7 +133,7 @@ class TorchAmp(Precision):
 
 
 class ApexAmp(Precision):
-    """`apex.amp`, for those whose apex still has it."""
+    """`apex.amp`, where the installed apex still has it."""
 
     name = "apex"
     one_optimizer_only = True
@@ -176,6 +176,9 @@ def _as_full(output: Any) -> Any:
     return output
 
 
+CHOICES = ("auto", "fp32", "tf32", "bf16", "fp16")
+
+
 def build_precision(
     device: torch.device,
     use_amp: bool,
@@ -184,7 +187,7 @@ def build_precision(
     amp_args: dict[str, Any],
     scaler: Mapping[str, Any] = MappingProxyType({}),
 ) -> Precision:
-    """From the values of MODEL.AMP_PARAMS; `scaler` are those of GRAD_SCALER."""
+    """Build it from the values of MODEL.AMP_PARAMS; scaler: those of GRAD_SCALER."""
     if not use_amp:
         return Precision()
     if amp_type == "apex":
@@ -202,6 +205,45 @@ def build_precision(
     return _torch_amp(device, _DTYPES[amp_dtype], scaler)
 
 
+def chosen_precision(
+    choice: str,
+    device: torch.device,
+    scaler: Mapping[str, Any] = MappingProxyType({}),
+    where: str = "config.MACHINE.PRECISION",
+) -> Precision:
+    """Build it from one word, the value of MACHINE.PRECISION."""
+    if choice == "auto":
+        choice = _best(device)
+    if choice in ("fp32", "tf32"):
+        return Precision()
+    if choice not in CHOICES:
+        raise ConfigError(
+            f"{where}: expected {', '.join(CHOICES)}; got {choice!r}. "
+            f"{nearest(choice, CHOICES)}".rstrip()
+        )
+    on_gpu = device.type == "cuda"
+    if choice == "fp16" and not on_gpu:
+        raise ConfigError(f"{where}: fp16 needs a GPU. Set bf16, or auto.")
+    if choice == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
+        raise ConfigError(f"{where}: this GPU does not support bf16. Set fp16, or auto.")
+    return TorchAmp(device, torch.bfloat16 if choice == "bf16" else torch.float16, scaler)
+
+
+def _best(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+def set_kernels(choice: str, benchmark: bool, deterministic: bool) -> None:
+    """What torch's kernels may do, by MACHINE.PRECISION and REPRODUCIBILITY."""
+    cudnn = torch.backends.cudnn
+    cudnn.deterministic = deterministic
+    cudnn.benchmark = benchmark or (choice == "auto" and not deterministic)
+    if choice:
+        cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = choice != "fp32"
+
+
 def _torch_amp(device: torch.device, dtype: torch.dtype, scaler: Mapping[str, Any]) -> TorchAmp:
     if dtype == torch.float16 and device.type != "cuda":
         raise ConfigError(
@@ -210,9 +252,7 @@ def _torch_amp(device: torch.device, dtype: torch.dtype, scaler: Mapping[str, An
             f"{_WHERE}.AMP_DTYPE=bfloat16."
         )
     if dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ConfigError(
-            f"{_WHERE}.AMP_DTYPE: this GPU does not compute in bfloat16. Use float16."
-        )
+        raise ConfigError(f"{_WHERE}.AMP_DTYPE: this GPU does not support bfloat16. Use float16.")
     return TorchAmp(device, dtype, scaler)
 
 

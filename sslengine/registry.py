@@ -1,14 +1,13 @@
-"""Names in YAML become things in Python.
+"""Registries map the names in YAML to classes and functions.
 
-One `Registry` per kind of thing. A name comes from one of three places:
+There is one `Registry` per kind of component. A name comes from one of three places:
 
-- code that has run: `@register_loss("my_loss")` above a class;
-- a module that ships with sslengine and has not been imported yet: its package
-  declares `LOSSES.declare("pkg.module", "my_loss")`, and the module is imported
-  the first time the name is asked for. So listing names costs nothing, and a
-  data worker never imports a loss;
-- a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is; not while a folder
-  is open that is not trusted (trust.py).
+- a decorator that has run: `@register_loss("my_loss")` above a class;
+- a module that ships with sslengine and is not imported yet: its package declares
+  `LOSSES.declare("pkg.module", "my_loss")`, and the module is imported when the name is first
+  used. So listing names imports nothing, and a data worker never imports a loss;
+- a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is, except while a
+  folder is open that is not trusted (trust.py).
 
 A component may bring a dataclass of its YAML options: `register(..., options=Cls)`.
 """
@@ -29,12 +28,12 @@ from sslengine.trust import expect_trust, is_closed
 
 T = TypeVar("T")
 
-# Beside `name` in an entry: what package the name is of, if it is not sslengine's.
+# The key of an entry that gives the package of its `name`, if that is not sslengine.
 PACKAGE_KEY = "transform_type"
 
 
 class Registry(Generic[T]):
-    """Name -> thing, for one kind of thing."""
+    """Name -> component, for one kind of component."""
 
     def __init__(
         self,
@@ -48,13 +47,13 @@ class Registry(Generic[T]):
         takes_foreign: bool = False,
     ) -> None:
         """
-        fallback: a module whose classes (with names ending in `suffix`) are known too.
-        entry_keys: keys of a YAML entry that are not arguments of the thing it names.
-        engine_arguments: arguments that the engine gives and YAML may not.
-        packages: modules whose names an entry may give if its `transform_type` is the key.
-        base: `module:Class` that a class of this kind derives from.
-        takes_foreign: a class with `from_config` checks its options itself; a function may be one
-            of these things, and leave arguments to whoever calls it.
+        fallback: a module whose classes with names ending in `suffix` are known too.
+        entry_keys: keys of a YAML entry that are not arguments of the component it names.
+        engine_arguments: arguments that the engine passes and YAML may not.
+        packages: `transform_type` of an entry -> the module that its name is looked up in.
+        base: `module:Class` from which a class of this kind must derive.
+        takes_foreign: a class with `from_config` checks its options itself, and a function may
+            be a component whose remaining arguments its caller passes.
         """
         self.kind = kind
         self.entry_keys = entry_keys
@@ -72,7 +71,7 @@ class Registry(Generic[T]):
     def register(
         self, name: str, *aliases: str, options: type[Any] | None = None
     ) -> Callable[[T], T]:
-        """Decorator that gives a class or function its names."""
+        """A decorator that registers a class or function under these names."""
 
         def add(thing: T) -> T:
             for each in (name, *aliases):
@@ -98,12 +97,12 @@ class Registry(Generic[T]):
             self._options[name] = options
 
     def adopt(self, module: str, things: Mapping[str, T]) -> None:
-        """Another package's things, by the names that were declared to come with `module`."""
+        """Register another package's components under names declared for `module`."""
         self._things.update(things)
         self._owners.update(dict.fromkeys(things, module))
 
     def declare(self, module: str, *names: str) -> None:
-        """Say that importing `module` will register `names`; import it when one is needed."""
+        """Declare that importing `module` registers `names`; it is imported on first use."""
         for name in names:
             taken_by = self._declared.get(name) or self._owners.get(name)
             if taken_by is not None and taken_by != module:
@@ -111,7 +110,7 @@ class Registry(Generic[T]):
             self._declared[name] = module
 
     def get(self, name: str, where: str = "") -> T:
-        """The thing called `name`; `where` (a key path) makes the error precise."""
+        """The component called `name`. where: its key path, for the error."""
         if ":" in name:
             own = self._own(name, where) if is_closed() else None
             return import_dotted(name, where) if own is None else own
@@ -125,20 +124,20 @@ class Registry(Generic[T]):
         return borrowed[name]  # type: ignore[no-any-return]
 
     def unfit(self, name: str, where: str = "") -> str:
-        """Why what a dotted path points to cannot be of this kind; nothing where it may be."""
+        """What is expected, if a dotted path's target cannot be of this kind; else empty."""
         thing = self.get(name, where)
         if isinstance(thing, type):
             module, _, name = self._base.partition(":")
             base = getattr(_import(module), name) if name else object
             return "" if issubclass(thing, base) else f"a class that derives from {self._base}"
-        # A function made in Python may return anything; those of C return no component.
+        # A Python function may return a component; a function written in C does not.
         plain = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
         return "" if plain else "a class or a function"
 
     def _own(self, path: str, where: str) -> T | None:
-        """What a dotted path means if that needs no trust: it is registered, or borrowed.
+        """The target of a dotted path that needs no trust: one registered or of a known package.
 
-        None: the user typed it. An error otherwise.
+        None if the user typed the path. Raises UntrustedError otherwise.
         """
         module, _, attribute = path.partition(":")
         if module in self._declared.values():
@@ -167,18 +166,18 @@ class Registry(Generic[T]):
         }
 
     def options(self, name: str, where: str = "") -> type[Any] | None:
-        """The options dataclass that `name` brought, if it brought one."""
+        """The options dataclass of `name`; None if it has none."""
         thing = self.get(name, where)
         if name in self._options:
             return self._options[name]
-        # A dotted path to something that is registered under a name as well.
+        # A dotted path to a component that is also registered under a name.
         for known, registered in self._things.items():
             if registered is thing:
                 return self._options.get(known)
         return None
 
     def name_in(self, entry: Mapping[str, Any], where: str = "") -> str:
-        """What an entry's `name` means: `{name: Blur, transform_type: augly}`, augly.image:Blur."""
+        """The full name: `augly.image:Blur` for `{name: Blur, transform_type: augly}`."""
         name, package = str(entry["name"]), entry.get(PACKAGE_KEY)
         if package is None or not self._packages:
             return name
@@ -192,31 +191,31 @@ class Registry(Generic[T]):
         return f"{self._packages[package]}:{name}"
 
     def names(self) -> list[str]:
-        """All names, those not imported yet included."""
+        """All names, also of components not imported yet."""
         return sorted({*self._things, *self._declared})
 
     def owner(self, name: str) -> str:
-        """The module that the name is of."""
+        """The module that registers or declares the name."""
         return self._owners.get(name) or self._declared[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._things or name in self._declared
 
     def may_know(self, name: str) -> bool:
-        """False: `get` will not find it. Nothing is imported to tell."""
+        """False: `get` cannot find the name. Imports nothing."""
         return name in self or ":" in name or bool(self._fallback and name.endswith(self._suffix))
 
     def unknown(self, name: str, where: str = "") -> UnknownNameError:
-        """What is raised for a name that is not known."""
+        """The error for an unknown name."""
         place = f"{where}: " if where else ""
         borrowed = self._borrowed() if self.may_know(name) else {}
-        # A name that cannot be borrowed is looked for there last: that is seconds of imports.
+        # The fallback module is searched last: importing it takes seconds.
         hint = nearest(name, [*self.names(), *borrowed]) or nearest(name, self._borrowed())
         also = f", and the classes of {self._fallback}" if self._fallback else ""
         text = f"{place}there is no {self.kind} named {name!r}. {hint}"
         return UnknownNameError(
             f"{text.rstrip()}\n  Known: {listing(self.names())}{also}\n"
-            f"  A name of your own: import its module with config.PLUGINS, "
+            f"  For your own component: import its module with config.PLUGINS, "
             f"or write 'your_package.module:Name'."
         )
 
@@ -226,7 +225,7 @@ def _same_definition(old: object, new: object) -> bool:
 
 
 def component_key(name: str) -> str:
-    """The key under which a component's options stand: `pkg.module:MyLoss` -> `MyLoss`."""
+    """The key of a component's options: `pkg.module:MyLoss` -> `MyLoss`."""
     return name.rpartition(":")[2]
 
 
@@ -240,7 +239,7 @@ def _named(path: str) -> str:
 
 
 def import_dotted(path: str, where: str = "") -> Any:
-    """What `pkg.module:Name` points to."""
+    """Import the target of `pkg.module:Name`."""
     module_name, _, attribute = path.partition(":")
     if not module_name.startswith("sslengine."):  # the engine's own use
         expect_trust(_named(path), where, path)
@@ -266,7 +265,7 @@ def import_dotted(path: str, where: str = "") -> Any:
 
 
 def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
-    """Import the user's modules, so that what they register is known."""
+    """Import the user's modules, which register their components."""
     for index, module in enumerate(modules):
         if module not in sys.modules:
             expect_trust(_named(module), f"{where}.{index}", module)
@@ -282,13 +281,13 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
 
 
 def _is_missing(error: Exception, module: str) -> bool:
-    """Is it the module that is not there? Otherwise it is something that the module does."""
+    """True: the module itself does not exist. False: the error comes from its code."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     return name is not None and f"{module}.".startswith(f"{name}.")
 
 
 def _why_not_imported(module: str, error: Exception) -> str:
-    """The error of the module itself, and the last place outside the import machinery."""
+    """The error of the module itself, and the last frame outside the import system."""
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)
@@ -298,7 +297,7 @@ def _why_not_imported(module: str, error: Exception) -> str:
     hint = ""
     if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] == "vissl":
         hint = (
-            "\n  sslengine does not need VISSL: register_loss, register_hook and their like are in "
+            "\n  sslengine does not need VISSL: register_loss, register_hook and the others are in "
             "sslengine.registry."
         )
     return f"importing {module!r} fails: {type(error).__name__}: {error}{at}{hint}"
@@ -319,7 +318,7 @@ MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="tor
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
-# Each is given a hook without our events, and makes one of ours of it; None: it is not of its kind.
+# Each gets a hook of another engine and wraps it; None: it is not of the engine that it knows.
 HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")

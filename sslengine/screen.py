@@ -1,4 +1,4 @@
-"""Text on a terminal: lines are wrapped between words. Elsewhere it stays as it is."""
+"""Wrap text between words for a terminal. Other streams get it unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LEAST = 20  # columns; a terminal may say that it has none
 
 
 def columns(stream: TextIO) -> int | None:
-    """The width of the terminal that the stream writes to; None if it is none."""
+    """The width of the terminal that the stream writes to; None if it is not a terminal."""
     if not stream.isatty():
         return None
     try:
@@ -22,8 +22,8 @@ def columns(stream: TextIO) -> int | None:
 
 
 def wrapped(text: str, width: int | None) -> str:
-    """The rest of a long line is indented below its beginning. A word that is longer than the
-    width stays whole, so that a path can be copied."""
+    """Wrap long lines with an indent. A word that is longer than the width is not broken, so
+    that a path can be copied."""
     if width is None:
         return text
     return "\n".join(_wrapped(line, width) for line in text.split("\n"))
@@ -39,8 +39,8 @@ def _wrapped(line: str, width: int) -> str:
     )  # fmt: skip
 
 
-def whole(parts: list[str], width: int | None, more: bool = True) -> str:
-    """Side by side, those that fit into a line; with `more`, how many do not."""
+def fit_line(parts: list[str], width: int | None, more: bool = True) -> str:
+    """One line of the first parts that fit; with `more`, the number of omitted ones as `+n`."""
     for left in range(len(parts)):
         shown = parts[: len(parts) - left]
         line = "  ".join([*shown, f"+{left}"] if left and more else shown)

@@ -1,13 +1,13 @@
-"""Where the time from a command to its first training step goes, told in one line.
+"""Account for the time from the command to its first training step, in one line.
 
     start-up 9.8 s: imports 4.1, config 0.6, rendezvous 0.3, data 1.2, model 1.0, first step 0.8
 
-There is one account for a run. A phase is all that has passed since the phase before, less the
-imports in it: those of components, which registry.py makes when a name is first asked for.
-A process that starts ranks hands its account on to them by the environment. Where no command
-has begun, as in a notebook, nothing is counted.
+There is one account per run. A phase's time is that since the previous phase, without the
+imports of components that registry.py does on first use of a name. A process that starts ranks
+passes its account to them by the environment. Without a command, as in a notebook, nothing is
+counted.
 
-On a terminal each phase that may last is named when it begins.
+On a terminal each long phase is announced when it begins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIABLE = "SSLENGINE_START_UP"
 
 @dataclass
 class Account:
-    until: float  # what has passed before this moment is in `seconds`
+    until: float  # time before this moment is in `seconds`
     seconds: dict[str, float] = field(default_factory=dict)
     importing: bool = False
 
@@ -40,7 +40,7 @@ _first_of_process = True
 
 
 def begin() -> None:
-    """A command begins. Until now its process has done nothing but import."""
+    """Start the account of a command. Until now its process has only imported modules."""
     global _account, _first_of_process
     _account = Account(born() if _first_of_process else now())
     _first_of_process = False
@@ -48,20 +48,20 @@ def begin() -> None:
 
 
 def mark(phase: str) -> None:
-    """The phase ends."""
+    """End the phase."""
     if _account is not None:
         _account.add(phase, now())
 
 
-def tell(doing: str) -> None:
-    """On a terminal, what begins now: of the next seconds there may be nothing else to see."""
+def announce(doing: str) -> None:
+    """Print on a terminal what begins now: the next seconds may print nothing else."""
     if _account is not None and os.environ.get("RANK", "0") == "0" and sys.stdout.isatty():
         print(f"{doing} ...", flush=True)  # noqa: T201
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """What happens meanwhile is import, whatever phase it is in the middle of."""
+    """Count the time of this block as imports, not as the current phase."""
     account = _account
     if account is None or account.importing:
         yield
@@ -76,16 +76,16 @@ def importing() -> Iterator[None]:
         account.importing = False
 
 
-def was(phase: str, seconds: float) -> None:
-    """So much of an import that is under way was something else."""
+def move_from_imports(phase: str, seconds: float) -> None:
+    """Count these seconds of the current import as `phase` instead."""
     if _account is not None and _account.importing:
         for name, more in ((phase, seconds), ("imports", -seconds)):
             _account.seconds[name] = _account.seconds.get(name, 0.0) + more
 
 
 @contextmanager
-def handed_on() -> Iterator[None]:
-    """Processes that are started meanwhile may continue with this account."""
+def passed_to_ranks() -> Iterator[None]:
+    """Processes that are started in this block may continue this account."""
     if _account is not None:
         os.environ[VARIABLE] = json.dumps(asdict(_account))
     try:
@@ -95,10 +95,10 @@ def handed_on() -> Iterator[None]:
 
 
 def take_over() -> None:
-    """In a rank: continue with the account of the process that started it, if there is one."""
+    """In a rank: continue the account of the process that started it, if there is one."""
     global _account
     text = os.environ.pop(VARIABLE, "")
-    # A rank that is started again was not started by the command.
+    # A rank that is restarted was not started by the command.
     if text and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         _account = Account(**json.loads(text))
         _account.add("rendezvous", born())
@@ -106,7 +106,7 @@ def take_over() -> None:
 
 
 def finish() -> str:
-    """The first step is made: the line. Empty if nothing was counted, or if it has been told."""
+    """The line, after the first step. Empty if nothing was counted or it was already printed."""
     global _account
     mark("first step")
     account, _account = _account, None
@@ -123,9 +123,9 @@ def now() -> float:
 
 
 def born() -> float:
-    """When this process was started; where the system does not tell, now."""
+    """When this process was started; the present time where the system does not report it."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return int(after_name[19]) / os.sysconf("SC_CLK_TCK")  # since the machine was booted
+        return int(after_name[19]) / os.sysconf("SC_CLK_TCK")  # seconds since boot
     except (OSError, ValueError, IndexError):
         return now()

@@ -9,7 +9,7 @@ from termios import TIOCSWINSZ
 
 import pytest
 
-from sslengine.screen import columns, whole, wrapped
+from sslengine.screen import columns, fit_line, wrapped
 
 LONG = "  a warning of many words, with a path: /home/somebody/runs/quickstart/simclr/checkpoints/x"
 
@@ -26,7 +26,7 @@ def test_lines_end_between_words_and_words_stay_whole(width: int) -> None:
 def test_what_is_no_terminal_gets_its_lines_as_they_are() -> None:
     assert columns(io.StringIO()) is None
     assert wrapped(LONG, None) == LONG
-    assert whole(["train 1/2", "loss 3"], None) == "train 1/2  loss 3"
+    assert fit_line(["train 1/2", "loss 3"], None) == "train 1/2  loss 3"
 
 
 def test_the_width_of_a_terminal() -> None:
@@ -52,10 +52,10 @@ PARTS = ["train 1/2", "loss 3.46", "rank 10.5", "trunk_rank 19.66"]
     ],
 )
 def test_of_many_parts_the_first_ones_are_whole(width: int, line: str) -> None:
-    assert whole(PARTS, width) == line
+    assert fit_line(PARTS, width) == line
 
 
 def test_where_nothing_must_be_shown_nothing_may_be() -> None:
-    assert whole(PARTS, 21, more=False) == "train 1/2  loss 3.46"
-    assert whole(PARTS, 5, more=False) == ""
-    assert whole([], 80) == ""
+    assert fit_line(PARTS, 21, more=False) == "train 1/2  loss 3.46"
+    assert fit_line(PARTS, 5, more=False) == ""
+    assert fit_line([], 80) == ""

@@ -63,13 +63,13 @@ def test_imports_are_no_part_of_the_phase_in_which_they_are_made(clock: Clock) -
 
 
 def test_what_an_import_compiles_is_no_import(clock: Clock) -> None:
-    startup.was("compiling", 1.0)  # nothing has begun
+    startup.move_from_imports("compiling", 1.0)  # nothing has begun
     startup.begin()
-    startup.was("compiling", 1.0)  # nor is anything imported
+    startup.move_from_imports("compiling", 1.0)  # nor is anything imported
     with startup.importing():
         clock.wait(4.0)
-        startup.was("compiling", 2.5)
-        startup.was("compiling", 0.5)
+        startup.move_from_imports("compiling", 2.5)
+        startup.move_from_imports("compiling", 0.5)
     assert startup.finish() == "start-up 7.0 s: imports 4.0, compiling 3.0"
 
 
@@ -98,7 +98,7 @@ def test_a_rank_goes_on_with_the_account_of_the_command(
     startup.begin()
     clock.wait(1.0)
     startup.mark("config")
-    with startup.handed_on():
+    with startup.passed_to_ranks():
         text = os.environ[startup.VARIABLE]
     assert startup.VARIABLE not in os.environ
     startup.finish()
@@ -117,7 +117,7 @@ def test_a_rank_that_is_started_again_counts_nothing(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     startup.begin()
-    with startup.handed_on():
+    with startup.passed_to_ranks():
         text = os.environ[startup.VARIABLE]
     startup.finish()
     monkeypatch.setenv(startup.VARIABLE, text)
@@ -137,7 +137,7 @@ def test_a_second_command_of_a_process_begins_when_it_begins(clock: Clock) -> No
 
 def test_without_a_command_nothing_is_counted(clock: Clock) -> None:
     startup.mark("data")
-    with startup.importing(), startup.handed_on():
+    with startup.importing(), startup.passed_to_ranks():
         clock.wait(1.0)
         assert startup.VARIABLE not in os.environ
     startup.take_over()

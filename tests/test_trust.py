@@ -32,7 +32,7 @@ def test_closed_until_the_block_ends_however_it_ends() -> None:
     assert not trust.is_closed()
     assert str(told.value) == (
         "run/config.yaml: config.LOSS.name: 'os:system' would be run. Refused, nothing was run: "
-        "what was opened may be anybody's. If it is your own: --trust-config (in Python "
+        "the file may come from anyone. If you trust it: --trust-config (in Python "
         "trust_config=True)."
     )
 
@@ -132,7 +132,10 @@ def test_unpickling_asks(tmp_path: Path) -> None:
 def test_nothing_is_connected_to() -> None:
     options = DistributedOptions(NUM_NODES=2, RUN_ID="somewhere:1234")
     assert make_plan(options, 1, {}).meeting.host == "somewhere"
-    with closed(RUN), pytest.raises(UntrustedError, match="RUN_ID: 'somewhere:1234' would be"):
+    with (
+        closed(RUN),
+        pytest.raises(UntrustedError, match="RUN_ID: the run would connect to 'somewhere:1234'"),
+    ):
         make_plan(options, 1, {})
 
 

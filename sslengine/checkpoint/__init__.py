@@ -1,1 +1,1 @@
-"""A run's files on disk: written whole, found again, read without running code."""
+"""A run's checkpoints: written atomically, found again, read without running code."""

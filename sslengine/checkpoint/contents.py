@@ -1,13 +1,13 @@
-"""What a run writes into its folder, and how such a folder is known from any other.
+"""The files that a run writes into its folder, and how a run's folder is recognised.
 
-A folder is a run's if it holds one of these:
+A folder belongs to a run if it holds one of these; other files may then be in it too:
 
-    config.yaml, config_<engine>.yaml    as this engine writes it, by its first two lines
-    .lock                                with the host and the process that had it last
+    config.yaml, config_<engine>.yaml    with the first two lines that sslengine writes
+    .lock                                with the host and the process that last held it
     checkpoints/                         with a checkpoint and its manifest
 
-Files of others may then lie in it too. A folder without any of these is taken for a run if it
-is empty, or holds only what a run leaves that was ended before it began.
+A run may also use a folder that is empty, or that holds only the files of a run that was
+ended before it wrote its config.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import json
 import re
 from pathlib import Path
 
-# All of these belong to one run: they are moved aside together when another takes its place.
+# The files of one run: they are moved aside together when another run takes the folder.
 RESULTS = re.compile(
     r"config(_\w+)?\.yaml|environment(_\w+)?\.json|log(_rank\d+)?\.txt|metrics\.(jsonl|csv)"
     r"|checkpoints|images|tb_logs|superseded|profile|flight_recorder"
     r"|features|predictor|evaluation\.json"
 )
-# These stay: what was moved aside, the lock, which is held, and the runs of a sweep.
-_STAYS = re.compile(r"earlier|\.lock(_held(\.\w+)?)?|sweep_\d+")
+# Not moved: runs that were moved aside, the lock (it is held), and the runs of a sweep.
+_NOT_MOVED = re.compile(r"earlier|\.lock(_held(\.\w+)?)?|sweep_\d+")
 _UNFINISHED = re.compile(rf"\.({RESULTS.pattern})\.\d+\.tmp")
-# What may be there before config.yaml is; not a folder `images` that somebody else has made.
+# Written before config.yaml. Not `images`: a user may have made a folder of that name.
 _FIRST = re.compile(r"log(_rank\d+)?\.txt|checkpoints|flight_recorder")
-# Of file systems and desktops, and what a shell or a scheduler writes of a run's output.
-_NOBODYS = re.compile(r"\.nfs.*|\.DS_Store|\.snapshot|lost\+found|.+\.(out|err|log)")
+# Written by file systems and desktops, and by a shell or a scheduler that logs a run's output.
+_BY_OTHERS = re.compile(r"\.nfs.*|\.DS_Store|\.snapshot|lost\+found|.+\.(out|err|log)")
 _HEAD = ("# @package _global_", "engine_name: ")
 
 
 def foreign(folder: Path) -> list[str]:
-    """The names that keep this folder from being a run's, sorted; [] if it may be one's."""
+    """The sorted names of files because of which no run may use this folder; [] if one may."""
     if not folder.exists() or _is_known(folder):
         return []
     names = sorted(path.name for path in folder.iterdir())
-    expected = (_FIRST, _STAYS, _UNFINISHED, _NOBODYS)
+    expected = (_FIRST, _NOT_MOVED, _UNFINISHED, _BY_OTHERS)
     return [name for name in names if not any(each.fullmatch(name) for each in expected)]
 
 
@@ -68,13 +68,13 @@ def _is_ours(config: Path) -> bool:
 
 
 def results(folder: Path) -> list[Path]:
-    """What of this folder belongs to its run: the checkpoints last, without which it is none."""
+    """The folder's files that belong to its run; checkpoints last: they mark a run's folder."""
     found = [path for path in folder.iterdir() if RESULTS.fullmatch(path.name)]
     return sorted(found, key=lambda path: (path.name == "checkpoints", path.name))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What a run that was killed had begun to write here. It has no final name."""
+    """Remove the unfinished files of a run that was killed. They have no final name yet."""
     for path in folder.glob(".*.tmp"):
         if _UNFINISHED.fullmatch(path.name):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Checkpoint files: written whole or not at all, found again, read without running code."""
+"""Checkpoint files: written atomically, found again, read without running code."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def write(
 ) -> Manifest:
     """Save under `name` with its manifest, and let `checkpoint.torch` point to it.
 
-    The file takes its name only when it is complete and on the disk; a reader, or a power
-    cut, finds the old state or the new one. facts: what else the manifest should tell.
+    The file gets its name only when it is complete and on the disk; a reader, or a power
+    cut, finds the old state or the new one. facts: further fields of the manifest.
     """
     final = folder / name
     try:
@@ -48,7 +48,7 @@ def write(
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
         raise CheckpointError(
             f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}. "
-            f"Earlier checkpoints in the folder are as they were."
+            f"Earlier checkpoints in the folder are unchanged."
         ) from error
     return manifest
 
@@ -57,13 +57,13 @@ def expect_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(
-            f"it needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Delete something, "
-            f"or keep fewer: config.CHECKPOINT.KEEP_LAST"
+            f"it needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Delete files, or "
+            f"keep fewer checkpoints: config.CHECKPOINT.KEEP_LAST"
         )
 
 
 def _describe(file: BinaryIO, final: Path, facts: Mapping[str, Any]) -> Manifest:
-    """Of what the disk holds: the file is read again."""
+    """The manifest of the file as read back from the disk."""
     file.flush()
     os.fsync(file.fileno())
     written = Path(file.name)
@@ -72,7 +72,7 @@ def _describe(file: BinaryIO, final: Path, facts: Mapping[str, Any]) -> Manifest
 
 
 def point_to(folder: Path, pointer: str, name: str) -> None:
-    """An atomic replace: the pointer is never absent, nor does it point to nothing."""
+    """Replace the pointer atomically: it always exists and points to a file."""
     link = folder / f".{pointer}.{os.getpid()}.tmp"
     link.unlink(missing_ok=True)
     link.symlink_to(name)
@@ -81,17 +81,17 @@ def point_to(folder: Path, pointer: str, name: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What a run that was killed had begun to write, or to remove. It has no final name."""
+    """Remove what a killed run had begun to write or to remove. It has no final name."""
     for path in folder.glob(".*.tmp"):
         if _UNFINISHED.fullmatch(path.name):
             _remove_now(path)
 
 
 def remove(checkpoint: Path) -> None:
-    """With its manifest. A folder loses its name first, so that no part of one is ever found."""
+    """Remove a checkpoint and its manifest. A folder is renamed first, so nobody finds a part."""
     linked, folder = checkpoint.is_symlink(), checkpoint.is_dir()
     if folder and not linked and checkpoint.suffix != ".shards":
-        log.warning("%s is a folder that this engine did not make: it is not removed", checkpoint)
+        log.warning("%s is not removed: sslengine did not make this folder", checkpoint)
         return
     if folder and not linked:
         hidden = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.tmp")
@@ -115,9 +115,9 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read(path: Path, peers: Peers | None = None) -> dict[str, Any]:
-    """Load a checkpoint on the CPU. Tensors and plain values only: no code is ever run.
+    """Load a checkpoint on the CPU. Tensors and plain values only: no code is run.
 
-    With peers, sharded over them if the checkpoint is; else without taking up memory for all.
+    peers: each gets its own shards of a sharded checkpoint; a single file is memory-mapped.
     """
     state = read_weights(path, peers=peers)
     if not isinstance(state, dict):
@@ -128,10 +128,10 @@ def read(path: Path, peers: Peers | None = None) -> dict[str, Any]:
 def newest(
     folder: Path, position: int = 1, contents: bool = True
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that verifies, and what it holds; None if there is none at all.
+    """The newest checkpoint that verifies, and its contents; None if there is no checkpoint.
 
-    A broken one is skipped with a warning, and stays where it is. `position` 2 is the last
-    but one, and so on. Without `contents` it is not read: a sharded one may be too large.
+    A broken one is skipped with a warning, and not removed. `position` 2 is the second newest.
+    contents: False does not read it: a sharded checkpoint may be too large.
     """
     candidates, broken = _listed(folder)
     for problem in broken.values():
@@ -145,22 +145,21 @@ def newest(
     if candidates or broken:
         raise CheckpointError(
             f"none of the {len(candidates) + len(broken)} checkpoints in {folder} can be read. "
-            f"Move them away to start again from zero; nothing was deleted."
+            f"To start from the beginning, move them away; nothing was deleted."
         )
     return None
 
 
 def in_order(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, newest first; those without a sound manifest come last."""
+    """All checkpoints of a folder, newest first; those without a valid manifest come last."""
     candidates, broken = _listed(folder)
     return [*candidates, *broken]
 
 
 def _listed(folder: Path) -> tuple[list[Path], dict[Path, str]]:
-    """Checkpoints by their numbers, newest first; and those that have none, with the reason.
+    """Checkpoints by number, newest first; and those without a valid manifest, with the reason.
 
-    The number of a save decides, not the pointer: that one is set last, and a run may be
-    killed before it is.
+    The manifest's number decides, not the pointer: a run may be killed before it sets that.
     """
     numbers: dict[Path, int] = {}
     broken: dict[Path, str] = {}
@@ -177,7 +176,7 @@ def _listed(folder: Path) -> tuple[list[Path], dict[Path, str]]:
 
 
 def _is_export(path: Path) -> bool:
-    """All weights of a sharded run in one file, written beside its last checkpoint."""
+    """True for the file with all weights that a sharded run writes next to its last checkpoint."""
     shards = path.parent.glob(f"{path.stem}.*shards")
     return path.suffix == ".torch" and not path_for(path).exists() and any(shards)
 

@@ -1,8 +1,8 @@
-"""A lock for file systems that have none: a file that its owner writes again every few seconds.
+"""A lock for file systems that have none: a file that its owner rewrites every few seconds.
 
-Made by exclusive creation, so one of two wins. Whether the owner lives is seen by watching the
-file, not by comparing clocks: if it is not written again within a few beats, the owner is gone.
-On the same host its process is looked for, so that a killed run can be started again at once.
+Exclusive creation lets one of two processes win. A waiting process watches the file rather than
+comparing clocks: if it is not rewritten within a few beats, the owner is gone. On the same host
+it looks for the owner's process, so a killed run can be started again at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 NAME = ".lock_held"
 BEAT = 5.0  # seconds
-BEATS = 4  # without one of them: the owner is gone
+BEATS = 4  # if none of them comes, the owner is gone
 
 
 class Lease:
@@ -30,12 +30,12 @@ class Lease:
         self._over = threading.Event()
 
     def take(self) -> bool:
-        """False: a run that lives has it. Waits a few beats where that is not known at once."""
+        """False: a live run holds it. Waits a few beats where that is not known at once."""
         if not self._create():
-            if _lives(self._path):
+            if _owner_is_alive(self._path):
                 return False
-            self._write()  # over what a run left that was killed
-            time.sleep(BEAT / 10)  # another may do so at the same time: the last one has it
+            self._write()  # overwrite the file of a killed run
+            time.sleep(BEAT / 10)  # another process may overwrite it too: the last one wins
             if _facts(self._path).get("token") != self._token:
                 return False
         threading.Thread(target=self._keep, name="lease", daemon=True).start()
@@ -67,17 +67,17 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._over.wait(BEAT):
-            if _facts(self._path).get("token") == self._token:  # a removed one is not made again
+            if _facts(self._path).get("token") == self._token:  # a removed file stays removed
                 try:
                     self._write()
-                except OSError:  # a full disk: others find no beat, and take it after a while
+                except OSError:  # a full disk: others see no beat and take the lock after a while
                     continue
 
 
-def _lives(path: Path) -> bool:
+def _owner_is_alive(path: Path) -> bool:
     first = _facts(path)
     if first.get("host") == socket.gethostname() and isinstance(first.get("pid"), int):
-        return _process_lives(first["pid"])
+        return _process_is_alive(first["pid"])
     for _ in range(BEATS):
         time.sleep(BEAT)
         if _facts(path) != first:
@@ -85,7 +85,7 @@ def _lives(path: Path) -> bool:
     return False
 
 
-def _process_lives(pid: int) -> bool:
+def _process_is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -96,7 +96,7 @@ def _process_lives(pid: int) -> bool:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Opened each time: a network file system then asks its server."""
+    """The file's contents. It is opened each time: a network file system then asks its server."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,11 +1,11 @@
 """A run's folder belongs to one run at a time.
 
-The operating system holds the lock for as long as its process lives, so a run that was
-killed leaves none behind; the file says who has it. It is never removed: a process that
-waits for a file which another removes would lock a file that nobody else can see.
+The operating system releases the lock when its process ends, so a killed run leaves none
+behind. The file names the owner. It is never removed: a process that waits for a file which
+another removes would lock a file that no other process can see.
 
-Where the file system has no such locks (some of Lustre, some of NFS), a file with a heartbeat
-takes their place, with a warning.
+Where the file system has no such locks (some Lustre and NFS), a file with a heartbeat replaces
+them, with a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sslengine.errors import CheckpointError
 
 try:
     import fcntl
-except ImportError:  # not Unix: there nothing is locked
+except ImportError:  # not Unix: nothing is locked
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("sslengine")
@@ -40,7 +40,7 @@ _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN)
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Rank 0 takes the folder for all; if it cannot, all ranks get the error. Collective."""
+    """Rank 0 locks the folder for all; if it cannot, all ranks raise the error. Collective."""
     held, problem = _take(folder) if is_primary() else (None, None)
     problem = broadcast_object(problem)
     if problem is not None:
@@ -53,7 +53,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def _take(folder: Path) -> tuple[Callable[[], None] | None, str | None]:
-    """(what gives the lock back, what is wrong)."""
+    """(the function that releases the lock, what is wrong)."""
     path = folder / NAME
     try:
         make_folder(folder)
@@ -75,7 +75,7 @@ def _take(folder: Path) -> tuple[Callable[[], None] | None, str | None]:
 
 
 def _lock(file: int, folder: Path) -> Callable[[], None] | None:
-    """What gives it back; None: another run has it."""
+    """The function that releases the lock; None: another run holds it."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,4 +105,4 @@ def _owner(path: Path) -> str:
         facts = json.loads(path.read_text())
         return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "it has not said which"
+        return "its lock file does not say which"

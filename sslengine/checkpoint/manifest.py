@@ -1,8 +1,8 @@
-"""What lies beside each checkpoint: `model_phase3.json` says what `model_phase3.torch` must be.
+"""The manifest of a checkpoint: `model_phase3.json` has the sha256 of `model_phase3.torch`.
 
-A checkpoint counts only if it has the size and the sha256 that its manifest tells. The
-manifest is written first, so whatever has a final name can be verified; while a file is
-being replaced by one of the same name, its manifest knows both contents.
+A checkpoint counts only if its size and sha256 match its manifest. The manifest is written
+first, so every file with a final name can be verified. While a file is being replaced by one
+of the same name, its manifest lists the sha256 of both.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Manifest:
     bytes: int
     sha256: str
     replaces: str = ""  # sha256 of an earlier file of this name
-    number: int = 1  # of all saves of the run, from 1
-    iteration: int = 0  # train steps made
-    train_phase: int = -1  # made, from 0; -1: none yet
+    number: int = 1  # of the save, counted over the whole run from 1
+    iteration: int = 0  # train steps done
+    train_phase: int = -1  # last finished one, from 0; -1: none yet
     world_size: int = 1
     config: str = ""  # sha256 of the resolved config
     versions: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Manifest:
         write_whole(path_for(folder / self.file), json.dumps(asdict(self), indent=1).encode())
 
     def problem(self, path: Path) -> str | None:
-        """Why the checkpoint is not what it should be. Reads all of it."""
+        """How the checkpoint differs from its manifest; None if not. Reads all of it."""
         if self.files:
             return self._problem_of_shards(path)
         if path.exists() and not path.is_file():
@@ -53,7 +53,7 @@ class Manifest:
         if size != self.bytes and not self.replaces:
             return f"it has {size} bytes, and its manifest says {self.bytes}"
         if sha256_of(path) not in (self.sha256, self.replaces):
-            return "its content is not what its manifest says (sha256)"
+            return "its sha256 is not that of its manifest"
         return None
 
     def _problem_of_shards(self, folder: Path) -> str | None:
@@ -65,21 +65,21 @@ class Manifest:
             if size != facts["bytes"]:
                 return f"its file {name} has {size} bytes, and the manifest says {facts['bytes']}"
             if sha256_of(path) != facts["sha256"]:
-                return f"the content of its file {name} is not what the manifest says (sha256)"
+                return f"the sha256 of its file {name} is not that of the manifest"
         return None
 
 
 def path_for(checkpoint: Path) -> Path:
-    """`model_phase3.json`; of a folder `model_phase3.shards.json`, for there may be both."""
+    """`model_phase3.json`; `model_phase3.shards.json` for a folder, since both may exist."""
     name = checkpoint.name.removesuffix(".torch")
     return checkpoint.with_name(f"{name}.json")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of this checkpoint. It is data: each value has the type it should have."""
+    """The manifest of this checkpoint, after checking the type of each value."""
     path = path_for(checkpoint)
     if not path.exists():
-        raise CheckpointError(f"{checkpoint} has no manifest {path.name} beside it.")
+        raise CheckpointError(f"{checkpoint} has no manifest {path.name} next to it.")
     if not path.is_file():
         raise CheckpointError(f"{path} is not a manifest: it is not a regular file.")
     try:
@@ -104,14 +104,14 @@ def _problem_of_values(stored: Any, name: str) -> str | None:
     if missing:
         return f"it has no {' and no '.join(missing)}."
     if stored["file"] != name:
-        return f"it is of {stored['file']!r}, and lies beside {name}."
+        return f"it is for {stored['file']!r}, and is next to {name}."
     for key in _TEXTS:
         if not isinstance(stored.get(key, ""), str):
             return f"{key} is {stored[key]!r}, and should be text."
     for key in ("bytes", *_NUMBERS, "train_phase"):
         least = -1 if key == "train_phase" else 0
         if not _is_number(stored.get(key, 0), least):
-            return f"{key} is {stored[key]!r}, and should be a number from {least} on."
+            return f"{key} is {stored[key]!r}, and should be an integer of at least {least}."
     return _problem_of_parts(stored)
 
 
@@ -120,13 +120,13 @@ def _problem_of_parts(stored: Mapping[str, Any]) -> str | None:
     for key, kind in kinds.items():
         found = stored.get(key, {})
         if not isinstance(found, dict) or not all(isinstance(v, kind) for v in found.values()):
-            return f"{key} should be names and, for each, {kind.__name__}; got {found!r:.100}."
+            return f"{key} should map names to {kind.__name__}; got {found!r:.100}."
     if bool(stored.get("files")) != stored["file"].endswith(".shards"):
-        return "it should list the files of a folder .shards, and of nothing else."
+        return "it should list files exactly if the checkpoint is a folder .shards."
     for name, facts in stored.get("files", {}).items():
         plain = name == Path(name).name and name not in ("", "..")
-        whole = _is_number(facts.get("bytes"), 0) and isinstance(facts.get("sha256"), str)
-        if not (plain and whole):
+        complete = _is_number(facts.get("bytes"), 0) and isinstance(facts.get("sha256"), str)
+        if not (plain and complete):
             return f"files: {name!r} should be a name in the folder, with its bytes and sha256."
     return None
 
@@ -136,19 +136,19 @@ def _is_number(value: Any, least: int) -> bool:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Raises CheckpointError unless the file is, byte by byte, the one that was saved."""
+    """Raise CheckpointError unless the file's bytes are those that were saved."""
     manifest = read_manifest(checkpoint)
     try:
         problem = manifest.problem(checkpoint)
     except OSError as error:
         raise CheckpointError(f"{checkpoint} cannot be read: {error.strerror}.") from error
     if problem is not None:
-        raise CheckpointError(f"{checkpoint} is not whole: {problem}.")
+        raise CheckpointError(f"{checkpoint} is not intact: {problem}.")
     return manifest
 
 
 def sha256_of(path: Path) -> str:
-    """Half a second for a GB; other threads run on meanwhile."""
+    """Takes half a second per GB; other threads run meanwhile."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

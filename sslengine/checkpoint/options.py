@@ -1,4 +1,4 @@
-"""`config.CHECKPOINT`: where a run lives and how often it is saved."""
+"""`config.CHECKPOINT`: the run's folder and how often the run is saved."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sslengine.config.sections import iterations, one_of, section
 
 @dataclass
 class BestOptions:
-    # A metric of the manifests' results: test.accuracy_list_meter.top_1.0, train.loss, ...
+    # The metric that decides: test.accuracy_list_meter.top_1.0, train.loss, ...
     METRIC: str = ""
-    # Which is better, the largest (max) or the smallest (min)?
+    # Is a higher (max) or a lower (min) value better?
     MODE: str = "max"
 
     def check(self) -> Iterator[str]:
@@ -29,7 +29,7 @@ class BestOptions:
 class CheckpointOptions:
     # The run's folder: checkpoints, metrics, logs. If it is not set: runs/<name of the config>.
     DIR: str = "."
-    # Runs under DIR/<RUN_ID>, so that several may share one DIR.
+    # Use DIR/<RUN_ID> as the run's folder, so that several runs may share one DIR.
     APPEND_DISTR_RUN_ID: bool = False
     # Resume from the newest checkpoint in DIR.
     AUTO_RESUME: bool = True
@@ -39,25 +39,25 @@ class CheckpointOptions:
     CHECKPOINT_ITER_FREQUENCY: int = iterations(-1)
     # Checkpoints to keep; -1: all. The newest is always kept.
     KEEP_LAST: int = -1
-    # Of those that are older, keep every so many of all saves; -1: none.
+    # Of older checkpoints, keep each whose number is a multiple of this; -1: none.
     KEEP_EVERY: int = -1
-    # And the best, to which `best.torch` then points.
+    # Keep the best checkpoint too; `best.torch` points to it.
     BEST: BestOptions = field(default_factory=BestOptions)
-    # Train again over a run that is complete.
+    # Move a complete run in DIR (without AUTO_RESUME: any run) to `earlier` and train again.
     OVERWRITE_EXISTING: bool = False
-    # Of a sharded run: at the end also one file with all weights, as VISSL reads it. Rank 0
-    # has to hold them in host memory.
+    # At the end of a sharded run, also write one file with all weights, as VISSL reads it. Rank 0
+    # holds them in host memory.
     WHOLE_AT_END: bool = True
-    # Continue although the model or the method has changed since.
+    # Resume although the model or the method has changed since the last start.
     ALLOW_CHANGED_CONFIG: bool = False
-    # 2: resume from the last but one, and so on.
+    # Which checkpoint to resume from: 1 is the newest, 2 the one before it, and so on.
     LATEST_CHECKPOINT_RESUME_FILE_NUM: int = 1
 
     def check(self) -> Iterator[str]:
         if not self.DIR.strip():
             yield (
                 "DIR: it is empty (a shell variable that is not set?). Give the folder of the run; "
-                "or leave DIR away: runs/<name of the config>."
+                "or omit DIR: runs/<name of the config>."
             )
         for key in (
             "CHECKPOINT_FREQUENCY",

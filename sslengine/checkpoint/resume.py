@@ -1,4 +1,4 @@
-"""Where a run resumes from. Rank 0 looks, all ranks agree."""
+"""Find the checkpoint that a run resumes from. Rank 0 looks and tells the other ranks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Found:
 def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -> Found | None:
     """The checkpoint that the options choose; None: the run starts from the beginning.
 
-    peers: the ranks of a sharded run, each of which reads its shares alone.
-    Collective. A run never starts from zero over existing work unless it is told to.
+    peers: the ranks of a sharded run, each of which reads only its own shards.
+    Collective. A run restarts over existing checkpoints only if the options say so.
     """
     path = _agreed(_look(folder, options) if is_primary() else (None, None))
     return None if path is None else Found(path, files.read(path, peers))
 
 
 def newest_path(folder: Path) -> Path | None:
-    """Of the newest checkpoint that verifies, whatever the pointer says. Collective."""
+    """The newest checkpoint that verifies, whatever the pointer says. Collective."""
     return _agreed(_newest(folder) if is_primary() else (None, None))
 
 
@@ -47,7 +47,7 @@ def _agreed(looked: tuple[Path | None, str | None]) -> Path | None:
 
 
 def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | None]:
-    """(path, what is wrong): a result that can be told to other ranks."""
+    """(path, what is wrong): a result that can be sent to other ranks."""
     if not options.AUTO_RESUME:
         if files.in_order(folder) and not options.OVERWRITE_EXISTING:
             return None, (
@@ -69,9 +69,9 @@ def _newest(folder: Path, position: int = 1) -> tuple[Path | None, str | None]:
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Move all that an earlier run wrote into `earlier/<n>`, so that a new one can begin.
+    """Move the files of an earlier run into `earlier/<n>`, so that a new run can begin.
 
-    What else lies in the folder stays where it is.
+    Other files in the folder stay where they are.
     """
     if not is_primary():
         return None

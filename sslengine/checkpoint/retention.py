@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the last few, every so many of them, the best. By default all."""
+"""Which checkpoints are kept: the last few, one in every so many, the best. By default all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sslengine.errors import CheckpointError
 
 
 def saved(folder: Path) -> list[Manifest]:
-    """The manifests of a folder's checkpoints, newest first. What has none is not the run's."""
+    """The manifests of a folder's checkpoints, newest first; files without one are skipped."""
     found = []
     for path in files.in_order(folder):
         try:
@@ -27,7 +27,7 @@ def saved(folder: Path) -> list[Manifest]:
 
 
 def surplus(manifests: list[Manifest], options: CheckpointOptions) -> list[Manifest]:
-    """Those that no rule keeps. manifests: newest first."""
+    """The manifests of checkpoints that no rule keeps. manifests: newest first."""
     if options.KEEP_LAST < 0:
         return []
     best = best_of(manifests, options.BEST)
@@ -40,10 +40,10 @@ def surplus(manifests: list[Manifest], options: CheckpointOptions) -> list[Manif
 
 
 def remove_surplus(folder: Path, options: CheckpointOptions) -> None:
-    """Called once the newest was read back. What the pointers show is never removed."""
-    shown = {os.readlink(link) for link in _pointers(folder)}
+    """Call this after the newest was read back. The pointers' targets are never removed."""
+    pointed_to = {os.readlink(link) for link in _pointers(folder)}
     for manifest in surplus(saved(folder), options):
-        if manifest.file not in shown:  # the name that was listed: `read_manifest` sees to it
+        if manifest.file not in pointed_to:  # a listed file's name: `read_manifest` checks it
             files.remove(folder / manifest.file)
 
 
@@ -56,7 +56,7 @@ def keep_best(folder: Path, options: BestOptions) -> None:
 
 
 def best_of(manifests: list[Manifest], options: BestOptions) -> Manifest | None:
-    """Of equally good ones, the newest."""
+    """The best checkpoint, the newest if several are equally good; None without a metric."""
     scored = [(value_at(each.results, options.METRIC), each) for each in manifests]
     known = [(value, each) for value, each in scored if value is not None]
     if not options.METRIC or not known:
@@ -72,7 +72,7 @@ def value_at(results: Mapping[str, Any], path: str) -> float | None:
 
 
 def unknown_metric(results: Mapping[str, Any], path: str) -> str | None:
-    """What to tell about a metric that is not there, once its phase has given others."""
+    """The warning for a metric that is missing although its phase has reported others."""
     split = path.partition(".")[0]
     if split not in results or value_at(results, path) is not None:
         return None

@@ -1,10 +1,10 @@
-"""Saving beside training: the step waits for a copy in host memory, a thread does the rest.
+"""Save in the background: the step waits for a copy in host memory, a thread writes it.
 
-    save(...)   waits for the save before it, copies the state, begins to write
-    finish()    waits; raises what the last save failed of
+    save(...)   waits for the previous save, copies the state, starts writing
+    finish()    waits; raises the error of the last save
 
-A save that fails is tried again, then reported; training continues with the checkpoints that
-are there. One save is in flight at a time.
+A save that fails is retried, then reported; training continues with the existing checkpoints.
+One save runs at a time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Saver:
 
     def __init__(self, folder: Path, options: CheckpointOptions) -> None:
         self.folder, self.options = folder, options
-        self.peers: Peers | None = None  # of a sharded run; the hook puts them here
+        self.peers: Peers | None = None  # of a sharded run; set by services/checkpointing.py
         self.error: CheckpointError | None = None  # of the last save
         self._thread: threading.Thread | None = None
         self._newest: Manifest | None = None
         self._next_number = 0
-        self._told = False  # that there is no such metric
+        self._warned = False  # that there is no such metric
 
     def save(
         self,
@@ -51,7 +51,7 @@ class Saver:
         last: bool = False,
         records: Sequence[Path] = (),
     ) -> None:
-        """records: files of the run that are on the disk before the checkpoint has its name."""
+        """records: files that are synced to the disk before the checkpoint gets its name."""
         began = time.perf_counter()
         self.wait()
         if self._next_number == 0:  # read once: from here on only this object adds files
@@ -67,7 +67,7 @@ class Saver:
         self._thread.start()
 
     def add_results(self, results: Mapping[str, Any]) -> None:
-        """What a test phase found out about the newest checkpoint."""
+        """Add a test phase's metrics to the manifest of the newest checkpoint."""
         self.wait()
         if self._newest is None:
             return
@@ -76,10 +76,10 @@ class Saver:
             self._newest.write(self.folder)
             self._tidy()
         except OSError as error:
-            log.error("the results could not be noted in %s: %s", self.folder, error)
+            log.error("the results could not be written to %s: %s", self.folder, error)
 
     def wait(self) -> None:
-        """Until nothing is in flight."""
+        """Wait until no save is running."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -108,11 +108,11 @@ class Saver:
             return
         self._newest = written
         log.info(
-            "saved %s: %.1f MB, written in %.2f s beside training, which waited %.3f s",
+            "saved %s: %.1f MB, written in %.2f s in the background; training waited %.3f s",
             written.file, written.bytes / 1e6, time.perf_counter() - began, held_up,
         )  # fmt: skip
         if last and self.peers is not None and self.options.WHOLE_AT_END:
-            self._write_whole_file(written.file)
+            self._export_one_file(written.file)
         try:
             self._tidy()
         except OSError as error:
@@ -130,31 +130,31 @@ class Saver:
                 )
             except CheckpointError as error:
                 self.error = error
-                log.error("%s%s", error, "" if pause is None else " It is tried again.")
+                log.error("%s%s", error, "" if pause is None else " Trying again.")
                 time.sleep(pause or 0.0)
             else:
                 self.error = None
                 return written
         return None
 
-    def _write_whole_file(self, name: str) -> None:
+    def _export_one_file(self, name: str) -> None:
         try:
-            path = sharded.write_whole_file(self.folder, name)
+            path = sharded.export_one_file(self.folder, name)
         except (OSError, RuntimeError, CheckpointError) as error:
             self.error = CheckpointError(
-                f"the weights of {name} could not be put together: {error}"
+                f"the weights of {name} could not be written to one file: {error}"
             )
             log.error("%s", self.error)
         else:
             log.info("all weights in one file: %s", path)
 
     def _tidy(self) -> None:
-        """Only now that the newest is on the disk may older ones go."""
+        """Remove older checkpoints: only after the newest is on the disk."""
         metric = self.options.BEST.METRIC
         if metric and self._newest is not None:
             problem = unknown_metric(self._newest.results, metric)
-            if problem is not None and not self._told:
+            if problem is not None and not self._warned:
                 log.warning("%s", problem)
-                self._told = True
+                self._warned = True
         keep_best(self.folder, self.options.BEST)
         remove_surplus(self.folder, self.options)

@@ -1,8 +1,8 @@
-"""A sharded checkpoint: a folder that appears whole or not at all.
+"""A sharded checkpoint: a folder that gets its name only when it is complete.
 
-Each rank writes its shares into a folder under another name and tells their sha256; rank 0
-writes the manifest of all, gives the folder its name and lets `checkpoint.torch` point to it.
-A save under a name that exists becomes `<name>.2.shards`: folders cannot be replaced at once.
+Each rank writes its shards into a temporary folder and returns their sha256. Rank 0 writes the
+manifest of all, renames the folder and lets `checkpoint.torch` point to it. A save under a name
+that exists becomes `<name>.2.shards`, since a folder cannot be replaced atomically.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sslengine.errors import CheckpointError
 def write(
     state: Mapping[str, Any], folder: Path, name: str, facts: Mapping[str, Any], peers: Peers
 ) -> Manifest:
-    """As `files.write`, by all ranks together, in threads. All of them succeed or fail alike."""
+    """`files.write` by all ranks together, in threads. All of them succeed, or all fail."""
     stem = name.removesuffix(".torch")
     unfinished = folder / f".{stem}.shards.tmp"
     rest, shares = split(state)
@@ -42,7 +42,7 @@ def write(
     except CheckpointError as error:
         raise CheckpointError(
             f"cannot write the checkpoint {folder / stem}.shards: {error}. Earlier checkpoints in "
-            f"the folder are as they were."
+            f"the folder are unchanged."
         ) from error
     return finished[0]
 
@@ -57,7 +57,7 @@ def _make(unfinished: Path, needed: int) -> None:
 
 def _expect_there(unfinished: Path) -> None:
     if not unfinished.is_dir():
-        raise OSError(f"{unfinished.parent} is not the same folder on all ranks, and has to be")
+        raise OSError(f"{unfinished.parent} must be the same folder on all ranks, and is not")
 
 
 def _write(unfinished: Path, rest: Any, shares: Any, peers: Peers) -> dict[str, FileFacts]:
@@ -89,10 +89,10 @@ def _finish(
     return manifest
 
 
-def write_whole_file(folder: Path, name: str) -> Path:
-    """What a run without shards would have saved, but for the optimizer, out of `<name>.shards`.
+def export_one_file(folder: Path, name: str) -> Path:
+    """Write `<name>.shards` as one file, as an unsharded run saves it but without the optimizer.
 
-    For VISSL and for everything that takes one file. Rank 0 alone: it holds all of it in host
+    For VISSL and all else that reads one file. Rank 0 calls it and holds all tensors in host
     memory. The run itself resumes from the shards.
     """
     target = folder / f"{name.partition('.')[0]}.torch"

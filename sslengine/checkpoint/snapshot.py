@@ -1,4 +1,4 @@
-"""A copy of a state in host memory, which training cannot change any more."""
+"""Copy a state to host memory, so that training cannot change it while it is written."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from sslengine.distributed.sharding import is_sharded, local
 
 
 def to_host(state: Any) -> Any:
-    """Tensors are copied, containers rebuilt, all else is taken as it is.
+    """Copy tensors (of a sharded tensor this rank's shard) and containers, nothing else.
 
-    Of a sharded tensor this rank's share is copied.
-
-    Cost: the copy; from a GPU one synchronisation, after all copies were begun.
+    Cost: the copy; from a GPU one synchronisation, after all copies have started.
     """
     copy = _copied(state, {})
     if torch.cuda.is_initialized():
@@ -48,12 +46,12 @@ def _copied(value: Any, seen: dict[Any, Any]) -> Any:
 def _on_host(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cuda":
         return tensor.clone()
-    # Into pinned memory, so that the copy runs beside others and beside the host.
+    # Into pinned memory, so that the copy is asynchronous.
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def size_of(state: Any) -> int:
-    """Bytes of all tensors: what a file of them takes, but for a few KB."""
+    """The bytes of all tensors: a file of them is a few KB larger."""
     if isinstance(state, Share):
         return state.rows.nbytes
     if isinstance(state, Tensor):

@@ -39,7 +39,6 @@ def _same(paths: Iterable[str], key: DeadKey) -> dict[str, DeadKey]:
 
 _OTHER_TOOL = DeadKey("it is read by a tool of VISSL that sslengine does not have.")
 _NOT_READ = DeadKey("VISSL never reads it.")
-_METER = DeadKey("this meter is not available; METERS.names: [accuracy_list_meter] is.")
 _EMA = "there is no moving average of the model; DINO, BYOL and MoCo keep their own teacher."
 _FAIRSCALE = DeadKey("it is a setting of fairscale's FSDP; torch's FSDP, used here, has none such.")
 
@@ -137,15 +136,6 @@ DEAD_KEYS: dict[str, DeadKey] = {
     ),
     # ---- what is measured
     "METERS.model_output_mask": _off("not available"),
-    **_same(
-        (
-            f"METERS.{name}"
-            for name in (
-                "precision_at_k_list_meter", "recall_at_k_list_meter", "mean_ap_list_meter"
-            )
-        ),
-        _METER,
-    ),
     "EXTRACT_FEATURES.MAP_FEATURES_TO_IMG_NAME": _off(
         "not available; the `inds` files say which row is of which image"
     ),

@@ -10,7 +10,8 @@ from functools import partial
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.check import check, check_plain
-from sslengine.config.compose import Composition, Layer, compose
+from sslengine.config.compose import Composition, compose
+from sslengine.config.files import Layer
 from sslengine.config.inference import infer
 from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge

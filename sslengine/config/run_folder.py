@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.config.compose import Assignment, Composition, Layer, compose, compose_on
+from sslengine.config.compose import Assignment, Composition, compose, compose_on
 from sslengine.config.fast import FAST, why_not
+from sslengine.config.files import Layer
 from sslengine.config.plain_file import read_plain
 from sslengine.config.resolve import Resolved, freeze, resolve
 from sslengine.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What is for a few: known by name, imported when a config asks for it. Nothing else imports it."""
+"""Rarely used components: imported only when a config names them."""
 
 from sslengine.registry import HOOK_ADAPTERS, HOOKS
 

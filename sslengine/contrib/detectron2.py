@@ -1,12 +1,12 @@
-"""Hooks written for detectron2's trainer, as they are.
+"""Run hooks written for detectron2's trainer unchanged.
 
     before_train      on_start             after_train    on_end, or on_exception: always once
-    before_step       on_step_start        after_step     on_step         of train steps alone
+    before_step       on_step_start        after_step     on_step         only in train steps
     after_backward    on_backward
 
-`self.trainer` has iter, start_iter, max_iter, storage, model, optimizer and cfg. As there,
-`iter` counts from 0, is the same in all calls of a step, and is max_iter in after_train of a
-run that came to its end. The state goes into our checkpoints and is loaded before before_train.
+`self.trainer` has iter, start_iter, max_iter, storage, model, optimizer and cfg. As in
+detectron2, `iter` counts from 0, is the same in all calls of a step, and is max_iter in
+after_train of a complete run. The state is in checkpoints and is loaded before before_train.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = ("iter", "start_iter", "max_iter", "storage", "model", "optimizer", "cfg
 
 
 class TrainerView:
-    """What a hook of theirs finds under `self.trainer`."""
+    """`self.trainer` of a detectron2 hook."""
 
     def __init__(self, task: TaskView) -> None:
         self.iter = self.start_iter = task.iteration
@@ -35,14 +35,14 @@ class TrainerView:
 
     def __getattr__(self, name: str) -> Any:
         if name == "data_loader":
-            text = "a feed gives one iteration at a time, and that is training's own"
+            text = "a feed has one iteration at a time, which training uses"
         else:
-            text = f"there are {listing(NAMES)}"
+            text = f"available are {listing(NAMES)}"
         raise AttributeError(f"self.trainer.{name} is not available to a hook in sslengine: {text}")
 
 
 class Detectron2Hook(Hook):
-    """One of their hooks among ours. `config.HOOKS.EXTRA` wraps such hooks by itself."""
+    """Wraps a detectron2 hook. `config.HOOKS.EXTRA` wraps such hooks automatically."""
 
     def __init__(self, hook: Any) -> None:
         self.hook = hook
@@ -82,7 +82,7 @@ class Detectron2Hook(Hook):
 
     def _end(self) -> None:
         if self._trainer is not None and not self._ended:
-            self._ended = True  # also if it raises: it is not called for its own error
+            self._ended = True  # set first: after_train is not called again for its own error
             self._call("after_train")
 
     def _call(self, name: str) -> None:
@@ -91,7 +91,7 @@ class Detectron2Hook(Hook):
             call()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._trainer is None:  # many make what they keep in before_train
+        if self._trainer is None:  # many hooks create their state in before_train
             return self._loaded or {}
         get = getattr(self.hook, "state_dict", None)
         return dict(get() or {}) if get is not None else {}

@@ -1,9 +1,9 @@
 """`self.trainer.storage` of a hook written for detectron2, on top of `task.storage`.
 
-What such hooks call: put_scalar(s), put_image, put_histogram, history, histories, latest,
-latest_with_smoothing_hint, iter, name_scope. Metrics go to the run's store, which writes them at
-LOG_FREQUENCY. The hook reads back at once what it put, as it is used to; metrics of others as
-far as the store has read them.
+It has put_scalar(s), put_image, put_histogram, history, histories, latest,
+latest_with_smoothing_hint, iter and name_scope. Metrics go to the run's store, which writes them
+at LOG_FREQUENCY. A hook can read its own values at once, and other metrics once the store has
+read them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from sslengine.errors import TrainingError
 from sslengine.monitor.store import MetricStore
 
-WINDOW = 20  # of what is put to be smoothed
-KEPT = 100_000  # values of a name
+WINDOW = 20  # of values with a smoothing hint
+KEPT = 100_000  # values per name
 
 
 class History:
-    """Their names for what one asks of a history."""
+    """A metric's history with detectron2's method names."""
 
     def __init__(self, values: Callable[[], list[float]], mean: Callable[[], float]) -> None:
         self._values, self._mean = values, mean
@@ -47,11 +47,11 @@ class History:
 
 
 class Put:
-    """What a hook put under a name. Tensors are read when somebody asks: no step waits."""
+    """A hook's values of one name. Tensors are read on request, so no step synchronises."""
 
     def __init__(self) -> None:
         self.smoothed = True
-        self.at = 0  # the iteration of the last
+        self.at = 0  # the iteration of the last value
         self._raw: deque[Any] = deque(maxlen=KEPT)
         self._sum, self._summed, self._unread = 0.0, 0, 0
 
@@ -85,7 +85,7 @@ class StorageView:
     def put_scalar(
         self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None
     ) -> None:
-        """A number, or a tensor of one. cur_iter is not looked at: it is the step under way."""
+        """value: a number, or a tensor with one element. cur_iter is ignored."""
         value = value.detach().clone() if isinstance(value, Tensor) else float(value)
         put = self._put.setdefault(self._scope + name, Put())
         put.smoothed, put.at = smoothing_hint, self.iter
@@ -99,7 +99,7 @@ class StorageView:
             self.put_scalar(name, value, smoothing_hint)
 
     def _write(self, name: str, value: Any, window: int) -> None:
-        """The engine has an `lr` and a `loss` of its own: a hook's is written as `hook/lr`."""
+        """A name that the engine uses itself, such as `lr`, is written as `hook/lr`."""
         known = self._written_as.get(name)
         if known is not None:
             self._store.put_scalar(known, value, window=window)
@@ -129,11 +129,11 @@ class StorageView:
         return {name: self.history(name) for name in self._put}
 
     def latest(self) -> dict[str, tuple[float, int]]:
-        """name -> (the last value, its iteration), of what the hook put."""
+        """name -> (the last value, its iteration), for the hook's own values."""
         return {name: (put.values()[-1], put.at) for name, put in self._put.items()}
 
     def latest_with_smoothing_hint(self, window_size: int = WINDOW) -> dict[str, tuple[float, int]]:
-        """The same, with the median of the last values for what was put to be smoothed."""
+        """The same, with the median of the last values for those with a smoothing hint."""
         return {
             name: (self.history(name).median(window_size if put.smoothed else 1), put.at)
             for name, put in self._put.items()
@@ -141,7 +141,7 @@ class StorageView:
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
-        """Names that are put meanwhile begin with `name/`."""
+        """Prefix the names of this block with `name/`."""
         before, self._scope = self._scope, name.rstrip("/") + "/"
         try:
             yield

@@ -1,18 +1,18 @@
-"""How much memory each layer of a model takes in one train step, as a table.
+"""Write a table of the memory that each layer of a model takes in one train step.
 
-Into `<run>/profile/rank<N>_memory_by_layer.txt`, by
+It is written to `<run>/profile/rank<N>_memory_by_layer.txt`. Enable it by
 `config.PROFILING.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY`, or as a hook:
 
     HOOKS: {EXTRA: [{name: layer_memory, iteration: 3}]}     # ranks: [0]
 
     parameters    bytes of the layer's own parameters
-    outputs       bytes of what it gave, over all calls; what it gave in place of its input is 0
-    grown         (GPU) by how much torch's allocated memory grew over its forward: its outputs
-                  and all else that it keeps for backward
+    outputs       bytes of its outputs over all calls; an in-place output counts 0
+    grown         (GPU) growth of torch's allocated memory during its forward: its outputs and
+                  all that it keeps for backward
 
 On a CPU torch counts no allocations, so there is no third column. Layers are the modules
-without children; what a forward does between them (additions, say) is in no line, but on a GPU
-in the total.
+without children. Operations between layers, such as additions, are in no line; on a GPU they
+are in the total.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Line:
 
 
 class LayerMemory:
-    """Looks on from when it is made until `finish()`, which gives the table."""
+    """Measures from its construction until `finish()`, which returns the table."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -105,7 +105,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _new_bytes(inputs: Any, output: Any) -> int:
-    """Of the output's storage, as far as it is not the input's."""
+    """The bytes of the output's storage that is not the input's."""
     known = {tensor.untyped_storage().data_ptr() for tensor in _tensors(inputs)}
     storages = {each.untyped_storage().data_ptr(): each for each in _tensors(output)}
     return _bytes(tensor for where, tensor in storages.items() if where not in known)
@@ -123,7 +123,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 @register_hook("layer_memory")
 class WriteLayerMemory(Hook):
-    """iteration: train steps made before. ranks: those that write. folder: the run's own."""
+    """iteration: train steps before it. ranks: which write. folder: default is the run's."""
 
     def __init__(self, iteration: int = 0, ranks: Sequence[int] = (0,), folder: str = "") -> None:
         self.iteration, self.folder = iteration, folder

@@ -17,7 +17,8 @@ OF_ENCODED_SOURCES = (
     "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION", "READ_RETRIES", "READ_RETRY_WAIT",
     "MAX_IMAGE_PIXELS",
 )  # fmt: skip
-OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
+OF_LISTS = ("IMAGE_COLUMN", "LABEL_COLUMN", "LABEL_SEPARATOR")
+OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, *OF_LISTS)
 
 
 @dataclass
@@ -76,6 +77,8 @@ class SplitOptions:
     IMAGE_COLUMN: str = ""
     # Of these sources: what holds the label.
     LABEL_COLUMN: str = ""
+    # Of these sources: what stands between the classes of an image that has several, "|" say.
+    LABEL_SEPARATOR: str = ""
     # Images in a batch of each rank.
     BATCHSIZE_PER_REPLICA: int = 256
     # Leave out the last batch of an epoch if it is smaller than the others.
@@ -252,7 +255,9 @@ class SplitOptions:
 @section("DATA")
 @dataclass
 class DataOptions:
+    # The training set.
     TRAIN: SplitOptions = field(default_factory=SplitOptions)
+    # The set of test phases.
     TEST: SplitOptions = field(default_factory=SplitOptions)
     # Processes of each rank that load images; 0: the rank loads them itself.
     NUM_DATALOADER_WORKERS: int = 4

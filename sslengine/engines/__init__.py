@@ -1,4 +1,4 @@
-"""What a run does: `engine_name=...`."""
+"""The engines: what `engine_name=...` runs."""
 
 from sslengine.registry import ENGINES
 

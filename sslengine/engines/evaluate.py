@@ -1,9 +1,8 @@
-"""`evaluate`: how good are a trunk's features, frozen?
+"""`evaluate`: score a trunk's frozen features by kNN and a linear probe.
 
-kNN and a linear probe on the features of the trained trunk, beside the same trunk with
-its random initial weights and beside raw pixels: what training has added. Labels come
-from DATA.TRAIN and DATA.TEST; the weights from MODEL.WEIGHTS_INIT, or from the newest
-checkpoint of the run's own folder.
+For comparison it also scores the same trunk with its random initial weights, and raw pixels.
+Labels come from DATA.TRAIN and DATA.TEST; the weights from MODEL.WEIGHTS_INIT, or from the
+newest checkpoint in the run's folder.
 """
 
 from __future__ import annotations
@@ -52,17 +51,17 @@ log = logging.getLogger("sslengine")
 
 @dataclass
 class Score:
-    """Percentages of the test images whose class is found."""
+    """Accuracies on the test images, in percent."""
 
     features: str
     layer: str
     knn: dict[int, float]  # by the number of neighbours
-    linear: float | None = None  # None: not yet, or the labels are too few
+    linear: float | None = None  # None: not computed yet, or too few labels
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What is scored: the features of both splits, of one kind."""
+    """The features of both splits, of one kind."""
 
     name: str
     train: Features
@@ -71,7 +70,7 @@ class Judged:
 
 @register_engine("evaluate")
 def evaluate(run: Run) -> None:
-    """Features are of all ranks; scores are rank 0's business, and no other rank waits for them."""
+    """All ranks compute features; rank 0 computes scores, and the other ranks do not wait."""
     weights = _weights(run)
     model_options = read(run.config, ModelOptions)
     model_options.WEIGHTS_INIT.PARAMS_FILE = str(weights or "")
@@ -97,20 +96,20 @@ def evaluate(run: Run) -> None:
 
 
 def _weights(run: Run) -> Path | None:
-    """None: those that a library has under the name of the trunk."""
+    """The weights file; None: the pretrained weights that a library has for the trunk."""
     path = trained_weights(run.config, run.run_dir)
     if not path.exists() and read(run.config, ModelOptions).starts_from_library():
         return None
     if not path.exists():
         raise CheckpointError(
-            f"there are no trained weights at {path}. Train first, with the same config=..., or "
+            f"there are no trained weights at {path}. Train first with the same config=..., or "
             f"name a file: config.MODEL.WEIGHTS_INIT.PARAMS_FILE=..."
         )
     return path
 
 
 class _Judge:
-    """Reads both splits once for each kind of features; rank 0 keeps and scores them."""
+    """Reads both splits once per kind of features; rank 0 keeps and scores them."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -118,7 +117,7 @@ class _Judge:
         for split in ("TRAIN", "TEST"):
             if getattr(self.data, split).LABEL_TYPE != "standard":
                 raise ConfigError(
-                    f"config.DATA.{split}.LABEL_SOURCES: judging features needs labels."
+                    f"config.DATA.{split}.LABEL_SOURCES: evaluating features needs labels."
                 )
         train = ordered_feed(run.config, "TRAIN", run.device)
         test = ordered_feed(run.config, "TEST", run.device, train.classes)
@@ -130,10 +129,10 @@ class _Judge:
         self.notes: list[str] = []
 
     def features(self, name: str, compute: Callable[[Any], dict[str, Tensor]]) -> Judged | None:
-        """Collective; on rank 0 alone there is a result."""
-        if is_primary():  # it may take minutes
+        """The features of both splits on rank 0, None on the others. Collective."""
+        if is_primary():  # printed before: it may take minutes
             images = " and ".join(str(feed.num_samples) for feed in self.feeds.values())
-            self.run.console.print(f"judging {images} images: {name}")
+            self.run.console.print(f"evaluating {images} images: {name}")
         train, test = (self._features(split, compute) for split in ("TRAIN", "TEST"))
         return Judged(name, train, test) if is_primary() else None
 
@@ -142,7 +141,7 @@ class _Judge:
             feed.close()
 
     def scores(self, sets: Sequence[Judged | None], report: _Report) -> list[Score]:
-        """Neighbours first: they take less time and fewer labels than a probe."""
+        """kNN first: it needs less time and fewer labels than a probe."""
         parts = [(each, layer) for each in sets if each for layer in each.train.layers]
         scores = [self._neighbours(each, layer) for each, layer in parts]
         report.write(scores)
@@ -160,7 +159,7 @@ class _Judge:
         return self._labelled(gather_features(join(list(batches)), self.run.device), split)
 
     def _labelled(self, found: Features, split: str) -> Features:
-        """Without the images that have no class."""
+        """The features without those of images that have no class."""
         keep = found.targets >= 0
         if found.targets.ndim > 1 or keep.all():
             return found
@@ -173,7 +172,7 @@ class _Judge:
         for k in options.neighbours:
             if k > count:
                 self.note(
-                    f"kNN with k={k}: there are {count} training images, and all of them vote"
+                    f"kNN with k={k}: there are only {count} training images, and all of them vote"
                 )
             knn[k] = knn_accuracy(
                 *_sets(each, layer), k=min(k, count), sigma=options.SIGMA, metric=options.metric
@@ -183,7 +182,7 @@ class _Judge:
     def _linear(self, each: Judged, layer: str) -> float | None:
         try:
             found = linear_probe(*_sets(each, layer), self.probe)
-        except DataError as error:  # the neighbours are found in any case
+        except DataError as error:  # kNN scores are still reported
             log.warning("%s", error)
             self.note(str(error))
             return None
@@ -198,7 +197,7 @@ def _sets(each: Judged, layer: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @dataclass
 class _Report:
-    """evaluation.json, which is whole after every write."""
+    """evaluation.json, which is complete after every write."""
 
     path: Path
     weights: str
@@ -211,7 +210,7 @@ class _Report:
             "weights": self.weights,
             "network": self.network,
             "knn": {"metric": options.metric, "sigma": options.SIGMA},
-            # By number; empty: labels are numbers.
+            # Class number -> name; empty if labels are numbers.
             "classes": self.judge.class_names,
             "notes": self.judge.notes,
             "scores": [vars(score) for score in scores],
@@ -247,7 +246,7 @@ def show_scores(console: Console, scores: list[Score]) -> None:
 
 
 def _show_training(console: Console, weights: Path | None, loaded: Loaded) -> None:
-    """Where the weights come from and how their loss fell, if a run's folder is around them."""
+    """Print the weights' file and, if it is in a run's folder, how its loss changed."""
     console.print(f"  checkpoint  {loaded.source}")
     console.print(f"  network     {loaded.network}")
     if weights is None or not (metrics := weights.parent.parent / "metrics.jsonl").exists():
@@ -255,4 +254,4 @@ def _show_training(console: Console, weights: Path | None, loaded: Loaded) -> No
     losses = [step["loss"] for step in history.read(metrics.parent)]
     if losses:
         console.print(f"  metrics     {metrics}")
-        console.print(f"  loss        {losses[0]:.3f} at the first step, {losses[-1]:.3f} at last")
+        console.print(f"  loss        {losses[0]:.3f} at first, {losses[-1]:.3f} at the last step")

@@ -1,7 +1,7 @@
-"""`config.EXPECTED_RESULTS`: did the run come out as it should?
+"""`config.EXPECTED_RESULTS`: compare the run's final metrics with expected values.
 
-Asked at the end, when everything is saved. A metric outside its tolerance, a missing one
-and one that is NaN make the command fail.
+This runs at the end, when everything is saved. A metric outside its tolerance, a missing one
+or NaN makes the command fail.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sslengine.monitor.history import flat
 
 
 def check_results(run: Run, results: Mapping[str, Any]) -> None:
-    """Collective; rank 0's results count. `results`: by split, as in metrics.jsonl."""
+    """Check rank 0's results. results: by split, as in metrics.jsonl. Collective."""
     if read(run.config, RunOptions).EXPECTED_RESULTS:
         _raise(broadcast_object(_problems(run, results) if is_primary() else []))
 
 
 def check_results_here(run: Run, results: Mapping[str, Any]) -> None:
-    """The same on this rank alone: the others have left."""
+    """The same on this rank alone, after the others have ended."""
     _raise(_problems(run, results))
 
 

@@ -1,9 +1,9 @@
-"""`extract_features`: what a trained model makes of each image, as .npy files.
+"""`extract_features`: write a trained model's features of each image as .npy files.
 
 The weights are those of config.MODEL.WEIGHTS_INIT, or of the newest checkpoint of the run's folder.
 
-Files are named as VISSL's: `rank0_chunk0_train_res5_{features,targets,inds}.npy`. Which
-layers: config.MODEL.FEATURE_EVAL_SETTINGS.
+Files have VISSL's names: `rank0_chunk0_train_res5_{features,targets,inds}.npy`.
+config.MODEL.FEATURE_EVAL_SETTINGS chooses the layers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _load_weights(run: Run, model: nn.Module) -> str:
     if not options.WEIGHTS_INIT.PARAMS_FILE and not options.starts_from_library():
         log.warning(
             "there is no checkpoint in %s, and config.MODEL.WEIGHTS_INIT.PARAMS_FILE names none: "
-            "these are features of a model that was not trained.",
+            "these are features of an untrained model.",
             path.parent,
         )
         return "as initialised"
@@ -87,7 +87,7 @@ def splits(run: Run) -> list[str]:
 
 
 def chunks(batches: Iterator[Features], images: int) -> Iterator[Features]:
-    """Batches put together until there are `images` of them; -1: all, 0: each batch alone."""
+    """Join batches up to `images` images; -1: all in one chunk, 0: one chunk per batch."""
     waiting: list[Features] = []
     for batch in batches:
         waiting.append(batch)

@@ -1,4 +1,4 @@
-"""Features of a whole data set: every sample once, in the order of the data set."""
+"""Features of a whole dataset: every sample once, in the order of the dataset."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sslengine.train_steps.samples import single_input_sample
 
 @dataclass(frozen=True)
 class Features:
-    """On the host. `layers` by the names that the config has for them."""
+    """Features on the host. layers: by their names in the config."""
 
     layers: dict[str, Tensor]
     targets: Tensor
@@ -38,9 +38,9 @@ class Features:
 
 
 def trained_weights(config: DictConfig, run_dir: Path) -> Path:
-    """What MODEL.WEIGHTS_INIT names, else the newest checkpoint of the run, if there is one.
+    """The file that MODEL.WEIGHTS_INIT names, else the newest checkpoint of the run.
 
-    Collective. The pointer alone may be there: a file of another program.
+    Collective. Without one it is `checkpoint.torch`, which another program may have written.
     """
     given = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE
     if given:
@@ -52,7 +52,7 @@ def trained_weights(config: DictConfig, run_dir: Path) -> Path:
 def ordered_feed(
     config: DictConfig, split: str, device: torch.device, classes: Sequence[Classes] = ()
 ) -> DataFeed:
-    """The split without shuffling, each sample once over all ranks. classes: of TRAIN."""
+    """The split without shuffling, each sample once over all ranks. classes: those of TRAIN."""
     run = read(config, RunOptions)
     return DataFeed(
         read(config, DataOptions), split, training=False, seed=run.SEED_VALUE, rank=rank(),
@@ -68,19 +68,19 @@ def extract(
     options: SplitOptions,
     precision: Precision,
 ) -> Iterator[Features]:
-    """This rank's share, batch by batch. compute: input -> features by layer."""
+    """The features of this rank's batches. compute: input -> features by layer."""
     for batch in feed.batches():
         sample = single_input_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
         with precision.autocast():
             layers = precision.as_full(compute(sample["input"]))
         indices = sample["data_idx"].cpu()
-        read = indices >= 0  # what stands for a batch of unreadable images has no number
+        read = indices >= 0  # the placeholder for a batch of unreadable images has index -1
         rows = {name: features.cpu()[read] for name, features in layers.items()}
         yield Features(rows, sample["target"].cpu()[read], indices[read])
 
 
 def layers_of(any_model: nn.Module) -> Callable[[Any], dict[str, Tensor]]:
-    """Input -> the model's outputs by name, the model in eval mode."""
+    """A function: input -> the model's outputs by name, in eval mode."""
     model = trunk_with_heads(any_model, "reading features")
 
     def compute(images: Any) -> dict[str, Tensor]:
@@ -92,15 +92,15 @@ def layers_of(any_model: nn.Module) -> Callable[[Any], dict[str, Tensor]]:
 
 
 def pixels(images: Tensor) -> dict[str, Tensor]:
-    """What any features have to be better than: the image itself, averaged to 16 x 16.
+    """The baseline for all features: the image itself, averaged to 16 x 16.
 
-    Neighbours find more in it than in the image at its full size, and a probe is done in seconds.
+    kNN scores higher on it than on the full image, and a linear probe takes seconds.
     """
     return {"16 x 16": F.adaptive_avg_pool2d(images, 16).flatten(1)}
 
 
 def _layer_names(model: Model, count: int) -> list[str]:
-    """The trunk's features, or the heads."""
+    """The names of the trunk's features, or of the heads."""
     route = model.routes[0]
     if route.heads:
         return ["heads"] if count == 1 else [f"heads{index}" for index in range(count)]
@@ -108,7 +108,7 @@ def _layer_names(model: Model, count: int) -> list[str]:
 
 
 def join(parts: Sequence[Features]) -> Features:
-    """Batches put together."""
+    """Concatenate batches."""
     return Features(
         {name: torch.cat([part.layers[name] for part in parts]) for name in parts[0].layers},
         torch.cat([part.targets for part in parts]),
@@ -118,15 +118,15 @@ def join(parts: Sequence[Features]) -> Features:
 
 @torch.no_grad()
 def gather_features(mine: Features, device: torch.device) -> Features:
-    """All ranks' features on every rank, in the order of the data set. Collective."""
+    """All ranks' features on every rank, in the order of the dataset. Collective."""
 
-    def everyone(tensor: Tensor) -> Tensor:
+    def of_all_ranks(tensor: Tensor) -> Tensor:
         return gather(tensor.to(device)).rows.cpu()
 
-    indices = everyone(mine.indices)
+    indices = of_all_ranks(mine.indices)
     order = indices.argsort()
     return Features(
-        {name: everyone(rows)[order] for name, rows in mine.layers.items()},
-        everyone(mine.targets)[order],
+        {name: of_all_ranks(rows)[order] for name, rows in mine.layers.items()},
+        of_all_ranks(mine.targets)[order],
         indices[order],
     )

@@ -1,9 +1,9 @@
-"""`replay`: a run met a value that is not finite. Make its last steps again, and name the place.
+"""`replay`: after a non-finite loss, run the last steps again and find the module it comes from.
 
-A run resumes bit by bit, so the steps since its newest checkpoint can be made again as they
-were (on a GPU: as nearly as its kernels allow). This time every module's output is looked at,
-and autograd's anomaly detection looks at every gradient. Nothing of the run is changed: what
-would be written goes to a temporary folder.
+A run resumes bit by bit, so the steps since its newest checkpoint can be repeated exactly (on a
+GPU as far as its kernels are deterministic). This time every module's output is checked, and
+autograd's anomaly detection checks every gradient. The run is not changed: the replay writes to
+a temporary folder.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def replay(run: Run) -> None:
             task.set_classy_state(found.state["classy_state_dict"])
         began = task.iteration
         run.console.print(
-            f"{run.run_dir}: again from step {began + 1}, "
+            f"{run.run_dir}: replay from step {began + 1}, "
             f"{found.path.name if found else 'from the start: there is no checkpoint'}"
         )
-        story = _replay(task)
-    if story is not None:
-        raise TrainingError(story)  # of several ranks the launcher tells the first one's
+        problem = _replay(task)
+    if problem is not None:
+        raise TrainingError(problem)  # the launcher reports that of the first rank
     run.console.print(f"steps {began + 1} to {task.iteration}: all values are finite.")
 
 
 def _replay(task: Any) -> str | None:
-    """What went wrong, and in which step; None if nothing did."""
+    """What went wrong, and in which step; None if all values are finite."""
     for root, name in ((task.base_model, "model"), (task.loss, "loss")):
         for path, module in root.named_modules():
             module.register_forward_hook(Watch(f"{name}.{path}".rstrip(".")))
@@ -70,7 +70,7 @@ def _replay(task: Any) -> str | None:
 
 
 class Watch:
-    """Raises where a module makes, out of finite inputs, something that is not."""
+    """A forward hook that raises where a module's output is not finite."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,14 +79,14 @@ class Watch:
         for tensor in _tensors(output):
             bad = int((~torch.isfinite(tensor)).sum())
             if bad:
-                # Of a sharded model, on this rank: the others do not wait for it here.
+                # Of this rank's shard only: a gather would wait for the other ranks.
                 weights = ((n, local(p.detach())) for n, p in module.named_parameters())
                 largest = {n: float(p.abs().max()) for n, p in weights if p.numel()}
                 finite = all(bool(torch.isfinite(each).all()) for each in _tensors(inputs))
                 raise NonFiniteLossError(
                     f"{self.name} ({type(module).__name__}) is the first whose output is not "
                     f"finite: {bad} of {tensor.numel()} values. Its input is "
-                    f"{'finite' if finite else 'not'}; its largest weights: "
+                    f"{'finite' if finite else 'not finite'}; its largest weights: "
                     f"{', '.join(f'{n} {v:.3g}' for n, v in largest.items()) or 'it has none'}."
                 )
 

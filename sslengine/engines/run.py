@@ -1,4 +1,4 @@
-"""What an engine is given: the decided config, the run's folder, the device."""
+"""The argument of an engine: the resolved config, the run's folder, the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("sslengine")
 
 
 def make_console() -> Console:
-    """Rank 0 prints; the others have nothing to say on the screen."""
+    """Only rank 0 prints to the screen."""
     return Screen(quiet=not is_primary())
 
 
@@ -38,20 +38,20 @@ class Run:
         return self.resolved.config
 
     def say(self, text: str) -> None:
-        """On the screen, and in the log."""
+        """Print to the screen and to the log."""
         self.console.print(text)
         log.info("%s", text, extra={"on_screen": False})
 
     def describe(self) -> None:
-        """Write what is run, on what, by which code: config.yaml and environment.json.
+        """Write the config, the machine and the code version: config.yaml and environment.json.
 
-        An engine that looks at a trained run's folder leaves the training's own files alone.
+        Other engines than `train` add their name to these files, to keep those of the training.
         """
         if is_primary():
             engine = self.resolved.engine_name
             suffix = "" if engine == "train" else f"_{engine}"
             write_whole(self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode())
             report = json.dumps(environment(), indent=2) + "\n"
-            # It holds values of the environment.
+            # Private: it holds environment variables.
             path = self.run_dir / f"environment{suffix}.json"
             write_whole(path, report.encode(), private=True)

@@ -62,7 +62,7 @@ def _train(task: Any, run: Run) -> None:
     run.describe()
     task.writers.extend(make_writers(run, task.iteration, marks))
     _introduce(task, run)
-    startup.tell("making the first step")
+    startup.announce("making the first step")
     loop.run(task)
     run.say(
         f"done: {task.iteration} steps in {clock(time.monotonic() - began)}\n"
@@ -74,7 +74,7 @@ def _train(task: Any, run: Run) -> None:
 
 
 def make_writers(run: Run, iteration: int, marks: Any = None) -> list[Writer]:
-    """Rank 0's; other ranks have none. marks: of the checkpoint that the run resumes from."""
+    """The writers of rank 0; other ranks have none. marks: file positions of the checkpoint."""
     if not is_primary():
         return []
     hooks = read(run.config, HooksOptions)
@@ -89,14 +89,14 @@ def make_writers(run: Run, iteration: int, marks: Any = None) -> list[Writer]:
 def resume(task: Any, run: Run) -> Any:
     """Resume from the newest checkpoint of the run's folder, if there is one.
 
-    Returns where its files of records were then; None: nobody knows.
+    Returns the positions of its record files at that time; None if they are not known.
     """
     options = read(run.config, CheckpointOptions)
     if is_primary():
         remove_leftovers(run.run_dir)
     found = find(run.run_dir / "checkpoints", options, task.peers)
     if found is not None and "classy_state_dict" not in found.state:
-        raise CheckpointError(f"{found.path} has no `classy_state_dict`: not of a training run.")
+        raise CheckpointError(f"{found.path} has no `classy_state_dict`: no training run saved it.")
     if found is None or (options.OVERWRITE_EXISTING and _is_complete(task, found.state)):
         if options.OVERWRITE_EXISTING:
             _start_over(run)
@@ -106,11 +106,11 @@ def resume(task: Any, run: Run) -> Any:
     task.set_classy_state(found.state["classy_state_dict"])
     if is_primary() and path_for(found.path).exists():
         task.state.recall(read_manifest(found.path).results)
-    told = f"resumed from {found.path}: {_place(task)}"
+    message = f"resumed from {found.path}: {_place(task)}"
     if task.done_training():
-        log.info("%s", told)
+        log.info("%s", message)
     else:
-        run.say(told)
+        run.say(message)
     records = found.state.get(RECORDS)
     return records if isinstance(records, dict) else None
 
@@ -123,7 +123,7 @@ def _place(task: Any) -> str:
 
 
 def _same_run(run: Run, options: CheckpointOptions) -> None:
-    """Tell what has changed in the config since the run was last started; refuse another model."""
+    """Report what changed in the config since the last start; refuse another model or method."""
     path = run.run_dir / "config.yaml"
     there = is_primary() and path.exists()
     text = broadcast_object(path.read_text(encoding="utf-8") if there else None)
@@ -136,7 +136,7 @@ def _same_run(run: Run, options: CheckpointOptions) -> None:
         raise ConfigError(
             f"{run.run_dir} holds a run of another model or method:\n  "
             + "\n  ".join(map(str, refused))
-            + "\nGive the old values, or another config.CHECKPOINT.DIR; or continue nevertheless "
+            + "\nRestore the old values, choose another config.CHECKPOINT.DIR, or allow the change "
             "with config.CHECKPOINT.ALLOW_CHANGED_CONFIG=true."
         )
     if found:
@@ -155,7 +155,7 @@ def _start_over(run: Run) -> None:
 
 
 def _introduce(task: Any, run: Run) -> None:
-    """Who, what, where: before the first step."""
+    """Print the run's name, folder, machine, data and model before the first step."""
     trained = sum(p.numel() for p in task.learner.parameters() if p.requires_grad)
     ranks = f"{world_size()} rank{'s' if world_size() > 1 else ''}"
     feed = task.train_feed or task.test_feed
@@ -163,15 +163,15 @@ def _introduce(task: Any, run: Run) -> None:
         f"{run.resolved.name} -> {run.run_dir}",
         f"  {ranks} on {run.device.type}, {task.precision.name}, seed {task.seed}",
         f"  {feed.num_samples} images, {feed.steps_per_epoch} steps an epoch, "
-        f"{sum(p.own_steps for p in task.phases if p.train)} in all",
+        f"{sum(p.own_steps for p in task.phases if p.train)} in total",
         f"  {_names(run)}, {trained / 1e6:.2f} M parameters",
     )
     run.say("\n".join(lines))
 
 
 def _names(run: Run) -> str:
-    """Of the loss and the trunk; or of a model of one's own."""
+    """The names of the trunk and the loss; of the model, if the config names a custom one."""
     model, loss = read(run.config, ModelOptions), read(run.config, LossOptions).name
-    whole = model.BASE_MODEL_NAME != "multi_input_output_model"
-    name = component_key(model.BASE_MODEL_NAME) if whole else model.TRUNK.NAME
+    custom = model.BASE_MODEL_NAME != "multi_input_output_model"
+    name = component_key(model.BASE_MODEL_NAME) if custom else model.TRUNK.NAME
     return f"{name}, {loss}" if loss else name

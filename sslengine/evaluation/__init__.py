@@ -1,1 +1,1 @@
-"""How good are features? Judges that take features and labels, and know of no model."""
+"""Evaluate features by their labels, independent of a model."""

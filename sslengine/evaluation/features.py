@@ -1,4 +1,4 @@
-"""What every judge needs of the features and labels that it is given."""
+"""The checks of features and labels that every evaluation needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sslengine.errors import DataError
 def check_features(
     judge: str, train_features: Tensor, train_labels: Tensor, test_features: Tensor
 ) -> None:
-    """Rows of one width, all finite, and a class number for each training row."""
+    """Raise DataError unless rows are finite, of one width, and training rows have classes."""
     if train_labels.shape != train_features.shape[:1]:
         raise DataError(
             f"{judge}: expected one label for each of the {len(train_features)} training "
@@ -22,7 +22,7 @@ def check_features(
         raise DataError(
             f"{judge}: training features of shape {tuple(train_features.shape[1:])} cannot be "
             f"compared with test features of shape {tuple(test_features.shape[1:])}. "
-            f"Are they of one model and one layer?"
+            f"Do they come from one model and one layer?"
         )
     for split, features in (("training", train_features), ("test", test_features)):
         if not features.isfinite().all():

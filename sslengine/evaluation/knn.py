@@ -1,13 +1,13 @@
-"""Nearest neighbours: which class do the k most similar training features vote for?
+"""k nearest neighbours: the most similar training features vote for a class.
 
     votes_c = sum over the k nearest with label c of exp((s_i - s_1) / sigma)
 
 with s_i the similarity of the i-th nearest: the cosine, the dot product, or minus the
-Euclidean distance. (Counting from the nearest, s_1, changes no answer and keeps the
-exponential finite.) Without sigma, every neighbour has one vote.
+Euclidean distance. (Subtracting s_1 changes no result and keeps the exponential finite.)
+Without sigma, every neighbour has one vote.
 
-The answer is exact. Of equally similar training features the first ones vote, and of
-classes with equal votes the lower number wins.
+The result is exact. Of equally similar training features the first ones vote; of classes
+with equal votes the lower number wins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sslengine.errors import ConfigError
 from sslengine.evaluation.features import check_features
 from sslengine.evaluation.options import Metric
 
-# How many similarities are in memory at a time: 64 MB of them.
+# Similarities in memory at once: 64 MB.
 PIECE = 2**24
 
 
@@ -34,16 +34,16 @@ def knn_votes(
     metric: Metric = "cosine",
     piece: int = PIECE,
 ) -> Tensor:
-    """The votes (test features x classes), on the device that the features are on.
+    """The votes (test features x classes), on the features' device.
 
-    Features are N x anything, labels N class numbers. Costs train x test x dimensions
-    multiplications; memory for a few times `piece` similarities beside the features.
+    Features are N x anything, labels N class numbers. Cost: train x test x dimensions
+    multiplications; memory for the features and a few times `piece` similarities.
     """
     check_features("Nearest neighbours", train_features, train_labels, test_features)
     if not 1 <= k <= len(train_features):
         raise ConfigError(
-            f"Nearest neighbours: {k} of them are to vote (config.NEAREST_NEIGHBOR.TOPK), and "
-            f"there are {len(train_features)} training features. Ask for at most as many."
+            f"Nearest neighbours: config.NEAREST_NEIGHBOR.TOPK: expected 1 to "
+            f"{len(train_features)}, the number of training features; got {k}."
         )
     train, test = _prepare(train_features, metric), _prepare(test_features, metric)
     votes = test.new_zeros(len(test), int(train_labels.max()) + 1, dtype=torch.float64)
@@ -90,7 +90,7 @@ def top_accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
 
 
 def _prepare(features: Tensor, metric: Metric) -> Tensor:
-    # Distances come from |a|^2 - 2ab + |b|^2, which cancels where neighbours are close.
+    # Distances are |a|^2 - 2ab + |b|^2, which cancels for close neighbours: use float64.
     least = torch.float64 if metric == "euclid" else torch.float32
     features = features.flatten(1).to(torch.promote_types(features.dtype, least))
     return F.normalize(features) if metric == "cosine" else features
@@ -103,11 +103,11 @@ def _similarities(some: Tensor, train: Tensor, metric: Metric) -> Tensor:
 
 
 def _nearest(similarities: Tensor, k: int) -> Tensor:
-    """The columns of the k largest of each row; of equal ones the first."""
+    """The columns of the k largest of each row; of equal values the first."""
     largest, columns = similarities.topk(min(k + 1, similarities.shape[1]), dim=1)
     columns = columns[:, :k]
-    # Of several equal entries topk takes any. It matters where the last to get in equals the
-    # first to stay out, which is rare: only such rows are sorted.
+    # topk chooses arbitrarily among equal entries. That matters only if the k-th value equals
+    # the next one, which is rare: only such rows are sorted.
     tied = largest[:, k - 1 : k].eq(largest[:, k:]).any(dim=1)
     if tied.any():
         ordered = similarities[tied].argsort(dim=1, descending=True, stable=True)

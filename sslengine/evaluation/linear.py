@@ -1,13 +1,13 @@
-"""A linear probe: how well does a linear classifier do on frozen features?
+"""A linear probe: the accuracy of a linear classifier on frozen features.
 
-Multinomial logistic regression on standardised features, by scikit-learn, which minimises
+It is scikit-learn's multinomial logistic regression on standardised features, which minimises
 
     mean over the samples of -log p(label)  +  penalty / 2 * |W|^2
 
-The penalty is chosen on training samples that are held out; then the classifier is fitted
-to all of them. The test features are looked at once, at the end. Nothing is left to
-chance: the same features give the same accuracy. Of a class with a single sample none is held
-out; where no class has two, the penalty is FIXED_PENALTY, and the result's note says so.
+The penalty is chosen on held-out training samples; then the classifier is fitted to all
+training samples. The test features are used once, at the end. The result is deterministic.
+Of a class with a single sample none is held out. If no class has two, the penalty is
+FIXED_PENALTY, and the result's note says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sslengine.evaluation.options import LinearProbeOptions
 
 logger = logging.getLogger(__name__)
 
-# Of few samples there is nothing to choose it by.
+# Used if there are too few samples to choose the penalty.
 FIXED_PENALTY = 0.01
 
 Features = NDArray[np.float64]
@@ -40,15 +40,15 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """What the probe found."""
+    """The result of a linear probe."""
 
-    # Percentages; NaN where nothing could be held out.
+    # In percent; NaN if nothing could be held out.
     test_accuracy: float
     held_out_accuracy: float
     penalty: float
-    # False: the accuracies are those of a classifier that more iterations would still change.
+    # False: more iterations would still change the classifier and its accuracies.
     converged: bool
-    # What a reader of the accuracy must know of the choice of the penalty.
+    # How the penalty was chosen, if that was unusual.
     note: str = ""
 
 
@@ -59,7 +59,7 @@ def linear_probe(
     test_labels: Tensor,
     options: LinearProbeOptions | None = None,
 ) -> LinearProbe:
-    """Fit on the training features, measure on the test features. N x anything; CPU, float64."""
+    """Fit on the training features, test on the test features: N x anything; CPU, float64."""
     check_features("Linear probe", train_features, train_labels, test_features)
     options = options or LinearProbeOptions()
     scale: Any = StandardScaler()  # type: ignore[no-untyped-call]
@@ -88,7 +88,7 @@ def linear_probe(
 
 
 def _hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
-    """The rows to fit and the rows to choose the penalty by, and what is unusual about them."""
+    """The rows to fit, the rows to choose the penalty by, and a note if that is unusual."""
     if len(np.unique(labels)) < 2:
         raise DataError(f"Linear probe: the {len(labels)} training labels are all the same.")
     split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ def _hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
 
 
 def _hold_out_of_each(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
-    """One row at least of each class that has two; the first of each class stays."""
+    """Hold out at least one row of each class that has two; the first of each is not held out."""
     draw, held = np.random.default_rng(0), np.zeros(len(labels), bool)
     counts = []
     for each in np.unique(labels):
@@ -111,10 +111,10 @@ def _hold_out_of_each(labels: Labels, share: float) -> tuple[Labels, Labels, str
         held[rows[1 : 1 + max(1, round(share * len(rows)))]] = True
     alone = counts.count(1)
     if alone == len(counts):
-        note = f"no class has two samples to hold one out, the penalty is {FIXED_PENALTY:g}"
+        note = f"no class has two samples, so none is held out; the penalty is {FIXED_PENALTY:g}"
     else:
         note = f"the penalty is chosen by {held.sum()} held-out samples, at least one of each class"
-        note += f" but the {alone} that have a single sample" if alone else ""
+        note += f" except the {alone} with a single sample" if alone else ""
     return np.flatnonzero(~held), np.flatnonzero(held), note
 
 
@@ -126,9 +126,9 @@ def _choose_penalty(
     held_out_labels: Labels,
     options: LinearProbeOptions,
 ) -> tuple[float, float]:
-    """The penalty of the best held-out accuracy, and that accuracy.
+    """The penalty with the best held-out accuracy, and that accuracy.
 
-    From strong to weak, until the accuracy falls: the weak ones take most of the time.
+    Tries strong penalties first, until the accuracy falls: weak ones take most of the time.
     """
     chosen, best = 0.0, -1.0
     for penalty in sorted(options.PENALTIES, reverse=True):
@@ -142,16 +142,16 @@ def _choose_penalty(
 
 
 def _fit(classifier: Any, features: Features, labels: Labels, penalty: float) -> bool:
-    """Fit, beginning where the last fit ended. Did it converge?"""
-    # scikit-learn weighs the sum of the losses with C, against a penalty of weight 1.
+    """Fit, starting from the last fit. Returns whether it converged."""
+    # scikit-learn multiplies the sum of the losses by C; its penalty has weight 1.
     classifier.set_params(C=1.0 / (penalty * len(features)))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         classifier.fit(features, labels)
-    for each in told:
+    for each in caught:
         if not issubclass(each.category, ConvergenceWarning):
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    return not any(issubclass(each.category, ConvergenceWarning) for each in told)
+    return not any(issubclass(each.category, ConvergenceWarning) for each in caught)
 
 
 def _matrix(features: Tensor) -> Features:

@@ -1,4 +1,4 @@
-"""`config.NEAREST_NEIGHBOR` and `config.LINEAR_PROBE`: how frozen features are judged."""
+"""`config.NEAREST_NEIGHBOR` and `config.LINEAR_PROBE`: how frozen features are evaluated."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Metric = Literal["cosine", "dot", "euclid"]
 class NearestNeighborOptions:
     # A neighbour of similarity s votes with exp(s / SIGMA).
     SIGMA: float = 0.1
-    # How many neighbours vote; a list tries several numbers.
+    # Number of neighbours that vote; a list gives one score for each number.
     TOPK: Any = 200
-    # Compare by cosine; false, VISSL's default: by dot product, where the longest features win.
+    # Compare by cosine; false (VISSL's default): by dot product, which favours long features.
     L2_NORM_FEATS: bool = True
 
     @property
@@ -39,11 +39,11 @@ class NearestNeighborOptions:
 @section("LINEAR_PROBE")
 @dataclass
 class LinearProbeOptions:
-    # Weights of the L2 penalty to choose among, by the accuracy on held-out training samples.
+    # L2 penalties to try; the accuracy on held-out training samples decides.
     PENALTIES: list[float] = field(default_factory=lambda: [10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4])
     # The share of the training samples that is held out for that choice.
     HELD_OUT: float = 0.2
-    # Of the solver of each classifier.
+    # Maximum iterations of the solver for each classifier.
     MAX_ITERATIONS: int = 1000
 
     def check(self) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""Do features of different images differ, and in how many dimensions? No labels needed.
+"""How much features of different images differ, and in how many dimensions. Needs no labels.
 
 feature_std   Chen and He, Exploring Simple Siamese Representation Learning, 2021, section 4.1:
               the standard deviation of each dimension of f / |f| over the images, averaged over
-              dimensions. 0 where all features point the same way; 1 / sqrt(D), and never more,
-              where they point everywhere alike.
+              dimensions. It is 0 if all features have the same direction, and at most
+              1 / sqrt(D), if their directions are uniform.
 rankme        Garrido et al., RankMe: Assessing the Downstream Performance of Pretrained
               Self-Supervised Representations by Their Rank, 2023. With the singular values s_k:
 
@@ -26,20 +26,20 @@ EPS = 1e-7
 
 @torch.no_grad()
 def feature_std(features: Tensor) -> Tensor:
-    """Of (N, D) features; stays on their device."""
+    """Of (N, D) features; the result stays on their device."""
     features = _matrix(features, "Standard deviation of features")
-    # Over N, not N - 1: it is what makes 1 / sqrt(D) the largest value, at any N.
+    # Divide by N, not N - 1: then 1 / sqrt(D) is the largest value for any N.
     return F.normalize(features, dim=1).std(dim=0, correction=0).mean()
 
 
 @torch.no_grad()
 def rankme(features: Tensor) -> Tensor:
-    """Of (N, D) features; NaN where some are not finite. Waits for the device."""
+    """Of (N, D) features; NaN if some are not finite. Synchronises with the device."""
     features = _matrix(features, "RankMe")
     if not features.isfinite().all():
         return features.new_tensor(float("nan"))
     singular: Tensor = torch.linalg.svdvals(features)
-    # Features that are all zero have no direction: their rank is that of a point, about 1.
+    # Features that are all zero have no direction; their RankMe is about 1.
     total = singular.sum().clamp(min=torch.finfo(singular.dtype).tiny)
     shares = singular / total + EPS
     entropy = -(shares * shares.log()).sum()
@@ -47,7 +47,7 @@ def rankme(features: Tensor) -> Tensor:
 
 
 def _matrix(features: Tensor, of: str) -> Tensor:
-    """In single precision at least."""
+    """Check the shape, and convert to at least single precision."""
     if features.ndim != 2 or not features.numel():
         raise DataError(
             f"{of}: expected a matrix of features (N, D), got shape {tuple(features.shape)}."

@@ -1,8 +1,8 @@
-"""The engine's hooks that a config asks for, in the order in which they run.
+"""The engine's hooks that a config enables, in the order in which they run.
 
-The method's own hooks run before these. Parameters are frozen before gradients are
-clipped, so that a frozen gradient does not count. The hooks of HOOKS.EXTRA come last. What the
-engine does after all hooks are the services: sslengine/services/order.py.
+The method's own hooks run before these. FreezeParameters runs before ClipGradients, so frozen
+gradients do not count in the norm. The hooks of HOOKS.EXTRA run last. The services
+(sslengine/services/order.py) run after all hooks.
 """
 
 from __future__ import annotations
@@ -85,6 +85,6 @@ def _extra(entry: str | dict[str, Any]) -> Any:
 
 
 def _adapted(hook: Any) -> Any:
-    """One that was written for another engine, as one of ours."""
+    """Wrap a hook that was written for another engine."""
     tries = (HOOK_ADAPTERS.get(name)(hook) for name in HOOK_ADAPTERS.names())
     return next((each for each in tries if each is not None), hook)

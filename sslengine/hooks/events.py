@@ -1,4 +1,4 @@
-"""The events of a run, and what a hook is.
+"""The events of a run, and the base class of hooks.
 
     on_start
       on_phase_start                           a train or test phase; again after a resume
@@ -8,11 +8,11 @@
         on_step                                every step
       on_phase_end
     on_end
-    on_exception                               whenever something raises
+    on_exception                               when an exception is raised
 
-A hook subclasses `Hook`, overrides what it needs and is told the task. Hooks written
-for VISSL or Classy Vision (`ClassyHook`) work as they are. An event that no hook
-overrides costs one empty loop.
+A hook subclasses `Hook` and overrides the events it needs; each gets the task. Hooks written
+for VISSL or Classy Vision (`ClassyHook`) work unchanged. An event that no hook overrides
+costs one empty loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EVENTS = (
 
 
 class Batch(Protocol):
-    """`task.last_batch`: the step that is being made. A hook may replace `model_output`."""
+    """`task.last_batch`: the batch of the current step. A hook may replace `model_output`."""
 
     sample: dict[str, Any]
     model_output: Any
@@ -53,33 +53,33 @@ class Batch(Protocol):
 
 
 class TaskView(Protocol):
-    """What a hook may read of the task. Hooks never import the task itself."""
+    """The attributes of the task that a hook may read. Hooks never import the task itself."""
 
     config: DictConfig
     run_dir: Path
     device: torch.device
-    train_feed: Any  # the training data: `train_feed.batches(epoch)`; None if nothing is trained
+    train_feed: Any  # the training data: `train_feed.batches(epoch)`; None if the run only tests
     model: nn.Module  # wrapped for data parallel training
-    base_model: nn.Module  # the model itself
+    base_model: nn.Module  # not wrapped
     loss: nn.Module
-    learner: nn.Module  # both: all that is trained, by name; the loss's below `loss.`
+    learner: nn.Module  # model and loss: all trained parameters; the loss's are under `loss.`
     optimizer: Any
     precision: Any
     ledger: Any
     storage: Any  # metrics to be logged: `task.storage.put_scalar(name, value)`
     perf: Any
-    data_seconds: float  # that steps of this run have waited for the loader
+    data_seconds: float  # how long the steps of this run have waited for the loader
     meters: list[Any]
     writers: list[Any]
     hooks: list[Any]
-    services: Any  # what the engine does after all hooks of an event
+    services: Any  # they run after all hooks of an event
     last_batch: Any
-    phase_results: dict[str, Any]  # of the phase that has just ended; hooks may add to them
+    phase_results: dict[str, Any]  # metrics of the phase that has just ended; hooks may add some
     progress: Any
     phases: list[Any]
-    peers: Any  # of a run with sharded tensors: the ranks, for threads that write; else None
+    peers: Any  # the ranks, for threads that write sharded tensors; None if nothing is sharded
     train: bool
-    updating: bool  # does this step end in an optimizer step, or does it only accumulate?
+    updating: bool  # True: this step ends in an optimizer step; False: it only accumulates
     exception: BaseException | None
 
     @property
@@ -99,8 +99,8 @@ class TaskView(Protocol):
 class Hook:
     """Base of all hooks. Override what you need.
 
-    State that must survive a restart goes through `state_dict` / `load_state_dict`; it is
-    stored under the hook's `name`, so each of a task's hooks needs a different one.
+    State that a resumed run needs goes through `state_dict` / `load_state_dict`. It is stored
+    under the hook's `name`, so the names of a task's hooks must differ.
     """
 
     @property
@@ -108,34 +108,34 @@ class Hook:
         return type(self).__name__
 
     def on_start(self, task: TaskView) -> None:
-        """Before the first phase, also of a resumed run: everything is built and loaded."""
+        """Before the first phase, also of a resumed run. Everything is built and loaded."""
 
     def on_phase_start(self, task: TaskView) -> None:
-        """A phase begins, or continues: then `task.progress.step` is not 0."""
+        """A phase begins, or a resumed run continues it (`task.progress.step` is not 0)."""
 
     def on_step_start(self, task: TaskView) -> None:
         """A step begins: its batch is not read yet."""
 
     def on_forward(self, task: TaskView) -> None:
-        """The model has given its output, the loss is not computed yet."""
+        """The model's output is there; the loss is not computed yet."""
 
     def on_loss_and_meter(self, task: TaskView) -> None:
         """Loss and meters are up to date."""
 
     def on_backward(self, task: TaskView) -> None:
-        """Gradients are there (of an unfinished group of batches unless `task.updating`)."""
+        """Gradients are computed. Unless `task.updating`, accumulation is not complete."""
 
     def on_update(self, task: TaskView) -> None:
         """The optimizer has stepped."""
 
     def on_step(self, task: TaskView) -> None:
-        """The step is counted: `task.iteration` is the number of train steps made."""
+        """The step is counted: `task.iteration` is the number of finished train steps."""
 
     def on_phase_end(self, task: TaskView) -> None:
-        """All steps of a phase are made."""
+        """All steps of a phase are finished."""
 
     def on_end(self, task: TaskView) -> None:
-        """All phases are made."""
+        """All phases are finished."""
 
     def on_exception(self, task: TaskView) -> None:
         """`task.exception` was raised and will be raised again."""
@@ -151,7 +151,7 @@ Calls = dict[str, tuple[Callable[[Any], Any], ...]]
 
 
 def compile_events(hooks: Iterable[Any], timer: AbstractContextManager[Any] | None = None) -> Calls:
-    """For each event the methods to call, in the order of the hooks; no-ops are left out.
+    """For each event the methods to call, in the order of the hooks, without no-ops.
 
     timer: entered while the hooks of an event are called.
     """
@@ -178,11 +178,11 @@ def _overrides(hook: Any, event: str) -> bool:
     method = getattr(type(hook), event, None) or getattr(hook, event, None)
     if method is None or method is getattr(Hook, event):
         return False
-    return getattr(method, "__name__", "") != "_noop"  # Classy Vision's word for nothing
+    return getattr(method, "__name__", "") != "_noop"  # Classy Vision's empty method
 
 
 def hook_name(hook: Any) -> str:
-    """The name under which a hook's state is stored; Classy hooks have a method of that name."""
+    """The name under which a hook's state is stored. In Classy hooks `name` is a method."""
     name = hook.name
     return str(name() if callable(name) else name)
 

@@ -1,4 +1,4 @@
-"""Hooks on gradients: freezing parameters for a while, and clipping."""
+"""Hooks on gradients: temporary freezing of parameters, and clipping."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sslengine.optim.scale_each import ScaleEach
 
 
 class FreezeParameters(Hook):
-    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, iterations], ...]`: no gradient until then.
+    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, iterations], ...]`: no gradients before that.
 
-    Names may begin with `module.`, as VISSL's must.
+    Names may begin with `module.`, as they must in VISSL.
     """
 
     def __init__(self, frozen_until: Sequence[tuple[str, int]]) -> None:
@@ -42,9 +42,9 @@ class FreezeParameters(Hook):
 
 
 class ClipGradients(Hook):
-    """`MODEL.GRAD_CLIP`: bound the norm of all gradients together, or of each by itself.
+    """`MODEL.GRAD_CLIP`: clip the norm of all gradients together, or of each separately.
 
-    Does not wait for the device.
+    Does not synchronise with the device.
     """
 
     def __init__(self, max_norm: float, norm_type: float, per_parameter: bool = False) -> None:
@@ -70,7 +70,7 @@ class ClipGradients(Hook):
 
 @torch.no_grad()
 def clip_to_largest(gradients: Sequence[Tensor], max_norm: float) -> None:
-    """Of shares, some of which are empty: torch's own knows no largest element of those."""
+    """Clip sharded gradients by their largest element: torch fails on an empty local shard."""
     shares = [each for each in map(local, gradients) if each.numel()]
     largest = torch.stack(
         [each.abs().max() for each in shares] or [local(gradients[0]).new_zeros(())]
@@ -82,7 +82,7 @@ def clip_to_largest(gradients: Sequence[Tensor], max_norm: float) -> None:
 
 @torch.no_grad()
 def clip_each(gradients: Sequence[Tensor], max_norm: float, scale_each: ScaleEach) -> None:
-    """Each gradient that is longer than max_norm becomes that long."""
+    """Scale each gradient with a norm above max_norm down to max_norm."""
     (lengths,) = norms(gradients)
     factors = (max_norm / (lengths + 1e-6)).clamp(max=1.0)
     scale_each([local(each) for each in gradients], factors)

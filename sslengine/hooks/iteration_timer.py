@@ -1,8 +1,8 @@
-"""`HOOKS.ITERATION_TIMER`: how long a train step takes, and how much of that hooks take.
+"""`HOOKS.ITERATION_TIMER`: the time of a train step, and the share of it spent in hooks.
 
-One line at the end of the run, and two metrics with each train phase. Time is counted from
-event to event while a train phase runs, so reading data counts, test phases do not. The hooks'
-share is what all hooks and services do in the phase's events: logging and checkpoints too.
+It prints one line at the end of the run and adds two metrics to each train phase. The time
+includes reading data, and not test phases. The hooks' share is the time of all hooks and
+services, with logging and checkpoints.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sslengine.monitor.text import clock
 
 log = logging.getLogger("sslengine")
 
-# The first steps of a process are slow (memory is allocated, kernels are chosen): not counted.
+# Not counted: the first steps of a process are slow (it allocates memory and chooses kernels).
 WARMUP_STEPS = 3
 
 
@@ -24,9 +24,9 @@ class IterationTimer(Hook):
     def __init__(self, warmup_steps: int = WARMUP_STEPS) -> None:
         self.warmup_left = warmup_steps
         self.steps = 0  # counted
-        self.seconds = 0.0  # that they took, with what hooks did at the ends of phases
-        self.in_hooks = 0.0  # of these
-        # Of the last train step: when it ended, and what hooks had taken until then.
+        self.seconds = 0.0  # of these steps, and of the hooks at the ends of phases
+        self.in_hooks = 0.0  # the part of `seconds` spent in hooks
+        # When the last train step ended, and the time spent in hooks until then.
         self._mark: tuple[float, float] | None = None
 
     def on_phase_start(self, task: TaskView) -> None:
@@ -52,10 +52,10 @@ class IterationTimer(Hook):
 
     def on_end(self, task: TaskView) -> None:
         self._count_end_of_phase(task)
-        self._tell(task)
+        self._report(task)
 
     def on_exception(self, task: TaskView) -> None:
-        self._tell(task)
+        self._report(task)
 
     def _count_end_of_phase(self, task: TaskView) -> None:
         if self._mark is not None and self.steps:
@@ -63,7 +63,7 @@ class IterationTimer(Hook):
             self.seconds += taken
             self.in_hooks += taken
 
-    def _tell(self, task: TaskView) -> None:
+    def _report(self, task: TaskView) -> None:
         if not self.steps:
             return
         line = str(self)

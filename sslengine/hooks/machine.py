@@ -1,4 +1,4 @@
-"""What the GPU and the model look like, once, in the log; and the memory that a run takes."""
+"""Log the GPU and the model's size once, and the memory that a run takes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class LogGpuMemory(Hook):
 
 
 class LogMemoryPeaks(Hook):
-    """`HOOKS.MEMORY_SUMMARY.LOG_PEAKS`: the most memory taken so far, in GB, with each log line.
+    """`HOOKS.MEMORY_SUMMARY.LOG_PEAKS`: the peak memory so far, in GB, with each log line.
 
-        rss_gb              of this process in host memory, its loader workers not counted
-        gpu_allocated_gb    by tensors, by torch's count
-        gpu_reserved_gb     that torch holds of the GPU
+        rss_gb              host memory of this process, without its loader workers
+        gpu_allocated_gb    GPU memory of tensors, as torch counts it
+        gpu_reserved_gb     GPU memory that torch has reserved
 
-    The largest over ranks. Waits for nothing of its own.
+    Each is the largest over ranks. It does not synchronise with the device.
     """
 
     def __init__(self, frequency: int) -> None:
@@ -67,7 +67,7 @@ class LogMemoryPeaks(Hook):
 
 
 def _peak_of_process() -> int:
-    """In bytes; 0 where the system does not tell."""
+    """In bytes; 0 where the system does not report it."""
     try:
         import resource  # not on Windows
     except ImportError:

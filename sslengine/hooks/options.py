@@ -1,4 +1,4 @@
-"""`config.HOOKS` and its relatives: which hooks run, and how."""
+"""`config.HOOKS` and `config.PROFILING`: which hooks run, and how."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ DEFAULT_WRITERS = ["console", "log", "json", "images"]
 
 @dataclass
 class PerfStatsOptions:
-    # Log how long each stage of a step takes; on a GPU by events, without waiting.
+    # Log how long each stage of a step takes; on a GPU with CUDA events, without synchronisation.
     MONITOR_PERF_STATS: bool = False
-    # Every so many steps; -1: at the end of each phase only.
+    # Steps between two reports; -1: only at the end of each phase.
     PERF_STAT_FREQUENCY: int = -1
-    # images/s over the last so many steps; -1: since the last log line.
+    # Number of last steps that images/s is averaged over; -1: all since the last log line.
     ROLLING_BTIME_FREQ: int = -1
 
 
 @dataclass
 class PreciseBnOptions:
-    # Batch norm's running statistics computed again from training batches, before each test phase
+    # Compute batch norm's running statistics again from training batches, before each test phase
     # and each checkpoint at the end of a train phase.
     ENABLED: bool = False
-    # From so many batches of each rank.
+    # Number of batches per rank that the statistics are computed from.
     NUM_ITERS: int = 200
 
     def check(self) -> Iterator[str]:
@@ -39,9 +39,9 @@ class PreciseBnOptions:
 class MemorySummaryOptions:
     # Log the GPU memory's state at one iteration.
     PRINT_MEMORY_SUMMARY: bool = True
-    # Which iteration.
+    # The iteration after which the GPU memory is logged.
     LOG_ITERATION_NUM: int = 0
-    # With each log line the peak of the process's memory, and of the GPU's.
+    # Log the peak memory of the process and of the GPU with each log line.
     LOG_PEAKS: bool = False
 
 
@@ -49,31 +49,31 @@ class MemorySummaryOptions:
 class ModelComplexityOptions:
     # Log parameters, flops and activations of the model.
     COMPUTE_COMPLEXITY: bool = False
-    # Channels, height and width of the image that is counted for.
+    # Channels, height and width of the image for which flops are counted.
     INPUT_SHAPE: list[int] = field(default_factory=lambda: [3, 224, 224])
 
 
 @dataclass
 class TensorBoardOptions:
-    # Needs pip install 'sslengine[tensorboard]'. Written to <run>/tb_logs.
+    # Write to <run>/tb_logs for TensorBoard. Needs pip install 'sslengine[tensorboard]'.
     USE_TENSORBOARD: bool = False
     # Minutes between two writes to the disk.
     FLUSH_EVERY_N_MIN: float = 5
-    # Histograms of parameters,
+    # Write histograms of parameters.
     LOG_PARAMS: bool = True
-    # ... and of their gradients,
+    # Write histograms of gradients.
     LOG_PARAMS_GRADIENTS: bool = True
-    # ... after every so many steps.
+    # Steps between two histograms.
     LOG_PARAMS_EVERY_N_ITERS: int = 310
 
 
 @dataclass
 class EvaluateLossOptions:
-    # The loss over all of TRAIN, of TEST, in eval mode: `set_loss` among a phase's metrics.
+    # Compute the loss over all of TRAIN or TEST, in eval mode: metric `set_loss` of a phase.
     SETS: list[str] = field(default_factory=list)
-    # After every so many train phases; 0: not in between.
+    # Train phases between two computations; 0: only at the end.
     EVERY: int = 1
-    # After the last train phase.
+    # Also compute it after the last train phase.
     AT_END: bool = True
 
     def check(self) -> Iterator[str]:
@@ -86,14 +86,14 @@ class EvaluateLossOptions:
 
 @dataclass
 class EarlyStoppingOptions:
-    # End the run when this has not become better: train.loss, or one of a test phase, such as
-    # test.loss or test.accuracy_list_meter.top_1.0. Empty: never.
+    # End the run when this metric no longer improves: train.loss, or a metric of a test phase,
+    # such as test.loss or test.accuracy_list_meter.top_1.0. Empty: never.
     MONITOR: str = ""
-    # Better is less (min) or more (max).
+    # Is a lower (min) or a higher (max) value better?
     MODE: str = "min"
-    # So many phases without getting better, one after the other.
+    # Phases in a row without improvement after which the run ends.
     PATIENCE: int = 10
-    # By more than this.
+    # A change of at most this size is no improvement.
     MIN_DELTA: float = 0.0
 
     def check(self) -> Iterator[str]:
@@ -113,13 +113,13 @@ class EarlyStoppingOptions:
 class HooksOptions:
     # Hooks of your own: names, or entries `{name: ..., its arguments}`.
     EXTRA: list[Any] = named(HOOKS, [])
-    # Where metrics go: names, or entries as above. TENSORBOARD_SETUP adds tensorboard.
+    # Writers of metrics: names, or entries as above. TENSORBOARD_SETUP adds tensorboard.
     WRITERS: list[Any] = named(WRITERS, DEFAULT_WRITERS)
     # Stop at the first step whose loss is not finite.
     CHECK_NAN: bool = True
-    # Log which GPUs there are and what they hold, once.
+    # Log each GPU's name and memory once.
     LOG_GPU_STATS: bool = True
-    # Seconds of a train step and the hooks' share of them, told at the end of the run.
+    # Report the seconds per train step and the hooks' share of them at the end of the run.
     ITERATION_TIMER: bool = False
     PERF_STATS: PerfStatsOptions = field(default_factory=PerfStatsOptions)
     PRECISE_BN: PreciseBnOptions = field(default_factory=PreciseBnOptions)
@@ -128,25 +128,25 @@ class HooksOptions:
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
     EVALUATE_LOSS: EvaluateLossOptions = field(default_factory=EvaluateLossOptions)
     EARLY_STOPPING: EarlyStoppingOptions = field(default_factory=EarlyStoppingOptions)
-    # Spread and rank of projections and features, at the end of each train phase.
+    # Report spread and rank of projections and features at the end of each train phase.
     COLLAPSE_SIGNS: bool = True
 
 
 @dataclass
 class MemoryProfilingOptions:
-    # A table of the memory that each layer takes in the first recorded step.
+    # Write a table of the memory that each layer takes in the first recorded step.
     TRACK_BY_LAYER_MEMORY: bool = False
 
 
 @dataclass
 class RuntimeProfilingOptions:
-    # A trace of the recorded steps, and a table of the operators that take most time.
+    # Write a trace of the recorded steps and a table of the operators that take most time.
     USE_PROFILER: bool = False
     # Record what runs on the CPU.
     PROFILE_CPU: bool = True
     # Record what runs on the GPU.
     PROFILE_GPU: bool = True
-    # The trace a second time, in `tensorboard`, for TensorBoard's profiler.
+    # Write the trace also to `tensorboard`, for TensorBoard's profiler.
     TENSORBOARD_TRACE: bool = False
 
     def check(self) -> Iterator[str]:
@@ -157,15 +157,15 @@ class RuntimeProfilingOptions:
 @section("PROFILING")
 @dataclass
 class ProfilingOptions:
-    # Train steps made before the window.
+    # Number of train steps before the window.
     START_ITERATION: int = 0
-    # Its first steps, in which the profiler runs and nothing is recorded.
+    # Number of first steps of the window, in which the profiler runs without recording.
     WARMUP_ITERATIONS: int = 0
-    # And the steps that are recorded.
+    # Number of recorded steps after these.
     NUM_ITERATIONS: int = 10
-    # Save the run and leave, as on a signal: with status 75, and the same command continues.
+    # Save the run and end it after the window, with exit status 75; the same command resumes it.
     STOP_TRAINING_AFTER_PROFILING: bool = False
-    # ".": `profile` in the run's folder.
+    # Folder of the profile; ".": `profile` in the run's folder.
     OUTPUT_FOLDER: str = "."
     # Ranks that are profiled.
     PROFILED_RANKS: list[int] = field(default_factory=lambda: [0, 1])

@@ -1,6 +1,6 @@
-"""`HOOKS.PERF_STATS`: the time of each stage of a step, in the log.
+"""`HOOKS.PERF_STATS`: log the time of each stage of a step.
 
-This hook alone has stages timed: the clock is read, and on a GPU two events are recorded, for each.
+Only this hook enables timing of stages: a clock reading, and on a GPU two events, for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model paints, as a picture: once every so many epochs."""
+"""Save pictures of a model's output, once every so many epochs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Draw = Callable[[Tensor, Any, Any], Tensor]
 
 
 class SavePictures(Hook):
-    """One row for each of the first images of the last batch; writers say where it goes."""
+    """One row for each of the first images of the last batch. Writers choose the file."""
 
     def __init__(self, name: str, draw: Draw, every: int, key: str = "data", rows: int = 8) -> None:
         self.title, self.draw, self.every, self.key, self.rows = name, draw, every, key, rows
@@ -37,7 +37,7 @@ class SavePictures(Hook):
 
 
 def grid(panels: Tensor) -> Tensor:
-    """One picture, 0 to 1; every row as bright as its first panel, so that they compare."""
+    """One picture, 0 to 1. Each row is scaled by its first panel, so that panels compare."""
     first = panels[:, :1].flatten(1)
     low, high = first.amin(1), first.amax(1)
     shape = (-1, *[1] * (panels.ndim - 1))

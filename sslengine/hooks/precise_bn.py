@@ -1,13 +1,13 @@
-"""`HOOKS.PRECISE_BN`: batch norm statistics of the weights as they are, from training batches.
+"""`HOOKS.PRECISE_BN`: compute batch norm statistics from the current weights.
 
-The running averages that training leaves are of many weights ago, and of the last batches more
-than of others. Before each test phase and each checkpoint at the end of a train phase they are
-computed again, as the mean and variance over NUM_ITERS batches of all ranks together. (Wu and
+The running averages of training come from earlier weights, and weigh the last batches most.
+Before each test phase and each checkpoint at the end of a train phase this hook replaces them
+with the mean and variance over NUM_ITERS training batches of all ranks together. (Wu and
 Johnson, "Rethinking 'Batch' in BatchNorm", 2021.)
 
-As in detectron2 they overwrite the running averages, and training continues with them. That moves
-no weight: in training a batch norm normalises by its batch. fvcore's function of this name
-refuses a layer that is used twice in a forward, as multi-crop does; hence one of our own.
+As in detectron2, training continues with the new averages. That changes no weight: in training
+a batch norm normalises by its batch. fvcore's function of this name refuses a layer that is
+called twice in a forward, as with multi-crop, so it is not used.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class PreciseBatchNorm(Hook):
         step = task.config.TRAINER.TRAIN_STEP_NAME
         if getattr(TRAIN_STEPS.get(step), "model_gives_losses", False):
             raise ConfigError(
-                f"config.HOOKS.PRECISE_BN.ENABLED: with {step} a forward of the model is its "
-                f"losses too, which may move more than statistics. Set it to false."
+                f"config.HOOKS.PRECISE_BN.ENABLED: with {step} the model's forward also computes "
+                f"its losses, which may change more than statistics. Set it to false."
             )
         if task.train_feed is not None and not _norms(task.base_model):
             log.warning(
-                "config.HOOKS.PRECISE_BN.ENABLED: the model has no batch norm with running "
-                "statistics that is trained; there is nothing to compute."
+                "config.HOOKS.PRECISE_BN.ENABLED has no effect: the model has no trained batch "
+                "norm with running statistics."
             )
 
     def on_phase_end(self, task: TaskView) -> None:
@@ -60,7 +60,7 @@ class PreciseBatchNorm(Hook):
 
 
 def refresh(task: TaskView, batches: int) -> None:
-    """Overwrite the running statistics. Random streams and all else stay as they are."""
+    """Overwrite the running statistics; restore random streams and all other state."""
     norms = _norms(task.base_model)
     if not norms:
         return
@@ -79,7 +79,7 @@ def refresh(task: TaskView, batches: int) -> None:
 
 
 def _norms(model: nn.Module) -> list[_BatchNorm]:
-    """Those whose statistics training moves; not those of a frozen part."""
+    """The batch norms whose statistics training updates, without those of frozen parts."""
     return [
         module
         for module in model.modules()
@@ -88,7 +88,7 @@ def _norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 class Moments:
-    """Of all that comes into a layer, channel by channel, in double precision."""
+    """Sums over all inputs of a layer, for each channel, in double precision."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         assert norm.running_mean is not None
@@ -106,13 +106,13 @@ class Moments:
         self.count += count
 
     def write_to(self, norm: _BatchNorm) -> None:
-        """Over all ranks. Collective."""
+        """Set the statistics over all ranks. Collective."""
         assert norm.running_mean is not None
         assert norm.running_var is not None
         total, squares, count = sum_in_place(
             torch.cat([self.total, self.squares, self.count])
         ).split([len(self.total), len(self.squares), 1])
-        if count.item() == 0:  # a layer that no batch reaches keeps what it has
+        if count.item() == 0:  # no batch reached this layer: it keeps its statistics
             return
         mean = total / count
         norm.running_mean.copy_(mean)
@@ -121,7 +121,7 @@ class Moments:
 
 @contextmanager
 def _nothing_else_moves(model: nn.Module) -> Iterator[None]:
-    """Forwards in training mode draw random numbers, and move buffers."""
+    """Restore random streams and buffers, which forwards in training mode change."""
     streams = rng_state()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
@@ -133,10 +133,10 @@ def _nothing_else_moves(model: nn.Module) -> Iterator[None]:
 
 
 def _inputs(task: TaskView, batches: int) -> Iterator[Any]:
-    """What the model gets of so many training batches, in an order and augmentation of their own.
+    """The model's inputs from so many training batches, in their own order and augmentation.
 
-    Between two train phases the loader has no place to lose. Epochs of training count from 0;
-    these are others, the same ones whenever the run comes by here.
+    They come from negative epoch numbers, which training does not use: the same ones at each
+    phase, also in a resumed run. Between two train phases the loader has no position to lose.
     """
     feed = task.train_feed
     keys = list(task.config.DATA.TRAIN.INPUT_KEY_NAMES)

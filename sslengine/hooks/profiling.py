@@ -1,12 +1,12 @@
-"""`config.PROFILING`: some train steps under torch's profiler.
+"""`config.PROFILING`: run some train steps under torch's profiler.
 
-Into `<run>/profile/`, for each rank of PROFILED_RANKS:
+It writes to `<run>/profile/`, for each rank of PROFILED_RANKS:
 
     rank0_trace.json               for chrome://tracing or https://ui.perfetto.dev
     rank0_ops.txt                  the operators that take most time
     tensorboard/                   the trace for TensorBoard's profiler, if asked for
 
-All other steps are left alone. The steps in the window are slower: look at shares, not at times.
+Only the steps in the window are slower: compare their shares, not their times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPERATORS = 30  # lines of the table
 
 
 def profile_folder(run_dir: Path, chosen: str) -> Path:
-    """A config that is not trusted does not say where files are written."""
+    """The folder of the profile. A config that is not trusted cannot choose it."""
     return run_dir / "profile" if chosen in ("", ".") or is_closed() else Path(chosen)
 
 
@@ -47,9 +47,9 @@ class ProfileSteps(Hook):
 
     def on_start(self, task: TaskView) -> None:
         if self._mine and self.options.RUNTIME_PROFILING.USE_PROFILER:
-            self._activities(task.device)  # rather now than at the window
+            self._activities(task.device)  # raises at start rather than in the window
         if self._mine and task.iteration > self.begin:
-            log.info("no profile: the run resumes from step %d, behind the window", task.iteration)
+            log.info("no profile: the run resumes from step %d, after the window", task.iteration)
 
     def on_step_start(self, task: TaskView) -> None:
         if not (self._mine and task.train):
@@ -127,7 +127,7 @@ class ProfileSteps(Hook):
 
 
 def _quietly(call: Any) -> Any:
-    """torch remarks on short warm-ups and on what it clears; both are as the config has them."""
+    """Silence torch's warnings about short warm-ups and cleared events: both are configured."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call()

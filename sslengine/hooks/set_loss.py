@@ -1,4 +1,4 @@
-"""The loss over a whole set, in eval mode: beside the training loss, which is of moving weights."""
+"""The loss over a whole dataset split, in eval mode and with fixed weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sslengine.hooks.options import EvaluateLossOptions
 class EvaluateLoss(Hook):
     """`HOOKS.EVALUATE_LOSS`: adds to `task.phase_results`.
 
-    Cost: a forward pass over the set each time. The run itself continues as without it.
+    Cost: a forward pass over the split each time. It changes nothing in the run.
     """
 
     def __init__(self, options: EvaluateLossOptions) -> None:

@@ -1,4 +1,4 @@
-"""Histograms of parameters and gradients for TensorBoard. Scalars are the writer's business."""
+"""Histograms of parameters and gradients for TensorBoard. The writer logs the scalars."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sslengine.monitor.writers import TensorBoardWriter
 
 
 class TensorBoardHistograms(Hook):
-    """Every so many steps. Copies the parameters to the host, so not every step.
+    """Write them every so many steps: each time the parameters are copied to the host.
 
-    In a sharded run they are gathered one by one.
+    A sharded run gathers them one by one.
     """
 
     def __init__(self, every: int, parameters: bool, gradients: bool) -> None:

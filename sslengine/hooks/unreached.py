@@ -1,7 +1,7 @@
-"""Parameters that no loss reaches, by name: `DISTRIBUTED.DETECT_ANOMALOUS_PARAMS`.
+"""`DISTRIBUTED.DETECT_ANOMALOUS_PARAMS`: name the parameters that get no gradient.
 
-DDP waits for the gradient of every parameter, and says of one that never comes only that
-there is such a one. Cost: a call for each parameter and module in each step.
+DDP waits for the gradient of every parameter, and its error does not name the missing ones.
+Cost: a call for each parameter and module in each step.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ log = logging.getLogger("sslengine")
 
 
 class ReportUnreachedParameters(Hook):
-    """Told once for each set of them, by every rank in its own log."""
+    """Every rank logs each set of such parameters once."""
 
     def __init__(self) -> None:
         self._reached: set[str] = set()
         self._used: set[str] = set()
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         self._handles: list[Any] = []
 
     def on_start(self, task: TaskView) -> None:
@@ -49,9 +49,9 @@ class ReportUnreachedParameters(Hook):
             return
         names = {n for n, p in task.learner.named_parameters() if p.requires_grad}
         missing = frozenset(names - self._reached)
-        if missing - self._told:
+        if missing - self._reported:
             log.warning("%s", self._message(task, missing))
-            self._told |= missing
+            self._reported |= missing
         self._reached.clear()
         self._used.clear()
 

@@ -1,1 +1,1 @@
-"""From a command to running processes."""
+"""From the command line to running processes."""

@@ -15,6 +15,7 @@ from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named, run_of
 from sslengine.config.show import show
+from sslengine.data.loading import lean_torchvision
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.folder import make_run_folder
 from sslengine.launch.widths import settle_widths
@@ -24,16 +25,16 @@ from sslengine.trust import closed, expect_trust
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 _DESCRIPTION = """\
-Run what a config describes.
+Run a config.
 
   config=quickstart/simclr                   the YAML file, without .yaml
-  +config/pretrain/simclr/models=resnext101  a second file on top of it
-  config.OPTIMIZER.num_epochs=10             a value; also of a list: config.A.B.0=x
+  +config/pretrain/simclr/models=resnext101  a second file, merged on top of the first
+  config.OPTIMIZER.num_epochs=10             set a value; in a list: config.A.B.0=x
   config.SEED_VALUE=0,1,2                    a sweep: one run each, in sweep_0, sweep_1, ...
-  engine_name=extract_features               what to do; without it: train
-  node_id=1                                  which of several nodes this is
+  engine_name=extract_features               the engine to run; default: train
+  node_id=1                                  the number of this node, if there are several
 
-Files are looked for in --config-dir, ./configs and the configs that ship with sslengine."""
+Files are searched in --config-dir, ./configs and the configs that ship with sslengine."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,35 +50,36 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--show", "--dry-run", action="store_true", dest="show",
-        help="print the resolved config with the origin of each changed value; run nothing",
+        help="print the resolved config with the origin of each changed value, without running it",
     )  # fmt: skip
     parser.add_argument(
-        "--all", action="store_true", help="with --show: print the meaning of every key as well"
+        "--all", action="store_true", help="with --show: print also the meaning of every key"
     )
     parser.add_argument(
         "--trust-pickle", action="append_const", dest="overrides_of_flags",
         const="config.MODEL.WEIGHTS_INIT.TRUST_PICKLE=true",
-        help="load MODEL.WEIGHTS_INIT.PARAMS_FILE even if that runs code: for files of your own",
+        help="load MODEL.WEIGHTS_INIT.PARAMS_FILE even if that runs code: only for your own files",
     )  # fmt: skip
     parser.add_argument(
         "--trust-config", action="store_true",
-        help="let the config.yaml of a run's folder (--config-dir) bring code: it is your own",
+        help="let the config.yaml of a run's folder (--config-dir) run code: only for your own",
     )  # fmt: skip
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done. 1: the run failed. 2: the config is wrong and nothing was started.
-    75: the run was told to end and is saved; the same command continues. 130: Ctrl-C elsewhere.
+    """Return the exit status. 0: done. 1: the run failed. 2: the config is wrong, nothing started.
+    75: the run was asked to end and is saved; the same command resumes it. 130: Ctrl-C elsewhere.
     """
     assert catalog  # importing it declares all names
+    assert lean_torchvision  # a second less of imports
     startup.begin()
     parser = make_parser()
     given = parser.parse_intermixed_args(arguments)
     if given.all and not given.show:
-        parser.error("--all: with --show alone")
+        parser.error("--all: needs --show")
     if not given.show:
-        startup.tell("reading the config, importing torch")
+        startup.announce("reading the config, importing torch")
     overrides = [*given.overrides, *(given.overrides_of_flags or ())]
     trusted = given.trust_config or run_of(overrides, given.config_dir) is None
     if trusted and "" not in sys.path:
@@ -85,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         runs = [settle_widths(run) for run in resolve_all(overrides, given.config_dir, trusted)]
     except SSLEngineError as error:
-        _complain(f"error: {error}")
+        _print_error(f"error: {error}")
         return 2
     startup.mark("config")
     if given.show:
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def start(runs: Sequence[Resolved]) -> int:
-    """Run all of them, or submit them to SLURM. The command's exit status: see main."""
+    """Run all of them, or submit them to SLURM. Returns the exit status, as main does."""
     try:
         # Imported only now: --help and a config error should not wait for torch.
         expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
@@ -113,19 +115,19 @@ def start(runs: Sequence[Resolved]) -> int:
                 startup.begin()
             with closed(run.opened):
                 launch(run)
-    except Preempted as told:
-        _complain(str(told))
+    except Preempted as preempted:
+        _print_error(str(preempted))
         return os.EX_TEMPFAIL
-    except KeyboardInterrupt:  # not in training, which would have saved
+    except KeyboardInterrupt:  # not during training, which would have saved
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
     except SSLEngineError as error:
-        _complain(f"error: {error}")
+        _print_error(f"error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     print(wrapped(text, columns(sys.stderr)), file=sys.stderr)  # noqa: T201
 
 
@@ -133,7 +135,7 @@ def _submit(runs: Sequence[Resolved]) -> int:
     for run in runs:
         with closed(run.opened):
             expect_trust(
-                "a job would be submitted as its config says (here without one: "
+                "a job would be submitted as its config says (to run it here: "
                 "config.SLURM.USE_SLURM=false)", "config.SLURM.USE_SLURM",
             )  # fmt: skip
     return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
@@ -142,7 +144,7 @@ def _submit(runs: Sequence[Resolved]) -> int:
 def resolve_all(
     overrides: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> list[Resolved]:
-    """Every run of a sweep; all are checked before any begins."""
+    """Resolve every run of a sweep; all are checked before any begins."""
     choices = list(sweep(overrides))
     runs = [open_named(each, config_dirs, trusted) for each in choices]
     if len(runs) == 1:

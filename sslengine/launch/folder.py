@@ -1,4 +1,4 @@
-"""Where a run lives."""
+"""The run's folder: config.CHECKPOINT.DIR."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sslengine.errors import ConfigError
 
 
 def make_run_folder(config: DictConfig) -> None:
-    """Before anything is started: a folder that cannot be is the user's mistake."""
+    """Make the folder before anything is started; ConfigError if that is impossible."""
     folder = run_folder(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def make_run_folder(config: DictConfig) -> None:
 
 
 def expect_run_folder(config: DictConfig) -> Path:
-    """The folder, if a run may write into it: one that is new, empty, or a run's already."""
+    """The folder, if a run may write into it: it is new, empty, or already a run's."""
     folder = run_folder(config)
     try:
         names = foreign(folder)
@@ -44,10 +44,9 @@ def expect_run_folder(config: DictConfig) -> Path:
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise ConfigError(
-            f"config.CHECKPOINT.DIR: {folder} holds files that no run of this engine wrote "
-            f"({shown}), and nothing by which a run is known (its config.yaml, its checkpoints "
-            f"with their manifests). Give the run a folder of its own, new or empty, such as "
-            f"{folder / 'run'}."
+            f"config.CHECKPOINT.DIR: {folder} holds files that sslengine did not write ({shown}), "
+            f"and no config.yaml or checkpoint with its manifest that marks it as a run's folder. "
+            f"Choose a new or empty folder, such as {folder / 'run'}."
         )
     return folder
 
@@ -60,7 +59,7 @@ def run_folder(config: DictConfig) -> Path:
     run_id = read(config, DistributedOptions).RUN_ID
     if run_id == "auto":
         raise ConfigError(
-            "config.CHECKPOINT.APPEND_DISTR_RUN_ID needs a config.DISTRIBUTED.RUN_ID of your own: "
-            "with `auto` a restarted run would not find its folder again."
+            "config.CHECKPOINT.APPEND_DISTR_RUN_ID: set config.DISTRIBUTED.RUN_ID too. With `auto` "
+            "a restarted run would not find its folder again."
         )
     return folder / run_id.replace("/", "_").replace(":", "_")

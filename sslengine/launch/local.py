@@ -1,4 +1,4 @@
-"""Start the processes of a run on this machine, or join those that are started already."""
+"""Start the processes of a run on this machine, or join processes that were started already."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def launch(resolved: Resolved) -> None:
     expect_run_folder(resolved.config)
     options = read(resolved.config, DistributedOptions)
     plan = make_plan(options, resolved.node_id)
-    resolved = settle_pixels(resolved, plan.speaks)
-    if plan.speaks:
+    resolved = settle_pixels(resolved, plan.prints)
+    if plan.prints:
         print(f"launch: {readable(plan.text)}", flush=True)  # noqa: T201
     if plan.how == "node":
         run_node(resolved, plan)
         return
     if plan.rank is not None and plan.meeting is not None:
         minutes = options.RENDEZVOUS_MINUTES
-        place = find(*plan.meeting, plan.rank.number, minutes, "rank")  # it holds their store
+        place = find(*plan.meeting, plan.rank.number, minutes, "rank")  # keeps their store alive
         os.environ.update(plan.rank.as_rank(place.host, place.port))
     run_rank(resolved, join=plan.how == "rank")
 
 
 def run_node(resolved: Resolved, plan: Plan) -> None:
-    """The ranks of this node, below an elastic agent."""
+    """Start the ranks of this node under an elastic agent."""
     options = read(resolved.config, DistributedOptions)
     nodes, minutes = options.NUM_NODES, options.RENDEZVOUS_MINUTES
     place = None
     if plan.meeting is not None and nodes > 1:
         place = meet(*plan.meeting, plan.node, nodes, minutes, "node")
-    startup.tell(f"starting {options.NUM_PROC_PER_NODE} processes")
-    with startup.handed_on():
+    startup.announce(f"starting {options.NUM_PROC_PER_NODE} processes")
+    with startup.passed_to_ranks():
         start_processes(
             run_rank,
             (resolved, world_size(resolved.config) > 1),

@@ -1,4 +1,4 @@
-"""`config.SLURM`: VISSL's keys for jobs on a cluster, and three of our own."""
+"""`config.SLURM`: VISSL's keys for jobs on a cluster, and three new ones."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from sslengine.config.sections import section
 class SlurmOptions:
     # Submit a job instead of running here.
     USE_SLURM: bool = False
-    # Of the job, as the queue shows it.
+    # Name of the job in the queue.
     NAME: str = "sslengine"
-    # To the job, for those who look at the queue.
+    # Comment of the job in the queue.
     COMMENT: str = "sslengine job"
-    # Empty: the cluster's default one.
+    # Partition of the cluster; empty: its default partition.
     PARTITION: str = ""
-    # Each submission makes a folder of its own in it: log, config, a copy of the code. All nodes
-    # must see it.
+    # Folder in which each submission makes a new folder: log, config, a copy of the code. It must
+    # be on a file system that all nodes share.
     LOG_FOLDER: str = "."
-    # A longer run saves before the time is over, and continues in the same job.
+    # Time limit of the job. A longer run saves before the limit and resumes in the same job.
     TIME_HOURS: int = 72
     # Added to TIME_HOURS.
     TIME_MINUTES: int = 0
     # Features that a node must have: volta32gb, or [a|b].
     CONSTRAINT: str = ""
-    # Of each node.
+    # Memory of each node in GB.
     MEM_GB: int = 250
-    # Where the nodes of a job meet; if it is taken, one of the next fifteen.
+    # Port of the nodes' rendezvous; if it is in use, one of the next fifteen.
     PORT_ID: int = 40050
-    # CPU cores of each rank.
+    # CPU cores per rank.
     NUM_CPU_PER_PROC: int = 8
     # More options of sbatch, without the dashes: {account: vision, exclude: node7}.
     ADDITIONAL_PARAMETERS: dict[str, Any] = field(default_factory=dict)
-    # Stay, print the log, and end with the job's status.
+    # Wait for the job, print its log, and exit with its status.
     WAIT: bool = False
-    # Seconds before the end of the time at which the job is told to save.
+    # Seconds before the time limit at which the job gets the signal to save.
     SIGNAL_SECONDS: int = 120
-    # Lives in a row that may end without a new checkpoint; then the job is not queued again.
+    # Times in a row that a job may end without a new checkpoint before it is no longer requeued.
     MAX_LIVES_WITHOUT_PROGRESS: int = 3
 
     @property
@@ -60,5 +60,5 @@ class SlurmOptions:
         if 60 * self.minutes <= self.SIGNAL_SECONDS:
             yield (
                 f"TIME_HOURS, TIME_MINUTES: {self.minutes} minutes are no longer than "
-                f"SIGNAL_SECONDS={self.SIGNAL_SECONDS}, so the job would be told to save at once."
+                f"SIGNAL_SECONDS={self.SIGNAL_SECONDS}, so the job would be signalled at once."
             )

@@ -1,4 +1,4 @@
-"""How a run is started: decided by its config and by the environment, and told in one line."""
+"""How a run is started, by its config and the environment, with one line that describes it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Plan:
     how: Literal["here", "rank", "node"]
     text: str
     node: int = 0
-    # Of nodes, and of ranks that nobody has told where.
+    # For nodes, and for ranks without MASTER_ADDR and MASTER_PORT.
     meeting: Meeting | None = None
     rank: Started | None = None
-    # The first of those that say the same.
-    speaks: bool = True
+    # True in the first of the processes: it alone prints.
+    prints: bool = True
 
 
 def make_plan(
@@ -36,7 +36,7 @@ def make_plan(
         if count != nodes * each:
             raise _wrong_size(nodes * each, count)
         by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
-        return Plan("rank", _joined(count, by), speaks=environment["RANK"] == "0")
+        return Plan("rank", _joined(count, by), prints=environment["RANK"] == "0")
     others = started(environment)
     if others is not None:
         return _with_others(others, nodes, each)
@@ -51,11 +51,11 @@ def _with_others(others: Started, nodes: int, each: int) -> Plan:
     first = others.number == 0
     if others.count == nodes * each:
         text = _joined(others.count, others.by)
-        return Plan("rank", text, meeting=expect_meeting(others), rank=others, speaks=first)
+        return Plan("rank", text, meeting=expect_meeting(others), rank=others, prints=first)
     if others.count == others.nodes == nodes:  # srun, one task per node
         meeting = expect_meeting(others)
         text = f"{nodes} nodes of {_joined(each, others.by)}; they meet at {meeting.host}"
-        return Plan("node", text, node=others.node, meeting=meeting, speaks=first)
+        return Plan("node", text, node=others.node, meeting=meeting, prints=first)
     raise _wrong_size(nodes * each, others.count)
 
 
@@ -70,14 +70,14 @@ def _ranks(count: int) -> str:
 def _wrong_size(configured: int, started: int) -> LaunchError:
     return LaunchError(
         f"{started} processes were started, and the config is for {configured} "
-        f"(DISTRIBUTED.NUM_NODES x NUM_PROC_PER_NODE): learning rates and batch sizes follow "
-        f"from it. Set config.DISTRIBUTED.NUM_PROC_PER_NODE to what was started on each node."
+        f"(DISTRIBUTED.NUM_NODES x NUM_PROC_PER_NODE): learning rates and batch sizes depend "
+        f"on it. Set config.DISTRIBUTED.NUM_PROC_PER_NODE to the processes of each node."
     )
 
 
 def _by_hand(options: DistributedOptions, node_id: int) -> Plan:
     nodes, where = options.NUM_NODES, "config.DISTRIBUTED.RUN_ID"
-    expect_trust(f"{options.RUN_ID!r} would be connected to, and commanded from", where, where)
+    expect_trust(f"the run would connect to {options.RUN_ID!r} and obey it", where, where)
     host, _, port = options.RUN_ID.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(

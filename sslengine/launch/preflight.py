@@ -1,10 +1,11 @@
-"""What can be known of a run's shapes before anything is launched, read or given memory.
+"""Check a run's shapes before anything is launched, read or allocated.
 
-A grey image of the size that the config says (or of two sizes, where only the files say it) goes
-through the TRANSFORMS and the collator, and what comes out through trunk and heads on torch's meta
-device, where tensors have shapes and no values. So a misspelled argument, a Normalize of three
-channels for grey images, a head of another width and a feature that does not exist are reported
-in seconds. What is the user's own code is not run, and where nothing can be known nothing is said.
+A grey image of the config's size (or of two sizes, if the size depends on the files) goes through
+TRANSFORMS and the collator; the batch goes through trunk, heads and method on torch's meta device,
+where tensors have shapes but no values. So a misspelled argument, a Normalize of three channels
+for grey images, a head of a wrong width, a head that does not fit the method and an unknown
+feature are reported in seconds. The user's own transforms and collators are not run, and what
+cannot be known in this way is not reported.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from PIL import Image
-from torch import Tensor, nn
 
 from sslengine.config.options import RunOptions, TrainerOptions
 from sslengine.config.sections import read
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import Sample
 from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import ConfigError, DataError, SSLEngineError
+from sslengine.launch.meta_pass import META, OF_ONE_SIZE, pass_through
 from sslengine.models.model import Model
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS, Registry
 from sslengine.task.build import build_base_model
@@ -34,36 +35,34 @@ _SAMPLES_OF = {
     "multi_input_train_step": multi_input_sample,
     "pirl_train_step": multi_input_sample,
 }
-# Sources that make images of one size: DEFAULT_GRAY_IMG_SIZE.
-_ONE_SIZE = ("synthetic", "shapes", "upright_shapes")
-# Width and height of files, which are most often larger than what is cut from them.
+# Width and height that stand for files: most are larger than the crops.
 _ANY_SIZE = ((1024, 768), (640, 896))
-# What torch says of shapes that do not fit. Of other errors it cannot be told what they mean.
-_OF_SHAPES = ("shape", "size", "channel", "dimension", "must match")
 _OURS = ("sslengine.", "torchvision.")
 
 
 def expect_fitting_shapes(config: DictConfig) -> None:
-    """Raise ConfigError for what cannot go through the transforms, the trunk or the heads."""
+    """Raise ConfigError if images cannot pass the transforms, the model or the method."""
     data = read(config, DataOptions)
     splits = ["TRAIN", *(["TEST"] if read(config, RunOptions).TEST_MODEL else [])]
     batches = {split: first_batch(getattr(data, split), split) for split in splits}
     build = _SAMPLES_OF.get(read(config, TrainerOptions).TRAIN_STEP_NAME)
     if build is None or config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
-        return  # what such a step gives the model is its own affair
-    meta = torch.device("meta")
-    with meta:
-        model = build_base_model(config, meta)
+        return  # this step chooses the model's inputs itself
+    with META:
+        model = build_base_model(config, META)
     batch = batches["TRAIN"]
     if batch is None or not isinstance(model, Model):
         return
     train = data.TRAIN
-    sample = build(batch, train.INPUT_KEY_NAMES, train.TARGET_KEY_NAMES)
-    _pass_through(model, _on_meta(sample["input"]))
+    try:
+        sample = build(batch, train.INPUT_KEY_NAMES, train.TARGET_KEY_NAMES)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    pass_through(config, model, sample)
 
 
 def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
-    """Two samples as the collator gives them; None where their shapes depend on the files."""
+    """A collated batch of two samples; None where their shapes depend on the files."""
     where = f"config.DATA.{split}"
     if any(_takes_long(entry) for entry in _entries(options.TRANSFORMS)):
         return None
@@ -73,7 +72,7 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
     if not _can_be_run(options):
         return None
     sizes: tuple[tuple[int, int], ...] = _ANY_SIZE
-    if set(options.DATA_SOURCES) <= set(_ONE_SIZE):
+    if set(options.DATA_SOURCES) <= set(OF_ONE_SIZE):
         sizes = ((options.DEFAULT_GRAY_IMG_SIZE,) * 2,)
     tries = [_transformed(pipeline, options, size, number) for number, size in enumerate(sizes)]
     errors = [each for each in tries if isinstance(each, DataError)]
@@ -91,19 +90,19 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
             batch = collate([one, twin], **options.COLLATE_FUNCTION_PARAMS)
     except SSLEngineError as error:
         raise ConfigError(str(error)) from error
-    except Exception:  # it may want what the samples of a real batch have
+    except Exception:  # it may need fields that only real samples have
         return None
     return batch if isinstance(batch, dict) else None
 
 
 def _are_ours(options: SplitOptions) -> bool:
-    """To make a transform of the user's own may take long."""
+    """Do all transforms ship with sslengine? Making one of the user's may take long."""
     named = [TRANSFORMS.name_in(entry) for entry in _entries(options.TRANSFORMS)]
     return all(_is_ours(TRANSFORMS, name) for name in named)
 
 
 def _can_be_run(options: SplitOptions) -> bool:
-    """Are the images such as ship with sslengine and torchvision?"""
+    """Do the images have the type that this check makes, from a source that ships with us?"""
     return (
         len(options.DATA_SOURCES) == 1
         and all(_is_ours(DATA_SOURCES, name) for name in options.DATA_SOURCES)
@@ -112,7 +111,7 @@ def _can_be_run(options: SplitOptions) -> bool:
 
 
 def _entries(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Those of the list, and those that stand in arguments of others."""
+    """The entries of the list, and those nested in their arguments."""
     for entry in entries:
         if isinstance(entry, Mapping) and "name" in entry:
             yield entry
@@ -151,38 +150,3 @@ def _of_no_sample(error: DataError) -> str:
 
 def _shapes(sample: Any) -> Any:
     return [getattr(each, "shape", getattr(each, "size", None)) for each in sample["data"]]
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.to("meta")
-    if isinstance(value, Mapping):
-        return {key: _on_meta(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_on_meta(each) for each in value]
-    return value
-
-
-def _pass_through(model: Model, images: Any) -> None:
-    entered: list[tuple[str, Any]] = []
-    parts: list[tuple[str, nn.Module]] = [("config.MODEL.TRUNK", model.trunk)]
-    parts += [(f"config.MODEL.HEAD.PARAMS.{n}", head) for n, head in enumerate(model.heads)]
-    for where, part in parts:
-        part.register_forward_pre_hook(
-            lambda _, inputs, where=where: entered.append((where, inputs[0]))
-        )
-    try:
-        with torch.no_grad():
-            model.eval()(images)
-    except SSLEngineError as error:
-        raise ConfigError(str(error)) from error
-    except Exception as error:
-        text = str(error)
-        if not entered or "meta" in text or not any(each in text for each in _OF_SHAPES):
-            return  # it cannot be computed without values, perhaps
-        where, given = entered[-1]
-        shape = tuple(getattr(given, "shape", ()))
-        part = dict(parts)[where]
-        raise ConfigError(
-            f"{where}: {type(part).__name__} cannot take an input of shape {shape}: {text}"
-        ) from error

@@ -1,4 +1,4 @@
-"""One process of a run: join the others, open the log, run the engine, leave."""
+"""One process of a run: join the process group, open the log, run the engine, leave."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sslengine.config.options import (
 )
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
+from sslengine.data.loading import lean_torchvision
 from sslengine.data.loading.loader import boot_server
 from sslengine.data.options import DataOptions
 from sslengine.distributed import flight_recorder, process_group
@@ -30,6 +31,7 @@ from sslengine.engines.run import Run
 from sslengine.errors import LaunchError, Preempted
 from sslengine.launch.folder import run_folder
 from sslengine.monitor.log_file import close_log, open_log
+from sslengine.precision import set_kernels
 from sslengine.registry import ENGINES, load_plugins
 from sslengine.trust import closed
 
@@ -44,19 +46,19 @@ def run_rank(resolved: Resolved, join: bool) -> None:
 
 def _run_rank(resolved: Resolved, join: bool) -> None:
     assert catalog  # in a new process: importing it declares all names
+    assert lean_torchvision  # a second less of imports
     startup.take_over()
     config = resolved.config
     options = read(config, RunOptions)
     load_plugins(options.PLUGINS)
     folder = run_folder(config)
-    device = pick_device(read(config, MachineOptions).DEVICE)
-    kernels = read(config, ReproducibilityOptions)
-    torch.backends.cudnn.deterministic = kernels.CUDDN_DETERMINISTIC
-    torch.backends.cudnn.benchmark = kernels.CUDNN_BENCHMARK
+    machine, kernels = read(config, MachineOptions), read(config, ReproducibilityOptions)
+    device = pick_device(machine.DEVICE)
+    set_kernels(machine.PRECISION, kernels.CUDNN_BENCHMARK, kernels.CUDDN_DETERMINISTIC)
     _set_threads(config, device)
     workers = read(config, DataOptions).NUM_DATALOADER_WORKERS
     if workers and options.MULTI_PROCESSING_METHOD == "forkserver":
-        boot_server()  # while this process imports the task and joins the others
+        boot_server()  # it starts while this process imports the task and joins the others
     if join:
         _join(config, device)
         startup.mark("rendezvous")
@@ -79,7 +81,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
 
 
 def _leave_at_once(folder: Path, text: str) -> None:
-    """Another rank is lost. From a thread: the main one cannot be reached in a collective."""
+    """End this rank because another is lost. Runs in a thread: the main one may be blocked."""
     log.critical("%s", text)
     kept = flight_recorder.keep(folder / "flight_recorder")
     close_log()
@@ -89,9 +91,9 @@ def _leave_at_once(folder: Path, text: str) -> None:
 def _set_threads(config: DictConfig, device: torch.device) -> None:
     """On a CPU, ranks and loader workers share the cores of their node.
 
-    With more threads than cores each waits for the others: on 2 cores with one worker, the
-    quickstart takes 1.6 times as long with 2 threads as with 1. OMP_NUM_THREADS decides
-    where it is set.
+    With more threads than cores, threads wait for each other: on 2 cores with one worker, the
+    quickstart takes 1.6 times as long with 2 threads as with 1. If OMP_NUM_THREADS is set, it
+    decides.
     """
     if device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
         return

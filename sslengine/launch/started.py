@@ -1,10 +1,10 @@
-"""What the environment says of who started this process, and as which of several.
+"""Which launcher started this process, and as which rank: read from the environment.
 
     torchrun       RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; also set by hand
     srun           SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST, ...
     mpirun         OMPI_COMM_WORLD_RANK, ..., or PMI_RANK, PMI_SIZE, MPI_LOCALRANKID
 
-A batch script of SLURM is no step of a job: what it calls without srun runs once, alone.
+A SLURM batch script is not a job step: a command in it without srun runs once, as one process.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from sslengine.errors import LaunchError
 
-_FIRST_PORT, _PORTS = 20000, 12000  # below those that systems give to outgoing connections
+_FIRST_PORT, _PORTS = 20000, 12000  # below the ports of outgoing connections
 _TRIES = 16  # ports
 
 
 class Meeting(NamedTuple):
-    host: str  # where number 0 is
-    ports: Sequence[int]  # the first that is free, in this order
-    token: str  # the same for all of them, and for nobody else
+    host: str  # of number 0
+    ports: Sequence[int]  # the first free one of these is used
+    token: str  # the same in all processes of the run, and in no others
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Started:
     by: str
     number: int
     count: int
-    local: int  # the number among those of this node
-    meeting: Meeting | None  # None: nothing tells
+    local: int  # the rank within this node
+    meeting: Meeting | None  # None: the environment does not say
     node: int = 0
     nodes: int = 1
 
     def as_rank(self, host: str, port: int) -> dict[str, str]:
-        """The same in torchrun's variables."""
+        """These values as torchrun's variables."""
         return {
             "RANK": str(self.number),
             "WORLD_SIZE": str(self.count),
@@ -50,14 +50,14 @@ class Started:
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
-    """Has torchrun, or something that speaks like it, started this process as one rank?"""
+    """Did torchrun, or a launcher with the same variables, start this process as a rank?"""
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
 def started(environment: Mapping[str, str]) -> Started | None:
-    """As one of several, by srun or mpirun; None: by hand, or as the only one."""
+    """How srun or mpirun started this process; None: by hand, or as the only process."""
     step, mpi = _srun(environment), _mpi(environment)
-    # mpirun starts its daemons by srun, and their variables reach its ranks; srun may set PMI's.
+    # mpirun starts its daemons by srun, so its ranks see srun's variables; srun may set PMI's.
     chosen = mpi if mpi and (step is None or step.count != mpi.count) else step
     return chosen if chosen and chosen.count > 1 else None
 
@@ -88,7 +88,7 @@ def _mpi(environment: Mapping[str, str]) -> Started | None:
         return None
     local = _first(environment, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
     here = _first(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-    # On one node all have the same parent; on several, whoever gives the port gives a token.
+    # On one node all have the same parent process; on several, the given port is the token.
     meeting = None
     if here == count:
         host = environment.get("MASTER_ADDR", "localhost")
@@ -103,8 +103,8 @@ def expect_meeting(started: Started) -> Meeting:
     if started.meeting is not None:
         return started.meeting
     raise LaunchError(
-        f"{started.count} processes were started by {started.by} on several nodes, and nothing "
-        f"tells where the first one is: set MASTER_ADDR to its host and MASTER_PORT to a free port."
+        f"{started.by} started {started.count} processes on several nodes without an address of "
+        f"the first one: set MASTER_ADDR to its host and MASTER_PORT to a free port."
     )
 
 
@@ -125,5 +125,5 @@ def _meeting(environment: Mapping[str, str], host: str, token: str) -> Meeting |
 
 
 def tries(port: int) -> Sequence[int]:
-    """The ports to try, if nobody has said that it is this one or none."""
+    """The ports to try in turn, beginning with this one."""
     return range(port, port + _TRIES)

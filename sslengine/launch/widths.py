@@ -1,4 +1,4 @@
-"""Widths of heads that the config leaves open, before any process is started."""
+"""Compute the heads' widths that are `auto` in the config, before any process is started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def settle_widths(resolved: Resolved) -> Resolved:
     model = resolved.config.MODEL
     if next(auto_places(OmegaConf.to_container(model.HEAD.PARAMS)), None) is None:
         return resolved
-    # Imported only now: without it `--show` need not wait for torch.
+    # Imported only now, so that `--show` without `auto` does not wait for torch.
     widths_of = import_dotted("sslengine.task.build:known_heads_of")
     with closed(resolved.opened):
         params = widths_of(resolved.config)

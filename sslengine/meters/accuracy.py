@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sslengine.errors import TrainingError
 from sslengine.meters.base import Meter
+from sslengine.meters.targets import as_indicators, as_outputs, output_names
 from sslengine.registry import register_meter
 
 
@@ -17,7 +18,8 @@ from sslengine.registry import register_meter
 class AccuracyListMeter(Meter):
     """`value()["top_1"]["0"]`: the percentage of images whose label is the top guess.
 
-    Images without a class (a label below 0) are not counted. Several outputs against one
+    Images without a class (a label below 0) are not counted; of one that shows several classes
+    (integer indicators) any of them is right. Several outputs against one
     target: one accuracy per output, named by `meter_names` or numbered.
     """
 
@@ -31,19 +33,12 @@ class AccuracyListMeter(Meter):
     ) -> None:
         super().__init__()
         self.topk_values = list(topk_values)
-        self.output_names = [str(name) for name in meter_names] or [
-            str(index) for index in range(num_meters)
-        ]
+        self.output_names = output_names(num_meters, meter_names)
 
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        outputs = [output] if isinstance(output, Tensor) else list(output)
-        if len(outputs) != len(self.output_names):
-            raise TrainingError(
-                f"accuracy_list_meter measures {len(self.output_names)} outputs and the model "
-                f"has {len(outputs)}: set config.METERS.accuracy_list_meter.num_meters."
-            )
-        if target.ndim > 1:  # soft labels of mixed images: the heaviest class counts
-            target = target.argmax(dim=1)
+        outputs = as_outputs(self.name, output, self.output_names)
+        if target.ndim > 1 and target.is_floating_point():
+            target = target.argmax(dim=1)  # of mixed images: the heaviest class counts
         rows = [self._count(each.detach(), target) for each in outputs]
         self.add(torch.stack(rows))
 
@@ -54,9 +49,14 @@ class AccuracyListMeter(Meter):
             raise TrainingError(
                 f"accuracy_list_meter.topk_values: top {largest} of {logits.shape[1]} classes."
             )
-        hits = logits.topk(largest, dim=1).indices == target.unsqueeze(1)
+        guesses = logits.topk(largest, dim=1).indices
+        if target.ndim == 1:
+            hits, counted = guesses == target.unsqueeze(1), target >= 0
+        else:
+            shown = as_indicators(self.name, target, logits) > 0
+            hits, counted = shown.gather(1, guesses), shown.any(dim=1)
         right = [hits[:, :k].any(dim=1).sum() for k in self.topk_values]
-        return torch.stack([(target >= 0).sum(), *right])
+        return torch.stack([counted.sum(), *right])
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""One file per self-supervised method: its loss, its options, its heads, its teacher or queue."""
+"""One file per self-supervised method: loss, options, heads, teacher or queue."""
 
 from sslengine.registry import HEADS, LOSSES, MODELS
 

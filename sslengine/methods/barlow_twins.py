@@ -1,4 +1,4 @@
-"""Barlow Twins: each dimension agrees between two views, and with no other dimension.
+"""Barlow Twins: each dimension correlates between two views, and with no other dimension.
 
 Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, 2021,
 equations 1 and 2, with the embeddings z of each view centred over the global batch:
@@ -6,14 +6,13 @@ equations 1 and 2, with the embeddings z of each view centred over the global ba
     C_ij = sum_b z_bi z'_bj / ( sqrt(sum_b z_bi^2) sqrt(sum_b z'_bj^2) )
     loss = scale_loss * ( sum_i (1 - C_ii)^2 + lambda_ * sum_{i != j} C_ij^2 )
 
-As in the authors' code the variances have 1e-5 added, like those of a batch norm.
+As in the authors' code, 1e-5 is added to the variances, as in a batch norm.
 Batches come from `simclr_collator`: first all first views, then all second ones.
 
-The gradient is that of one process with the whole batch. In the authors' code and in
-VISSL it was that over the number of GPUs, because there the sum of C over GPUs passed no
-gradient. LARS divides such a factor out again, except for what `exclude_bias_and_norm`
-leaves to plain SGD: for the biases and batch norms of their runs divide scale_loss by
-their number of GPUs.
+The gradient equals that of one process with the global batch. In the authors' code and in VISSL
+it is that divided by the number of GPUs, because their sum of C over GPUs passes no gradient.
+LARS cancels this factor, except for the parameters that `exclude_bias_and_norm` updates by plain
+SGD: to repeat their updates of biases and batch norms, divide scale_loss by their number of GPUs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ EPS = 1e-5
 
 @dataclass
 class BarlowTwinsOptions:
-    # What it costs that two different dimensions correlate.
+    # Weight of the redundancy term: the correlation of two different dimensions.
     lambda_: float = 0.0051
     # A factor of the whole loss.
     scale_loss: float = 0.024

@@ -1,15 +1,15 @@
-"""BYOL: predict what a slow copy of the model makes of the other view.
+"""BYOL: predict the teacher's projection of the other view.
 
 Grill et al., Bootstrap Your Own Latent, 2020, equation 2, in both directions:
 
     loss = mean (2 - 2 cos(q(z_1), z'_2)) + mean (2 - 2 cos(q(z_2), z'_1))
 
-z: the model's projection, q(z): its prediction, z': the projection of the teacher, which
-takes no gradient and after each optimizer step follows the model with a momentum that
-rises from `momentum` to 1.
+z: the model's projection, q(z): its prediction, z': the projection of the teacher, a copy of
+the model without gradient. After each optimizer step it is averaged with the model, with a
+momentum that rises from `momentum` to 1.
 
 Batches come from `simclr_collator`, the model ends in `predictor_head`. In the authors' code
-each view passes model and teacher by itself: `MODEL.VIEWS_APART`. Without it a batch norm's
+each view passes model and teacher separately: `MODEL.VIEWS_APART`. Without it a batch norm's
 batch holds both.
 """
 
@@ -34,7 +34,7 @@ NAME = "byol_loss"
 
 @dataclass
 class BYOLOptions:
-    # Of the teacher, at the beginning; the paper has 0.996 for 1000 epochs, 0.99 for 300.
+    # The teacher's momentum at the start; the paper has 0.996 for 1000 epochs, 0.99 for 300.
     momentum: float = 0.99
 
     def infer(self, facts: RunFacts) -> None:
@@ -67,5 +67,5 @@ class BYOLLoss(Method):
         targets = self.teacher(sample["input"], step)
         if not isinstance(targets, Tensor):  # of another head, which predicts in any case
             targets, _ = projection_and_prediction(targets, NAME)
-        # The mean is over the rows of both directions, and the paper adds the directions.
+        # The mean is over both directions; the paper adds them.
         return 2 * (2 - 2 * cross_view_cosine(prediction, targets))

@@ -1,22 +1,21 @@
-"""DeepCluster v2: predict the cluster in which an image's last embedding fell.
+"""DeepCluster v2: predict the cluster of an image's previous embedding.
 
 Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments,
 2020 (appendix on DeepCluster-v2). A memory keeps an embedding of each training image. At
-the start of every train phase spherical k-means divides the memory into clusters, several
-times over. With z the embedding of a crop of image i, c_k the centroids of one division
-and y_i the cluster of image i in it:
+the start of every train phase spherical k-means clusters the memory, once for each division.
+With z the embedding of a crop of image i, c_k the centroids of one division and y_i the
+cluster of image i in it:
 
     loss = mean over divisions and crops of  -log( exp(z . c_y / T) / sum_k exp(z . c_k / T) )
 
-Centroids are constants of the phase. In each step the rows of the batch's images are
-overwritten by their new embeddings. Before the first phase the model goes through the
-training set once, in training mode and without gradient, to fill the memory; the crops
-are those of an epoch that is never trained on. An image that DROP_LAST has kept out of
-the memory so far has no cluster, and does not count.
+Centroids are constant during a phase. Each step overwrites the rows of the batch's images with
+their new embeddings. Before the first phase, one pass over the training set in training mode and
+without gradient fills the memory, with the crops of an epoch that is not used for training. An
+image that DROP_LAST has kept out of the memory so far has no cluster and does not count.
 
-Every rank holds the memory of all images, 512 bytes an image and crop at 128 dimensions, or
-with `memory_params.sharded` its share of it, and the clusters of all images, 8 bytes an image
-and division. It clusters its share. So a run may continue with another number of ranks.
+Every rank holds the memory of all images (512 bytes per image and crop at 128 dimensions), or
+with `memory_params.sharded` its shard, and the clusters of all images (8 bytes per image and
+division). Each rank clusters its shard, so a run may resume with another number of ranks.
 """
 
 from __future__ import annotations
@@ -54,31 +53,35 @@ NO_CLUSTER = -100
 
 @dataclass
 class ClusteredMemory:
-    # The crops that are remembered. Divisions take them in turn.
+    # Numbers of the crops in the memory. Divisions use them in turn.
     crops_for_mb: list[int] = field(default_factory=lambda: [0])
+    # Width of the embeddings: that of the last head.
     embedding_dim: int = 128
-    # Each rank keeps its share of the rows. auto: where the memory is larger than 1 GiB and there
-    # are several ranks.
+    # Each rank holds a shard of the rows. auto: if the memory is larger than 1 GiB and there are
+    # several ranks.
     sharded: bool | str = "auto"
 
     def check(self) -> Iterator[str]:
         yield from sharding_named(self)
         if not self.crops_for_mb:
-            yield "crops_for_mb: expected the number of a crop, or several; got none."
+            yield "crops_for_mb: expected one or more numbers of crops; got none."
         if self.embedding_dim < 1:
             yield f"embedding_dim: expected 1 or more, got {self.embedding_dim}."
 
 
 @dataclass
 class DeepClusterOptions:
-    # Filled in from the transforms.
+    # Set from the transforms.
     num_crops: int = 2
+    # Scores are divided by it.
     temperature: float = 0.1
-    # Of each division.
+    # Number of clusters in each division.
     num_clusters: list[int] = field(default_factory=lambda: [3000, 3000, 3000])
+    # Iterations of k-means before each phase.
     kmeans_iters: int = 10
+    # The memory that is clustered.
     memory_params: ClusteredMemory = field(default_factory=ClusteredMemory)
-    # Filled in from the data.
+    # Set from the data.
     num_train_samples: int = -1
 
     def infer(self, facts: RunFacts) -> None:
@@ -114,7 +117,7 @@ class DeepClusterLoss(Method):
         samples = _num_samples(options, run)
         self.crops = options.memory_params.crops_for_mb
         dim = options.memory_params.embedding_dim
-        # One row for each sample; `filled` where something stands in it.
+        # One row for each sample; `filled` marks rows with an embedding.
         shared = is_shared(options.memory_params.sharded, samples, len(self.crops), dim)
         self.register_buffer("memory", zero_rows(samples, len(self.crops), dim, shared=shared))
         self.register_buffer("filled", torch.zeros(samples, dtype=torch.bool))
@@ -127,7 +130,7 @@ class DeepClusterLoss(Method):
             self.register_buffer(f"centroids{division}", torch.zeros(clusters, dim))
 
     def attach(self, model: nn.Module) -> None:
-        self._model = (model,)  # a tuple, so that it is no part of this module
+        self._model = (model,)  # in a tuple, so that it is not a submodule
 
     def before_phase(self, step: Step) -> None:
         if not bool(self.filled.any()):
@@ -139,15 +142,15 @@ class DeepClusterLoss(Method):
         return self.get_buffer(f"centroids{division}")
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        """output: (crops * B, D), crop 0 of all images first; target: samples' numbers, so too."""
+        """output: (crops * B, D), crop 0 of all images first; target: their sample numbers."""
         self._check(output, target)
         embeddings = F.normalize(output, dim=1)
-        everybodys = gather(target).rows if self.training else target
-        counts = (self.assignments[:, everybodys] != NO_CLUSTER).sum(dim=1).clamp(min=1)
+        all_targets = gather(target).rows if self.training else target
+        counts = (self.assignments[:, all_targets] != NO_CLUSTER).sum(dim=1).clamp(min=1)
         sums = torch.stack([self._sum(i, embeddings, target) for i in range(len(counts))])
         if self.training:
             self.remember(self._remembered_crops(embeddings), target[: self._images(target)])
-        # Divided by what counts on the average rank: the ranks' mean is that of all samples.
+        # Divided by the mean count per rank, so the mean over ranks is the mean over samples.
         return (sums * (world_size() if self.training else 1) / counts).mean()
 
     def _sum(self, division: int, embeddings: Tensor, target: Tensor) -> Tensor:
@@ -169,7 +172,7 @@ class DeepClusterLoss(Method):
         return len(target) // self.options.num_crops
 
     def _remembered_crops(self, embeddings: Tensor) -> Tensor:
-        """(B, crops, D) of the crops that are remembered."""
+        """(B, crops, D) of the crops in the memory."""
         by_crop = embeddings.detach().chunk(self.options.num_crops)
         return torch.stack([by_crop[crop] for crop in self.crops], dim=1)
 
@@ -178,11 +181,11 @@ class DeepClusterLoss(Method):
         rows = gather(samples).rows
         values = gather(embeddings).rows
         overwrite(self.memory, rows, values, torch.ones_like(rows, dtype=torch.bool))
-        self.filled.index_fill_(0, rows, True)  # `= True` would copy a tensor of the host
+        self.filled.index_fill_(0, rows, True)  # `= True` would copy a host tensor
 
     @torch.no_grad()
     def _fill(self, step: Step) -> None:
-        log.info("filling the memory: once through the training set")
+        log.info("filling the memory: one pass over the training set")
         (model,) = self._model
         for sample in step.training_set():
             crops = [sample["input"][crop] for crop in self.crops]
@@ -193,9 +196,9 @@ class DeepClusterLoss(Method):
 
     @torch.no_grad()
     def cluster(self, generator: torch.Generator) -> None:
-        """Divide the memory again. `generator` must draw the same on all ranks.
+        """Cluster the memory. `generator` must draw the same on all ranks.
 
-        Centroids start at different images, as long as there are enough of them.
+        Centroids start at different images if there are enough of them.
         """
         filled = self.filled.nonzero().squeeze(1)
         share = own_rows(len(self.filled))
@@ -211,10 +214,10 @@ class DeepClusterLoss(Method):
             self._set_assignments(division, mine, found.assignments)
 
     def _set_assignments(self, division: int, samples: Tensor, clusters: Tensor) -> None:
-        """Each rank knows those of its samples: added up, they are those of all."""
-        everybodys = torch.zeros_like(self.assignments[division])
-        everybodys[samples] = clusters - NO_CLUSTER
-        self.assignments[division] = sum_in_place(everybodys) + NO_CLUSTER
+        """Each rank has the clusters of its samples; their sum has those of all samples."""
+        of_all = torch.zeros_like(self.assignments[division])
+        of_all[samples] = clusters - NO_CLUSTER
+        self.assignments[division] = sum_in_place(of_all) + NO_CLUSTER
 
 
 def _num_samples(options: DeepClusterOptions, run: RunFacts) -> int:

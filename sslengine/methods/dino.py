@@ -1,4 +1,4 @@
-"""DINO: a student predicts, from every crop, what its slow copy sees in the large ones.
+"""DINO: a student predicts from every crop the teacher's scores of the large crops.
 
 Caron et al., Emerging Properties in Self-Supervised Vision Transformers, 2021. With scores
 t_abk of the teacher and s_vbk of the student for crops a and v of image b,
@@ -7,10 +7,10 @@ t_abk of the teacher and s_vbk of the student for crops a and v of image b,
     loss = mean over a in crops_for_teacher, crops v != a and images b of
                - sum_k p_abk log softmax_k(s_vb / student_temp)
 
-The teacher is a copy of the model that follows it, m * teacher + (1 - m) * student, with m
-rising to 1 along half a cosine; its temperature rises for a while, too. The centre c follows
-the mean of the teacher's scores over all ranks, behind their use. Nothing else passes between
-ranks: the mean of their gradients is that of one process with the whole batch.
+The teacher is a momentum copy of the model, m * teacher + (1 - m) * student, with m rising to 1
+along half a cosine; its temperature has a warm-up. The centre c is a running mean of the
+teacher's scores over all ranks, updated after their use. Ranks exchange nothing else: the mean of
+their gradients is that of one process with the global batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WHERE = "config.LOSS.dino_loss"
 
 @register_head("dino_head", "dino_head_fsdp")
 class DINOHead(nn.Module):
-    """Layers down to a bottleneck of unit length, and its products with directions."""
+    """Layers to a bottleneck of unit length, then dot products with weight-normalised rows."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DINOHead(nn.Module):
     ) -> None:
         """
         num_clusters: [the number of scores].
-        normalize_last_layer: directions have length 1 for good.
+        normalize_last_layer: the rows of the last layer keep length 1.
         """
         super().__init__()
         if len(num_clusters) != 1:
@@ -92,27 +92,31 @@ def _layers(dims: Sequence[int], use_bn: bool) -> nn.Module:
         nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
         layers.append(linear)
-    # A single layer has VISSL's name for it: mlp.weight.
+    # A single layer keeps VISSL's name: mlp.weight.
     return layers if len(layers) > 1 else layers[0]
 
 
 @dataclass
 class DINOOptions:
-    # Of the teacher; it rises to 1 in the course of the run.
+    # The teacher's momentum at the start; it rises to 1 during the run.
     momentum: float = 0.996
+    # Of the student's scores.
     student_temp: float = 0.1
-    # Of the teacher: from min to max in the first so many steps.
+    # The teacher's temperature rises from min to max in the first teacher_temp_warmup_iters steps.
     teacher_temp_min: float = 0.04
+    # The teacher's temperature after its warm-up.
     teacher_temp_max: float = 0.07
+    # Train steps in which the teacher's temperature rises.
     teacher_temp_warmup_iters: int = iterations(37500)
-    # In place of steps: in the first so many epochs, at the beginning of each, as the authors do.
+    # Warm-up in epochs in place of steps: it changes at the start of each, as the authors do it.
     teacher_temp_warmup_epochs: int = 0
-    # Crops that the teacher sees, counted from 0.
+    # Numbers of the teacher's crops, from 0.
     crops_for_teacher: list[int] = field(default_factory=lambda: [0, 1])
-    # Of the centre.
+    # Momentum of the centre.
     ema_center: float = 0.9
-    # Filled in from the head and the transforms.
+    # Set from the head and the transforms.
     output_dim: int = 65536
+    # Set from the transforms.
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:
@@ -136,14 +140,14 @@ class DINOOptions:
             yield f"teacher_temp_warmup_epochs: {self.teacher_temp_warmup_epochs} is less than 0."
 
     def teacher_temp(self, iteration: int, epoch: int = 0) -> float:
-        """With so many train steps made, in this epoch, counted from 0."""
+        """The temperature after so many train steps, in this epoch (from 0)."""
         if self.teacher_temp_warmup_epochs:
-            made, warmup = epoch, self.teacher_temp_warmup_epochs
+            done, warmup = epoch, self.teacher_temp_warmup_epochs
         else:
-            made, warmup = iteration, self.teacher_temp_warmup_iters
-        if made >= warmup:
+            done, warmup = iteration, self.teacher_temp_warmup_iters
+        if done >= warmup:
             return self.teacher_temp_max
-        share = made / max(1, warmup - 1)
+        share = done / max(1, warmup - 1)
         return self.teacher_temp_min + share * (self.teacher_temp_max - self.teacher_temp_min)
 
 
@@ -161,7 +165,7 @@ class DINOLoss(Method):
     def forward(
         self, output: Tensor | Sequence[Tensor], sample: Any, step: Step
     ) -> dict[str, Tensor]:
-        """output: the student's scores, crop by crop, or a list that ends in them."""
+        """output: the student's scores by crop, or a list that ends in them."""
         options = self.options
         crops = self._checked(sample["input"], step)
         seen = [crops[number] for number in options.crops_for_teacher]
@@ -189,8 +193,8 @@ class DINOLoss(Method):
         sources, crops = len(self.options.crops_for_teacher), self.options.num_crops
         if len(student) * sources != len(teacher) * crops:
             raise TrainingError(
-                f"dino_loss needs {crops} crops of every image, the model gave {len(student)} rows "
-                f"for {len(teacher) // sources} images. Is DATA.TRAIN.COLLATE_FUNCTION "
+                f"dino_loss needs {crops} crops of every image, the model returned {len(student)} "
+                f"rows for {len(teacher) // sources} images. Is DATA.TRAIN.COLLATE_FUNCTION "
                 f"multicrop_collator?"
             )
         by_crop = teacher.to(student.dtype).unflatten(0, (sources, -1))
@@ -204,5 +208,5 @@ class DINOLoss(Method):
 
 
 def scores_of(output: Tensor | Sequence[Tensor]) -> Tensor:
-    """A head may give embeddings in front of the scores."""
+    """The scores of an output; a head may return embeddings before them."""
     return output if isinstance(output, Tensor) else output[-1]

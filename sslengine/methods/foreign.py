@@ -1,10 +1,10 @@
-"""Losses that were not written as methods are taken as they are.
+"""Losses that are not methods can be used unchanged.
 
     a module whose forward takes (output, target)          torch.nn's, Classy's, VISSL's
-    a class with `from_config`                             made of its options, as VISSL makes it
+    a class with `from_config`                             built from its options, as in VISSL
     a function (output, target) or (output, sample, step)  keyword arguments from its options
 
-Which it is, is decided once, from the signature, when the loss is built.
+The signature decides which it is, once, when the loss is built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FunctionLoss(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
-        # The module of a bound method: its parameters and buffers are those of the loss.
+        # For a bound method of a module: the module's parameters and buffers belong to the loss.
         owner = getattr(function, "__self__", None)
         self.owner = owner if isinstance(owner, nn.Module) else None
 
@@ -34,7 +34,7 @@ class FunctionLoss(nn.Module):
 
 
 def build(chosen: Any, options: Mapping[str, Any], name: str, given: Mapping[str, Any]) -> Any:
-    """The loss that `chosen` is, or makes. given: arguments that the engine gives."""
+    """Build the loss from a class or function. given: arguments that the engine passes."""
     if hasattr(chosen, "from_config"):
         return chosen.from_config(AttrDict({"name": name, **options}))
     if loss_arguments(chosen, {*options, *given}):
@@ -43,7 +43,7 @@ def build(chosen: Any, options: Mapping[str, Any], name: str, given: Mapping[str
 
 
 def takes_sample(loss: Any) -> bool:
-    """(output, sample, step) or (output, target)? The third argument, without a default, tells."""
+    """True for (output, sample, step): its third argument is `step` or has no default."""
     function = loss.function if isinstance(loss, FunctionLoss) else loss
     if isinstance(function, nn.Module):
         function = function.forward
@@ -57,7 +57,7 @@ def takes_sample(loss: Any) -> bool:
 
 
 class AttrDict(dict[str, Any]):
-    """A dict whose values are attributes as well, as VISSL's losses read their config."""
+    """A dict whose values are also attributes: VISSL's losses read their config so."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(

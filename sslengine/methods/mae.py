@@ -1,14 +1,14 @@
-"""MAE (He et al., 2021): a vision transformer sees a quarter of an image's patches; a small
-decoder paints the rest.
+"""MAE (He et al., 2021): a vision transformer encodes a quarter of an image's patches; a small
+decoder reconstructs the rest.
 
     hidden = a random 75 % of the patches, drawn for each image
-    tokens = trunk(what is shown)
+    tokens = trunk(visible patches)
     painted = decoder(tokens, with one learned token in place of each hidden patch)
     loss = mean over hidden patches of (painted - pixels)^2
 
-With NORMALIZE_PIXELS the pixels of each patch have their own mean taken off and are divided by
-their own standard deviation. Position embeddings are fixed sines and cosines, the trunk's too.
-It is a model that owns its step (`model_train_step`); afterwards its trunk is a trunk like any.
+NORMALIZE_PIXELS subtracts each patch's own mean and divides by its own standard deviation.
+Position embeddings are fixed sines and cosines, also in the trunk. The model computes its own
+losses (`model_train_step`); its trained trunk can be used like any other.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ from sslengine.registry import register_model
 
 @dataclass
 class MaeOptions:
-    # Share of the patches that the trunk does not see.
+    # Share of the patches that are hidden from the trunk.
     MASK_RATIO: float = 0.75
+    # The target: a patch's pixels less their mean, over their deviation.
     NORMALIZE_PIXELS: bool = True
+    # Width of a token in the decoder.
     DECODER_DIM: int = 512
+    # Blocks of the decoder.
     DECODER_LAYERS: int = 8
+    # Attention heads of each of its blocks.
     DECODER_HEADS: int = 16
-    # Pictures of inputs, what is shown of them, and what is painted: every so many epochs; 0: none.
+    # Epochs between two pictures of inputs, visible patches and reconstructions; 0: none.
     PICTURES_EVERY_NUM_EPOCH: int = 1
 
     def check(self) -> Iterator[str]:
@@ -76,7 +80,7 @@ class MaskedAutoencoder(nn.Module):
         _fix_positions(self.trunk, model.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE)
 
     def forward(self, data: Tensor, mode: str = "tensor", **_: Any) -> Any:
-        """Labels, if the batch has any, are not read."""
+        """data: images. Labels in the batch are ignored."""
         if mode == "tensor":
             return self.trunk(data)[0]
         painted, hidden = self.paint(data, self._noise(data))
@@ -85,7 +89,7 @@ class MaskedAutoencoder(nn.Module):
         return {"loss": self.loss(data, painted, hidden)}, painted.detach(), hidden
 
     def val_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """In test phases: the same loss, of the model in eval mode."""
+        """The losses in test phases: the same loss in eval mode."""
         losses: dict[str, Tensor] = self(**data, mode="loss")[0]
         return losses
 
@@ -94,16 +98,16 @@ class MaskedAutoencoder(nn.Module):
         return [SavePictures("mae", self.picture, frequency)] if frequency else []
 
     def paint(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(N x L x P pixels of each patch, N x L: 1 where it was hidden).
+        """(N x L x P: pixels of each patch, N x L: 1 where the patch was hidden).
 
-        noise, N x L: of each image the patches with the least are shown.
+        noise, N x L: the patches with the lowest noise in each image are visible.
         """
         order, count = noise.argsort(dim=1), noise.shape[1]
         kept = int(count * (1 - self.options.MASK_RATIO))
         if not 0 < kept < count:
             raise ConfigError(
                 f"config.MODEL.mae.MASK_RATIO: {self.options.MASK_RATIO:g} of {count} patches "
-                f"leaves {kept} to see; use smaller patches, or another ratio."
+                f"leaves {kept} visible; use smaller patches or another ratio."
             )
         shown = order[:, :kept]
         tokens = self.trunk(images, ["lastBLK"], shown=shown)[0]
@@ -121,7 +125,7 @@ class MaskedAutoencoder(nn.Module):
 
     @torch.no_grad()
     def picture(self, images: Tensor, painted: Tensor, hidden: Tensor) -> Tensor:
-        """N x 3 x C x H x W: each image, what was shown of it, and with the rest painted."""
+        """N x 3 x C x H x W: each image, its visible patches, and its reconstruction."""
         pixels = split_patches(images, self.trunk.patch_size)
         if self.options.NORMALIZE_PIXELS:
             mean, deviation = _statistics(pixels)
@@ -133,7 +137,7 @@ class MaskedAutoencoder(nn.Module):
         return torch.stack([join_patches(each, size, images.shape) for each in panels], dim=1)
 
     def _noise(self, images: Tensor) -> Tensor:
-        """In test phases the same each time: training draws on as if there had been none."""
+        """In test phases from a generator with a fixed seed, so the training's is not advanced."""
         rows, columns = patch_grid(images, self.trunk.patch_size, "VISION_TRANSFORMERS")
         shape, device = (len(images), rows * columns), images.device
         own = None if self.training else torch.Generator(device).manual_seed(0)
@@ -144,13 +148,13 @@ class Decoder(nn.Module):
     def __init__(
         self, options: MaeOptions, trunk: VisionTransformer, grid: tuple[int, int]
     ) -> None:
-        """grid: patches down and across, of images of the usual size."""
+        """grid: rows and columns of patches in an image of the configured size."""
         super().__init__()
         width = options.DECODER_DIM
         self.grid = grid
         self.positions: Tensor
         self.register_buffer("positions", sine_positions(*grid, width), persistent=False)
-        self.first = trunk.num_prefix_tokens  # those that stand before the patches
+        self.first = trunk.num_prefix_tokens  # number of tokens before the patches
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
         self.embed = nn.Linear(trunk.embed_dim, width)
         self.hidden_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -164,9 +168,9 @@ class Decoder(nn.Module):
         self.pixels = nn.Linear(width, trunk.patch_embed.proj.weight[0].numel())
 
     def forward(self, tokens: Tensor, places: Tensor, grid: tuple[int, int]) -> Tensor:
-        """places, N x L: where each patch of the image stands among the shown, then hidden.
+        """places, N x L: the position of each patch in the order: visible, then hidden.
 
-        Under autocast what passes from block to block stays in float32, as in the authors' code.
+        Under autocast, tokens between blocks stay in float32, as in the authors' code.
         """
         tokens = self.embed(tokens).to(self.hidden_token.dtype)
         first, shown = tokens[:, : self.first], tokens[:, self.first :]
@@ -202,7 +206,7 @@ def _fix_positions(trunk: VisionTransformer, image_size: int) -> None:
     side, positions = image_size // trunk.patch_size, trunk.pos_embed
     assert positions is not None
     with torch.no_grad():
-        positions.zero_()  # the class token's place has none
+        positions.zero_()  # the class token has no position
         positions[0, trunk.num_prefix_tokens :] = sine_positions(side, side, trunk.embed_dim)
     positions.requires_grad_(False)
 
@@ -215,6 +219,6 @@ def _initialise(module: nn.Module) -> None:
 
 
 def _statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean, and standard deviation, of each patch's values."""
+    """Mean and standard deviation of each patch's values."""
     mean, variance = patches.mean(-1, keepdim=True), patches.var(-1, keepdim=True)
     return mean, (variance + 1e-6).sqrt()

@@ -1,4 +1,4 @@
-"""NPID, NPID++ and PIRL: find an image's own row among random rows of a memory bank.
+"""NPID, NPID++ and PIRL: recognise an image's row among random rows of a memory bank.
 
 Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018:
 a memory holds one row v_i for each training image. An embedding f of image i is scored
@@ -8,18 +8,18 @@ against v_i and against rows drawn uniformly, s = v . f / T, with one of two los
     cross_entropy   -log( exp(s_i) / (exp(s_i) + sum over drawn rows j of exp(s_j)) )
 
 Misra and van der Maaten, Self-Supervised Learning of Pretext-Invariant Representations,
-2020, equation 5: the patches of an image and the image itself each have to find the
-image's row, and the loss is the weighted sum. The model then gives a list of embeddings,
-in the order of MODEL.MULTI_INPUT_HEAD_MAPPING, with one of `loss_weights` for each.
+2020, equation 5: this loss is computed for the patches of an image and for the image itself,
+and summed with weights. The model then returns a list of embeddings in the order of
+MODEL.MULTI_INPUT_HEAD_MAPPING, with one of `loss_weights` for each.
 
-When the losses of a batch are computed, the rows of its images move towards their new
-embeddings: m * old + (1 - m) * new, scaled to unit length. Every rank holds the whole
-memory, or with `memory_params.sharded` its share of the rows, and moves there the rows of all
-ranks' images; of two embeddings of one image in a batch the last counts, in the order of
-ranks. The target is the number of the sample.
+After the losses of a batch, the rows of its images are updated with their new embeddings:
+m * old + (1 - m) * new, scaled to unit length. Every rank holds the whole memory, or with
+`memory_params.sharded` its shard, and updates there the rows of all ranks' images; of two
+embeddings of one image in a batch the last counts, in the order of ranks. The target is the
+number of the sample.
 
-Ranks draw negatives from random streams of their own, so that a batch on two ranks meets
-other negatives than the same batch on one.
+Each rank draws negatives from its own random stream, so a batch on two ranks gets other
+negatives than the same batch on one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ NAME = "nce_loss_with_memory"
 class NegativeSampling:
     # Rows drawn for each embedding.
     num_negatives: int = 16000
-    # random: on the device. debug: on the host, by numpy, so the same on any device, but slowly.
+    # random: on the device. debug: by numpy on the host: the same on any device, but slow.
     type: str = "random"
 
     def check(self) -> Iterator[str]:
@@ -68,17 +68,18 @@ class NegativeSampling:
 
 @dataclass
 class MemoryOptions:
-    # Rows; -1: as many as there are training samples.
+    # Number of rows; -1: the number of training samples.
     memory_size: int = -1
+    # Width of the embeddings: that of the last head.
     embedding_dim: int = 128
-    # Of the old row when a new embedding comes.
+    # Weight of the old row when it is updated with a new embedding.
     momentum: float = 0.5
     # Start with rows of unit length.
     norm_init: bool = True
-    # Every embedding moves the memory; otherwise only that of update_mem_with_emb_index.
+    # Every embedding updates the memory; if false, only that of update_mem_with_emb_index.
     update_mem_on_forward: bool = True
-    # Each rank keeps its share of the rows, and gets from the others what it draws of theirs.
-    # auto: where the memory is larger than 1 GiB and there are several ranks.
+    # Each rank holds a shard of the rows, and fetches drawn rows from the other ranks.
+    # auto: if the memory is larger than 1 GiB and there are several ranks.
     sharded: bool | str = "auto"
 
     def check(self) -> Iterator[str]:
@@ -91,20 +92,25 @@ class MemoryOptions:
 
 @dataclass
 class MemoryBankOptions:
+    # nce, or cross_entropy over the own row and the negatives.
     loss_type: str = "nce"
-    # Embeddings of unit length.
+    # Normalise embeddings to unit length.
     norm_embedding: bool = True
+    # The similarities are divided by it.
     temperature: float = 0.07
-    # One for each embedding that the model gives.
+    # One weight for each embedding of the model.
     loss_weights: list[float] = field(default_factory=lambda: [1.0])
     # Z of the nce loss; -1: estimated from the first batch.
     norm_constant: float = -1.0
+    # The embedding that updates the memory, if not every one does.
     update_mem_with_emb_index: int = -100
+    # Which rows are negatives.
     negative_sampling_params: NegativeSampling = field(default_factory=NegativeSampling)
+    # The rows, one for each image.
     memory_params: MemoryOptions = field(default_factory=MemoryOptions)
-    # Filled in from the data.
+    # Set from the data.
     num_train_samples: int = -1
-    # Samples with this number neither count in the loss nor move the memory.
+    # Samples with this number are ignored in the loss and in the memory.
     ignore_index: int = -1
 
     def infer(self, facts: RunFacts) -> None:
@@ -125,7 +131,7 @@ class MemoryBankOptions:
         ):
             yield (
                 f"update_mem_with_emb_index: expected one of {list(embeddings)}, the embedding "
-                f"that moves the memory where memory_params.update_mem_on_forward is false; got "
+                f"that updates the memory if memory_params.update_mem_on_forward is false; got "
                 f"{self.update_mem_with_emb_index}."
             )
 
@@ -150,19 +156,19 @@ class MemoryBankLoss(Method):
         self.register_load_state_dict_post_hook(_note_partition)  # type: ignore[no-untyped-call]
 
     def forward(self, output: Tensor | Sequence[Tensor], target: Tensor) -> Tensor:
-        """output: (B, D), or a list of such; target: the numbers of the samples (B,)."""
+        """output: (B, D), or a list of these; target: the numbers of the samples (B,)."""
         embeddings = self._checked(output, target)
         counted = target != self.options.ignore_index
-        everybodys = gather(target).rows if self.training else target
+        all_targets = gather(target).rows if self.training else target
         rows = torch.where(counted, target, 0)
         total = torch.zeros_like(target, dtype=self.memory.dtype)
         for weight, embedding in zip(self.options.loss_weights, embeddings, strict=True):
             total = total + weight * self._losses(embedding, rows)
         if self.training:
-            self._move_memory(embeddings, everybodys)
-        # Divided by what counts on the average rank: the ranks' mean is that of all samples.
+            self._update_memory(embeddings, all_targets)
+        # Divided by the mean count per rank, so the mean over ranks is the mean over samples.
         ranks = world_size() if self.training else 1
-        count = (everybodys != self.options.ignore_index).sum().clamp(min=1)
+        count = (all_targets != self.options.ignore_index).sum().clamp(min=1)
         return (total * counted).sum() * ranks / count
 
     def _checked(self, output: Tensor | Sequence[Tensor], target: Tensor) -> list[Tensor]:
@@ -173,17 +179,17 @@ class MemoryBankLoss(Method):
             raise TrainingError(
                 f"{NAME} needs {len(self.options.loss_weights)} embeddings of shape {expected}, "
                 f"one for each of loss_weights, with memory_params.embedding_dim columns; the "
-                f"model gave {shapes}. See config.MODEL.HEAD.PARAMS."
+                f"model returned {shapes}. See config.MODEL.HEAD.PARAMS."
             )
         if not self.options.norm_embedding:
             return embeddings
         return [F.normalize(embedding, dim=1) for embedding in embeddings]
 
     def _losses(self, embedding: Tensor, rows: Tensor) -> Tensor:
-        """Of each embedding (B,)."""
+        """The loss of each embedding (B,)."""
         temperature = self.options.temperature
         positives = (fetch(self.memory, rows) * embedding).sum(dim=1) / temperature
-        # A copy of the rows: the memory may move before the backward pass.
+        # A copy of the rows: the memory may be updated before the backward pass.
         drawn = fetch(self.memory, self._draw(rows))
         negatives = torch.bmm(drawn, embedding.unsqueeze(2)).squeeze(2) / temperature
         if self.options.loss_type == "cross_entropy":
@@ -192,7 +198,7 @@ class MemoryBankLoss(Method):
         return noise_contrastive(positives, negatives, self._log_z(negatives), self.num_rows)
 
     def _draw(self, rows: Tensor) -> Tensor:
-        """Uniform over the memory, the own row included: the noise of the paper."""
+        """Rows drawn uniformly from the memory, the own row included, as in the paper."""
         sampling = self.options.negative_sampling_params
         shape = (len(rows), sampling.num_negatives)
         if sampling.type == "debug":
@@ -201,7 +207,7 @@ class MemoryBankLoss(Method):
         return torch.randint(self.num_rows, shape, device=rows.device)
 
     def _log_z(self, negatives: Tensor) -> Tensor:
-        """Equation 8 over the first batch of all ranks, kept from then on."""
+        """Equation 8, estimated from the first batch of all ranks and then constant."""
         if self._partition_known:
             return self.log_partition
         estimate = estimate_log_partition(negatives.detach(), self.num_rows)
@@ -213,12 +219,12 @@ class MemoryBankLoss(Method):
             self._partition_known = True
         return estimate
 
-    def _move_memory(self, embeddings: list[Tensor], everybodys: Tensor) -> None:
+    def _update_memory(self, embeddings: list[Tensor], all_targets: Tensor) -> None:
         options = self.options
         if not options.memory_params.update_mem_on_forward:
             embeddings = [embeddings[options.update_mem_with_emb_index]]
-        counted = everybodys != options.ignore_index
-        rows = torch.where(counted, everybodys, 0)
+        counted = all_targets != options.ignore_index
+        rows = torch.where(counted, all_targets, 0)
         for embedding in embeddings:
             values = gather(embedding.detach()).rows
             momentum = options.memory_params.momentum
@@ -233,11 +239,11 @@ def _memory_size(options: MemoryBankOptions, run: RunFacts) -> int:
     if size <= 0 or size < samples:
         raise ConfigError(
             f"config.LOSS.{NAME}.memory_params.memory_size: {size} rows for {samples} training "
-            f"samples; give at least as many rows, or -1 for as many."
+            f"samples; expected at least as many rows, or -1 for as many."
         )
     return size
 
 
 def _note_partition(loss: MemoryBankLoss, incompatible: object) -> None:
-    # Read once here, so that no step has to ask the device.
+    # Read once here, so that no step synchronises with the device.
     loss._partition_known = bool(torch.isfinite(loss.log_partition))

@@ -1,19 +1,19 @@
-"""MoCo v2: find the other view of an image among a queue of views of other images.
+"""MoCo v2: recognise the other view of an image among a queue of views of other images.
 
 He et al., Momentum Contrast for Unsupervised Visual Representation Learning, 2020,
 equation 1; v2 (Chen et al., 2020) is its head, augmentation and temperature:
 
     l_q = -log( exp(q k / T) / (exp(q k / T) + sum_i exp(q k_i / T)) )
 
-q: the model's embedding of one view; k: a slow copy's, the key encoder's, of the other;
-k_i: the queue, keys of the batches before. All have unit length. A step is the paper's
-Algorithm 1: keys, logits, backward; then this batch's keys, those of all ranks, replace
-the oldest in the queue, and after the optimizer the key encoder follows the model.
+q: the model's embedding of one view; k: the key encoder's (a momentum copy) of the other view;
+k_i: the queue, keys of earlier batches. All have unit length. A step is the paper's Algorithm 1:
+keys, logits, backward; then the keys of this batch on all ranks replace the oldest in the queue,
+and after the optimizer step the key encoder is averaged with the model.
 
 Batches come from `moco_collator`: `data` and `data_momentum`.
 
-ShuffleBN: each rank encodes keys of images that are not its own, or batch norms would
-tell the model which keys are of its batch. Not needed where they see all ranks' images.
+ShuffleBN: each rank encodes keys of other ranks' images; otherwise batch norms would show the
+model which keys belong to its batch. With SyncBN it is not needed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ KEY_IMAGES = "data_momentum"
 
 @dataclass
 class MoCoOptions:
+    # Width of the embeddings: that of the last head.
     embedding_dim: int = 128
-    # Keys to tell the right one from; a multiple of the batch size of all ranks together.
+    # Number of negative keys; a multiple of the batch size of all ranks together.
     queue_size: int = 65536
-    # Of the key encoder.
+    # Momentum of the key encoder.
     momentum: float = 0.999
+    # The similarities are divided by it.
     temperature: float = 0.2
 
     def infer(self, facts: RunFacts) -> None:
@@ -65,9 +67,9 @@ class MoCoOptions:
 def _check_queue(queue_size: int, batch: int, hint: str = "") -> None:
     if queue_size % batch:
         raise ConfigError(
-            f"config.LOSS.{NAME}.queue_size: expected a multiple of the batch size, so that whole "
-            f"batches enter and leave the queue; got {queue_size}, and a batch has {batch} images "
-            f"over all ranks. {hint or f'Nearest: {max(1, round(queue_size / batch)) * batch}.'}"
+            f"config.LOSS.{NAME}.queue_size: expected a multiple of the batch size, since each "
+            f"batch replaces the oldest one; got {queue_size}, and a batch has {batch} images over "
+            f"all ranks. {hint or f'Nearest: {max(1, round(queue_size / batch)) * batch}.'}"
         )
 
 
@@ -79,15 +81,15 @@ class MoCoLoss(Method):
     def __init__(self, options: MoCoOptions, run: RunFacts) -> None:
         super().__init__()
         for batch in run.batch_sizes:
-            hint = "Set config.DATA.TRAIN.DROP_LAST: True to leave out the short last batch."
+            hint = "Set config.DATA.TRAIN.DROP_LAST: True to drop the short last batch."
             _check_queue(options.queue_size, batch, hint)
         self.temperature, self.seed = options.temperature, run.seed
         self.shuffle = not run.sync_batch_norm
         self.key_encoder = Teacher(options.momentum, schedule="constant")
-        # Until real keys have replaced them: random directions, the same on all ranks.
+        # Random directions until real keys have replaced them; the same on all ranks.
         start = torch.randn(options.queue_size, options.embedding_dim)
         self.register_buffer("queue", F.normalize(start, dim=1))
-        # The oldest key. It stays on the device, where nobody has to wait for it.
+        # Position of the oldest key. On the device, so that reading it does not synchronise.
         self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
         self._new_keys: Tensor | None = None
 
@@ -103,9 +105,9 @@ class MoCoLoss(Method):
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:
-        """This batch's keys of all ranks, in their order, in place of the oldest.
+        """Replace the oldest keys by this batch's keys of all ranks, in rank order.
 
-        Not before the gradients: the backward pass reads the queue that the loss has read.
+        After the gradients: the backward pass needs the queue that the loss has used.
         """
         keys, self._new_keys = self._new_keys, None
         assert keys is not None
@@ -115,7 +117,7 @@ class MoCoLoss(Method):
         self.queue_ptr.add_(count).remainder_(length)
 
     def _keys(self, sample: Any, step: Step) -> Gathered:
-        """Those of all ranks; in a test phase, of this rank's images alone."""
+        """The keys of all ranks; in a test phase only of this rank's images."""
         images = sample.get(KEY_IMAGES)
         if images is None:
             raise TrainingError(
@@ -139,12 +141,12 @@ class MoCoLoss(Method):
         if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == width:
             return F.normalize(output, dim=1)
         raise TrainingError(
-            f"{NAME} needs one embedding (B, {width}), the model gave {described(output)}. Does "
-            f"the last head end in config.LOSS.{NAME}.embedding_dim?"
+            f"{NAME} needs one embedding (B, {width}), the model returned {described(output)}. "
+            f"Does the last head end in config.LOSS.{NAME}.embedding_dim?"
         )
 
 
 def shuffled(count: int, seed: int, step: int) -> Tensor:
-    """An order that all ranks agree on without a word, and that a resumed run finds again."""
+    """A random order that is the same on all ranks and in a resumed run."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     return torch.randperm(count, generator=generator)

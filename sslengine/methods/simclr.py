@@ -6,14 +6,14 @@ Chen et al., A Simple Framework for Contrastive Learning of Visual Representatio
     l_i = -log( exp(s_ip / T) / sum_{k != i} exp(s_ik / T) ),   s = cosine similarity
     loss = mean of l_i over all 2N views
 
-With more than two views, as in the appendix of SwAV (Caron et al., 2020), each other view is
-the positive in turn; the remaining views of the same image count for nothing:
+With more than two views, as in the appendix of SwAV (Caron et al., 2020), each other view is the
+positive once; the remaining views of the same image are not negatives:
 
     l_i = mean over p of -log( exp(s_ip / T) / (exp(s_ip / T) + sum over k of other images) )
 
 Batches hold first all first views, then all second ones, and so on.
-Views of other ranks are gathered with gradient, so that the gradient over ranks is
-that of one process with the whole batch.
+Views of other ranks are gathered with gradient, so the gradient over ranks equals that of one
+process with the global batch.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ MULTI_CROP = "multicrop_simclr_info_nce_loss"
 
 @dataclass
 class SimCLROptions:
+    # The similarities are divided by it.
     temperature: float = 0.1
 
     def infer(self, facts: RunFacts) -> None:
@@ -51,7 +52,7 @@ class SimCLROptions:
 
 @dataclass
 class MultiCropSimCLROptions(SimCLROptions):
-    # Filled in from the transforms.
+    # Set from the transforms.
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:

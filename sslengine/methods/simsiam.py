@@ -1,17 +1,17 @@
-"""SimSiam: predict the other view's projection, and let no gradient through what is predicted.
+"""SimSiam: predict the other view's projection, with a stop-gradient on the projection.
 
 Chen and He, Exploring Simple Siamese Representation Learning, 2021, equations 2 to 4:
 
     loss = D(p_1, stopgrad(z_2)) / 2 + D(p_2, stopgrad(z_1)) / 2,   D = -mean cosine
 
-z: projection, p: prediction. The loss lies between -1 and 1; it falls to -1 where all
-predictions are right, which without the stop-gradient a constant output would reach.
+z: projection, p: prediction. The loss is between -1 and 1. It is -1 if all predictions are
+right; without the stop-gradient a constant output would reach that too.
 
 Batches come from `simclr_collator`, the model ends in `predictor_head`. In the authors' code
-each view passes the model by itself: `MODEL.VIEWS_APART`. Without it a batch norm's batch
+each view passes the model separately: `MODEL.VIEWS_APART`. Without it a batch norm's batch
 holds both.
 
-The published learning rate falls for all but the predictor:
+In the publication the learning rate decays for all parameters except the predictor's:
 
     OPTIMIZER:
       param_group_constructor: "sslengine.methods.simsiam:predictor_alone_is_head"
@@ -40,7 +40,7 @@ NAME = "simsiam_loss"
 
 @register_loss(NAME)
 class SimSiamLoss(Method):
-    """It has no options: there is nothing in the paper's loss to choose."""
+    """The paper's loss has no options."""
 
     def __init__(self, run: RunFacts) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class SimSiamLoss(Method):
 
 
 def predictor_alone_is_head(model: nn.Module, options: OptimizerOptions) -> list[Group]:
-    """The default groups, in which only predictors follow the schedules of the heads."""
+    """The default groups, with the heads' schedules for the predictors only."""
     heads = [module for module in model.modules() if isinstance(module, PredictorHead)]
     apart = {id(each) for head in heads for each in head.predictor.parameters()}
     groups: list[Group] = []

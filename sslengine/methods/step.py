@@ -1,9 +1,9 @@
-"""Where a run is, for its method: the third argument of `forward`, and what its verbs are told.
+"""The position in a run: the argument `step` of a method's `forward` and callbacks.
 
-    step.iteration      train steps made            step.train      False: evaluation moves nothing
-    step.num_updates    optimizer steps made        step.updating   does this batch end its group?
-    step.where          their share, from 0 to 1    step.epoch      from 0
-    step.phase          train phases before this one
+    step.iteration      train steps done            step.train      False: change no state
+    step.num_updates    optimizer steps done        step.updating   True: accumulation ends here
+    step.where          progress, from 0 to 1       step.epoch      from 0
+    step.phase          number of earlier train phases
     step.put("temperature", value)                  a metric; tensors stay on the device
 
 Without a task, in a test or a notebook: `Step.alone(iteration=3)`.
@@ -20,7 +20,7 @@ from sslengine.precision import Precision
 
 
 class Step:
-    """Reads the task at the moment that it is asked; one object for each task."""
+    """Reads each value from the task when it is used; one object per task."""
 
     __slots__ = ("_task",)
 
@@ -40,7 +40,7 @@ class Step:
         precision: Precision | None = None,
         training_set: Iterable[Mapping[str, Any]] = (),
     ) -> Step:
-        """Of no task. Metrics that are put: `step.metrics`."""
+        """A step without a task; its metrics are in `step.metrics`."""
         progress = SimpleNamespace(iteration=iteration, num_updates=num_updates)
         phase_of_run = SimpleNamespace(epoch=epoch, train_index=phase)
         task = SimpleNamespace(
@@ -80,27 +80,27 @@ class Step:
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """What has been put and not been written yet."""
+        """Metrics that were put and are not written yet."""
         return self._task.storage.latest()  # type: ignore[no-any-return]
 
     def put(self, name: str, value: Any) -> None:
         self._task.storage.put_scalar(name, value)
 
     def training_set(self) -> Iterator[Mapping[str, Any]]:
-        """In `before_phase`: this rank's share, as in `forward`, with crops never trained on."""
+        """This rank's batches of an epoch that training does not use; only in `before_phase`."""
         return self._task.unused_epoch()  # type: ignore[no-any-return]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision in which the run computes its model: `with step.autocast(): ...`"""
+        """The run's autocast context for its model: `with step.autocast(): ...`"""
         return self._task.precision.autocast()  # type: ignore[no-any-return]
 
     def full(self, output: Any) -> Any:
-        """Tensors of half precision in float32, as `forward` gets the model's output."""
+        """Convert half-precision tensors to float32, as in the `output` of `forward`."""
         return self._task.precision.as_full(output)
 
 
 class _Kept:
-    """In the place of a task's storage."""
+    """Stands in for a task's storage."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}

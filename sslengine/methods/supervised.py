@@ -1,4 +1,4 @@
-"""Supervised losses: for training with labels, for probes on frozen features, for pretext tasks.
+"""Supervised losses, for training with labels, linear probes and pretext tasks.
 
 Both take one output or several (one per head) with a single target, and sum over outputs.
 """
@@ -22,13 +22,15 @@ Outputs = Tensor | Sequence[Tensor]
 
 @dataclass
 class CrossEntropyOptions:
-    # Weight of each class.
+    # Weights of the classes; null: all equal.
     weight: list[float] | None = None
-    # A label that does not count.
+    # Samples with this label are ignored.
     ignore_index: int = -1
-    # Logits of unit length, as for cosine classifiers; use with a temperature.
+    # Normalise logits to unit length, as in cosine classifiers; use with a temperature.
     normalize_output: bool = False
+    # The outputs are divided by it.
     temperature: float = 1.0
+    # The share of each target that is spread over all classes.
     label_smoothing: float = 0.0
 
     def check(self) -> Iterator[str]:
@@ -46,7 +48,7 @@ class CrossEntropyLoss(Method):
         super().__init__()
         self.options = options
         weight = None if options.weight is None else torch.tensor(options.weight)
-        # Part of the config, not of the state: a checkpoint need not hold it.
+        # Not in checkpoints: it comes from the config.
         self.register_buffer("weight", weight, persistent=False)
         self.weight: Tensor | None
 
@@ -72,14 +74,15 @@ class CrossEntropyLoss(Method):
 
 @dataclass
 class BinaryCrossEntropyOptions:
+    # Outputs of unit length.
     normalize_output: bool = False
 
 
 @register_loss("bce_logits_multiple_output_single_target", options=BinaryCrossEntropyOptions)
 class BinaryCrossEntropyLoss(Method):
-    """Several labels an image: targets (B, C) in {0, 1}, and -1 where nobody knows.
+    """Several labels per image: targets (B, C) in {0, 1}, or -1 if unknown.
 
-    Each class is averaged over the images for which its label is known; classes add up.
+    Each class is averaged over the images with a known label; the classes are summed.
     """
 
     def __init__(self, options: BinaryCrossEntropyOptions, run: RunFacts) -> None:

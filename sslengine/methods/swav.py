@@ -7,14 +7,14 @@ of crop a by Sinkhorn over the global batch (losses/sinkhorn.py):
     loss = mean over a in crops_for_assign, crops v != a and images b of
                - sum_k q_abk log softmax_k(s_vb / temperature)
 
-and over the sets of prototypes, if there are several. Scores come crop by crop: all first
-crops, then all second ones. Codes take no gradient, so ranks have nothing to exchange but
-the prototypes' shares: the mean of their gradients is that of one process.
+and over the sets of prototypes, if there are several. Scores are ordered by crop: all first
+crops, then all second ones. Codes have no gradient, so ranks exchange only each prototype's
+sum over images: the mean of their gradients is that of one process.
 
-A small batch cannot be spread over many prototypes. The queue adds the embeddings of earlier
-batches to it, scored again in every step: each rank holds the same whole queue, scores an equal
-part of it, and Sinkhorn sees the union. It fills from the first step and counts from
-`start_iter` on, with as many embeddings as it has.
+A small batch cannot cover many prototypes. The queue adds the embeddings of earlier batches,
+scored again in every step: each rank holds the whole queue, scores an equal part of it, and
+Sinkhorn uses all scores. The queue fills from the first step and is used from `start_iter` on,
+also if it is not full.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COLLATORS = ("multicrop_collator", "multicrop_mixup_collator", "cutmixup_collato
 
 @register_head("swav_head", "swav_head_fsdp")
 class SwAVHead(nn.Module):
-    """Layers down to an embedding of unit length, and its scores: products with prototypes."""
+    """Layers to an embedding of unit length, then scores: dot products with prototypes."""
 
     def __init__(
         self,
@@ -62,17 +62,17 @@ class SwAVHead(nn.Module):
         normalize_last_layer: bool = False,
     ) -> None:
         """
-        dims: widths, that of the input first.
-        num_clusters: prototypes in each set of them.
-        skip_last_bn: neither batch norm nor activation behind the last layer.
-        normalize_last_layer: with use_weight_norm_prototypes, their lengths stay 1.
+        dims: widths, beginning with the input's.
+        num_clusters: number of prototypes in each set.
+        skip_last_bn: no batch norm and no activation after the last layer.
+        normalize_last_layer: with use_weight_norm_prototypes, keep their lengths at 1.
         """
         super().__init__()
         if len(dims) < 2:
             raise ConfigError(f"dims: expected two or more widths, got {list(dims)}.")
         if normalize_last_layer and not use_weight_norm_prototypes:
             raise ConfigError(
-                "normalize_last_layer: holds the lengths of weight-normalised prototypes; set "
+                "normalize_last_layer: fixes the lengths of weight-normalised prototypes; set "
                 f"use_weight_norm_prototypes too, or {WHERE}.normalize_last_layer instead."
             )
         self.in_features = dims[0]
@@ -103,7 +103,7 @@ class SwAVHead(nn.Module):
         return [embeddings] * self.return_embeddings + self.scores(embeddings)
 
     def scores(self, embeddings: Tensor) -> list[Tensor]:
-        """Of each set of prototypes."""
+        """The scores for each set of prototypes."""
         return [getattr(self, name)(embeddings) for name in self.prototypes]
 
     @torch.no_grad()
@@ -134,9 +134,9 @@ def _projection(
 
 @dataclass
 class SwAVQueueOptions:
-    # Embeddings of earlier batches, over all ranks, that codes are computed with. 0: none.
+    # Number of embeddings of earlier batches, over all ranks, for computing codes. 0: none.
     queue_length: int = 0
-    # Train steps before the queue counts.
+    # Train steps before the queue is used.
     start_iter: int = iterations(0)
 
     def check(self) -> Iterator[str]:
@@ -147,25 +147,29 @@ class SwAVQueueOptions:
 
 @dataclass
 class SwAVOptions:
-    # Of the predictions; epsilon is that of the codes.
+    # Temperature of the predictions; epsilon is that of the codes.
     temperature: float = 0.1
+    # Of the codes: the temperature of Sinkhorn's iterations.
     epsilon: float = 0.05
     # Sinkhorn iterations.
     num_iters: int = 3
-    # Codes and loss in float64.
+    # Compute codes and loss in float64.
     use_double_precision: bool = False
-    # Prototypes of unit length: at the start, and after every optimizer step.
+    # Normalise prototypes to unit length at the start and after every optimizer step.
     normalize_last_layer: bool = True
-    # Crops that codes are made of, counted from 0.
+    # Numbers of the crops from which codes are computed, from 0.
     crops_for_assign: list[int] = field(default_factory=lambda: [0, 1])
-    # In the first so many steps an image belongs to a single prototype.
+    # Number of first steps in which each image is assigned to a single prototype.
     temp_hard_assignment_iters: int = iterations(0)
-    # Prototype k gets a share of the images as 1 / k ** shk_powerlaw. 0: equal shares.
+    # The share of images of prototype k is proportional to 1 / k ** shk_powerlaw. 0: equal shares.
     shk_powerlaw: float = 0.0
+    # Embeddings of earlier batches.
     queue: SwAVQueueOptions = field(default_factory=SwAVQueueOptions)
     # Filled in from the head and the transforms.
     embedding_dim: int = 128
+    # Set from the head.
     num_prototypes: list[int] = field(default_factory=lambda: [3000])
+    # Set from the transforms.
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:
@@ -193,7 +197,7 @@ class SwAVLoss(Method):
     def __init__(self, options: SwAVOptions, run: RunFacts) -> None:
         super().__init__()
         self.options = options
-        self._heads: tuple[SwAVHead, ...] = ()  # a tuple, so that they are not part of this module
+        self._heads: tuple[SwAVHead, ...] = ()  # in a tuple, so that they are not submodules
         if options.queue.queue_length:
             # Newest first. Rows of zeros are still empty.
             shape = (len(options.crops_for_assign), options.queue.queue_length)
@@ -218,7 +222,7 @@ class SwAVLoss(Method):
                 head.normalize_prototypes()
 
     def forward(self, output: Sequence[Tensor], sample: Any, step: Step) -> Tensor:
-        """output: [embeddings, scores, ...] of swav_head, crop by crop."""
+        """output: [embeddings, scores, ...] of swav_head, by crop."""
         embeddings, *scores = self._checked(output)
         earlier, counted = self._scores_of_queue(step)
         hard = step.iteration < self.options.temp_hard_assignment_iters
@@ -239,15 +243,15 @@ class SwAVLoss(Method):
             )
         if len(output[0]) % crops:
             raise TrainingError(
-                f"swav_loss needs {crops} crops of every image, the model gave {len(output[0])} "
-                f"rows. Is DATA.TRAIN.COLLATE_FUNCTION multicrop_collator?"
+                f"swav_loss needs {crops} crops of every image, the model returned "
+                f"{len(output[0])} rows. Is DATA.TRAIN.COLLATE_FUNCTION multicrop_collator?"
             )
         return output
 
     def _loss_of_set(
         self, scores: Tensor, earlier: Tensor | None, counted: Tensor | None, hard: bool
     ) -> Tensor:
-        """For one set of prototypes. earlier (A, L, K): scores of the queue."""
+        """The loss for one set of prototypes. earlier (A, L, K): scores of the queue."""
         options = self.options
         precision = torch.float64 if options.use_double_precision else scores.dtype
         crops = scores.to(precision).unflatten(0, (options.num_crops, -1))
@@ -259,11 +263,11 @@ class SwAVLoss(Method):
         return swapped_prediction(codes, log_p, options.crops_for_assign).to(scores.dtype)
 
     def _for_assign(self, crops: Tensor) -> Tensor:
-        # Not by an index list, which would have to travel to the device.
+        # Not by an index list, which would be copied to the device.
         return torch.stack([crops[number] for number in self.options.crops_for_assign])
 
     def _codes(self, scores: Tensor, earlier: Tensor | None, counted: Tensor | None) -> Tensor:
-        """What Sinkhorn makes of scores (A, B, K) among the earlier ones."""
+        """Sinkhorn's codes of scores (A, B, K), computed together with the earlier ones."""
         options, images = self.options, scores.shape[1]
         if earlier is not None and counted is not None:
             scores = torch.cat([scores, earlier.to(scores.dtype)], dim=1)
@@ -274,7 +278,7 @@ class SwAVLoss(Method):
 
     @torch.no_grad()
     def _scores_of_queue(self, step: Step) -> tuple[list[Tensor], Tensor | None]:
-        """Of this rank's part of the queue, by set of prototypes; and which rows are filled."""
+        """This rank's part of the queue: scores by set of prototypes, and which rows are filled."""
         if self.queue is None or step.iteration < self.options.queue.start_iter:
             return [], None
         part = self.queue.tensor_split(world_size(), dim=1)[rank()]
@@ -283,7 +287,7 @@ class SwAVLoss(Method):
             return head.scores(part), part.ne(0).any(dim=-1)
 
     def _enqueue(self, embeddings: Tensor) -> None:
-        """The whole batch in front, as one process with all of it would put it there."""
+        """Put the global batch in front of the queue, in the order of a single process."""
         if self.queue is None:
             return
         crops = self._for_assign(embeddings.unflatten(0, (self.options.num_crops, -1)))

@@ -1,13 +1,13 @@
-"""A slow copy of the model, for methods that learn from one.
+"""A momentum copy of the model, for methods with a teacher.
 
     self.teacher = Teacher(momentum=0.996)                  # in the method's __init__
     targets = self.teacher(sample["input"], step)           # in its forward
 
-The engine makes the copy when the model is built, and calls it after each optimizer step:
+The engine makes the copy when the model is built, and updates it after each optimizer step:
 
     teacher = m * teacher + (1 - m) * model,    m from `momentum` to 1 along half a cosine
 
-Its output has no gradient, and the form and precision in which `forward` gets the model's.
+Its output has no gradient; form and precision are those of the method's argument `output`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sslengine.methods.step import Step
 
 
 class Teacher(nn.Module):
-    # Where, in this module, the copy is. VISSL's YAML looks for it under that name in checkpoints.
+    # Attribute with the copy. VISSL's YAML refers to this name in checkpoints.
     teacher_part: ClassVar[str] = "module"
     module: nn.Module
 
@@ -44,10 +44,10 @@ class Teacher(nn.Module):
         dropout: bool = True,
     ) -> None:
         """
-        schedule: does the momentum rise to 1, or stay?
-        statistics: in training, batch norms take those of the batch and keep running ones of
-            their own; or they take the model's running statistics, copied after each update.
-        dropout: in training, dropout and stochastic depth, as the model has them.
+        schedule: cosine: the momentum rises to 1; constant: it does not change.
+        statistics: in training, batch norms use the batch's statistics and their own running
+            ones (batch), or the model's running statistics, copied after each update (model).
+        dropout: in training, apply dropout and stochastic depth as the model does.
         """
         super().__init__()
         for value, known in ((schedule, ("cosine", "constant")), (statistics, ("batch", "model"))):
@@ -55,7 +55,7 @@ class Teacher(nn.Module):
                 raise ConfigError(f"Teacher: expected {' or '.join(known)}, got {value!r}.")
         self.momentum, self.rises = momentum, schedule == "cosine"
         self.own_statistics, self.dropout = statistics == "batch", dropout
-        self._model: tuple[nn.Module, ...] = ()  # a tuple, so that it is no part of this module
+        self._model: tuple[nn.Module, ...] = ()  # in a tuple, so that it is not a submodule
         self._pairs: Pairs = ()
 
     def attach(self, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""VICReg: views of an image agree, every dimension varies, no two vary together.
+"""VICReg: views of an image agree, every dimension varies, no two dimensions correlate.
 
 Bardes, Ponce, LeCun, VICReg: Variance-Invariance-Covariance Regularization for
 Self-Supervised Learning, 2022. Over the n images of the global batch, with z and z' the
@@ -9,9 +9,9 @@ embeddings (D wide) of their two views and Cov the covariance matrix with n - 1:
     covariance = (sum_{i != j} Cov(z)_ij^2 + sum_{i != j} Cov(z')_ij^2) / D
     loss       = sim_coeff * invariance + std_coeff * variance + cov_coeff * covariance
 
-This is what the authors' code computes, of which the published accuracies are. In the
-paper's equations 1 to 6 the invariance is D times as large and the variance twice: with
-lambda, mu and nu of the paper, sim_coeff = D * lambda, std_coeff = 2 * mu, cov_coeff = nu.
+The authors' code computes this and gives the published accuracies. In the paper's equations 1
+to 6 the invariance is D times and the variance twice as large: with lambda, mu and nu of the
+paper, sim_coeff = D * lambda, std_coeff = 2 * mu, cov_coeff = nu.
 
 Batches come from `simclr_collator`: first all first views, then all second ones.
 """
@@ -35,10 +35,13 @@ NAME = "vicreg_loss"
 
 @dataclass
 class VICRegOptions:
+    # Weight of invariance: views of an image are alike.
     sim_coeff: float = 25.0
+    # Weight of variance: dimensions keep their spread.
     std_coeff: float = 25.0
+    # Weight of covariance: dimensions are not correlated.
     cov_coeff: float = 1.0
-    # The standard deviation that each dimension is to have at least.
+    # Target: the least standard deviation of each dimension.
     gamma: float = 1.0
     # Added to variances before the root, whose slope at 0 is infinite.
     eps: float = 1e-4
@@ -65,8 +68,8 @@ class VICRegLoss(Method):
     def forward(self, output: Tensor, target: Tensor | None = None) -> dict[str, Tensor]:
         """output: (2B, D), view 0 of all images, then view 1. The target is not used.
 
-        Beside the loss its three terms, before they are weighted. The invariance is that of
-        this rank's images: ranks' losses are averaged, which makes it that of all.
+        Returns the loss and its three unweighted terms. The invariance covers this rank's images
+        only: averaging over ranks makes it that of all.
         """
         options = self.options
         views = split_views(output, NAME)

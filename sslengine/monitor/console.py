@@ -29,7 +29,7 @@ from rich.text import Text
 from sslengine.errors import readable
 from sslengine.monitor.text import Pace, eta, phase_line, step_line, values, where
 from sslengine.monitor.writers import Record, Writer
-from sslengine.screen import whole, wrapped
+from sslengine.screen import fit_line, wrapped
 
 
 class Screen(Console):
@@ -62,10 +62,10 @@ class _Whole:
         self.metrics = metrics
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(0, len(whole(self.metrics, None)))
+        return Measurement(0, len(fit_line(self.metrics, None)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(whole(self.metrics, options.max_width, more=False), no_wrap=True)
+        yield Text(fit_line(self.metrics, options.max_width, more=False), no_wrap=True)
 
 
 class _Metrics(ProgressColumn):

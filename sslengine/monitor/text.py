@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sslengine.monitor.writers import Record
-from sslengine.screen import whole
+from sslengine.screen import fit_line
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -35,7 +35,7 @@ def step_line(record: Record) -> str:
 
 def phase_line(record: Record, width: int | None = None) -> str:
     """width: as many whole metrics as fit into one line, and how many do not."""
-    return whole([where(record), *values(record)], width)
+    return fit_line([where(record), *values(record)], width)
 
 
 def where(record: Record) -> str:

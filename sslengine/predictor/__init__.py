@@ -1,4 +1,4 @@
-"""A trained run at work on single images: features, classes, the nearest training images.
+"""Apply a trained run to single images: features, classes, the nearest training images.
 
 predictor = Predictor("runs/mine")
 found = predictor("some.png")

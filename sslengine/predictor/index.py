@@ -1,8 +1,8 @@
 """The features of all training images, computed once and kept in the run's folder.
 
-`<run>/predictor/index.torch` knows of which checkpoint, transforms and images it is; with any
-of these changed it is computed again. Features are of unit length, four bytes a number: 8 GB
-for a million images of 2048 dimensions.
+`<run>/predictor/index.torch` stores a hash of its checkpoint, transforms and images; if one of
+these changes, it is computed again. Features have unit length and take four bytes per number:
+8 GB for a million images of 2048 dimensions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sslengine.models.weight_file import expect_file
 log = logging.getLogger("sslengine")
 
 FORMAT = 2
-PIECE = 2**16  # training images compared at a time
+PIECE = 2**16  # training images compared at once
 
 
 @dataclass(frozen=True)
 class Index:
     features: Tensor  # images x dimensions, of unit length
-    labels: Tensor | None  # by the images' numbers
-    numbers: Tensor  # of the rows of `features`: images that could not be read have none
+    labels: Tensor | None  # indexed by image number
+    numbers: Tensor  # image number of each row; images that could not be read have no row
 
     def nearest(self, query: Tensor, count: int) -> tuple[list[float], list[int]]:
         """(cosine similarities, image numbers), the most similar first."""
@@ -48,7 +48,7 @@ def unit_length(features: Tensor) -> Tensor:
 
 
 def key_of(checkpoint: str, transforms: Any, dataset: SSLDataset) -> str:
-    """Changes when anything changes that the features depend on."""
+    """A hash of all that the features depend on."""
     digest = hashlib.sha256(json.dumps([FORMAT, checkpoint, transforms]).encode())
     source = dataset.sources[0]
     for row in dataset.rows:
@@ -57,7 +57,7 @@ def key_of(checkpoint: str, transforms: Any, dataset: SSLDataset) -> str:
 
 
 def load_or_make(path: Path, key: str, make: Callable[[], Index]) -> Index:
-    """The index in the file if it is of this key; a new one otherwise."""
+    """The index in the file if it has this key; a new one otherwise."""
     found = _load(path, key)
     if found is None:
         found = make()
@@ -73,9 +73,9 @@ def _load(path: Path, key: str) -> Index | None:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         if stored["key"] == key:
             return Index(stored["features"], stored["labels"], stored["numbers"])
-        log.info("%s is of another model or of other images: computed again", path)
-    except Exception as error:  # whatever a broken file makes torch raise
-        log.warning("%s cannot be read (%s): computed again", path, error)
+        log.info("%s belongs to another model or other images: computing it again", path)
+    except Exception as error:  # torch raises many kinds for a broken file
+        log.warning("%s cannot be read (%s): computing it again", path, error)
     return None
 
 
@@ -84,4 +84,4 @@ def _store(path: Path, key: str, index: Index) -> None:
         with whole_file(path) as file:
             torch.save({"key": key, **vars(index)}, file)
     except OSError as error:
-        log.warning("%s cannot be written (%s): the next time it is computed again", path, error)
+        log.warning("%s cannot be written (%s): it will be computed again", path, error)

@@ -1,4 +1,4 @@
-"""A picture of each query beside the training images that are nearest to it."""
+"""Draw each query next to its nearest training images."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from sslengine.errors import DataError
 from sslengine.predictor.predictor import Prediction, Predictor
 
-SIDE, GAP, LINE = 128, 8, 14  # of an image, between two, of a line of text; in pixels
-LETTERS = 20  # that fit below an image
+SIDE, GAP, LINE = 128, 8, 14  # pixels: side of an image, gap between two, height of a text line
+LETTERS = 20  # letters that fit below an image
 
 
 def draw(predictor: Predictor, found: Mapping[str, Prediction]) -> Image.Image:
-    """One row for each query: it comes first, then its neighbours, the most similar first."""
+    """One row for each query: the query, then its neighbours, the most similar first."""
     columns = 1 + max(len(each.nearest) for each in found.values())
     cell = (SIDE + GAP, SIDE + 2 * LINE + GAP)
     sheet = Image.new("RGB", (GAP + columns * cell[0], GAP + len(found) * cell[1]), "white")
@@ -29,7 +29,7 @@ def draw(predictor: Predictor, found: Mapping[str, Prediction]) -> Image.Image:
             below += [] if neighbour.label is None else [f"class {neighbour.label}"]
             try:
                 image = predictor.training_image(neighbour.index)
-            except Exception:  # whatever a decoder may raise
+            except Exception:  # decoders raise many kinds
                 image = Image.new("RGB", (SIDE, SIDE), "grey")
                 below = [below[0], "cannot be read"]
             _put(sheet, (GAP + column * cell[0], top), image, below, None)
@@ -58,7 +58,7 @@ def _put(
 
 
 def _shown(image: Any) -> Image.Image:
-    """Of an array its first three bands, or its first, from its least value to its largest."""
+    """As RGB; of an array the first three bands, or the first, scaled to its value range."""
     if isinstance(image, Image.Image):
         return image.convert("RGB")
     bands = image[..., : 3 if image.shape[2] >= 3 else 1].astype(np.float64)

@@ -1,4 +1,4 @@
-"""`Predictor(run_folder)(image)`: what a run's newest checkpoint makes of an image."""
+"""`Predictor(run_folder)(image)`: apply a run's newest checkpoint to an image."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
+from sslengine.data.augment.transform import MakesLabel
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.dataset import SSLDataset
@@ -51,7 +52,7 @@ MANY_CLASSES = (nn.BCEWithLogitsLoss, supervised.BinaryCrossEntropyLoss)
 @dataclass(frozen=True)
 class Neighbour:
     index: int  # in the training set
-    path: str  # its file, or what its source calls it
+    path: str  # its file, or its name in the source
     similarity: float  # cosine of the features
     label: Any = None
 
@@ -59,7 +60,7 @@ class Neighbour:
 @dataclass(frozen=True)
 class Prediction:
     features: Tensor  # of the trunk, as a vector
-    classes: Tensor | None  # probability of each, if the run trained a classifier
+    classes: Tensor | None  # probability of each class, if the run trained a classifier
     nearest: list[Neighbour]
 
 
@@ -70,7 +71,7 @@ R = TypeVar("R")
 def _untrusting(
     method: Callable[Concatenate[Predictor, P], R],
 ) -> Callable[Concatenate[Predictor, P], R]:
-    """What the method builds may bring no code unless the run's config is trusted."""
+    """Close the trust switch during the method, unless the run's config is trusted."""
 
     @wraps(method)
     def guarded(self: Predictor, /, *arguments: P.args, **named: P.kwargs) -> R:
@@ -81,12 +82,12 @@ def _untrusting(
 
 
 class Predictor:
-    """The model is loaded at once, the index of the training set with the first image.
+    """Loads the model now, and the index of the training set with the first image.
 
-    overrides: as on the command line, `config.DATA.TRAIN.DATA_PATHS=[/where/they/are/here]`.
-    trust_config: the run's config.yaml may name Python code, which is then imported, and refer to
-    other files and the environment. Without it that is refused, or not read.
-    network: `student` or `teacher` of a method that has both; auto: as the method says.
+    overrides: as on the command line, `config.DATA.TRAIN.DATA_PATHS=[/their/path/here]`.
+    trust_config: allow the run's config.yaml to name Python code to import, and to refer to
+    other files and the environment. Otherwise these are refused, or not read.
+    network: `student` or `teacher` of a method that has both; auto: the method chooses.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Predictor:
         self.trunk = _trunk_of(self.model)
         chosen, self.network = choose(state["classy_state_dict"], network, str(self.checkpoint))
         load_model_state(self.model, chosen["base_model"])
-        # By number; empty where labels are numbers.
+        # Class number -> name; empty if labels are numbers.
         self.class_names = [*(state["classy_state_dict"].get("classes") or [[]])[0]]
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
@@ -127,7 +128,7 @@ class Predictor:
     @_untrusting
     @torch.no_grad()
     def __call__(self, image: str | Path | Image.Image | NDArray[np.generic]) -> Prediction:
-        """An array, height x width x channels: of a run with IMAGE_MODE stored."""
+        """image: an array (height x width x channels) only for a run with IMAGE_MODE stored."""
         opened = self.open(image) if isinstance(image, (str, Path)) else self.decoder.given(image)
         batch = self.view(opened)[None].to(self.device)
         features = self._features(batch)["trunk"][0].cpu()
@@ -139,7 +140,7 @@ class Predictor:
         return Prediction(features, classes, self._nearest(features))
 
     def open(self, path: str | Path) -> Image.Image:
-        """Decoded as the training images are: with IMAGE_MODE stored perhaps an array."""
+        """Decode as for training: with IMAGE_MODE stored the result may be an array."""
         return open_image(Path(path), self.decoder)
 
     def _nearest(self, features: Tensor) -> list[Neighbour]:
@@ -168,7 +169,7 @@ class Predictor:
     @cached_property
     @_untrusting
     def data(self) -> DataOptions:
-        """The training images one by one, made ready as queries are."""
+        """The options of DATA for single training images, transformed as queries are."""
         data = read(self.config, DataOptions)
         train = data.TRAIN
         labelled = bool(train.LABEL_SOURCES) and train.LABEL_TYPE == "standard"
@@ -207,7 +208,7 @@ class Predictor:
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
     def _make_index(self) -> Index:
-        log.info("the features of %d training images are computed", len(self.dataset))
+        log.info("computing the features of %d training images", len(self.dataset))
         run = read(self.config, RunOptions)
         feed = DataFeed(
             self.data, "TRAIN", training=False, seed=self.seed, device=self.device,
@@ -233,8 +234,8 @@ def _trunk_of(model: nn.Module) -> Trunk:
     trunk = getattr(model, "trunk", None)
     if not isinstance(trunk, Trunk):
         raise ConfigError(
-            f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} is a model of its own, without "
-            f"a `trunk` (sslengine.models.trunks.base.Trunk) whose features could be compared."
+            f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} has no `trunk` "
+            f"(sslengine.models.trunks.base.Trunk) whose features could be compared."
         )
     return trunk
 
@@ -243,24 +244,23 @@ def _newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:
     found = files.newest(folder / "checkpoints")
     if found is None:
         raise CheckpointError(
-            f"{folder / 'checkpoints'} holds no checkpoint: train first, with the same "
+            f"{folder / 'checkpoints'} holds no checkpoint: train first with the same "
             f"config.CHECKPOINT.DIR."
         )
     path, state = found
     if "classy_state_dict" not in state:
-        raise CheckpointError(f"{path} has no `classy_state_dict`: not of a training run.")
+        raise CheckpointError(f"{path} has no `classy_state_dict`: no training run saved it.")
     return path, state
 
 
 def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """From the model's output to the probabilities of classes; None: it is no classifier.
+    """A function: model's output -> class probabilities; None if the run trained no classifier.
 
-    Labels must be the images' own: rotations, say, are classes of something else.
+    Labels must belong to the images: the labels of a rotation task, for example, do not.
     """
     train = read(config, DataOptions).TRAIN
-    makes_label = any(
-        getattr(TRANSFORMS.get(entry["name"]), "makes_label", False) for entry in train.TRANSFORMS
-    )
+    makers = (TRANSFORMS.get(entry["name"]) for entry in train.TRANSFORMS)
+    makes_label = any(isinstance(each, type) and issubclass(each, MakesLabel) for each in makers)
     name = read(config, LossOptions).name
     if not name or not train.LABEL_SOURCES or train.LABEL_TYPE != "standard" or makes_label:
         return None
@@ -275,6 +275,6 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
 def open_image(path: Path, decoder: Decoder) -> Image.Image:
     try:
         return decoder(read_file(path))
-    except Exception as error:  # whatever a decoder may raise
+    except Exception as error:  # decoders raise many kinds
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{readable(path)} cannot be read as an image: {readable(text)}") from error

@@ -1,4 +1,4 @@
-"""Predictions as JSON, and as text for a person."""
+"""Predictions as JSON and as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from sslengine.errors import readable
 from sslengine.predictor.predictor import Prediction, Predictor
 
-TOP = 5  # classes told to a person
+TOP = 5  # classes shown in the text
 
 
 def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, 
         "checkpoint": predictor.checkpoint.name,
         "network": predictor.network,
         "class_names": predictor.class_names,
-        "transforms": predictor.view.said,
+        "transforms": predictor.view.description,
         "images": [
             {
                 "image": name,
@@ -35,7 +35,7 @@ def as_text(predictor: Predictor, found: Mapping[str, Prediction]) -> str:
     lines = [
         f"checkpoint  {readable(predictor.checkpoint)}",
         f"network     {predictor.network}",
-        f"transforms  {predictor.view.said}",
+        f"transforms  {predictor.view.description}",
     ]
     for name, each in found.items():
         lines += ["", readable(name), *_lines(each, predictor.class_names)]

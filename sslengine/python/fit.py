@@ -1,4 +1,4 @@
-"""`sslengine.fit`: objects in, the engine's loop, train steps and hooks underneath.
+"""`sslengine.fit`: train from objects, with the engine's loop, train steps and hooks.
 
 session = sslengine.fit(model, loss, data, optimizer, epochs=10)
 """
@@ -29,7 +29,7 @@ from sslengine.methods.foreign import FunctionLoss
 from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.python.history import History, KeepHistory
-from sslengine.python.place import amp_params, choose_device, join_others
+from sslengine.python.place import choose_device, join_others, known_precision
 from sslengine.python.session import Session
 from sslengine.python.task import Given, PythonTask
 from sslengine.trainer import loop
@@ -61,19 +61,19 @@ def fit(
     verbose: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Session:
-    """Train the model, in place, and return it with its history.
+    """Train the model in place and return a session with it and its history.
 
     loss: (output, target) -> a number, or a dict with `loss` and its parts; or a method,
-        (output, sample, step). What it has to train is trained. None: the model gives its losses
-        itself (loss_dict_train_step).
-    data, validation, test: a data set of (input, target), or a loader of batches. The model is
-        tested on `validation` after each epoch; `test` waits for session.predict.
-    optimizer: torch's, made of model.parameters() (and the loss's, if it has any to train), whose
-        rate stays as it is; or a dict as config.OPTIMIZER has it, with schedules.
-    epochs or iterations: the length of the whole run, one of them.
-    batch_size, shuffle, drop_last, collate_fn, workers: how a data set is read, on each rank.
-    folder: for checkpoints and metrics.jsonl; the same call resumes from there. None: no files.
-    settings: anything else, as it stands under `config` in YAML.
+        (output, sample, step). Its trainable parameters are trained too. None: the model returns
+        its losses itself (loss_dict_train_step).
+    data, validation, test: a dataset of (input, target), or a loader of batches. The model is
+        tested on `validation` after each epoch; `test` is for session.predict.
+    optimizer: a torch optimizer over model.parameters() (and the loss's, if it has any), whose
+        learning rate stays constant; or a dict with the keys of config.OPTIMIZER.
+    epochs or iterations: the length of the whole run; give one of them.
+    batch_size, shuffle, drop_last, collate_fn, workers: how each rank reads a dataset.
+    folder: for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
+    settings: any other keys under `config` in YAML.
     """
     place = choose_device(device)
     join_others(place)
@@ -129,19 +129,21 @@ def _resolve(
     if (epochs is None) == (iterations is None):
         given = "neither" if epochs is None else f"epochs={epochs} and iterations={iterations}"
         raise ConfigError(
-            f"fit: the length of the run is epochs=... or iterations=..., one of them; got {given}."
+            f"fit: give the length of the run as epochs=... or as iterations=...; got {given}."
         )
     own: dict[str, Any] = {
         "SEED_VALUE": seed,
         "TEST_MODEL": validation is not None,
-        "MODEL": {"AMP_PARAMS": amp_params(precision)},
         "OPTIMIZER": {
             **(optimizer if isinstance(optimizer, Mapping) else {}),
             "num_epochs": epochs,
             "num_iterations": iterations,
             "accumulate": accumulate,
         },
-        "MACHINE": {"DEVICE": "gpu" if device.type == "cuda" else "cpu"},
+        "MACHINE": {
+            "DEVICE": "gpu" if device.type == "cuda" else "cpu",
+            "PRECISION": known_precision(precision),
+        },
         "DISTRIBUTED": {"NUM_PROC_PER_NODE": world_size()},
         "HOOKS": {
             "LOG_GPU_STATS": False,
@@ -167,6 +169,6 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _check_resumable(data: Any) -> None:
     if isinstance(data, DataLoader) and data.generator is not None:
         raise DataError(
-            "data: the DataLoader's own `generator` decides its order, which a run that continues "
-            "from its folder could not find again. Leave it out: fit's seed decides."
+            "data: the DataLoader has its own `generator`, whose order a resumed run could not "
+            "repeat. Omit it: fit's seed decides the order."
         )

@@ -1,4 +1,4 @@
-"""What a run was, step by step and phase by phase, in memory."""
+"""The history of a run in memory, by step and by phase."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sslengine.monitor.loss_ledger import MAIN
 
 @dataclass
 class History:
-    # One record a train step: iteration (1 is the first), epoch, loss, its parts, lr.
+    # One record per train step: iteration (from 1), epoch, loss, its parts, lr.
     steps: list[dict[str, Any]] = field(default_factory=list)
-    # One a train or test phase: iteration, epoch, split, loss, meters.
+    # One record per train or test phase: iteration, epoch, split, loss, meters.
     epochs: list[dict[str, Any]] = field(default_factory=list)
 
     def losses(self) -> list[float]:
@@ -21,7 +21,7 @@ class History:
 
 
 class KeepHistory(Hook):
-    """Losses are read where the ledger is read anyway: this waits for the device no more often."""
+    """Fills a History. It reads losses when the ledger does, so it adds no synchronisation."""
 
     def __init__(self, history: History) -> None:
         self.history = history

@@ -1,4 +1,4 @@
-"""Passes over a set without training: `predict` and `evaluate_loss`. Each sample counts once."""
+"""Passes over a dataset without training: `predict`, `evaluate_loss`. Each sample counts once."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def predict(
     precision: str = "fp32",
     seed: int = 0,
 ) -> Any:
-    """What the model gives for each sample of `data`, in its order, on the CPU, on every rank.
+    """The model's outputs for all samples of `data`, in order, on the CPU, on every rank.
 
-    data: a data set, or a loader of batches; of (input, target) the model gets the input.
-    collate: makes one thing of the outputs of all batches, a list; else tensors are put together.
-    transform: of all that, what is returned.
+    data: a dataset, or a loader of batches; of (input, target) the model gets the input.
+    collate: combines the list of all batches' outputs; default: concatenate their tensors.
+    transform: applied to the combined outputs before they are returned.
     """
     with _reading(data, batch_size, collate_fn, workers, device, seed) as feed:
         numbers = make_precision(precision, feed.device)
@@ -50,13 +50,13 @@ def predict(
 
 
 def predict_feed(model: nn.Module, feed: Feed, precision: Precision) -> list[Any]:
-    """The outputs of all batches in the order of the set, on the host. Collective."""
+    """The outputs of all batches in the order of the dataset, on the host. Collective."""
     mine = [
         tree_map(lambda value: value.cpu() if isinstance(value, Tensor) else value, output)
         for output, _ in _outputs(model, feed, precision)
     ]
     of_ranks = gather_objects(mine)
-    # Ranks take turns: the stretches of a data set are dealt out step by step.
+    # Interleave the ranks' outputs: each step reads one stretch of the dataset over all ranks.
     return [output for step in zip(*of_ranks) for output in step]
 
 
@@ -65,19 +65,19 @@ def finish(
     collate: Callable[[list[Any]], Any] | None,
     transform: Callable[[Any], Any] | None,
 ) -> Any:
-    joined = (collate or put_together)(outputs)
+    joined = (collate or concatenate)(outputs)
     return joined if transform is None else transform(joined)
 
 
-def put_together(outputs: Sequence[Any]) -> Any:
-    """Batches of rows as one, in whatever form the model gives them."""
+def concatenate(outputs: Sequence[Any]) -> Any:
+    """Concatenate batches of rows, in nested containers of any form."""
     form = tree_flatten(outputs[0])[1]
     columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
     parts = list(columns)
     if not all(isinstance(value, Tensor) and value.ndim for part in parts for value in part):
         raise DataError(
-            "predict: the model's outputs are not all tensors with a row for each sample: say how "
-            "those of all batches are put together, collate=..."
+            "predict: the model's outputs are not all tensors with a row for each sample: pass "
+            "collate=... to combine those of all batches."
         )
     return tree_unflatten([torch.cat(part) for part in parts], form)
 
@@ -128,14 +128,14 @@ def _mean_loss(
 def not_a_scalar(loss: Any, value: Tensor) -> str:
     name = getattr(loss, "__name__", type(loss).__name__)
     return (
-        f"the loss must be one number, {name} gives a tensor of shape {tuple(value.shape)}: "
-        f"take its mean, or its sum."
+        f"the loss must be one number, {name} returns a tensor of shape {tuple(value.shape)}: "
+        f"take its mean or its sum."
     )
 
 
 @torch.no_grad()
 def _outputs(model: nn.Module, feed: Feed, precision: Precision) -> Iterator[tuple[Any, Batch]]:
-    """A list of one output is unwrapped, as the train steps do."""
+    """(output, batch) of all batches. A list of one output is unwrapped, as in train steps."""
     with evaluating(model):
         for batch in feed.batches():
             with precision.autocast():
@@ -166,7 +166,7 @@ def _reading(
 
 @contextmanager
 def evaluating(module: Any) -> Iterator[None]:
-    """In eval mode for a while."""
+    """Put a module into eval mode for the block."""
     mode = module.training if isinstance(module, nn.Module) else None
     try:
         if mode is not None:

@@ -1,4 +1,4 @@
-"""What `fit` returns: the trained model, its history, and questions to ask of it."""
+"""The result of `fit`: the trained model, its history, predictions and losses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Session:
 
     @property
     def iteration(self) -> int:
-        """Train steps made, those before a restart included."""
+        """Train steps done, also those before a resume."""
         return int(self._task.iteration)
 
     @property
@@ -47,8 +47,8 @@ class Session:
         transform: Callable[[Any], Any] | None = None,
         fresh: bool = False,
     ) -> Any:
-        """As `sslengine.predict`, of "train", "validation" or "test". Outputs are kept for as long
-        as the model stays as it is; fresh: compute them all the same."""
+        """`sslengine.predict` on "train", "validation" or "test". Outputs are cached until the
+        model changes. fresh: ignore the cache."""
         outputs = self._once(
             "predict", name, fresh,
             lambda feed: predict_feed(self.model, feed, self._task.parts.precision),
@@ -56,12 +56,12 @@ class Session:
         return finish(outputs, collate, transform)
 
     def evaluate_loss(self, name: str = "test", *, fresh: bool = False) -> dict[str, float]:
-        """The mean loss per sample over a set, with its parts, as a test phase would find it."""
+        """The mean loss per sample over a dataset, with its parts, as in a test phase."""
         kept: dict[str, float] = self._once("loss", name, fresh, self._task.mean_loss)
         return dict(kept)
 
     def close(self) -> None:
-        """End the loader workers. The session can be asked again; they start again."""
+        """Stop the loader workers. The next call starts them again."""
         for feed in self._feeds.values():
             feed.close()
         self._feeds = {}
@@ -76,7 +76,7 @@ class Session:
         return result
 
     def _version(self) -> bytes:
-        """Of model and loss: a hash of their values. torch's own counts of writes miss those of
+        """A hash of the values of model and loss. Tensors' version counters miss the writes of
         fused optimizers. Cost: reads all weights, 0.1 s for 100 MB."""
         digest = hashlib.blake2b()
         for part in (self.model, self.loss):
@@ -89,7 +89,7 @@ class Session:
         if self._sets.get(name) is None:
             given = [each for each, data in self._sets.items() if data is not None]
             raise ConfigError(
-                f"there is no set {name!r}; fit was given {', '.join(given)}. "
+                f"there is no dataset {name!r}; fit was given {', '.join(given)}. "
                 f"{nearest(name, given)}".rstrip()
             )
         if name not in self._feeds:

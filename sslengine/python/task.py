@@ -1,4 +1,4 @@
-"""The task of a run whose parts are given as objects: all else is that of a run from YAML."""
+"""The task of a run whose parts are Python objects; all else is as in a run from YAML."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Feed = DatasetFeed | LoaderFeed
 class Given(NamedTuple):
     model: nn.Module
     loss: nn.Module
-    # torch's, already made; None: the config says which.
+    # None: the config chooses it.
     optimizer: torch.optim.Optimizer | None
-    # By TRAIN and TEST: what is given, a data set or a loader.
+    # Keys TRAIN and TEST: a dataset or a loader.
     data: Mapping[str, Any]
     # Arguments of make_feed.
     feeding: Mapping[str, Any]
     hooks: tuple[Any, ...] = ()
-    # Told after metrics are written: they read what the engine has made of a phase.
+    # Called after metrics are written: they read a phase's metrics.
     readers: tuple[Any, ...] = ()
 
 
@@ -70,9 +70,9 @@ class PartsOfObjects(PartsOfConfig):
         feed = make_feed(given.data[split], seed=seed, device=self.device, **feeding)
         if training and isinstance(given.loss, Method) and _uneven(feed):
             raise DataError(
-                f"{where}: {feed.num_samples} samples make unequal shares for {world_size()} ranks "
-                f"in some batches, and {type(given.loss).__name__} compares the images of all "
-                f"ranks, which needs equal ones. Give drop_last=True."
+                f"{where}: some batches of {feed.num_samples} samples do not divide evenly over "
+                f"{world_size()} ranks, and {type(given.loss).__name__} compares the images of all "
+                f"ranks, which needs equal batches. Give drop_last=True."
             )
         return feed
 
@@ -94,7 +94,7 @@ class PartsOfObjects(PartsOfConfig):
         if any(id(p) not in mine for group in given.param_groups for p in group["params"]):
             raise ConfigError(
                 "optimizer: it has parameters that are neither the model's nor the loss's. Make it "
-                "of model.parameters() and loss.parameters()."
+                "from model.parameters() and loss.parameters()."
             )
         return ScheduledOptimizer(given, [{} for _ in given.param_groups])
 

@@ -26,7 +26,7 @@ from sslengine.distributed.sharding import is_sharded
 from sslengine.hooks.default import default_hooks
 from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
-from sslengine.methods.base import verbs
+from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.optim.learner import learner_of, trains
 from sslengine.optim.ownership import expect_owners
@@ -74,11 +74,11 @@ class PartsOfConfig:
     def make(self) -> Parts:
         config, device = self.config, self.device
         seed = read(config, RunOptions).SEED_VALUE
-        startup.tell("reading data")
+        startup.announce("reading data")
         feeds = self._feeds()
         plan = self._plan(feeds)
         startup.mark("data")
-        startup.tell("building the model")
+        startup.announce("building the model")
         seed_all(seed)
         model, loss = self._networks(feeds)
         learner = learner_of(model, loss)
@@ -97,8 +97,9 @@ class PartsOfConfig:
             seed=seed, feeds=feeds, plan=plan,
             base_model=model, model=build.wrap_model(config, model, device, compression),
             loss=loss, learner=learner, loss_takes_sample=takes_sample(loss),
-            before_phase=verbs(loss, "before_phase"),
-            after_backward=verbs(loss, "after_backward"), after_update=verbs(loss, "after_update"),
+            before_phase=callbacks(loss, "before_phase"),
+            after_backward=callbacks(loss, "after_backward"),
+            after_update=callbacks(loss, "after_update"),
             train_step_function=train_step, optimizer=optimizer, precision=precision,
             exchange=exchange, compression=compression,
             peers=Peers() if sharded or any(map(is_sharded, loss.buffers())) else None,

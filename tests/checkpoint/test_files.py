@@ -213,7 +213,7 @@ def test_a_fifo_of_a_checkpoints_name_is_skipped_and_replaced(
     found = files.newest(tmp_path)
     assert found is not None
     assert found[0].name == "model_phase0.torch"
-    assert "model_phase1.torch is not whole: it is not a regular file" in caplog.text
+    assert "model_phase1.torch is not intact: it is not a regular file" in caplog.text
     files.write(STATE, tmp_path, "model_phase1.torch")
     verify(fifo)
 

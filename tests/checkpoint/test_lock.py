@@ -57,7 +57,10 @@ def test_a_run_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
 def test_an_owner_that_has_not_said_who_it_is(tmp_path: Path, content: str) -> None:
     with owned(tmp_path):
         (tmp_path / NAME).write_text(content)
-        with pytest.raises(CheckpointError, match="it has not said which"), owned(tmp_path):
+        with (
+            pytest.raises(CheckpointError, match="its lock file does not say which"),
+            owned(tmp_path),
+        ):
             pass
 
 

@@ -29,7 +29,7 @@ def test_one_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"not whole: its content .*sha256"):
+    with pytest.raises(CheckpointError, match=r"not intact: its sha256"):
         verify(path)
 
 
@@ -88,18 +88,18 @@ def test_what_a_later_version_adds_is_no_error(tmp_path: Path) -> None:
     [
         (
             {"file": "../../precious"},
-            r"it is of '\.\./\.\./precious', and lies beside model_phase0",
+            r"it is for '\.\./\.\./precious', and is next to model_phase0",
         ),
-        ({"file": None}, "it is of None"),
+        ({"file": None}, "it is for None"),
         ({"bytes": "7"}, "bytes is '7'"),
         ({"bytes": True}, "bytes is True"),
         ({"sha256": 7}, "sha256 is 7"),
         ({"number": "nine"}, "number is 'nine'"),
         ({"number": -1}, "number is -1"),
         ({"train_phase": 1.5}, "train_phase is 1.5"),
-        ({"results": {"test": 3}}, "results should be names"),
-        ({"versions": []}, "versions should be names"),
-        ({"files": {"a": {"bytes": 1, "sha256": "x"}}}, r"list the files of a folder \.shards"),
+        ({"results": {"test": 3}}, "results should map names"),
+        ({"versions": []}, "versions should map names"),
+        ({"files": {"a": {"bytes": 1, "sha256": "x"}}}, r"list files exactly if .*\.shards"),
     ],
 )
 def test_values_of_the_wrong_kind_are_an_error_by_name(

@@ -86,7 +86,7 @@ def test_a_save_that_fails_once_is_tried_again(
     mine.finish()
     assert (tmp_path / "model_phase0.torch").exists()
     assert "Input/output error" in caplog.text
-    assert "It is tried again." in caplog.text
+    assert "Trying again." in caplog.text
 
 
 def test_a_save_that_goes_on_failing_is_loud_and_the_older_one_stays(

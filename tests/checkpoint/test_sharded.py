@@ -105,7 +105,7 @@ def test_a_save_that_fails_leaves_the_one_before(
     for said, there in two_ranks.run(_fail_on, culprit, tmp_path):
         assert "cannot write the checkpoint" in said
         assert "No space left on device" in said
-        assert "Earlier checkpoints in the folder are as they were" in said
+        assert "Earlier checkpoints in the folder are unchanged" in said
         assert "phase1" not in there
     found = files.newest(tmp_path)
     assert found is not None
@@ -126,7 +126,7 @@ def _no_room(folder: Path) -> str:
 
 def test_room_is_looked_for_first(two_ranks: RankPool, tmp_path: Path) -> None:
     for said in two_ranks.run(_no_room, tmp_path):
-        assert "are free. Delete something" in said
+        assert "are free. Delete files" in said
     assert _names(tmp_path) == set()
 
 
@@ -141,7 +141,7 @@ def _elsewhere(folder: Path) -> str:
 
 def test_ranks_need_one_folder(two_ranks: RankPool, tmp_path: Path) -> None:
     for said in two_ranks.run(_elsewhere, tmp_path):
-        assert "is not the same folder on all ranks" in said
+        assert "must be the same folder on all ranks" in said
 
 
 def _with_saver(folder: Path, options: CheckpointOptions) -> list[str]:

@@ -45,7 +45,6 @@ SIMCLR = "LOSS__simclr_info_nce_loss"
         ("LOSS__ignore_index", -1, "in the section of the loss"),
         ("NEAREST_NEIGHBOR__USE_CUDA", False, "MACHINE.DEVICE"),
         ("HOOKS__EMA_MODEL__DECAY", 0.9, "no moving average"),
-        ("METERS__mean_ap_list_meter", {"num_classes": 3}, "accuracy_list_meter"),
         ("SVM_FEATURES_PATH", "x", "a tool of VISSL"),
     ],
 )
@@ -145,10 +144,10 @@ def test_sections_above_dead_keys() -> None:
 
 
 def test_a_component_of_that_name_is_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.METERS._things, "mean_ap_list_meter", dict)
-    run = resolved(METERS__mean_ap_list_meter={"num_classes": 3})
+    monkeypatch.setitem(registry.METERS._things, "model_output_mask", dict)
+    run = resolved(METERS__model_output_mask={"num_classes": 3})
     assert run.warnings == ()
-    assert run.config.METERS.mean_ap_list_meter.num_classes == 3
+    assert run.config.METERS.model_output_mask.num_classes == 3
 
 
 SHIPPED = sorted(

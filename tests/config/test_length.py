@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from sslengine import catalog  # noqa: F401 - declares the names that ship with sslengine
-from sslengine.config.compose import Assignment, Composition, Layer
+from sslengine.config.compose import Assignment, Composition
+from sslengine.config.files import Layer
 from sslengine.config.resolve import Resolved, freeze, resolve_dict
 from sslengine.errors import ConfigError
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from sslengine import catalog  # noqa: F401
-from sslengine.config.compose import Assignment, Composition, Layer
+from sslengine.config.compose import Assignment, Composition
+from sslengine.config.files import Layer
 from sslengine.config.merge import Merged, merge
 from sslengine.errors import ConfigError
 

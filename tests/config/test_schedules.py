@@ -10,7 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from sslengine import catalog  # noqa: F401
-from sslengine.config.compose import Assignment, Composition, Layer, compose
+from sslengine.config.compose import Assignment, Composition, compose
+from sslengine.config.files import Layer
 from sslengine.config.resolve import Resolved, freeze, resolve, resolve_dict
 from sslengine.config.sections import read
 from sslengine.config.show import show

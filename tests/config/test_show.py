@@ -33,7 +33,8 @@ def test_each_changed_value_has_its_origin_beside_it() -> None:
 
 
 def test_a_value_set_inside_a_list_is_told_at_the_list() -> None:
-    from sslengine.config.compose import Assignment, Composition, Layer
+    from sslengine.config.compose import Assignment, Composition
+    from sslengine.config.files import Layer
     from sslengine.config.resolve import freeze
 
     path = "config.DATA.TRAIN.TRANSFORMS.1.size"

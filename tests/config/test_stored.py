@@ -7,7 +7,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from sslengine.config.changes import changes
-from sslengine.config.compose import Assignment, Composition, Layer
+from sslengine.config.compose import Assignment, Composition
+from sslengine.config.files import Layer
 from sslengine.config.resolve import Resolved, freeze, resolve_dict
 from sslengine.config.show import show
 from sslengine.config.stored import as_stored, is_secret, texts_of_environment

@@ -61,7 +61,12 @@ STEPS: dict[str, Of] = {
         overrides=(f"config.MODEL.BASE_MODEL_NAME={__name__}:GivesLosses", "config.LOSS.name=''",
                    LISTED), more={"but": NOT_SHARDED}),
 }  # fmt: skip
-METERS_SMALL = {"accuracy_list_meter": Of({"topk_values": [1, 3]})}
+METERS_SMALL = {
+    "accuracy_list_meter": Of({"topk_values": [1, 3]}),
+    "mean_ap_list_meter": Of({"num_classes": 7}),
+    "precision_at_k_list_meter": Of({"topk_values": [1, 3]}),
+    "recall_at_k_list_meter": Of({"topk_values": [1, 3]}),
+}
 SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL,
         "trains_in_bfloat16", "is_near_in_bfloat16")  # fmt: skip
 

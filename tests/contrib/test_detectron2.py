@@ -136,8 +136,8 @@ def test_it_changes_nothing_of_the_training(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     task = make_task(tmp_path, [hook := Detectron2Hook(HookBase())])
     task.on_start()
-    with pytest.raises(AttributeError, match="data_loader .* training's own"):
+    with pytest.raises(AttributeError, match="data_loader .* which training uses"):
         hook.hook.trainer.data_loader  # noqa: B018
-    with pytest.raises(AttributeError, match="checkpointer .* there are cfg, iter, max_iter"):
+    with pytest.raises(AttributeError, match="checkpointer .* available are cfg, iter, max_iter"):
         hook.hook.trainer.checkpointer  # noqa: B018
     task.close()

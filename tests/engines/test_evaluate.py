@@ -53,11 +53,11 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
     # Training moved the weights: the features are other ones.
     assert scores["trained"] != {**scores["untrained"], "features": "trained"}
     text = screen(run)
-    assert "judging 60 and 20 images: untrained" in text
+    assert "evaluating 60 and 20 images: untrained" in text
     for word in (
         "kNN (k=5)",
         "linear",
-        "at the first step",
+        "at the last step",
         "model_final_checkpoint_phase",
         "metrics.jsonl",
     ):
@@ -89,8 +89,8 @@ def test_few_labels_are_judged_as_far_as_they_go(tmp_path: Path) -> None:
     assert report["knn"] == {"metric": "cosine", "sigma": 0.1}
     assert all(0 <= score["linear"] <= 100 for score in scores.values())
     neighbours, probe = report["notes"]
-    assert neighbours == "kNN with k=200: there are 12 training images, and all of them vote"
-    assert "held-out samples, at least one of each class but the" in probe
+    assert neighbours == "kNN with k=200: there are only 12 training images, and all of them vote"
+    assert "held-out samples, at least one of each class except the" in probe
     assert probe in screen(run)
     evaluate(make_run(tmp_path, "evaluate", **{**few, "DATA__TRAIN__DATA_LIMIT": 1}))
     report, scores = _scores(tmp_path)
@@ -156,6 +156,6 @@ def test_nothing_trained_nothing_judged(tmp_path: Path) -> None:
 def test_judging_needs_labels(tmp_path: Path) -> None:
     train(make_run(tmp_path, **SHAPES))
     with pytest.raises(
-        ConfigError, match="DATA.TRAIN.LABEL_SOURCES: judging features needs labels"
+        ConfigError, match="DATA.TRAIN.LABEL_SOURCES: evaluating features needs labels"
     ):
         evaluate(make_run(tmp_path, "evaluate", **{**FROZEN, "DATA__TRAIN__LABEL_SOURCES": []}))

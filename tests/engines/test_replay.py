@@ -50,7 +50,7 @@ def test_the_place_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
     assert text.startswith("iteration 6, rank 0: model.trunk.layer2.0.conv1 (Conv2d) is the first")
     assert "Its input is finite; its largest weights: weight inf." in text
     assert "samples: [" in text
-    assert "again from step 7, model_iteration6.torch" in screen(again)
+    assert "replay from step 7, model_iteration6.torch" in screen(again)
     assert _content(tmp_path) == before
 
 
@@ -73,7 +73,9 @@ def test_the_innermost_module_is_named_with_its_input() -> None:
         module.register_forward_hook(Watch(f"model.{name}".rstrip(".")))
     with pytest.raises(NonFiniteLossError, match=r"model\.1 \(Diverges\) .*3 of 3 .*is finite"):
         model(torch.ones(3))
-    with pytest.raises(NonFiniteLossError, match=r"model\.0 \(Identity\) .*1 of 2 .*is not;"):
+    with pytest.raises(
+        NonFiniteLossError, match=r"model\.0 \(Identity\) .*1 of 2 .*is not finite;"
+    ):
         model(torch.tensor([1.0, torch.nan]))
 
 

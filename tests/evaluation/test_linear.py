@@ -147,9 +147,9 @@ def test_one_class_cannot_be_learned() -> None:
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
-        ([0, 0, 0, 1], "chosen by 1 held-out samples, .* but the 1 that have a single sample"),
+        ([0, 0, 0, 1], "chosen by 1 held-out samples, .* except the 1 with a single sample"),
         ([0, 0, 1, 1], "chosen by 2 held-out samples, at least one of each class$"),
-        ([0, 1, 2, 3], "no class has two samples to hold one out, the penalty is 0.01"),
+        ([0, 1, 2, 3], "no class has two samples, so none is held out; the penalty is 0.01"),
     ],
 )
 def test_few_labels_are_held_out_where_there_are_two(

@@ -192,7 +192,7 @@ def test_a_model_without_batch_norm_is_told(
 ) -> None:
     task = train(tmp_path, [PreciseBatchNorm(2)], _saves(tmp_path), **SUPERVISED)
     assert task.iteration == 8
-    assert "no batch norm" in caplog.text
+    assert "no trained batch norm" in caplog.text
 
 
 @pytest.mark.parametrize("step", ["loss_dict_train_step", "model_train_step"])

@@ -242,7 +242,7 @@ MACHINE = [
     row("config.CHECKPOINT.DIR=/dev/null/run", "config.CHECKPOINT.DIR", "/dev/null", phase=CHECK),
     row(f"config.CHECKPOINT.DIR={'x' * 300}", "config.CHECKPOINT.DIR", "cannot be made",
         phase=CHECK),
-    row("config.CHECKPOINT.APPEND_DISTR_RUN_ID=true", "config.CHECKPOINT.APPEND_DISTR_RUN_ID needs",
+    row("config.CHECKPOINT.APPEND_DISTR_RUN_ID=true", "config.CHECKPOINT.APPEND_DISTR_RUN_ID: set",
         phase=CHECK),
 ]  # fmt: skip
 

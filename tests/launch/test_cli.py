@@ -56,7 +56,7 @@ def test_show_prints_the_config_and_writes_nothing(
     assert "  # Steps between two log lines; " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["config=tiny", "--all"])
-    assert "--all: with --show alone" in capsys.readouterr().err
+    assert "--all: needs --show" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

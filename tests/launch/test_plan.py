@@ -50,13 +50,13 @@ def test_never_alone_where_several_were_started(environment: dict[str, str]) -> 
 
 
 def test_one_of_them_says_it() -> None:
-    assert [_plan(2, 2, _srun(each, 4, 2)).speaks for each in range(4)] == [
+    assert [_plan(2, 2, _srun(each, 4, 2)).prints for each in range(4)] == [
         True,
         False,
         False,
         False,
     ]
-    assert not _plan(1, 4, TORCHRUN).speaks
+    assert not _plan(1, 4, TORCHRUN).prints
 
 
 def test_nodes_by_hand() -> None:

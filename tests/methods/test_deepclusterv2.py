@@ -385,7 +385,10 @@ def _with(**options: Any) -> dict[str, Any]:
         (_with(num_clusters=[]), "num_clusters: expected numbers of 1 or more"),
         (_with(num_clusters=[4, 0]), "num_clusters: expected numbers of 1 or more"),
         (_with(kmeans_iters=-1), "kmeans_iters: expected 0 or more"),
-        (_with(memory_params={"crops_for_mb": []}), "crops_for_mb: expected the number of a crop"),
+        (
+            _with(memory_params={"crops_for_mb": []}),
+            "crops_for_mb: expected one or more numbers of crops",
+        ),
         (_with(memory_params={"embedding_dim": 0}), "embedding_dim: expected 1 or more"),
         (
             _with(memory_params={"crops_for_mb": [0, 3]}),

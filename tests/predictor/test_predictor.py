@@ -48,7 +48,7 @@ def _model(folder: Path, paths: Path) -> Any:
 def test_features_classes_and_neighbours_are_those_computed_by_hand(tmp_path: Path) -> None:
     paths = make_classifier(tmp_path)
     predictor = Predictor(tmp_path / "run", nearest=5)
-    assert "resized to 9, cropped to 8 in the centre, normalised" in predictor.view.said
+    assert "resized to 9, cropped to 8 in the centre, normalised" in predictor.view.description
     found = predictor(paths[5])
     model = _model(tmp_path / "run", tmp_path / "images")
 
@@ -78,7 +78,7 @@ def test_a_path_and_an_image_are_the_same_and_again_the_same(tmp_path: Path) -> 
         {"name": "RandomCrop", "size": 8}, {"name": "ToTensor"},
     ])  # fmt: skip
     predictor = Predictor(str(tmp_path / "run"), nearest=0)
-    assert predictor.view.said == "those of config.DATA.TEST"
+    assert predictor.view.description == "from config.DATA.TEST"
     one, two = predictor(str(paths[0])), predictor(Image.open(paths[0]))
     assert torch.equal(one.features, two.features)
     assert one.nearest == []
@@ -156,7 +156,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_trunk_is_told() -> None:
-    with pytest.raises(ConfigError, match="Linear is a model of its own, without a `trunk`"):
+    with pytest.raises(ConfigError, match="Linear has no `trunk`"):
         _trunk_of(nn.Linear(2, 2))
 
 

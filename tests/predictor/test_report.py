@@ -15,7 +15,7 @@ PREDICTOR: Any = SimpleNamespace(
     checkpoint=Path("runs/mine/checkpoints/model_phase3.torch"),
     network="teacher",
     class_names=[],
-    view=SimpleNamespace(said="those of config.DATA.TEST"),
+    view=SimpleNamespace(description="from config.DATA.TEST"),
 )
 NEAR = [Neighbour(7, "x/7.png", 0.75, 2), Neighbour(9, "x/9.png", 0.5, None)]
 FOUND = {"a.png": Prediction(torch.tensor([3.0, 4.0]), torch.tensor([0.25, 0.5, 0.25]), NEAR)}
@@ -27,7 +27,7 @@ def test_json_has_everything() -> None:
     assert told == {
         "run": "runs/mine", "checkpoint": "model_phase3.torch",
         "network": "teacher", "class_names": [],
-        "transforms": "those of config.DATA.TEST",
+        "transforms": "from config.DATA.TEST",
     }  # fmt: skip
     assert (image["image"], image["features"], image["classes"]) == (
         "a.png", [3.0, 4.0], [0.25, 0.5, 0.25],
@@ -40,7 +40,7 @@ def test_text_for_a_person() -> None:
     assert lines[:3] == [
         "checkpoint  runs/mine/checkpoints/model_phase3.torch",
         "network     teacher",
-        "transforms  those of config.DATA.TEST",
+        "transforms  from config.DATA.TEST",
     ]
     assert lines[4:] == [
         "a.png",

@@ -22,7 +22,7 @@ def _data(train: list[Any], test: list[Any] | None = None) -> DataOptions:
 
 def test_those_of_the_test_set_come_first() -> None:
     entries = [{"name": "CenterCrop", "size": 4}, TO_TENSOR]
-    assert choose(_data([TO_TENSOR], entries)) == (entries, "those of config.DATA.TEST")
+    assert choose(_data([TO_TENSOR], entries)) == (entries, "from config.DATA.TEST")
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_outputs_that_cannot_be_put_together() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.mean()
 
-    with pytest.raises(DataError, match="say how those of all batches are put together, collate="):
+    with pytest.raises(DataError, match="pass collate="):
         predict(Mean(), Points(), device="cpu")
 
 
@@ -93,7 +93,7 @@ def test_losses_by_their_names() -> None:
 
 
 def test_a_loss_that_is_not_one_number() -> None:
-    with pytest.raises(TrainingError, match=r"MSELoss gives a tensor of shape \(4, 1\)"):
+    with pytest.raises(TrainingError, match=r"MSELoss returns a tensor of shape \(4, 1\)"):
         evaluate_loss(net(), nn.MSELoss(reduction="none"), batches(Points()), device="cpu")
 
 

@@ -70,9 +70,9 @@ def test_the_loss_over_a_set() -> None:
 
 def test_a_set_that_was_not_given() -> None:
     session, _ = trained()
-    with pytest.raises(ConfigError, match=r"no set 'validation'; fit was given train, test"):
+    with pytest.raises(ConfigError, match=r"no dataset 'validation'; fit was given train, test"):
         session.predict("validation")
-    with pytest.raises(ConfigError, match=r"no set 'tset'.* Did you mean 'test'"):
+    with pytest.raises(ConfigError, match=r"no dataset 'tset'.* Did you mean 'test'"):
         session.evaluate_loss("tset")
 
 

@@ -151,7 +151,7 @@ def test_at_the_time_limit_it_is_saved_and_goes_on_under_the_same_id(
     shown = user.wait_for_state(job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
     log = user.job_log(job)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), log
-    assert f"job {job} goes into the queue again" in log
+    assert f"job {job} is requeued" in log
     assert "resumed from" in log
     assert "leaked" not in log
     assert user.losses("over_time") == user.losses("undisturbed")

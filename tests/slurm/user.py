@@ -48,7 +48,7 @@ class User:
         """The job's id."""
         done = self.command("config.SLURM.USE_SLURM=true", *arguments)
         assert done.returncode == 0, done.stderr
-        found = re.search(r"launch: job (\d+) of SLURM", done.stdout)
+        found = re.search(r"launch: SLURM job (\d+)", done.stdout)
         assert found, done.stdout
         return found.group(1)
 

@@ -26,7 +26,7 @@ def test_a_runs_own_config_is_what_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints" / "model_final_checkpoint_phase1.torch").unlink()
     done = _replay("run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "run: again from step 5, model_phase0.torch" in done.stdout
+    assert "run: replay from step 5, model_phase0.torch" in done.stdout
     assert "steps 5 to 8: all values are finite." in done.stdout
 
 

@@ -3,6 +3,9 @@
 Each source numbers its labels by itself: folders, names in a table or a file in order of name;
 labels that are numbers stay what they are. `in_numbers_of` gives those of another split the
 numbers that TRAIN has, by name. A class that TRAIN lacks is an error; TRAIN may have more.
+
+Where samples have several classes, a label is a row of indicators with a column for each class:
+1 where the sample shows it, 0 where not, -1 where nobody knows.
 """
 
 from __future__ import annotations
@@ -28,6 +31,16 @@ class Labels:
     names: tuple[str, ...] = ()
     # Where they come from, for messages.
     where: str = ""
+    # Of rows of indicators: as a file has them, not made of lists of classes.
+    indicators: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of rows of indicators; 0: a label is one class, or a row of probabilities."""
+        rows = self.column
+        if rows.ndim != 2 or (rows.dtype.kind == "f" and not np.isin(rows, (-1, 0, 1)).all()):
+            return 0
+        return int(rows.shape[1])
 
 
 @dataclass(frozen=True)
@@ -37,11 +50,13 @@ class Classes:
     names: tuple[str, ...] = ()
     numbers: frozenset[int] = field(default_factory=frozenset)
     where: str = ""
+    # Of rows of indicators.
+    width: int = 0
 
     @classmethod
     def of(cls, labels: Labels) -> Classes:
-        numbers = frozenset() if labels.names else _numbers_in(labels.column)
-        return cls(labels.names, numbers, labels.where)
+        numbers = frozenset() if labels.names else _numbers_in(labels)
+        return cls(labels.names, numbers, labels.where, labels.width)
 
     @property
     def by_value(self) -> dict[str, int]:
@@ -53,11 +68,14 @@ class Classes:
 
 def in_numbers_of(classes: Classes, labels: Labels, sample: Callable[[int], str]) -> Column:
     """The labels of another split. sample: what to call one, for a message."""
-    if labels.column.ndim != 1 or not (classes.names or classes.numbers):
+    if labels.column.ndim == 2 and not labels.width:
+        return labels.column  # probabilities
+    _check_form(classes, labels)
+    if not (classes.names or classes.numbers):
         return labels.column
     if classes.names and labels.names == classes.names:
         return labels.column
-    used = np.unique(labels.column)
+    used = _used(labels)
     values = [_value(labels, int(number)) for number in used]
     if classes.names and not labels.names and not all(map(str.isdecimal, classes.by_value)):
         known = {str(number): number for number in range(len(classes.names))}
@@ -66,10 +84,48 @@ def in_numbers_of(classes: Classes, labels: Labels, sample: Callable[[int], str]
     unknown = [value for value in values if value not in known and value != _UNLABELLED]
     if unknown:
         number = used[values.index(unknown[0])]
-        first = sample(int(np.flatnonzero(labels.column == number)[0]))
+        first = sample(int(np.flatnonzero(_has(labels, number))[0]))
         raise DataError(_told(classes, labels, unknown, first))
-    table = np.array([known.get(value, -1) for value in values], labels.column.dtype)
-    moved: Column = table[np.searchsorted(used, labels.column)]
+    table = np.array([known.get(value, -1) for value in values], np.int64)
+    if classes.width:
+        return _columns_moved(labels.column, used, table, classes.width)
+    moved: Column = table.astype(labels.column.dtype)[np.searchsorted(used, labels.column)]
+    return moved
+
+
+def _check_form(classes: Classes, labels: Labels) -> None:
+    known = bool(classes.names or classes.numbers or classes.width)
+    if known and bool(labels.width) != bool(classes.width):
+        forms = "one class", "several classes (a row of indicators)"
+        raise DataError(
+            f"{labels.where}: a label is {forms[bool(labels.width)]}, and in TRAIN "
+            f"({classes.where}) it is {forms[bool(classes.width)]}."
+        )
+    if known and labels.indicators and labels.width != classes.width:
+        raise DataError(
+            f"{labels.where}: rows of indicators have {labels.width} columns, and in TRAIN "
+            f"({classes.where}) {classes.width}. Give both a column for each class, in one order."
+        )
+
+
+def _used(labels: Labels) -> Column:
+    """The numbers of the classes that samples have."""
+    if labels.column.ndim == 1:
+        return np.unique(labels.column)
+    return np.flatnonzero((labels.column > 0).any(axis=0))
+
+
+def _has(labels: Labels, number: int) -> Column:
+    """Which samples have the class?"""
+    of_each = labels.column if labels.column.ndim == 1 else labels.column[:, number]
+    return np.asarray(of_each == number if labels.column.ndim == 1 else of_each > 0)
+
+
+def _columns_moved(column: Column, used: Column, table: Column, width: int) -> Column:
+    """A sample of which nothing is known stays so."""
+    moved = np.zeros((len(column), width), column.dtype)
+    moved[:, table] = column[:, used]
+    moved[(column < 0).all(axis=1)] = -1
     return moved
 
 
@@ -86,10 +142,11 @@ def _plain(name: str) -> str:
     return str(int(name)) if name.isdecimal() else name
 
 
-def _numbers_in(column: Column) -> frozenset[int]:
-    if column.ndim != 1:
+def _numbers_in(labels: Labels) -> frozenset[int]:
+    """Of rows of indicators none: a column is a class, whether a sample has it or not."""
+    if labels.indicators or (labels.column.ndim == 2 and not labels.width):
         return frozenset()
-    return frozenset(int(each) for each in np.unique(column) if each >= 0)
+    return frozenset(int(each) for each in _used(labels) if each >= 0)
 
 
 def _told(classes: Classes, labels: Labels, unknown: list[str], first: str) -> str:

@@ -4,7 +4,8 @@ LABEL_TYPE says what a label is: `standard`, what LABEL_SOURCES has; `sample_ind
 sample's own number; `zero`. A label source is either the data source itself, with labels
 of its own (a folder's name, the torchvision set's class ...), or `disk_filelist`: a .npy
 file of numbers, of names, or of one row of class indicators for each image. Numbers stay
-what they are, -1 among them, which losses leave out; of text see `sources/class_numbers.py`.
+what they are, -1 among them, which losses leave out; of text, and of sources whose samples have
+several classes, see `sources/class_numbers.py`.
 """
 
 from __future__ import annotations
@@ -92,13 +93,29 @@ def _read(options: SplitOptions, split: str, position: int) -> Labels:
     kind = labels.dtype.kind
     if kind in "SU" and labels.ndim == 1:
         return Labels(*numbered_names(labels.tolist(), where), where)
-    if kind in "iub" and labels.ndim in (1, 2):
+    if kind in "iub" and labels.ndim == 2:
+        return Labels(_narrow(labels), (), where, indicators=True)
+    if kind in "iub" and labels.ndim == 1:
         return Labels(labels.astype(np.int64), (), where)
     if kind == "f" and labels.ndim == 2:
-        return Labels(labels.astype(np.float32), (), where)
+        several = _are_indicators(labels)
+        return Labels(labels.astype(np.int8 if several else np.float32), (), where, indicators=True)
     if kind == "f" and labels.ndim == 1 and (labels == np.floor(labels)).all():
         return Labels(labels.astype(np.int64), (), where)
     raise DataError(
         f"{file.where}: {file.path} must hold a number or a name for each image, or a row of "
         f"class indicators; it has the shape {labels.shape} and the type {labels.dtype}."
+    )
+
+
+def _narrow(rows: Column) -> Column:
+    """Indicators take a byte each."""
+    few = rows.size and int(rows.max()) <= 1 and int(rows.min()) >= -1
+    return rows.astype(np.int8 if few else np.int64)
+
+
+def _are_indicators(rows: Column) -> bool:
+    """Of several classes each, or with gaps: not probabilities, of which one may be 1."""
+    return bool(np.isin(rows, (-1, 0, 1)).all()) and bool(
+        (rows < 0).any() or (rows.sum(axis=1) != 1).any()
     )

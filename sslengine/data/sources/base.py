@@ -60,14 +60,15 @@ class DataSource(ABC):
         """What stands for an image that cannot be read: grey, and such as the others are."""
         return grey_image(side)
 
-    def label(self, index: int) -> int:
-        """The class of an image. A source that knows it has this, or `labels`."""
+    def label(self, index: int) -> Any:
+        """The class of an image, or a row of indicators of the classes that it shows. A source
+        that knows it has this, or `labels`."""
         if type(self).labels is not DataSource.labels:
-            return int(self.labels()[index])
+            return self.labels()[index]
         raise DataError(f"{self.where}: the source {type(self).__name__} has no labels.")
 
     def labels(self) -> NDArray[np.generic]:
-        """The classes of all images."""
+        """The classes of all images; of several each a matrix: 1, 0, or -1 for not known."""
         return np.fromiter((self.label(index) for index in range(len(self))), np.int64, len(self))
 
     def path(self, index: int) -> str:

@@ -19,9 +19,9 @@ try:
 except ImportError:
     datasets = None
 
-from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, OF_LISTS, SplitOptions
 from sslengine.data.sources.base import EncodedSource
-from sslengine.data.sources.class_numbers import ClassNumbers, all_known
+from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.regular_file import read_file
 from sslengine.errors import DataError, listing, nearest
@@ -32,7 +32,7 @@ SPLITS = {"TRAIN": ("train",), "TEST": ("validation", "val", "test")}
 
 @register_data_source("huggingface_dataset")
 class HuggingFaceSource(EncodedSource):
-    reads = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
+    reads = (*OF_ENCODED_SOURCES, *OF_LISTS)
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
@@ -42,10 +42,12 @@ class HuggingFaceSource(EncodedSource):
         rows = _load(root, split, self.where)
         self._image = self._image_column(rows, options.IMAGE_COLUMN)
         self._label = self._label_column(rows, options.LABEL_COLUMN)
+        self._separator = options.LABEL_SEPARATOR
         self._labels: NDArray[Any] | None = None
         if self._label:
             self._labels, self.class_names = self._read_labels(rows)
-        self.num_classes = len(self.class_names) or _largest(self._labels) + 1
+        largest = 0 if self._labels is None else count_classes(self._labels)
+        self.num_classes = len(self.class_names) or largest
         # Workers get the names of its files, which `datasets` maps into memory.
         stored = datasets.Image(decode=False)
         self._rows = rows.select_columns([self._image]).cast_column(self._image, stored)
@@ -75,22 +77,27 @@ class HuggingFaceSource(EncodedSource):
 
     def _read_labels(self, rows: Any) -> tuple[NDArray[Any], list[str]]:
         """Numbers, and the names of the classes: those that the set knows, or the text."""
-        feature = rows.features[self._label]
+        column = rows.features[self._label]
+        feature = getattr(column, "feature", column)  # of a list
         names = list(getattr(feature, "names", None) or ())
-        labels = np.asarray(rows.with_format("numpy")[self._label][:])
-        if labels.ndim == 1 and labels.dtype.kind in "USOf":  # a gap makes numbers floats
-            given = ClassNumbers()
-            for label in rows.with_format(None)[self._label][:]:
-                given.add(label)
-            numbers, found = given.numbered()
-            return numbers, names or found
-        if labels.dtype.kind not in "iub":
+        kind = str(getattr(feature, "dtype", ""))
+        if not kind.startswith(("int", "uint", "bool", "float", "string", "large_string")):
             raise DataError(
-                f"{self.where}: the column {self._label!r} of labels holds {feature}; expected "
-                f"numbers, names or class labels. Name another in "
+                f"{self.where}: the column {self._label!r} of labels holds {column}; expected "
+                f"numbers, names or class labels, or lists of these. Name another in "
                 f"config.DATA.{self._split}.LABEL_COLUMN."
             )
-        return labels, names
+        if feature is column:
+            labels = np.asarray(rows.with_format("numpy")[self._label][:])
+            if labels.dtype.kind in "iub":  # a gap makes numbers floats
+                return labels, names
+        given = ClassNumbers(self._separator)
+        try:
+            for label in rows.with_format(None)[self._label][:]:
+                given.add(label)
+            return given.numbered(names)
+        except LabelError as error:
+            raise DataError(f"{self.where}: the column {self._label!r}: {error}") from error
 
     def path(self, index: int) -> str:
         return f"row {index} of {self.where}"
@@ -140,9 +147,3 @@ def _load(root: Path, split: str, where: str) -> Any:
             f"{listing(found)}. Give the folder of one of them."
         )
     return found[names[0]]
-
-
-def _largest(labels: NDArray[Any] | None) -> int:
-    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
-        return -1
-    return int(np.max(labels, initial=-1))

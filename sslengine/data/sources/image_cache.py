@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.base import EncodedSource
+from sslengine.data.sources.class_numbers import count_classes
 from sslengine.data.sources.paths import data_path, how_far
 from sslengine.errors import DataError
 from sslengine.registry import register_data_source
@@ -56,7 +57,7 @@ class ImageCacheSource(EncodedSource):
         self._starts = SharedArray.of(np.concatenate(starts))
         labels = self._root / "labels.npy"
         self._labels = SharedArray.of(np.load(labels)) if labels.exists() else None
-        self.num_classes = int(self._labels.array.max()) + 1 if self._labels else 0
+        self.num_classes = count_classes(self._labels.array) if self._labels else 0
         self.class_names = list(self._told.get("classes", []))
         self._tell()
 

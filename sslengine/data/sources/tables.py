@@ -2,7 +2,7 @@
 
 The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
 meant; without them a column of a usual name is taken. Labels are numbers (3, or 3.0), or names,
-which are numbered in their order.
+which are numbered in their order; lists of them (.parquet), or text with LABEL_SEPARATOR between.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from sslengine.data.loading.progress import Progress
 from sslengine.data.manifest.index_cache import Found, stamp
 from sslengine.data.manifest.shared_paths import by_folder, path_arrays
-from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
-from sslengine.data.sources.class_numbers import ClassNumbers, all_known
+from sslengine.data.options import OF_ENCODED_SOURCES, OF_LISTS, SplitOptions
+from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.disk import ListedFiles
 from sslengine.errors import DataError, listing, nearest
 from sslengine.registry import register_data_source
@@ -36,17 +36,18 @@ Table = tuple[Sequence[str], Callable[[Sequence[int]], Iterator[Sequence[Any]]]]
 class TableSource(ListedFiles):
     """A row is an image. A table without a column of labels has none."""
 
-    reads = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
+    reads = (*OF_ENCODED_SOURCES, *OF_LISTS)
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         self._wanted = options.IMAGE_COLUMN, options.LABEL_COLUMN
+        self._separator = options.LABEL_SEPARATOR
         self._split = split
         super().__init__(options, split, position)
         self._labels = self._index["labels"]
         if not len(self):
             raise DataError(f"{self.where}: the table {self._list} has no row.")
         self.class_names = [os.fsdecode(name) for name in self._index.strings("classes")]
-        self.num_classes = max(0, int(self._labels.array.max()) + 1)
+        self.num_classes = count_classes(self._labels.array)
 
     def labels(self) -> NDArray[np.generic]:
         return all_known(
@@ -61,15 +62,17 @@ class TableSource(ListedFiles):
         )
 
     def _kind(self) -> str:
-        return f"table, numbers and names, columns {self._wanted}"
+        return f"table, numbers and names, columns {self._wanted}, {self._separator!r}"
 
     def _find(self) -> Found:
         marked = stamp(self._list)
-        classes = ClassNumbers()
+        classes = ClassNumbers(self._separator)
         try:
             names, rows = open_table(self._list)
             columns = self._columns(names)
             arrays = path_arrays(by_folder(self._paths_of(rows(columns), classes)))
+        except LabelError as error:
+            raise DataError(f"{self.where}: {self._list}: {error}") from error
         except UnicodeDecodeError as error:
             raise DataError(f"{self.where}: {self._list} is not text in UTF-8: {error}") from error
         return Found({**arrays, **classes.arrays()}, [marked], len(arrays["kind_of"]))

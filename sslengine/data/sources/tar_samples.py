@@ -11,6 +11,7 @@ import logging
 import os
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
 from sslengine.data.sources.disk import IMAGE_SUFFIXES
@@ -117,7 +118,7 @@ class Samples:
 
     def _label_of(self, tar: tarfile.TarFile, members: Members, shard: str) -> Any:
         if "cls" in members and not self._label_key:
-            return self._text(tar, members["cls"], shard, LARGEST_LABEL)
+            return _perhaps_a_list(self._text(tar, members["cls"], shard, LARGEST_LABEL))
         if "json" not in members:
             return None
         place = f"{self._at(shard)}: {readable(members['json'].name)}"
@@ -129,9 +130,10 @@ class Samples:
             raise ShardError(f"{place} does not hold a JSON object: it is a {type(told).__name__}.")
         key = self._label_key or "label"
         label = told.get(key)
-        if label is not None and not isinstance(label, (str, int, float)):
-            kind = type(label).__name__
-            raise ShardError(f"{place}: {key!r} is no text or number, but a {kind}.")
+        for each in label if isinstance(label, list) else [label]:
+            if each is not None and not isinstance(each, (str, int, float)):
+                kind = type(each).__name__
+                raise ShardError(f"{place}: {key!r} is no text or number, but a {kind}.")
         return label
 
     def _text(self, tar: tarfile.TarFile, member: tarfile.TarInfo, shard: str, most: int) -> str:
@@ -146,6 +148,16 @@ class Samples:
             return content.decode()
         except UnicodeDecodeError as error:
             raise ShardError(f"{place} is not UTF-8: {error}") from error
+
+
+def _perhaps_a_list(text: str) -> Any:
+    """`["cat", "dog"]` or `[3, 7]`: several classes."""
+    if text.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            told = json.loads(text)
+            if all(isinstance(each, (str, int, float)) for each in told):
+                return told
+    return text
 
 
 def _expect_end(file: BinaryIO, at: int) -> None:

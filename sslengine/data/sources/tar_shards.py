@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from sslengine.data.loading.progress import Progress
 from sslengine.data.manifest.index_cache import Found, indexed, stamp, string_arrays
 from sslengine.data.manifest.shared_paths import by_folder, path_arrays
-from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, OF_LISTS, SplitOptions
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.braces import expand_braces
-from sslengine.data.sources.class_numbers import ClassNumbers, all_known
+from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.disk import IMAGE_SUFFIXES
 from sslengine.data.sources.paths import data_path
-from sslengine.data.sources.tar_samples import Samples
+from sslengine.data.sources.tar_samples import Sample, Samples
 from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
@@ -43,13 +43,14 @@ OPEN_SHARDS = 64  # in each process
 class TarSource(EncodedSource):
     """The samples of all shards, shard by shard."""
 
-    reads = (*OF_ENCODED_SOURCES, "IMAGE_COLUMN", "LABEL_COLUMN")
+    reads = (*OF_ENCODED_SOURCES, *OF_LISTS)
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self._split = split
         self._ending, self._label_key = options.IMAGE_COLUMN, options.LABEL_COLUMN
+        self._separator = options.LABEL_SEPARATOR
         pattern, self.where = data_path(options, split, position)
         if options.COPY_TO_LOCAL_DISK and not pattern.exists():
             raise DataError(
@@ -57,7 +58,8 @@ class TarSource(EncodedSource):
             )
         self._shards = find_shards(str(pattern), self.where)
         index = indexed(
-            f"shards, classes, {self._ending!r}, {self._label_key!r}: {'|'.join(self._shards)}",
+            f"shards, classes, {self._ending!r}, {self._label_key!r}, {self._separator!r}: "
+            f"{'|'.join(self._shards)}",
             f"looking through the shards {pattern}",
             self._find,
             cached=options.CACHE_INDEX,
@@ -71,7 +73,7 @@ class TarSource(EncodedSource):
                 f"{self._ending or ', '.join(IMAGE_SUFFIXES)}."
             )
         self.class_names = [os.fsdecode(name) for name in index.strings("classes")]
-        self.num_classes = max(0, int(self._labels.array.max()) + 1)
+        self.num_classes = count_classes(self._labels.array)
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
 
     def __len__(self) -> int:
@@ -119,7 +121,7 @@ class TarSource(EncodedSource):
     def _find(self) -> Found:
         progress = Progress("looking through shards", total=len(self._shards))
         samples = Samples(self._ending, self._label_key, self.where)
-        classes, counts = ClassNumbers(), array("q")
+        classes, counts = ClassNumbers(self._separator), array("q")
         offsets, sizes = array("q"), array("q")
         stamps = [stamp(shard) for shard in self._shards]
 
@@ -129,7 +131,7 @@ class TarSource(EncodedSource):
                 for sample in samples.of(shard):
                     offsets.append(sample.offset)
                     sizes.append(sample.size)
-                    classes.add(sample.label)
+                    self._add(classes, sample, shard)
                     yield os.fsencode(sample.name)
                 counts.append(len(offsets) - before)
                 progress.tell(number + 1, "shards")
@@ -145,6 +147,13 @@ class TarSource(EncodedSource):
             log.info("%s: %d samples have no image", self.where, samples.without_image)
         arrays["shard"] = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         return Found(arrays, stamps, len(offsets))
+
+    def _add(self, classes: ClassNumbers, sample: Sample, shard: str) -> None:
+        try:
+            classes.add(sample.label)
+        except LabelError as error:
+            place = f"{self.where}: {readable(shard)}: {readable(sample.name)}"
+            raise DataError(f"{place}: {error}") from error
 
 
 def _expanded(pattern: str, where: str) -> list[str]:

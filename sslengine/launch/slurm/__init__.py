@@ -1,1 +1,1 @@
-"""A run as a job of SLURM: config.SLURM.USE_SLURM=true."""
+"""Run as a SLURM job: config.SLURM.USE_SLURM=true."""

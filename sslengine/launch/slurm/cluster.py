@@ -1,4 +1,4 @@
-"""What SLURM's own commands say: partitions, jobs. And whether there is a SLURM at all."""
+"""Ask SLURM's commands about partitions and jobs, and check that SLURM is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sslengine.errors import ConfigError, LaunchError, listing, nearest
 
 _ANSWER = 60  # seconds
 
-# States in which a job stays.
+# Final states of a job.
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "TIMEOUT",
@@ -20,7 +20,7 @@ ENDED = {
 
 
 def ask(*command: str) -> str:
-    """The output of one of SLURM's commands; LaunchError with its own words if it fails."""
+    """The output of one of SLURM's commands; LaunchError with its message if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER, check=False)
     except subprocess.TimeoutExpired:
@@ -45,7 +45,7 @@ def check_installed() -> None:
 
 
 def check_partition(wanted: str) -> None:
-    """Is it there; or, if none is wanted, is one the default?"""
+    """Raise ConfigError if the partition does not exist, or if there is no default one."""
     marked = ask("sinfo", "-h", "-a", "-o", "%P").split()
     names = sorted({each.rstrip("*") for each in marked})
     if not wanted and not any(each.endswith("*") for each in marked):
@@ -62,7 +62,7 @@ def check_partition(wanted: str) -> None:
 
 
 def check_nodes(partition: str, count: int, cpus: int, gigabytes: int) -> None:
-    """Are there so many nodes of this size? Some clusters queue for ever what no node can run."""
+    """Check for enough nodes of this size: some clusters queue forever a job that none can run."""
     nodes: dict[str, tuple[int, int]] = {}
     where = ["-p", partition] if partition else []
     for line in ask("sinfo", "-h", "-N", "-o", "%P|%N|%c|%m", *where).splitlines():
@@ -76,8 +76,8 @@ def check_nodes(partition: str, count: int, cpus: int, gigabytes: int) -> None:
             f"config.SLURM asks {count} node{'s' if count > 1 else ''} (config.DISTRIBUTED."
             f"NUM_NODES) for {gigabytes} GB each (config.SLURM.MEM_GB) and {cpus} CPUs each "
             f"(config.SLURM.NUM_CPU_PER_PROC x config.DISTRIBUTED.NUM_PROC_PER_NODE), and "
-            f"{len(fit) or 'none'} of the partition's {len(nodes)} nodes can give that: they have "
-            f"at most {most[1] // 1024} GB and {most[0]} CPUs."
+            f"{len(fit) or 'none'} of the partition's {len(nodes)} nodes can provide that: they "
+            f"have at most {most[1] // 1024} GB and {most[0]} CPUs."
         )
 
 
@@ -98,7 +98,7 @@ class JobState:
 
 
 def job_state(job: str) -> JobState:
-    """By the controller, and by the accounting once that has forgotten the job."""
+    """From the controller; from the accounting once the controller has dropped the job."""
     try:
         text = ask("scontrol", "show", "job", "-o", job)
     except LaunchError as error:

@@ -1,4 +1,4 @@
-"""SLURM.WAIT: print a job's log as it grows, and come back with the job's status."""
+"""SLURM.WAIT: print a job's log as it grows, and return the job's status."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from sslengine.errors import LaunchError
 from sslengine.launch.slurm.cluster import JobState, job_state
 
-_LOOK = 2.0  # seconds
-_IN_VAIN = 30  # questions in a row that SLURM does not answer
-_TWICE = 2  # looks that must agree: a job that loses its node is NODE_FAIL, then PENDING
+_PERIOD = 2.0  # seconds between two questions to SLURM
+_MAX_UNANSWERED = 30  # questions in a row
+_AGREEING = 2  # answers in a row that must agree: a job may be NODE_FAIL, then PENDING
 
 
 @dataclass
 class Log:
-    """What has been printed of a file."""
+    """A log file, and how much of it has been printed."""
 
     path: Path
     prefix: str = ""
@@ -38,12 +38,12 @@ class Log:
 
 
 def follow(jobs: Mapping[str, Sequence[Path]]) -> int:
-    """Until all have ended. jobs: the log files of each id. The first status that is not 0."""
+    """Wait until all jobs have ended. jobs: id -> log files. Returns the first nonzero status."""
     many = len(jobs) > 1
     logs = [Log(path, f"[{job}] " if many else "") for job, paths in jobs.items() for path in paths]
     watched = [_Watched(job) for job in jobs]
     while not all(each.ended for each in watched):
-        time.sleep(_LOOK)
+        time.sleep(_PERIOD)
         for job in watched:
             job.look()
         for log in logs:
@@ -66,19 +66,19 @@ class _Watched:
             state = job_state(self.job)
         except LaunchError as error:  # the controller may be restarted
             self._unanswered += 1
-            if self._unanswered > _IN_VAIN:
+            if self._unanswered > _MAX_UNANSWERED:
                 raise LaunchError(f"{error}\nThe job itself may continue.") from None
             return
         self._unanswered = 0
         over = state.ended or not state.name
         self._looks = self._looks + 1 if over else 0
-        if self._looks >= _TWICE:
+        if self._looks >= _AGREEING:
             self.ended = True
-            self._tell(state)
+            self._report(state)
 
-    def _tell(self, state: JobState) -> None:
+    def _report(self, state: JobState) -> None:
         good = state.name == "COMPLETED"
         self.status = 0 if good else state.status or 1
-        words = state.name or "forgotten by SLURM before its end was seen"
+        words = state.name or "no longer known to SLURM, its end was not seen"
         status = "" if good else f", status {self.status}"
         print(f"job {self.job}: {words}{status}", file=sys.stderr, flush=True)  # noqa: T201

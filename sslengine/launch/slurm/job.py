@@ -1,8 +1,8 @@
-"""What a task of a job does: the ranks of its node, and the queue again if there is more to do.
+"""A task of a SLURM job: it runs the ranks of its node and requeues an unfinished job.
 
-A job is told SIGUSR2 before its time is over, and (by many clusters) when it is preempted: the
-ranks save, then the first node puts the job, under its id, into the queue again. SIGTERM alone is
-scancel: the ranks save, and that is the end.
+SLURM sends SIGUSR2 before a job's time limit and, on many clusters, when it preempts the job: the
+ranks save, then the first node requeues the job under its id. SIGTERM alone comes from scancel:
+the ranks save, and the job ends.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from sslengine.launch.slurm.lives import begin_life, lives_without_progress
 from sslengine.launch.started import Meeting, first_host, tries
 from sslengine.registry import import_dotted
 
-_AGAIN = (signal.SIGUSR1, signal.SIGUSR2)
-_SIGNAL_COMES = 10.0  # seconds from one node's to another's
-_END_COMES = 300.0  # seconds in which a job that was put into the queue again is ended
+_REQUEUE = (signal.SIGUSR1, signal.SIGUSR2)
+_SIGNAL_DELAY = 10.0  # seconds at most between two nodes' signals
+_END_DELAY = 300.0  # seconds at most until SLURM ends a job that was requeued
 
 
 @dataclass
 class Job:
-    """Called by submitit in each task; there is one a node."""
+    """submitit calls it in each task; there is one task per node."""
 
     run: Resolved
-    folder: str  # where the command was given: relative paths begin there
+    folder: str  # the command's working folder, for relative paths
     job_folder: str
-    _told: set[int] = field(default_factory=set)
+    _signals: set[int] = field(default_factory=set)
 
     def __call__(self) -> None:
-        for number in (*_AGAIN, signal.SIGTERM):
+        for number in (*_REQUEUE, signal.SIGTERM):
             signal.signal(number, self._note)
-        # submitit logs each SIGCONT; what the agent raises meanwhile, logging would swallow.
+        # submitit logs each SIGCONT, and logging would swallow an exception of the agent.
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
         os.chdir(self.folder)
-        sys.path.append(self.folder)  # what was not copied; what was comes first
+        sys.path.append(self.folder)  # for modules that were not copied
         try:
             self._run_node(os.environ)
-        except Preempted as told:
-            _say(str(told))
+        except Preempted as preempted:
+            _say(str(preempted))
             sys.exit(self._queue_again(os.environ))
         except SSLEngineError as error:
             _say(f"error: {error}")
             sys.exit(1)
 
     def checkpoint(self) -> Any:
-        """For submitit, which hears the signals until this does: the same job again."""
-        os.umask(0o077)  # it writes the job's file again, and ends
+        """For submitit, which handles signals until `__call__` runs: submit this job again."""
+        os.umask(0o077)  # submitit writes the job's file again, and ends
         return import_dotted("submitit.helpers:DelayedSubmission")(self)
 
     def _run_node(self, environment: Mapping[str, str]) -> None:
@@ -81,7 +81,7 @@ class Job:
         where = f"node {node} of {self.run.config.DISTRIBUTED.NUM_NODES}"
         return Plan(
             "node",
-            f"job {job} of SLURM, {where}" + (f", life {int(life) + 1}" if life != "0" else ""),
+            f"SLURM job {job}, {where}" + (f", start {int(life) + 1}" if life != "0" else ""),
             node=node,
             meeting=Meeting(
                 first_host(environment["SLURM_JOB_NODELIST"]),
@@ -91,21 +91,21 @@ class Job:
         )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._told.add(number)
-        # While there are ranks, an agent hears the signals and passes them on; this comes before.
+        self._signals.add(number)
+        # Once there are ranks, the agent handles signals and passes them on.
         if signal.getsignal(number) == self._note:
-            raise Preempted(f"stopped by {signal.Signals(number).name} before the ranks were there")
+            raise Preempted(f"stopped by {signal.Signals(number).name} before ranks were started")
 
     def _queue_again(self, environment: Mapping[str, str]) -> int:
-        """The status to end with, if this is not ended from outside."""
+        """Requeue the job if that is due. Returns the exit status, unless SLURM ends this first."""
         _clear_up()
-        for number in _AGAIN:
-            signal.signal(number, lambda number, frame: self._told.add(number))
+        for number in _REQUEUE:
+            signal.signal(number, lambda number, frame: self._signals.add(number))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         began = time.monotonic()
-        while not self._told and time.monotonic() - began < _SIGNAL_COMES:
-            time.sleep(0.1)  # the ranks may have agreed to stop before this node was told
-        if self._told.isdisjoint(_AGAIN):
+        while not self._signals and time.monotonic() - began < _SIGNAL_DELAY:
+            time.sleep(0.1)  # the ranks may have agreed to stop before this node got its signal
+        if self._signals.isdisjoint(_REQUEUE):
             return os.EX_TEMPFAIL
         if environment["SLURM_NODEID"] == "0":
             try:
@@ -113,8 +113,8 @@ class Job:
             except LaunchError as error:
                 _say(f"error: {error}")
                 return os.EX_TEMPFAIL
-        # Not to end by itself: SLURM might take it for the job's end, or end the first node.
-        time.sleep(_END_COMES)
+        # If a node ended by itself, SLURM might end the job, or the first node, before the requeue.
+        time.sleep(_END_DELAY)
         return os.EX_TEMPFAIL
 
     def _requeue(self, job: str) -> None:
@@ -122,18 +122,18 @@ class Job:
         lives = lives_without_progress(Path(self.job_folder), job, run_folder(self.run.config))
         if lives >= most:
             raise LaunchError(
-                f"job {job} has been started {lives} times without coming to a new checkpoint, "
-                f"and is not put into the queue again. Give it more time (config.SLURM.TIME_HOURS, "
-                f"TIME_MINUTES) or save earlier (config.SLURM.SIGNAL_SECONDS, "
+                f"job {job} has been started {lives} times without a new checkpoint, and is not "
+                f"requeued. Give it more time (config.SLURM.TIME_HOURS, TIME_MINUTES) or save "
+                f"earlier (config.SLURM.SIGNAL_SECONDS, "
                 f"config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY)."
             )
-        _say(f"job {job} goes into the queue again")  # before: it may end this process at once
+        _say(f"job {job} is requeued")  # printed before: requeue may end this process at once
         ask("scontrol", "requeue", job)
 
 
 def _clear_up() -> None:
-    """What this process shared with its ranks. It may now be ended without a chance to do so, and
-    multiprocessing's helper would report what is left as leaked."""
+    """Release what this process shares with its ranks: SLURM may end it before it exits, and
+    multiprocessing's helper would then report leaked objects."""
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
 
 

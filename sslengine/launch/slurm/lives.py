@@ -1,4 +1,4 @@
-"""Does a job that is queued again and again get anywhere?"""
+"""Count how often a job was restarted without progress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from sslengine.errors import CheckpointError
 from sslengine.registry import import_dotted
 
-# In the job's folder, a line for each life: the iteration of the newest checkpoint at its start.
+# In the job's folder, one line per start: the iteration of the newest checkpoint at that time.
 _FILE = "{}_lives.txt"
 
 
@@ -17,7 +17,7 @@ def begin_life(job_folder: Path, job: str, run_folder: Path) -> None:
 
 
 def lives_without_progress(job_folder: Path, job: str, run_folder: Path) -> int:
-    """How many in a row, this one included, have left no checkpoint of a later iteration."""
+    """The last starts in a row, with this one, that made no checkpoint of a later iteration."""
     file = job_folder / _FILE.format(job)
     lives = [int(line) for line in file.read_text().split()] if file.exists() else []
     now = _reached(run_folder)
@@ -29,7 +29,7 @@ def lives_without_progress(job_folder: Path, job: str, run_folder: Path) -> int:
 
 def _reached(run_folder: Path) -> int:
     """The iteration of the furthest checkpoint, sharded or not; 0 if there is none."""
-    # Imported only now: who submits a job does not wait for torch.
+    # Imported only now, so that submitting a job does not wait for torch.
     in_order = import_dotted("sslengine.checkpoint.files:in_order")
     read_manifest = import_dotted("sslengine.checkpoint.manifest:read_manifest")
     reached = 0
@@ -37,5 +37,5 @@ def _reached(run_folder: Path) -> int:
         try:
             reached = max(reached, read_manifest(checkpoint).iteration)
         except CheckpointError:
-            continue  # such a checkpoint is not resumed from
+            continue  # a run does not resume from such a checkpoint
     return reached

@@ -1,8 +1,8 @@
-"""A copy of the code for a job: what is edited while it waits does not change it.
+"""Copy the code for a job, so that later edits do not change a job that waits in the queue.
 
 code/                   in the job's folder; its processes import from here
     sslengine/
-    my_plugin.py        what config.PLUGINS name, unless it is installed
+    my_plugin.py        modules of config.PLUGINS, unless they are installed
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.torch", ".git", ".
 
 
 def copy_code(folder: Path, plugins: Iterable[str] = ()) -> Path:
-    """Into `folder/code`, which it returns."""
+    """Copy into `folder/code`, and return that."""
     code = folder / "code"
     package = Path(__file__).resolve().parents[2]
     shutil.copytree(package, code / package.name, ignore=_LEFT_OUT)

@@ -1,4 +1,4 @@
-"""Put runs into SLURM's queue: one job, or for a sweep an array of jobs."""
+"""Submit runs to SLURM: one job, or an array of jobs for a sweep."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from sslengine.launch.slurm.job import Job
 from sslengine.launch.slurm.snapshot import copy_code
 from sslengine.launch.started import is_rank, started
 
-_ALWAYS = 10**6  # what submitit may count; the job counts itself, by progress
+_UNLIMITED = 10**6  # requeues that submitit allows; lives.py limits them by progress
 
 
 def submit(runs: Sequence[Resolved]) -> int:
-    """The command's status: with SLURM.WAIT that of the first job that fails."""
+    """Returns the exit status: with SLURM.WAIT that of the first job that fails."""
     options = _same_for_all(runs)
     _check(runs, options)
     folder, parents = _make_folder(options)
@@ -52,33 +52,33 @@ def submit(runs: Sequence[Resolved]) -> int:
         shutil.rmtree(folder, ignore_errors=True)  # nothing is in the queue
         _remove_empty(parents)
         raise
-    _tell(jobs, runs, folder)
+    _report(jobs, runs, folder)
     if not options.WAIT:
         return 0
     try:
         return follow({str(job.job_id): [job.paths.stdout, job.paths.stderr] for job in jobs})
     except KeyboardInterrupt:
-        print(f"\nit continues without this; to end it: scancel {_id(jobs)}")  # noqa: T201
+        print(f"\nthe job continues; to end it: scancel {_id(jobs)}")  # noqa: T201
         return 130
 
 
 def _same_for_all(runs: Sequence[Resolved]) -> SlurmOptions:
-    """The jobs of an array have the same resources."""
+    """The SLURM options, after checking that all runs ask for the same resources."""
     for section in ("SLURM", "DISTRIBUTED", "MACHINE"):
         if any(run.config[section] != runs[0].config[section] for run in runs):
             raise ConfigError(
                 f"config.{section}: the runs of a sweep become one array of jobs, which all have "
-                f"the same resources. Submit those that differ by commands of their own."
+                f"the same resources. Submit runs with other resources by separate commands."
             )
     return read(runs[0].config, SlurmOptions)
 
 
 def _check(runs: Sequence[Resolved], options: SlurmOptions) -> None:
-    """All that can be known before anything is written."""
+    """All checks that are possible before anything is written."""
     if is_rank(os.environ) or started(os.environ):
         raise ConfigError(
             "config.SLURM.USE_SLURM: each of the processes that were started together would "
-            "submit a job. Start the command once; or leave USE_SLURM away to run in this job."
+            "submit a job. Start the command once; or omit USE_SLURM to run in this job."
         )
     check_installed()
     check_partition(options.PARTITION)
@@ -90,9 +90,9 @@ def _check(runs: Sequence[Resolved], options: SlurmOptions) -> None:
 
 
 def _make_folder(options: SlurmOptions) -> tuple[Path, list[Path]]:
-    """The job's, and which folders above it were made for it, innermost first.
+    """The job's folder, and the parent folders that were made for it, innermost first.
 
-    It is not named by the job's id, which is not known before the code is there.
+    Its name has no job id: the code must be copied before SLURM gives one.
     """
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "".join(each if each.isalnum() or each in "-_." else "_" for each in options.NAME)
@@ -108,7 +108,7 @@ def _make_folder(options: SlurmOptions) -> tuple[Path, list[Path]]:
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    with contextlib.suppress(OSError):  # another submission may use it by now
+    with contextlib.suppress(OSError):  # another submission may use it
         for folder in folders:
             folder.rmdir()
 
@@ -116,11 +116,11 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: Path) -> list[Any]:
     import submitit
 
-    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=_ALWAYS)
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=_UNLIMITED)
     executor.update_parameters(**parameters(runs[0], options, code))
-    printed = io.StringIO()  # by submitit, which prints what it also raises
+    printed = io.StringIO()  # submitit prints the errors that it also raises
     try:
-        with contextlib.redirect_stderr(printed), executor.batch():  # of one: a job; else an array
+        with contextlib.redirect_stderr(printed), executor.batch():  # one job, or an array
             jobs = [executor.submit(Job(run, str(Path.cwd()), str(folder))) for run in runs]
     except submitit.core.utils.FailedJobError as error:
         raise LaunchError(f"sbatch refuses the job: {error}\n{_asked(runs[0], options)}") from error
@@ -130,10 +130,10 @@ def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: P
 
 @contextlib.contextmanager
 def _secret(folder: Path) -> Iterator[None]:
-    """What submitit pickles holds values of the environment: for the user's eyes alone.
+    """Make submitit's pickles readable by the user alone: they hold environment variables.
 
-    Nobody else can enter the folder until the files have their modes. The umask would do, but
-    SLURM gives it to the job.
+    The folder is closed to others until the files have their modes. A umask would do the same,
+    but SLURM would pass it to the job.
     """
     mode = stat.S_IMODE(folder.stat().st_mode)
     folder.chmod(0o700)
@@ -144,7 +144,7 @@ def _secret(folder: Path) -> Iterator[None]:
 
 
 def _asked(run: Resolved, options: SlurmOptions) -> str:
-    """What the job asks for, by the keys that say so."""
+    """The keys by which the job asks for resources, with their values."""
     distributed = read(run.config, DistributedOptions)
     ranks = distributed.NUM_PROC_PER_NODE
     keys = {
@@ -159,11 +159,11 @@ def _asked(run: Resolved, options: SlurmOptions) -> str:
         "SLURM.ADDITIONAL_PARAMETERS": options.ADDITIONAL_PARAMETERS,
     }
     lines = [f"  config.{key}: {value}" for key, value in keys.items() if value not in ("", {})]
-    return "\n".join(["It was asked for by", *lines])
+    return "\n".join(["The config asks for", *lines])
 
 
 def parameters(run: Resolved, options: SlurmOptions, code: Path) -> dict[str, Any]:
-    """submitit's names for what sbatch is told."""
+    """The job's options by submitit's names."""
     distributed = read(run.config, DistributedOptions)
     processes = distributed.NUM_PROC_PER_NODE
     device = read(run.config, MachineOptions).DEVICE
@@ -175,28 +175,28 @@ def parameters(run: Resolved, options: SlurmOptions, code: Path) -> dict[str, An
         "constraint": options.CONSTRAINT or None,
         "time": options.minutes,
         "nodes": distributed.NUM_NODES,
-        "ntasks_per_node": 1,  # an elastic agent, which starts the ranks
+        "ntasks_per_node": 1,  # the elastic agent, which starts the ranks
         "cpus_per_task": options.NUM_CPU_PER_PROC * processes,
         "gpus_per_node": processes if gpus else None,
         "mem": f"{options.MEM_GB}GB",
         "signal_delay_s": options.SIGNAL_SECONDS,
-        # chdir: Python looks in the current folder first, and there is the code as it will be.
+        # chdir: Python searches the current folder first, and the original code may change there.
         "additional_parameters": {
             "requeue": True, **options.ADDITIONAL_PARAMETERS, "chdir": str(code),
         },
         "setup": [
             f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
-            # srun of SLURM 22.05 and later does not take it from the job.
+            # srun of SLURM 22.05 and later does not inherit it from the job.
             "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
         ],
     }  # fmt: skip
 
 
-def _tell(jobs: Sequence[Any], runs: Sequence[Resolved], folder: Path) -> None:
+def _report(jobs: Sequence[Any], runs: Sequence[Resolved], folder: Path) -> None:
     log = jobs[0].paths.stdout
     many = f", an array of {len(jobs)}" if len(jobs) > 1 else ""
     lines = [
-        f"launch: job {_id(jobs)} of SLURM{many}",
+        f"launch: SLURM job {_id(jobs)}{many}",
         f"  results  {run_folder(runs[0].config)}" + (" and the next" if many else ""),
         f"  logs     {folder}",
         f"  follow   tail -n +1 -F {shlex.quote(str(log))}",

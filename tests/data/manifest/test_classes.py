@@ -57,7 +57,50 @@ def test_a_class_that_train_lacks_is_named(train: Labels, test: Labels, told: st
         _moved(train, test)
 
 
-def test_rows_of_indicators_stay_what_they_are() -> None:
-    rows = Labels(np.eye(2))
-    assert in_numbers_of(Classes.of(ANIMALS), rows, str) is rows.column
+def _rows(rows: list[list[int]], *names: str, indicators: bool = False) -> Labels:
+    return Labels(np.array(rows, np.int8), names, "TEST's", indicators)
+
+
+PETS = _rows([[1, 0, 1], [0, 1, 0]], "bird", "cat", "dog")
+LISTS = _rows([[1, 0, 0, 1], [0, 0, 1, 0]])  # of the numbers 0, 2, 3
+GIVEN = _rows([[1, 0, -1], [0, 1, 0]], indicators=True)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "expected"),
+    [
+        (PETS, _rows([[1, 1], [0, 1]], "cat", "dog"), [[0, 1, 1], [0, 0, 1]]),
+        (PETS, _rows([[0, 1], [-1, -1]], "dog", "bird"), [[1, 0, 0], [-1, -1, -1]]),
+        (PETS, _rows([[1, 0], [0, 0]], "cat", "worm"), [[0, 1, 0], [0, 0, 0]]),
+        (LISTS, _rows([[1, 0, 1]]), [[1, 0, 1, 0]]),
+        # What a file has stays: nobody knows more of its columns than their place.
+        (GIVEN, _rows([[0, 0, 1]], indicators=True), [[0, 0, 1]]),
+    ],
+)
+def test_of_several_classes_each_has_the_same_column(
+    train: Labels, test: Labels, expected: list[list[int]]
+) -> None:
+    assert in_numbers_of(Classes.of(train), test, str).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "told"),
+    [
+        (PETS, _rows([[0, 1], [1, 0]], "cta", "dog"), r"1 of its classes.*'cat'[\s\S]*'cta' is 1"),
+        (LISTS, _rows([[1, 0, 0], [0, 1, 0]]), r"1 of its classes[\s\S]*'1' is 1"),
+        (LISTS, _rows([[0, 0, 0, 0, 1]]), r"1 of its classes[\s\S]*'4' is 0"),
+        (GIVEN, _rows([[0, 1]], indicators=True), "have 2 columns, and in TRAIN .* 3"),
+        (ANIMALS, PETS, r"is several classes \(a row of indicators\), and in TRAIN.* one class"),
+        (GIVEN, ANIMALS, "is one class, and in TRAIN .* several"),
+    ],
+)
+def test_what_does_not_go_with_train(train: Labels, test: Labels, told: str) -> None:
+    with pytest.raises(DataError, match=f"TEST's: .*{told}"):
+        in_numbers_of(Classes.of(train), test, str)
+
+
+def test_probabilities_stay_what_they_are() -> None:
+    rows = Labels(np.array([[0.2, 0.8]]))
+    for train in (ANIMALS, PETS, rows):
+        assert in_numbers_of(Classes.of(train), rows, str) is rows.column
     assert _moved(rows, ANIMALS) == [0, 1, 2]

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sslengine.data.sources.class_numbers import NO_CLASS, ClassNumbers
+from sslengine.data.sources import class_numbers
+from sslengine.data.sources.class_numbers import NO_CLASS, ClassNumbers, LabelError
+from sslengine.errors import DataError
 
 
 def numbered(*labels: Any) -> tuple[list[int], bytes]:
@@ -48,3 +50,52 @@ def test_samples_without_a_label() -> None:
     assert numbered(None, 3, None)[0] == [NO_CLASS, 3, NO_CLASS]
     assert numbered(None)[0] == [NO_CLASS]
     assert numbered() == ([], b"")
+
+
+def several(
+    *labels: Any, separator: str = "", names: Any = ()
+) -> tuple[list[list[int]], list[str]]:
+    numbers = ClassNumbers(separator)
+    for label in labels:
+        numbers.add(label)
+    rows, classes = numbers.numbered(names)
+    assert rows.dtype == np.int8
+    return rows.tolist(), classes
+
+
+def test_lists_are_rows_of_indicators() -> None:
+    expected = [[0, 1, 1], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
+    assert several(["dog", "cat"], ["ant"], [], "cat") == (expected, ["ant", "cat", "dog"])
+    assert several("cat", ("dog", "cat"), np.array(["ant"]))[0] == [[0, 1, 0], [0, 1, 1], [1, 0, 0]]
+    assert several([3, 0], [1.0]) == ([[1, 0, 0, 1], [0, 1, 0, 0]], [])
+    assert several(["person", "person"], [])[0] == [[1], [0]]
+
+
+def test_text_with_a_separator() -> None:
+    expected = [[0, 1, 1], [1, 0, 0], [0, 0, 0]]
+    assert several("dog | cat", "ant|", "", separator="|")[0] == expected
+    assert several("1 3", "0", separator=" ") == ([[0, 1, 0, 1], [1, 0, 0, 0]], [])
+    assert several("dog", "cat", separator="|")[0] == [[0, 1], [1, 0]]
+
+
+def test_of_a_list_with_a_gap_nothing_is_known() -> None:
+    for gap in (None, [None], ["cat", ""], ["-1"]):
+        assert several(["cat"], gap)[0] == [[1], [-1]]
+    with pytest.raises(DataError, match=r"\[1\]"):
+        class_numbers.all_known(np.array([[1, 0], [-1, -1], [0, 0]]), str)
+
+
+def test_known_names_make_a_column_each() -> None:
+    rows = [[0, 1, 0], [1, 1, 0]]
+    assert several([1], [0, 1], names=["a", "b", "c"]) == (rows, ["a", "b", "c"])
+
+
+def test_indicators_are_no_list_of_classes() -> None:
+    with pytest.raises(LabelError, match=r"sample 2 has the label \[0, 1, 0\].*disk_filelist"):
+        several([0, 1], [0, 1, 0])
+
+
+def test_a_matrix_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_numbers, "LARGEST_MATRIX", 3)
+    with pytest.raises(LabelError, match="2 samples of 2 classes"):
+        several([0], [1])

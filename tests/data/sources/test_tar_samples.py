@@ -74,7 +74,7 @@ DEEP = b'{"label": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
         ({"a.json": b"\xff", "a.png": PNG}, r"a.json is not UTF-8"),
         ({"a.json": b"[1]", "a.png": PNG}, r"a.json does not hold a JSON object: it is a list"),
         ({"a.json": b"{", "a.png": PNG}, r"a.json does not hold a JSON object: Expecting property"),
-        ({"a.json": b'{"label": [1]}', "a.png": PNG}, r"a.json: 'label' is no text or number, but a l"),
+        ({"a.json": b'{"label": [[1]]}', "a.png": PNG}, r"a.json: 'label' is no text or number, but a l"),
         ({"a.json": b'{"label": {}}', "a.png": PNG}, r"a.json: 'label' is no text or number, but a d"),
         ({"a.png": PNG, "a.PNG": PNG}, r"0.tar: a.PNG is there twice in one sample: a.png"),
         ({"\x1b[2J.cls": b"\xff", "\x1b[2J.png": PNG}, r"0.tar: \\x1b\[2J.cls is not UTF-8"),

@@ -22,7 +22,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[JobState | LaunchE
         return now
 
     monkeypatch.setattr(module, "job_state", say)
-    monkeypatch.setattr(module, "_LOOK", 0.0)
+    monkeypatch.setattr(module, "_PERIOD", 0.0)
     return said
 
 

@@ -42,8 +42,8 @@ def run_node(resolved, plan):
         raise LaunchError("no such thing")
 
 local.run_node = run_node
-module._SIGNAL_COMES = 0.1
-module._END_COMES = 0.1
+module._SIGNAL_DELAY = 0.1
+module._END_DELAY = 0.1
 asked = []
 module.ask = lambda *command: os._exit(9) if sys.argv[2] == "killed" else asked.append(command)
 try:
@@ -76,7 +76,7 @@ def test_it_starts_the_ranks_of_its_node(tmp_path: Path) -> None:
     done = _task(tmp_path, "done", node=1)
     assert done.returncode == 0, done.stderr
     assert (
-        "launch: job 17 of SLURM, node 1 of 2, life 2\n1 n4 range(41000, 41016) job 17.1\n"
+        "launch: SLURM job 17, node 1 of 2, start 2\n1 n4 range(41000, 41016) job 17.1\n"
         in done.stdout
     )
 
@@ -88,7 +88,7 @@ def test_told_to_end_the_first_node_puts_the_job_into_the_queue_again(
     done = _task(tmp_path, ending)
     assert done.returncode == os.EX_TEMPFAIL, done.stderr
     assert "asked ('scontrol', 'requeue', '17')" in done.stdout
-    assert "job 17 goes into the queue again" in done.stderr
+    assert "job 17 is requeued" in done.stderr
     assert _task(tmp_path, ending, node=1).stdout.splitlines()[-1] == "asked"
 
 
@@ -112,7 +112,7 @@ def test_an_error_is_told_in_its_own_words(tmp_path: Path) -> None:
 def test_not_for_ever_without_progress(tmp_path: Path) -> None:
     done = _task(tmp_path, "told", lives=2)
     assert done.stdout.splitlines()[-1] == "asked"
-    assert "started 3 times without coming to a new checkpoint" in done.stderr
+    assert "started 3 times without a new checkpoint" in done.stderr
 
 
 def test_submitit_may_queue_it_again_before_it_listens_itself(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def test_an_interrupted_wait_leaves_the_job_alone(
     run = resolved(SLURM__USE_SLURM=True, SLURM__WAIT=True, SLURM__NAME="a/b c")
     assert submit([run]) == 130
     out = capsys.readouterr().out
-    assert "launch: job 7 of SLURM, an array of 2\n" in out
-    assert out.endswith("it continues without this; to end it: scancel 7\n")
+    assert "launch: SLURM job 7, an array of 2\n" in out
+    assert out.endswith("the job continues; to end it: scancel 7\n")
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("a_b_c-")
     assert (folder / "code" / "sslengine" / "__init__.py").exists()

@@ -1,0 +1,173 @@
+"""A batch of the right shapes through trunk, heads and method, on the meta device.
+
+What does not fit raises ConfigError with the key path. What cannot be computed without values, or
+fails for another reason, is left to the run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from sslengine.config.facts import run_facts
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.methods.base import Method
+from sslengine.methods.foreign import takes_sample
+from sslengine.methods.step import Step
+from sslengine.models.model import Model
+from sslengine.registry import LOSSES, component_key
+from sslengine.task.build import attach, build_loss
+
+META = torch.device("meta")
+# Sources that make images of one size (DEFAULT_GRAY_IMG_SIZE), each with a number as its label.
+OF_ONE_SIZE = ("synthetic", "shapes", "upright_shapes")
+# What torch says of shapes that do not fit. Of other errors it cannot be told what they mean.
+_OF_SHAPES = (
+    "shape",
+    "size",
+    "channel",
+    "dimension",
+    "must match",
+    "same reduction dim",
+    "elements not",
+)
+_WHAT_A_METHOD_MAY_BE_TOLD = 2**20  # samples: rows of a memory, which take no memory here
+
+
+def pass_through(config: DictConfig, model: Model, sample: dict[str, Any]) -> None:
+    """model: on the meta device, as what is made of it."""
+    sample = _on_meta(sample)
+    output = _through_model(model, sample["input"])
+    if output is not None:
+        through_method(config, model, output, sample)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(META)
+    if isinstance(value, Mapping):
+        return {key: _on_meta(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_on_meta(each) for each in value]
+    return value
+
+
+def _through_model(model: Model, images: Any) -> Any:
+    """What it gives; None where that cannot be known."""
+    entered: list[tuple[str, Any]] = []
+    parts: list[tuple[str, nn.Module]] = [("config.MODEL.TRUNK", model.trunk)]
+    parts += [(f"config.MODEL.HEAD.PARAMS.{n}", head) for n, head in enumerate(model.heads)]
+    handles = [
+        part.register_forward_pre_hook(
+            lambda _, inputs, where=where: entered.append((where, inputs[0]))
+        )
+        for where, part in parts
+    ]
+    try:
+        with torch.no_grad():
+            return model.eval()(images)
+    except SSLEngineError as error:
+        raise ConfigError(str(error)) from error
+    except Exception as error:
+        if not entered or not _tells_of_shapes(error):
+            return None  # it cannot be computed without values, perhaps
+        where, given = entered[-1]
+        part = dict(parts)[where]
+        raise ConfigError(
+            f"{where}: {type(part).__name__} cannot take an input of shape {_shapes(given)}: "
+            f"{error}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def through_method(config: DictConfig, model: Model, output: Any, sample: dict[str, Any]) -> Any:
+    """What the method gives; None where it is not run here, or not to the end.
+
+    Methods that are written as such are, where the shape of labels is known.
+    """
+    name = str(config.LOSS.name)
+    thing = LOSSES.get(name) if name else None
+    if not isinstance(thing, type) or not issubclass(thing, Method):
+        return None
+    one_batch = [run_facts(config).global_batch_size]
+    output = output[0] if isinstance(output, list) and len(output) == 1 else output
+    try:
+        with META, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            method = build_loss(config, _WHAT_A_METHOD_MAY_BE_TOLD, META, one_batch)
+            attach(method, model)
+            method.train()
+            if takes_sample(method):
+                return method(output, sample, Step.alone())
+            return method(output, _target(config, method, sample))
+    except Exception as error:
+        # One of the user's may want that `before_phase` has been called, and say so.
+        ours = thing.__module__.startswith("sslengine.") and isinstance(error, SSLEngineError)
+        if ours or isinstance(error, ConfigError):
+            raise ConfigError(str(error)) from error
+        if not _tells_of_shapes(error):
+            return None
+        where = f"config.LOSS.{component_key(name)}"
+        raise ConfigError(
+            f"{where}: {thing.__name__} cannot take the model's output, of shape "
+            f"{_shapes(output)}: {error}\n  {_where_to_look(config, where, str(error))}"
+        ) from error
+
+
+def _target(config: DictConfig, method: nn.Module, sample: dict[str, Any]) -> Any:
+    """What a method of (output, target) gets. Labels of files may be a number each, or a row."""
+    parameter = list(inspect.signature(method.forward).parameters.values())[1]
+    train = config.DATA.TRAIN
+    known = train.LABEL_TYPE != "standard" or {*train.DATA_SOURCES} <= {*OF_ONE_SIZE}
+    if not known and parameter.default is parameter.empty:
+        raise _UnknownError
+    return sample["target"]
+
+
+class _UnknownError(Exception):
+    """What a method would be called with cannot be known."""
+
+
+def _tells_of_shapes(error: Exception) -> bool:
+    text = str(error)
+    named = any(each in text for each in _OF_SHAPES)
+    return named and "meta" not in text.lower() and not isinstance(error, SSLEngineError)
+
+
+def _where_to_look(config: DictConfig, where: str, text: str) -> str:
+    """The options that hold one of the sizes in the error."""
+    sizes = set(map(int, re.findall(r"\d+", text)))
+    places = ("config.MODEL.HEAD.PARAMS", where)
+    found = [
+        f"{path} ({value})"
+        for place in places
+        for path, value in _numbers(OmegaConf.select(config, place.removeprefix("config.")), place)
+        if value in sizes
+    ]
+    return f"Sizes that meet there: {', '.join(found) or ' and '.join(places)}."
+
+
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, int]]:
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield path, value
+    elif isinstance(value, (list, Mapping)):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, each in items:
+            yield from _numbers(each, f"{path}.{key}")
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_shapes, value))}]"
+    return str(tuple(getattr(value, "shape", ())))

@@ -1,0 +1,78 @@
+"""Precision and recall of the k best guesses, where an image may show several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.errors import TrainingError
+from sslengine.meters.base import Meter
+from sslengine.meters.targets import as_indicators, as_outputs, output_names
+from sslengine.registry import register_meter
+
+
+class _AtKMeter(Meter):
+    def __init__(
+        self,
+        num_meters: int = 1,
+        topk_values: Sequence[int] = (1,),
+        meter_names: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.topk_values = list(topk_values)
+        self.output_names = output_names(num_meters, meter_names)
+
+    def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
+        outputs = as_outputs(self.name, output, self.output_names)
+        rows = as_indicators(self.name, target, outputs[0])
+        self.add(torch.stack([self._count(each.detach(), rows) for each in outputs]))
+
+    def _count(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """[guesses of known classes for each k, classes shown, right guesses for each k]"""
+        largest = max(self.topk_values)
+        if largest > logits.shape[1]:
+            raise TrainingError(
+                f"{self.name}.topk_values: top {largest} of {logits.shape[1]} classes."
+            )
+        guessed = rows.gather(1, logits.float().topk(largest, dim=1).indices)
+        known = [(guessed[:, :k] >= 0).sum() for k in self.topk_values]
+        right = [(guessed[:, :k] > 0).sum() for k in self.topk_values]
+        return torch.stack([*known, (rows > 0).sum(), *right])
+
+    def measure(self, totals: list[Any]) -> dict[str, Any]:
+        count = len(self.topk_values)
+        return {
+            f"top_{k}": {
+                name: 100.0 * row[count + 1 + position] / self.of(row, position)
+                for name, row in zip(self.output_names, totals, strict=True)
+                if self.of(row, position)
+            }
+            for position, k in enumerate(self.topk_values)
+        }
+
+    def of(self, row: list[float], position: int) -> float:
+        """What the right guesses are a share of."""
+        raise NotImplementedError
+
+
+@register_meter("precision_at_k_list_meter")
+class PrecisionAtKListMeter(_AtKMeter):
+    """`value()["top_5"]["0"]`: the percentage of the five best guesses that are shown."""
+
+    name = "precision_at_k_list_meter"
+
+    def of(self, row: list[float], position: int) -> float:
+        return row[position]
+
+
+@register_meter("recall_at_k_list_meter")
+class RecallAtKListMeter(_AtKMeter):
+    """`value()["top_5"]["0"]`: the percentage of what is shown that is among five guesses."""
+
+    name = "recall_at_k_list_meter"
+
+    def of(self, row: list[float], position: int) -> float:
+        return row[len(self.topk_values)]

@@ -1,0 +1,106 @@
+"""Mean average precision in percent, where an image may show several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.distributed.collectives import gather, sum_in_place
+from sslengine.errors import TrainingError
+from sslengine.meters.average_precision import PIECE, average_precision
+from sslengine.meters.base import Meter
+from sslengine.meters.targets import as_indicators, as_outputs, output_names
+from sslengine.registry import register_meter
+
+
+@register_meter("mean_ap_list_meter")
+class MeanAPListMeter(Meter):
+    """`value()["mAP"]["0"]`, and `value()["AP"]["0"]` by the number of the class.
+
+    A class that no image shows is left out of both. Keeps the scores of all images of a phase on
+    the device: 5 bytes for each image, class and output.
+    """
+
+    name = "mean_ap_list_meter"
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        num_meters: int = 1,
+        meter_names: Sequence[str] = (),
+        interpolated: bool = True,
+        max_cpu_capacity: int = -1,
+    ) -> None:
+        """num_classes: that the model has to have outputs for. interpolated: as VISSL and VOC
+        do it; false: scikit-learn's average precision. max_cpu_capacity: the most images of a
+        phase on each rank, more are an error; -1: any number."""
+        super().__init__()
+        self.capacity = max_cpu_capacity
+        self.num_classes, self.interpolated = num_classes, interpolated
+        self.output_names = output_names(num_meters, meter_names)
+        self._scores: list[Tensor] = []  # outputs x images x classes of each step
+        self._targets: list[Tensor] = []
+
+    def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
+        outputs = as_outputs(self.name, output, self.output_names)
+        width = outputs[0].shape[1]
+        if self.num_classes not in (None, width):
+            raise TrainingError(
+                f"config.METERS.{self.name}.num_classes is {self.num_classes}, and the model has "
+                f"{width} outputs."
+            )
+        if 0 <= self.capacity < sum(map(len, self._scores)) + len(outputs[0]):
+            raise TrainingError(
+                f"config.METERS.{self.name}.max_cpu_capacity is {self.capacity}, and a phase has "
+                f"more images. It may be as many as the test set has, or -1 for any number."
+            )
+        self._scores.append(torch.stack([each.detach().float() for each in outputs], dim=1))
+        self._targets.append(as_indicators(self.name, target, outputs[0]))
+
+    @torch.no_grad()
+    def value(self) -> dict[str, Any]:
+        """Collective. Some classes at a time: their scores of all ranks are on every rank."""
+        if not self._scores:
+            return {}
+        scores, targets = torch.cat(self._scores), torch.cat(self._targets)
+        images = int(sum_in_place(torch.tensor(len(scores), device=scores.device)))
+        columns = max(1, PIECE // (images * len(self.output_names)))
+        parts = [
+            self._of_classes(some, wanted)
+            for some, wanted in zip(
+                scores.split(columns, 2), targets.split(columns, 1), strict=True
+            )
+        ]
+        return self.measure(torch.cat(parts, dim=1).tolist())
+
+    def _of_classes(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Outputs x classes."""
+        every, wanted = gather(scores.contiguous()).rows, gather(targets.contiguous()).rows
+        return torch.stack(
+            [average_precision(each, wanted, self.interpolated) for each in every.unbind(1)]
+        )
+
+    def measure(self, totals: list[Any]) -> dict[str, Any]:
+        """totals: for each output the average precision of each class, perhaps NaN."""
+        means, classes = {}, {}
+        for name, row in zip(self.output_names, totals, strict=True):
+            known = {str(number): 100.0 * each for number, each in enumerate(row) if each == each}
+            classes[name] = known
+            means |= {name: sum(known.values()) / len(known)} if known else {}
+        return {"mAP": means, "AP": classes}
+
+    def reset(self) -> None:
+        self._scores, self._targets = [], []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scores": [*self._scores], "targets": [*self._targets]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scores, self._targets = [*state["scores"]], [*state["targets"]]
+
+    def load_sum(self, states: list[dict[str, Any]]) -> None:
+        self._scores = [each for state in states for each in state["scores"]]
+        self._targets = [each for state in states for each in state["targets"]]

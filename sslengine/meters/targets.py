@@ -1,0 +1,42 @@
+"""What meters are given, in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sslengine.errors import TrainingError
+
+UNKNOWN = -1
+
+
+def output_names(num_meters: int, meter_names: Sequence[str]) -> list[str]:
+    return [str(name) for name in meter_names] or [str(index) for index in range(num_meters)]
+
+
+def as_outputs(meter: str, output: Tensor | Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
+    """One for each name."""
+    outputs = [output] if isinstance(output, Tensor) else list(output)
+    if len(outputs) != len(names):
+        raise TrainingError(
+            f"{meter} measures {len(names)} outputs and the model has {len(outputs)}: set "
+            f"config.METERS.{meter}.num_meters."
+        )
+    return outputs
+
+
+def as_indicators(meter: str, target: Tensor, output: Tensor) -> Tensor:
+    """Images x classes: 1, 0, or UNKNOWN. target: class numbers, indicators, or probabilities of
+    mixed images, of which those above one half count."""
+    if target.ndim == 1:
+        classes = torch.arange(output.shape[1], device=target.device)
+        rows = (target.unsqueeze(1) == classes).to(torch.int8)
+        return rows.masked_fill((target < 0).unsqueeze(1), UNKNOWN)
+    if target.shape != output.shape:
+        raise TrainingError(
+            f"{meter}: labels of shape {tuple(target.shape)}, and outputs of "
+            f"{tuple(output.shape)}: expected an indicator for each image and class."
+        )
+    return (target > 0.5).to(torch.int8).masked_fill(target < 0, UNKNOWN)
