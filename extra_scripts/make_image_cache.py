@@ -135,8 +135,8 @@ def _begin(out: Path, plan: dict[str, Any]) -> None:
         changed = [key for key in plan if begun.get(key) != plan[key]]
         if changed:
             raise DataError(
-                f"{out} was begun otherwise, and what differs is {', '.join(changed)}. Remove it, "
-                f"or name another folder."
+                f"{out} was begun with other settings: {', '.join(changed)}. Remove it, or name "
+                f"another folder."
             )
         return
     if out.exists() and any(out.iterdir()):

@@ -11,8 +11,9 @@ The last command adds a row for each named method with these overrides.
 Results are written to docs/methods.json, with the commit of the code that trained. A row is
 measured again if the method's YAML, or one that it is based on, has changed (except comments), and
 with --again if it has another commit. A stopped run is resumed by the same code, in its folder
-below runs/methods. Time is that of a train step, memory that of the main process: both are measured
-in two epochs that each method runs alone after all trainings, which may run in parallel (--at-once).
+below runs/methods. Time is that of a train step, memory that of the main process: both are
+measured in two epochs that each method runs alone after all trainings, which may run in parallel
+(--at-once).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 
     python tools/replay.py runs/mine
 
-It repeats the steps since the newest checkpoint and checks every module's output and every gradient.
-The run's own files do not change. A config in a folder may come from anyone: if the run's
-config.yaml names Python code, other files or environment variables, --trust-config is needed.
+It repeats the steps since the newest checkpoint and checks every module's output and gradient. The
+run's own files do not change. A config in a folder may come from anyone: if the run's config.yaml
+names Python code, other files or environment variables, --trust-config is needed.
 """
 
 import argparse
