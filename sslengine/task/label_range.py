@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from sslengine.data.augment.transform import MakesLabel
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, listing
 from sslengine.methods import supervised
@@ -26,7 +27,7 @@ def check_label_range(
     if not isinstance(loss, ONE_CLASS) or not outputs or options.LABEL_TYPE != "standard":
         return
     makers = (TRANSFORMS.get(entry["name"]) for entry in options.TRANSFORMS)
-    if any(getattr(each, "makes_label", False) for each in makers):
+    if any(isinstance(each, type) and issubclass(each, MakesLabel) for each in makers):
         return
     ignored = getattr(loss, "ignore_index", None)
     ignored = loss.options.ignore_index if ignored is None else ignored  # type: ignore[union-attr]

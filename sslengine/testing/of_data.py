@@ -14,12 +14,12 @@ from torch import Tensor
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint.rng import rng_state
+from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.base import build_sources
-from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.registry import COLLATORS
 from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.state import copied, differences, flat

@@ -89,7 +89,7 @@ def end_fork_server() -> None:
 class RankPool:
     # Modules that the fork server of ranks imports: most ranks need them, and they take seconds.
     imported: ClassVar[tuple[str, ...]] = (
-        "sslengine.data.plan.compiled",
+        "sslengine.data.augment.backends.compiled",
         "sslengine.testing.runs",
     )
     # True: every warning on a rank is an error.

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import Batch
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.dataset import Samples, collate_seeded
 from sslengine.data.loading.invalid import FEWEST
 from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.errors import DataError
 from sslengine.registry import COLLATORS
 from tests.data.pictures import picture, write_tree

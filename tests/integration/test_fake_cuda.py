@@ -28,7 +28,7 @@ from tests.config.recipes import resolved
 from tests.contracts.cases import Of
 from tests.contracts.test_methods import METHODS, MODELS_SMALL
 from tests.contracts.test_train_steps import STEPS
-from tests.data.plan.lists import LISTS
+from tests.data.augment.lists import LISTS
 from tests.integration.test_configs import QUICK, TWO_STEPS
 
 fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")
