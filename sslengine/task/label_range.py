@@ -42,7 +42,7 @@ def check_label_range(
 
 
 def _outputs(model: nn.Module) -> int:
-    """Of the narrowest head, as far as linear layers tell; 0: nobody knows."""
+    """Of the narrowest head, as far as linear layers show; 0: unknown."""
     if not isinstance(model, Model):
         return 0
     widths = []

@@ -83,7 +83,7 @@ class DistributedBatchSampler(BatchSampler):
         last = [] if drop_last or not rest else [-(-rest // world_size)]
         if not full and not last:
             raise DataError(
-                f"{where}: the data set has {num_samples} samples, fewer than the global batch of "
+                f"{where}: the dataset has {num_samples} samples, fewer than the global batch of "
                 f"{self._global_batch} ({batch_size} on each of {world_size} processes), and "
                 f"DROP_LAST drops what does not fill a batch. Set {where}.DROP_LAST=false, or "
                 f"lower {where}.BATCHSIZE_PER_REPLICA to {num_samples // world_size} or less."
