@@ -19,6 +19,7 @@ from sslengine.config.options import (
 )
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
+from sslengine.data.loading import lean_torchvision
 from sslengine.data.loading.loader import boot_server
 from sslengine.data.options import DataOptions
 from sslengine.distributed import flight_recorder, process_group
@@ -45,6 +46,7 @@ def run_rank(resolved: Resolved, join: bool) -> None:
 
 def _run_rank(resolved: Resolved, join: bool) -> None:
     assert catalog  # in a new process: importing it declares all names
+    assert lean_torchvision  # a second less of imports
     startup.take_over()
     config = resolved.config
     options = read(config, RunOptions)
