@@ -33,7 +33,7 @@ class BatchSampler(ABC):
         last_step = len(self.batch_sizes) if last_step is None else last_step
         assert 0 <= first_step <= last_step <= len(self.batch_sizes)
         self._steps = range(first_step, last_step)
-        # A list of its own: an iteration that is under way keeps its windows.
+        # A new list: a running iteration keeps its windows.
         self._windows = [(epoch, self._steps)]
 
     def then(self, epoch: int, first_step: int, last_step: int) -> None:

@@ -124,7 +124,7 @@ class LibraryTrunk(Trunk):
         return cast(dict[str, Tensor], given)
 
     def _run(self, x: Tensor, sources: Collection[str]) -> dict[str, Tensor]:
-        """Those of the sources that nobody listens to."""
+        """The sources without a listener."""
         output = self.final_feature(x)
         return {"": output} if "" in sources else {}
 
