@@ -33,7 +33,7 @@ class LoadedAhead:
         return self._of_window(self._stream, end - first)
 
     def then(self, *window: int) -> None:
-        """After the current window this one is expected next; if it is not used, nothing is lost."""
+        """The window expected after the current one; if it is not used, nothing is lost."""
         if self._next is None:  # else one has been said before, and is being loaded
             epoch, first, end = window
             self._sampler.then(epoch, first, end)
