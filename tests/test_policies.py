@@ -289,7 +289,6 @@ WORDS = {
     r"\b(go(es|ing)?|went|gone) on\b": "resume, continue",
     r"(?<!\")\bfigures?\b": "metric; a number",
     r"\bdata sets?\b": "dataset",
-    r"\bnobody\b": "no rank, no process; or name who does not",
     r"\banybody": "anyone; untrusted",
     r"\bone's own\b": "custom, your own",
     r"\blets? go\b": "release, free",
