@@ -23,6 +23,7 @@ help:
 	@echo "make test-slow      the long tail as well (two hours)"
 	@echo "make test-floor     the tests with the oldest versions that are supported"
 	@echo "make bench          what the engine costs a step, and the same losses as other engines"
+	@echo "make gpu            on a machine with a GPU: tests, speed, a report in docs/gpu (8 minutes)"
 	@echo "make methods-table  train and judge every method (hours; can be resumed)"
 	@echo "make lock           renew constraints/: the newest version of each package"
 	@echo "make chaos          kill small runs of all methods a hundred times (minutes)"
@@ -50,6 +51,19 @@ bench: $(VENV)/.installed-test
 	$(VENV)/bin/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[bench]'
 	$(VENV)/bin/python tools/perf_measurement/bench_engine.py
 	$(VENV)/bin/python -m pytest tests/peers
+
+# What is installed beside torch comes from WHEELS, a folder that `make gpu-wheels` fills where there
+# is a network: the machine with the GPU may have none.
+WHEELS ?= wheels
+NOT_ON_GPU_MACHINES = classy-vision fvcore iopath hydra-core omegaconf antlr4-python3-runtime==4.9.3 \
+  yacs submitit simplejpeg portalocker
+gpu:
+	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	test ! -d $(WHEELS) || .venv-gpu/bin/python -m pip install --quiet --no-index --no-deps $(WHEELS)/*.whl
+	.venv-gpu/bin/python tools/gpu_report.py
+
+gpu-wheels: $(VENV)/bin/python
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) $(NOT_ON_GPU_MACHINES)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2]' 2> /dev/null || \
@@ -81,4 +95,4 @@ lock:
 clean:
 	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help quickstart test test-slow test-floor bench methods-table chaos lock clean
+.PHONY: help quickstart test test-slow test-floor bench gpu gpu-wheels methods-table chaos lock clean

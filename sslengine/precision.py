@@ -176,6 +176,9 @@ def _as_full(output: Any) -> Any:
     return output
 
 
+CHOICES = ("auto", "fp32", "tf32", "bf16", "fp16")
+
+
 def build_precision(
     device: torch.device,
     use_amp: bool,
@@ -200,6 +203,45 @@ def build_precision(
             f"{nearest(amp_dtype, _DTYPES)}".rstrip()
         )
     return _torch_amp(device, _DTYPES[amp_dtype], scaler)
+
+
+def chosen_precision(
+    choice: str,
+    device: torch.device,
+    scaler: Mapping[str, Any] = MappingProxyType({}),
+    where: str = "config.MACHINE.PRECISION",
+) -> Precision:
+    """Build it from one word, the value of MACHINE.PRECISION."""
+    if choice == "auto":
+        choice = _best(device)
+    if choice in ("fp32", "tf32"):
+        return Precision()
+    if choice not in CHOICES:
+        raise ConfigError(
+            f"{where}: expected {', '.join(CHOICES)}; got {choice!r}. "
+            f"{nearest(choice, CHOICES)}".rstrip()
+        )
+    on_gpu = device.type == "cuda"
+    if choice == "fp16" and not on_gpu:
+        raise ConfigError(f"{where}: fp16 needs a GPU. Set bf16, or auto.")
+    if choice == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
+        raise ConfigError(f"{where}: this GPU does not support bf16. Set fp16, or auto.")
+    return TorchAmp(device, torch.bfloat16 if choice == "bf16" else torch.float16, scaler)
+
+
+def _best(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+def set_kernels(choice: str, benchmark: bool, deterministic: bool) -> None:
+    """What torch's kernels may do, by MACHINE.PRECISION and REPRODUCIBILITY."""
+    cudnn = torch.backends.cudnn
+    cudnn.deterministic = deterministic
+    cudnn.benchmark = benchmark or (choice == "auto" and not deterministic)
+    if choice:
+        cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = choice != "fp32"
 
 
 def _torch_amp(device: torch.device, dtype: torch.dtype, scaler: Mapping[str, Any]) -> TorchAmp:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,12 +24,16 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_with_path
 
-from sslengine.task import build
+from sslengine.data.loading import device_prefetch
+from sslengine.precision import TorchAmp
 from sslengine.task.task import SelfSupervisionTask
+from tests.launches import why_slow
 
 CUDA = torch.device("cuda:0")
+HOST_KEYS = {*device_prefetch.HOST_KEYS}
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # The host waits to learn a value, or how large the result is.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",
           "unique_consecutive", "bincount", "equal", "histc")  # fmt: skip
@@ -41,12 +45,19 @@ class Unwanted(AssertionError):
 
 
 class NothingOfTheHost(TorchDispatchMode):
-    """Raises where a step waits for the device, mixes devices, or computes on the host."""
+    """Raises where a step waits for the device, mixes devices, or computes on the host; and where
+    CUDA would run a foreach operation tensor by tensor.
+    """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense" and args[0].device.type == "cpu":
+            return _one(args[0].dtype)  # what is on the host may be read there
         if name in _READS:
             raise Unwanted(f"{func}: the host reads from the device")
+        why = why_slow(func, args)
+        if why:
+            raise Unwanted(f"{func}: a launch for each tensor, for {why}")
         given = [each for each in tree_leaves((args, kwargs or {})) if isinstance(each, Tensor)]
         _check(func, given)
         try:
@@ -64,42 +75,108 @@ def _check(func: Any, tensors: list[Tensor]) -> None:
     if len({each.device for each in tensors}) > 1:
         raise Unwanted(f"{func}: inputs or results on two devices")
     for each in tensors:
-        if each.device.type == "cpu" and each.numel() > 1:
+        if each.device.type == "cpu" and each.numel() > 1 and not hasattr(each, "of_the_host"):
             raise Unwanted(f"{func}: a tensor of shape {tuple(each.shape)} on the host")
+
+
+class Answers(TorchDispatchMode):
+    """For what may wait, at the end of a phase or outside of training: one is what is read, and a
+    mask lets all through. Two devices in one operation are still an error, torch's own.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense":
+            return _one(args[0].dtype)
+        if name == "index" and args[1][0] is not None and args[1][0].dtype == torch.bool:
+            return args[0].clone()
+        return func(*args, **(kwargs or {}))
+
+
+def _one(dtype: torch.dtype) -> float | int | bool:
+    return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
 
 
 class Mode(FakeTensorMode):
     def __deepcopy__(self, memo: Any) -> Mode:
         return self  # a copy of a fake tensor belongs to the same mode
 
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.overloadpacket.__name__ == "_fused_sgd_":
+            return None  # in place; torch says nothing of it for fake tensors
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
-def two_steps(task: SelfSupervisionTask) -> None:
+
+def two_steps(task: SelfSupervisionTask, half: str = "") -> None:
     """The first two steps of a task that is made on the CPU, on fake tensors of a GPU."""
+    with on_cuda(task, half=half), NothingOfTheHost():
+        for _ in range(2):
+            task.step()
+    assert task.iteration == 2
+    assert task.num_updates == 2 // task.state.reading.accumulate  # type: ignore[union-attr]
+
+
+@contextmanager
+def on_cuda(task: SelfSupervisionTask, half: str = "") -> Iterator[FakeTensorMode]:
+    """A task that is made on the CPU, on fake tensors of a GPU, with two batches before it.
+
+    half: fp16 with a gradient scaler, or bf16; "" for float32.
+    """
     if torch.__version__ < "2.8":
         pytest.skip("without a driver this torch ends the process at a fake CUDA tensor")
-    task.prepare()
+    if not hasattr(task, "parts"):
+        task.prepare()
     task.on_start()
     task.start_phase()
     task.on_phase_start()
     batches = [task.next_batch() for _ in range(2)]
-    with Mode(allow_non_fake_inputs=False) as mode, _backward_in_python():
+    with Mode(allow_non_fake_inputs=False) as mode, _backward_in_python(), _as_with_a_gpu():
         memo: dict[int, Tensor] = {}
         for part in (task.base_model, task.loss):
             _move(part, mode, memo)
-        task.state.reading.batches = iter(
-            tree_map(lambda v: _fake(v, mode) if isinstance(v, Tensor) else v, batches)
-        )
-        task.device = CUDA
+        read_these(task, batches, mode)
+        task.device = task.made_by.device = CUDA
+        parts, made_by = task.parts, task.made_by
         task.parts = replace(
-            task.parts,
-            optimizer=build.build_run_optimizer(task.config, task.learner, CUDA, 1.0),
-            precision=build.build_run_precision(task.config, CUDA),
+            parts,
+            optimizer=made_by._optimizer(
+                parts.train_step_function, parts.learner, task.base_model, task.loss, parts.plan
+            ),
+            precision=TorchAmp(CUDA, HALVES[half]) if half else parts.precision,
         )
-        with NothingOfTheHost():
-            for _ in batches:
-                task.step()
-    assert task.iteration == 2
+        yield mode
     task.close()
+
+
+def read_these(task: SelfSupervisionTask, batches: list[Any], mode: FakeTensorMode) -> None:
+    assert task.state.reading is not None
+    task.state.reading.batches = iter(moved(batches, mode))
+
+
+def moved(values: Any, mode: FakeTensorMode) -> Any:
+    """As the feed moves a batch: the numbers of samples stay on the host."""
+    return tree_map_with_path(
+        lambda path, value: value if not isinstance(value, Tensor)
+        else _kept(value, mode) if HOST_KEYS & {getattr(each, "key", None) for each in path}
+        else _fake(value, mode), values
+    )  # fmt: skip
+
+
+def _kept(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    made = mode.from_tensor(value)
+    made.of_the_host = True  # type: ignore[attr-defined]
+    return made
+
+
+@contextmanager
+def _as_with_a_gpu() -> Iterator[None]:
+    """torch asks for a device before it casts to half precision, and for its random numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
+        patch.setattr(torch.cuda, "get_rng_state", lambda *_: None)
+        patch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
+        yield
 
 
 def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -124,26 +201,31 @@ def _move(module: nn.Module, mode: FakeTensorMode, memo: dict[int, Tensor]) -> N
 @contextmanager
 def _backward_in_python() -> Iterator[None]:
     """torch's own engine asks for the device."""
-    plain = Tensor.backward
-    Tensor.backward = _backward  # type: ignore[method-assign, assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "backward", lambda loss, **more: _backward([loss], **more))
+        patch.setattr(torch.autograd, "backward", _backward)
         yield
-    finally:
-        Tensor.backward = plain  # type: ignore[method-assign]
 
 
 @torch.no_grad()
-def _backward(loss: Tensor, *_: Any, **__: Any) -> None:
-    root = loss.grad_fn
-    waiting = _uses(root)
-    grads: dict[Any, list[Tensor | None]] = {root: [torch.ones_like(loss)]}
-    ready = deque([root])
+def _backward(
+    tensors: Sequence[Tensor],
+    grad_tensors: Sequence[Tensor] | None = None,
+    inputs: Sequence[Tensor] | None = None,
+    **_: Any,
+) -> None:
+    grads: dict[Any, list[Tensor | None]] = {}
+    for root, grad in zip(tensors, grad_tensors or map(torch.ones_like, tensors), strict=True):
+        slots = grads.setdefault(root.grad_fn, [None] * len(root.grad_fn._input_metadata))
+        slots[root.output_nr] = grad
+    waiting = _uses(list(grads))
+    ready = deque(node for node in grads if not waiting[node])
     while ready:
         node = ready.popleft()
         given = _complete(node, grads.pop(node))
         if hasattr(node, "variable"):
-            variable = node.variable
-            variable.grad = given[0] if variable.grad is None else variable.grad + given[0]
+            if inputs is None or any(node.variable is each for each in inputs):
+                _accumulate(node.variable, given[0])
             continue
         found = node.apply(*given) if isinstance(node, torch.autograd.function.BackwardCFunction) \
             else node(*given)  # fmt: skip
@@ -162,10 +244,20 @@ def _backward(loss: Tensor, *_: Any, **__: Any) -> None:
                 ready.append(after)
 
 
-def _uses(root: Any) -> dict[Any, int]:
+def _accumulate(variable: Tensor, grad: Any) -> None:
+    """As torch does: a gradient lies in memory as its parameter does."""
+    if variable.grad is not None:
+        variable.grad = variable.grad + grad
+    elif grad.stride() == variable.stride():
+        variable.grad = grad
+    else:
+        variable.grad = torch.empty_like(variable).copy_(grad)
+
+
+def _uses(roots: list[Any]) -> dict[Any, int]:
     """How many gradients each node of the graph waits for. Nodes stay alive as its keys."""
-    uses = {root: 0}
-    todo = [root]
+    uses = dict.fromkeys(roots, 0)
+    todo = list(roots)
     while todo:
         for after, _ in todo.pop().next_functions:
             if after is not None:

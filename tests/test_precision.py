@@ -9,7 +9,7 @@ from torch import nn, optim
 
 from sslengine import precision
 from sslengine.errors import ConfigError
-from sslengine.precision import Precision, TorchAmp, build_precision
+from sslengine.precision import Precision, TorchAmp, build_precision, chosen_precision
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -69,6 +69,46 @@ def test_the_verbs_train_a_model_in_every_mode() -> None:
 def test_fp16_needs_a_gpu() -> None:
     with pytest.raises(ConfigError, match=r"float16 needs a GPU.*cpu.*AMP_DTYPE=bfloat16"):
         _build(amp_dtype="float16")
+
+
+def test_one_word_chooses_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU only its name is asked: it need not be there."""
+    gpu = torch.device("cuda:0")
+    names = {
+        choice: chosen_precision(choice, CPU).name for choice in ("auto", "fp32", "tf32", "bf16")
+    }
+    assert names == {"auto": "fp32", "fp32": "fp32", "tf32": "fp32", "bf16": "bf16"}
+    with pytest.raises(ConfigError, match=r"MACHINE\.PRECISION: fp16 needs a GPU"):
+        chosen_precision("fp16", CPU)
+    for has_bf16, chosen in ((True, "bf16"), (False, "fp16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16: has)
+        assert precision._best(gpu) == chosen
+    with pytest.raises(ConfigError, match=r"this GPU does not support bf16. Set fp16, or auto"):
+        chosen_precision("bf16", gpu)
+
+
+@pytest.mark.parametrize(
+    ("choice", "benchmark", "deterministic", "tf32", "benchmarks"),
+    [
+        ("auto", False, False, True, True),
+        ("auto", False, True, True, False),
+        ("fp32", False, False, False, False),
+        ("bf16", False, False, True, False),
+        ("", True, False, None, True),  # as torch has it
+    ],
+)
+def test_what_kernels_may_do(
+    choice: str, benchmark: bool, deterministic: bool, tf32: bool | None, benchmarks: bool
+) -> None:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    try:
+        precision.set_kernels(choice, benchmark, deterministic)
+        expected = before[:2] if tf32 is None else (tf32, tf32)
+        assert (cudnn.allow_tf32, matmul.allow_tf32) == expected
+        assert (cudnn.benchmark, cudnn.deterministic) == (benchmarks, deterministic)
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
 
 
 def test_apex_on_a_machine_without_gpu_is_told_what_else_to_do() -> None:

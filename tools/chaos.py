@@ -53,7 +53,11 @@ from sslengine.errors import SSLEngineError
 from sslengine.hooks.events import Hook
 from sslengine.launch.rank import run_rank
 
-_LATER = ("sslengine.engines.train", "sslengine.task.task", "sslengine.data.plan.compiled")
+_LATER = (
+    "sslengine.engines.train",
+    "sslengine.task.task",
+    "sslengine.data.augment.backends.compiled",
+)
 PACE = ("config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=2", "config.CHECKPOINT.KEEP_LAST=3")
 SMALL = (
     "config.DATA.TRAIN.DATA_LIMIT=24",

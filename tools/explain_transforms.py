@@ -37,17 +37,18 @@ from torchvision.transforms import Normalize
 from sslengine import catalog
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
+from sslengine.data.augment.backends.base import Backend
+from sslengine.data.augment.explain import explain, why_floats
+from sslengine.data.augment.finish import is_uint8
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import Sample
+from sslengine.data.augment.view import View
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.loading.dataset import Samples, SSLDataset, collate_seeded
 from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.plan.backend import Backend
-from sslengine.data.plan.explain import explain, why_floats
-from sslengine.data.plan.finish import is_uint8
-from sslengine.data.plan.view import View
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
-from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import DataError, SSLEngineError
 from sslengine.registry import COLLATORS
 

@@ -93,9 +93,13 @@ def _is_expectation(entry: Any) -> bool:
 class MachineOptions:
     # gpu, cpu, or auto: a GPU if there is one.
     DEVICE: str = "gpu"
+    # fp32, tf32, bf16, fp16, or auto: on a GPU bf16 with TF32 (fp16 if it has no bf16) and
+    # CUDNN_BENCHMARK, elsewhere fp32. Empty: as MODEL.AMP_PARAMS says.
+    PRECISION: str = ""
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DEVICE", "gpu", "cpu", "auto")
+        yield from one_of(self, "PRECISION", "", "auto", "fp32", "tf32", "bf16", "fp16")
 
 
 @section("REPRODUCIBILITY")

@@ -42,6 +42,7 @@ def expect_no_conflict(config: DictConfig) -> None:
     """Raise one ConfigError that tells all keys which contradict each other."""
     problems = [*_sharding_problems(config), *_compression_problems(config)]
     problems += _compile_problems(config)
+    problems += _precision_problems(config)
     if problems:
         raise ConfigError("\n".join(f"config.{each}" for each in problems))
 
@@ -72,10 +73,19 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
     if amp.USE_AMP and amp.AMP_TYPE == "apex":
         yield f"MODEL.AMP_PARAMS.AMP_TYPE: apex {why}. Set pytorch."
     half = fsdp.mixed_precision and fsdp.compute_dtype == "float16"
-    if half and not (amp.USE_AMP and amp.AMP_DTYPE == "float16"):
+    scaled = config.MACHINE.PRECISION == "fp16" or (amp.USE_AMP and amp.AMP_DTYPE == "float16")
+    if half and not scaled:
         yield (
-            "MODEL.FSDP_CONFIG.compute_dtype: float16 needs the loss scaling of "
-            "MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16; or take bfloat16."
+            "MODEL.FSDP_CONFIG.compute_dtype: float16 needs loss scaling: MACHINE.PRECISION=fp16, "
+            "or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or take bfloat16."
+        )
+
+
+def _precision_problems(config: DictConfig) -> Iterator[str]:
+    if config.MACHINE.PRECISION and config.MODEL.AMP_PARAMS.USE_AMP:
+        yield (
+            f"MACHINE.PRECISION: {config.MACHINE.PRECISION}, and MODEL.AMP_PARAMS.USE_AMP is true: "
+            f'one of them decides. Set USE_AMP=false, or PRECISION="".'
         )
 
 

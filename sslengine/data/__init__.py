@@ -12,22 +12,24 @@ DATA_SOURCES.declare("sslengine.data.sources.hugging_face", "huggingface_dataset
 DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations")
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
 
-TRANSFORMS.declare("sslengine.data.transforms.views", "ImgReplicatePil", "ImgPilToPatchesAndImage")
 TRANSFORMS.declare(
-    "sslengine.data.transforms.multicrop", "ImgPilToMultiCrop", "ImgPilMultiCropRandomApply"
+    "sslengine.data.augment.transforms.views", "ImgReplicatePil", "ImgPilToPatchesAndImage"
 )
 TRANSFORMS.declare(
-    "sslengine.data.transforms.conversion",
+    "sslengine.data.augment.transforms.multicrop", "ImgPilToMultiCrop", "ImgPilMultiCropRandomApply"
+)
+TRANSFORMS.declare(
+    "sslengine.data.augment.transforms.conversion",
     "ImgToTensor",
     "ImgPilToRawTensor",
     "ImgPilResizeLargerSide",
     "MNISTImgPil2RGB",
 )
-TRANSFORMS.declare("sslengine.data.transforms.masking", "MaskedImageModeling")
-TRANSFORMS.declare("sslengine.data.transforms.one_hot", "OneHotEncode")
-TRANSFORMS.declare("sslengine.data.transforms.lab", "ImgPil2LabTensor")
+TRANSFORMS.declare("sslengine.data.augment.transforms.masking", "MaskedImageModeling")
+TRANSFORMS.declare("sslengine.data.augment.transforms.one_hot", "OneHotEncode")
+TRANSFORMS.declare("sslengine.data.augment.transforms.lab", "ImgPil2LabTensor")
 TRANSFORMS.declare(
-    "sslengine.data.transforms.classy",
+    "sslengine.data.augment.transforms.classy",
     "imagenet_augment",
     "imagenet_no_augment",
     "lighting",
@@ -36,17 +38,19 @@ TRANSFORMS.declare(
     "video_default_augment",
     "video_default_no_augment",
 )
-TRANSFORMS.declare("sslengine.data.transforms.auto_augment", "RandAugment", "VisslAutoAugment")
-TRANSFORMS.declare("sslengine.data.transforms.rotation", "ImgRotatePil")
-TRANSFORMS.declare("sslengine.data.transforms.jigsaw", "ImgPatchesFromTensor", "ShuffleImgPatches")
 TRANSFORMS.declare(
-    "sslengine.data.transforms.colour",
-    "ImgPilColorDistortion",
-    "ImgPilGaussianBlur",
-    "ImgPilRandomColorJitter",
-    "ImgPilRandomPhotometric",
-    "ImgPilRandomSolarize",
+    "sslengine.data.augment.transforms.auto_augment", "RandAugment", "VisslAutoAugment"
 )
+TRANSFORMS.declare("sslengine.data.augment.transforms.rotation", "ImgRotatePil")
+TRANSFORMS.declare(
+    "sslengine.data.augment.transforms.jigsaw", "ImgPatchesFromTensor", "ShuffleImgPatches"
+)
+TRANSFORMS.declare(
+    "sslengine.data.augment.transforms.jitter", "ImgPilColorDistortion", "ImgPilRandomColorJitter"
+)
+TRANSFORMS.declare("sslengine.data.augment.transforms.photometric", "ImgPilRandomPhotometric")
+TRANSFORMS.declare("sslengine.data.augment.operations.blur", "ImgPilGaussianBlur")
+TRANSFORMS.declare("sslengine.data.augment.operations.solarize", "ImgPilRandomSolarize")
 
 COLLATORS.declare(
     "sslengine.data.batch.collators",
@@ -62,6 +66,6 @@ COLLATORS.declare(
 COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")
 COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_default_collator")
 
-AUGMENT_BACKENDS.declare("sslengine.data.plan.pil", "pil")
-AUGMENT_BACKENDS.declare("sslengine.data.plan.compiled", "numba")
-AUGMENT_BACKENDS.declare("sslengine.data.plan.device.backend", "device")
+AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.pil", "pil")
+AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.compiled", "numba")
+AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.device.backend", "device")

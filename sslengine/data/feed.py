@@ -12,6 +12,7 @@ import torch
 from sslengine.data.batch.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
 from sslengine.data.batch.collators import Batch, image_keys
 from sslengine.data.batch.samplers import BatchSampler, DistributedBatchSampler, OrderedBatchSampler
+from sslengine.data.loading.ahead import LoadedAhead
 from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
 from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.loading.invalid import InvalidSamples
@@ -98,6 +99,7 @@ class DataFeed:
             pin_memory=options.PIN_MEMORY and self.device.type == "cuda",
             mp_method=mp_method,
         )
+        self._ahead = LoadedAhead(self._loader, self._sampler)
         self._overlap = options.ENABLE_ASYNC_GPU_COPY
         self._invalid = InvalidSamples(
             self.where,
@@ -140,11 +142,17 @@ class DataFeed:
         Workers begin to load when this is called. A feed gives one iteration at a time:
         a new one ends the one before.
         """
-        self._sampler.set_window(epoch, first_step, last_step)
         end = self.steps_per_epoch if last_step is None else last_step
         sizes = self.batch_sizes[first_step:end]
-        batches = self._watch(self._loader.batches(), sizes)
+        batches = self._watch(self._ahead.batches(epoch, first_step, end), sizes)
         return on_device(batches, self.device, self._overlap, self._arrival)
+
+    def then(self, epoch: int, first_step: int, last_step: int) -> None:
+        """Workers load the first batches of these steps while the last of the others are used.
+
+        For the next call of `batches`; if that asks for other steps, it gets them as ever.
+        """
+        self._ahead.then(epoch, first_step, last_step)
 
     @property
     def unreadable(self) -> set[int]:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed.collectives import broadcast, sum_in_place
 from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.sharding import gradients_kept, is_sharded
+from sslengine.distributed.sharding import gradients_kept, is_unit
 
 
 def wrap(
@@ -62,7 +60,7 @@ def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContex
     """Within it, forward and backward leave each rank its own gradients."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
-    sharded = [cast(FSDPModule, each) for each in (model, method) if is_sharded(each)]
+    sharded = [each for each in (model, method) if is_unit(each)]
     return gradients_kept(*sharded) if sharded else nullcontext()
 
 

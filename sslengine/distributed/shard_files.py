@@ -6,6 +6,8 @@
 
 Any number of ranks can read it, sharded over them or whole. torch would unpickle `.metadata`,
 and with it run what it holds; here nothing but the names of torch's own records is let in.
+
+torch's modules for it are imported where a folder is written or read: a second of CPU time.
 """
 
 from __future__ import annotations
@@ -16,23 +18,21 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.distributed.device_mesh import DeviceMesh
 
 from sslengine.distributed.process_group import Group
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import on_mesh
 from sslengine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 Thing = TypeVar("Thing")
 
@@ -58,6 +58,8 @@ class Peers:
 
     def __init__(self) -> None:
         """Collective."""
+        from torch.distributed.device_mesh import DeviceMesh
+
         self.group = cast(Group, dist.new_group(backend="gloo"))
         self.mesh = DeviceMesh.from_group(self.group, "cpu")
 
@@ -107,6 +109,9 @@ def split(state: Any) -> tuple[Any, dict[str, Share]]:
 
 def write_folder(folder: Path, rest: Any, shares: Mapping[str, Share], peers: Peers) -> list[str]:
     """This rank's part of an empty folder; the names of its files. Collective among threads."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     tensors = {
         mark: on_mesh(each.rows, each.shape, each.stride, peers.mesh)
         for mark, each in shares.items()
@@ -114,7 +119,7 @@ def write_folder(folder: Path, rest: Any, shares: Mapping[str, Share], peers: Pe
     writer = FileSystemWriter(folder, sync_files=True)
     # What torch 2.6 says to itself while it writes.
     warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
-    save_shards(tensors, storage_writer=writer, process_group=peers.group)
+    save(tensors, storage_writer=writer, process_group=peers.group)
     mine = [path.name for path in folder.glob(f"__{rank()}_*")]
     if rank() == 0:
         torch.save(rest, folder / REST)
@@ -131,10 +136,15 @@ def read_folder(folder: Path, peers: Peers | None = None, without: Collection[st
 
     without: keys of mappings whose tensors are not read, nor anything else below them.
     """
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
     rest = torch.load(folder / REST, map_location="cpu", weights_only=True, mmap=peers is not None)
     rest = _pruned(rest, without)
-    reader = _Reader(folder)
-    known = reader.read_metadata().state_dict_metadata
+    reader = FileSystemReader(folder)
+    reader.read_metadata = partial(_metadata, folder)  # type: ignore[method-assign]
+    known = _metadata(folder).state_dict_metadata
     tensors = {mark: _empty(known.get(mark), mark, peers) for mark in _marks(rest)}
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     if tensors:
@@ -143,6 +153,8 @@ def read_folder(folder: Path, peers: Peers | None = None, without: Collection[st
 
 
 def _empty(record: Any, mark: str, peers: Peers | None) -> Tensor:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     if not isinstance(record, TensorStorageMetadata):
         raise CheckpointError(f"{METADATA} does not know the tensor {mark}.")
     shape, dtype = record.size, record.properties.dtype
@@ -179,10 +191,9 @@ def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return value
 
 
-class _Reader(FileSystemReader):
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        content = (Path(self.path) / METADATA).read_bytes()
-        return cast(Metadata, _Records(io.BytesIO(content)).load())
+def _metadata(folder: Path, *_: Any, **__: Any) -> Metadata:
+    content = (folder / METADATA).read_bytes()
+    return cast("Metadata", _Records(io.BytesIO(content)).load())
 
 
 class _Records(pickle.Unpickler):

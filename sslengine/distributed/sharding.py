@@ -3,26 +3,31 @@
 A unit of the model is gathered whole just before it is computed and let go right after, so
 a rank holds its share of everything and all of one or two units. Every parameter is cut along
 its first dimension; to the outside it is a DTensor, and an optimizer sees the rank's share.
+
+torch's own modules for it are imported where something is sharded: they are a second of CPU time.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ ON_CPU = hasattr(torch.cpu.Stream, "record_event")
 
 def mesh_of(device: torch.device) -> DeviceMesh:
     """All ranks in a row."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     return init_device_mesh(device.type, (world_size(),))
 
 
@@ -57,6 +64,8 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
             f"config.TRAINER.TASK_NAME: a model cannot be sharded on CPUs with torch "
             f"{torch.__version__}. Use a newer torch, GPUs, or self_supervision_task."
         )
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     common = {"mesh": mesh, "reshard_after_forward": True}
     if policy.is_mixed:
         norm = MixedPrecisionPolicy(torch.float32, policy.reduce, output_dtype=policy.compute)
@@ -81,6 +90,8 @@ def shard_method(method: nn.Module, mesh: DeviceMesh, reduce: torch.dtype | None
                 f"is a single number, which cannot be sharded. Give it the shape (1,), or use "
                 f"self_supervision_task."
             )
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy = MixedPrecisionPolicy(reduce_dtype=reduce)
     fully_shard(method, mesh=mesh, reshard_after_forward=True, mp_policy=policy)  # type: ignore[call-overload]
 
@@ -93,24 +104,36 @@ def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
 
 
 def is_sharded(thing: Tensor | nn.Module | None) -> bool:
-    return isinstance(thing, DTensor | FSDPModule)
+    return is_share(thing) or is_unit(thing)
+
+
+def is_share(thing: Any) -> TypeGuard[DTensor]:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(thing, module.DTensor)
+
+
+def is_unit(thing: Any) -> TypeGuard[FSDPModule]:
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(thing, module.FSDPModule)
 
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's share, in the same memory; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_share(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of it, on every rank. Collective if it is sharded."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_share(tensor) else tensor
 
 
 def like(tensor: Tensor, other: Tensor) -> Tensor:
     """Sharded if `other` is: the share of a whole tensor. Whole if it is not: collective then."""
-    if not isinstance(other, DTensor):
+    if not is_share(other):
         return whole(tensor)
-    share = local(tensor) if isinstance(tensor, DTensor) else _share(tensor)
+    from torch.distributed.tensor import DTensor
+
+    share = local(tensor) if is_share(tensor) else _share(tensor)
     return DTensor.from_local(
         share.to(other.device),
         other.device_mesh,
@@ -139,7 +162,7 @@ def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """
     every = [each for group in groups for each in group]
     lengths = torch.stack(torch._foreach_norm([local(each) for each in every]))
-    if isinstance(every[0], DTensor):
+    if is_share(every[0]):
         lengths = sum_in_place(lengths.square()).sqrt()
     return lengths.view(len(groups), -1).unbind()
 
@@ -147,7 +170,7 @@ def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
     """Within it a unit is whole, for a use of its weights outside of its forward. Collective."""
-    if not isinstance(module, FSDPModule):
+    if not is_unit(module):
         yield
         return
     module.unshard()
@@ -171,5 +194,7 @@ def gradients_kept(*modules: FSDPModule) -> Iterator[None]:
 
 def on_mesh(share: Tensor, shape: torch.Size, stride: tuple[int, ...], mesh: DeviceMesh) -> Tensor:
     """This rank's share of a tensor as one of all ranks."""
+    from torch.distributed.tensor import DTensor, Shard
+
     made = DTensor.from_local(share, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
     return cast(Tensor, made)

@@ -1,11 +1,14 @@
-"""Optimizer state split over ranks (ZeRO stage 1), by torch's own implementation."""
+"""Optimizer state split over ranks (ZeRO stage 1), by torch's own implementation.
+
+It is imported where it is asked for: with it come torch's modules for sharded models.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import optim
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from sslengine.distributed.ranks import rank
 
@@ -14,12 +17,15 @@ def shard_optimizer(
     groups: list[dict[str, Any]], optimizer_class: type[optim.Optimizer], **arguments: Any
 ) -> optim.Optimizer:
     """An optimizer that keeps the state of its share of the parameters alone."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer_class, **arguments)
 
 
 def whole_state(optimizer: optim.Optimizer) -> dict[str, Any]:
     """The state dict for a checkpoint. Collective with ZeRO: the shares meet on rank 0."""
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
+    zero = sys.modules.get("torch.distributed.optim")
+    if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
         optimizer.consolidate_state_dict(to=0)
         return optimizer.state_dict() if rank() == 0 else {}
     return optimizer.state_dict()

@@ -8,7 +8,6 @@ known training images show, or none, cannot be fitted and is left out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -113,5 +112,4 @@ def _held_out(count: int, share: float) -> NDArray[np.bool_]:
 
 def _fitted(rows: Rows) -> NDArray[np.int64]:
     """The classes that some images show and others do not."""
-    both: Iterable[NDArray[np.bool_]] = ((rows > 0).any(axis=0), (rows == 0).any(axis=0))
-    return np.flatnonzero(np.logical_and(*both))
+    return np.flatnonzero((rows > 0).any(axis=0) & (rows == 0).any(axis=0))

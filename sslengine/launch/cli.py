@@ -15,6 +15,7 @@ from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named, run_of
 from sslengine.config.show import show
+from sslengine.data.loading import lean_torchvision
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.folder import make_run_folder
 from sslengine.launch.widths import settle_widths
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     75: the run was asked to end and is saved; the same command resumes it. 130: Ctrl-C elsewhere.
     """
     assert catalog  # importing it declares all names
+    assert lean_torchvision  # a second less of imports
     startup.begin()
     parser = make_parser()
     given = parser.parse_intermixed_args(arguments)

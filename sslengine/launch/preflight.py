@@ -18,10 +18,11 @@ from PIL import Image
 
 from sslengine.config.options import RunOptions, TrainerOptions
 from sslengine.config.sections import read
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import Sample
 from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.launch.meta_pass import META, OF_ONE_SIZE, pass_through
 from sslengine.models.model import Model

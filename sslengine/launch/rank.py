@@ -19,6 +19,7 @@ from sslengine.config.options import (
 )
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
+from sslengine.data.loading import lean_torchvision
 from sslengine.data.loading.loader import boot_server
 from sslengine.data.options import DataOptions
 from sslengine.distributed import flight_recorder, process_group
@@ -30,6 +31,7 @@ from sslengine.engines.run import Run
 from sslengine.errors import LaunchError, Preempted
 from sslengine.launch.folder import run_folder
 from sslengine.monitor.log_file import close_log, open_log
+from sslengine.precision import set_kernels
 from sslengine.registry import ENGINES, load_plugins
 from sslengine.trust import closed
 
@@ -44,15 +46,15 @@ def run_rank(resolved: Resolved, join: bool) -> None:
 
 def _run_rank(resolved: Resolved, join: bool) -> None:
     assert catalog  # in a new process: importing it declares all names
+    assert lean_torchvision  # a second less of imports
     startup.take_over()
     config = resolved.config
     options = read(config, RunOptions)
     load_plugins(options.PLUGINS)
     folder = run_folder(config)
-    device = pick_device(read(config, MachineOptions).DEVICE)
-    kernels = read(config, ReproducibilityOptions)
-    torch.backends.cudnn.deterministic = kernels.CUDDN_DETERMINISTIC
-    torch.backends.cudnn.benchmark = kernels.CUDNN_BENCHMARK
+    machine, kernels = read(config, MachineOptions), read(config, ReproducibilityOptions)
+    device = pick_device(machine.DEVICE)
+    set_kernels(machine.PRECISION, kernels.CUDNN_BENCHMARK, kernels.CUDDN_DETERMINISTIC)
     _set_threads(config, device)
     workers = read(config, DataOptions).NUM_DATALOADER_WORKERS
     if workers and options.MULTI_PROCESSING_METHOD == "forkserver":

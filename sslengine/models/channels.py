@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from timm.models import adapt_input_conv
 from torch import Tensor
 
 from sslengine.errors import CheckpointError
@@ -30,6 +29,8 @@ def fit_channels(
                 f"(summed for one channel; else in turn, scaled by 3 / channels), set "
                 f"config.MODEL.WEIGHTS_INIT.ADAPT_INPUT_CHANNELS=true."
             )
+        from timm.models import adapt_input_conv  # a second of CPU time
+
         LOG.warning("%s: adapted as timm does (ADAPT_INPUT_CHANNELS).", told)
         fitted[name] = adapt_input_conv(tensor.shape[1], given[name])
     return fitted

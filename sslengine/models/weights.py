@@ -24,7 +24,7 @@ from sslengine.models.model import Model
 from sslengine.models.networks import MODEL, choose
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.positions import fit_positions
-from sslengine.models.trunks.library import LibraryTrunk
+from sslengine.models.trunks.library import ByName
 from sslengine.models.vissl_names import from_vissl, to_vissl
 from sslengine.models.weight_file import NeedsCodeError, first_line, read_weights
 
@@ -127,7 +127,7 @@ def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
     """What the library of the trunk has under the network's name."""
     trunk, library = trunk_of(model), options.TRUNK.library()
     assert library is not None
-    assert isinstance(trunk, LibraryTrunk)
+    assert isinstance(trunk, ByName)
     where, skipped = f"{trunk.section}.pretrained", options.WEIGHTS_INIT.SKIP_LAYERS
     source = f"{library.library}'s weights of {library.model}"
     try:
@@ -237,7 +237,7 @@ def _content(model: nn.Module, weights: WeightsInitOptions) -> Mapping[str, Any]
     """What the state dict is in, or the trunk's tensors where a library saved a network."""
     held, keys, trunk = read_file(weights), _key_path(weights), trunk_of(model)
     plain = isinstance(held, Mapping) and all(isinstance(each, Tensor) for each in held.values())
-    if not isinstance(trunk, LibraryTrunk):
+    if not isinstance(trunk, ByName):
         return _inside(held, keys, weights.PARAMS_FILE)
     if not (plain and weights.STATE_DICT_KEY_NAME == WeightsInitOptions.STATE_DICT_KEY_NAME):
         held = _inside(held, keys, weights.PARAMS_FILE)

@@ -22,6 +22,7 @@ from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
+from sslengine.data.augment.transform import MakesLabel
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.dataset import SSLDataset
@@ -265,9 +266,8 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
     Labels must belong to the images: the labels of a rotation task, for example, do not.
     """
     train = read(config, DataOptions).TRAIN
-    makes_label = any(
-        getattr(TRANSFORMS.get(entry["name"]), "makes_label", False) for entry in train.TRANSFORMS
-    )
+    makers = (TRANSFORMS.get(entry["name"]) for entry in train.TRANSFORMS)
+    makes_label = any(isinstance(each, type) and issubclass(each, MakesLabel) for each in makers)
     name = read(config, LossOptions).name
     if not name or not train.LABEL_SOURCES or train.LABEL_TYPE != "standard" or makes_label:
         return None

@@ -13,9 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import MakesViews, Sample, TakesAll
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions
-from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import ConfigError
 
 DEFAULT_SIZE = 224
@@ -69,8 +70,7 @@ def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
 
 def _makes_views(entries: list[dict[str, Any]]) -> bool:
     steps = Pipeline(entries, "config.DATA.TEST.TRANSFORMS").steps
-    kinds = ("makes_views", "takes_all")
-    return any(getattr(step.transform, kind, False) for step in steps for kind in kinds)
+    return any(issubclass(step.kind, (MakesViews, TakesAll)) for step in steps)
 
 
 def _walk(entries: Any) -> Iterator[Mapping[str, Any]]:

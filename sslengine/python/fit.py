@@ -29,7 +29,7 @@ from sslengine.methods.foreign import FunctionLoss
 from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.python.history import History, KeepHistory
-from sslengine.python.place import amp_params, choose_device, join_others
+from sslengine.python.place import choose_device, join_others, known_precision
 from sslengine.python.session import Session
 from sslengine.python.task import Given, PythonTask
 from sslengine.trainer import loop
@@ -134,14 +134,16 @@ def _resolve(
     own: dict[str, Any] = {
         "SEED_VALUE": seed,
         "TEST_MODEL": validation is not None,
-        "MODEL": {"AMP_PARAMS": amp_params(precision)},
         "OPTIMIZER": {
             **(optimizer if isinstance(optimizer, Mapping) else {}),
             "num_epochs": epochs,
             "num_iterations": iterations,
             "accumulate": accumulate,
         },
-        "MACHINE": {"DEVICE": "gpu" if device.type == "cuda" else "cpu"},
+        "MACHINE": {
+            "DEVICE": "gpu" if device.type == "cuda" else "cpu",
+            "PRECISION": known_precision(precision),
+        },
         "DISTRIBUTED": {"NUM_PROC_PER_NODE": world_size()},
         "HOOKS": {
             "LOG_GPU_STATS": False,

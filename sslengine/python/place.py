@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Any
 
 import torch
 
@@ -12,13 +11,9 @@ from sslengine.distributed import process_group
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import initialized
 from sslengine.errors import ConfigError, nearest
-from sslengine.precision import Precision, build_precision
+from sslengine.precision import Precision, chosen_precision
 
-_PRECISIONS: dict[str, dict[str, Any]] = {
-    "fp32": {"USE_AMP": False},
-    "fp16": {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "float16"},
-    "bf16": {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "bfloat16"},
-}
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -36,18 +31,15 @@ def join_others(device: torch.device) -> None:
     atexit.register(process_group.leave)
 
 
-def amp_params(precision: str) -> dict[str, Any]:
-    """The values of MODEL.AMP_PARAMS for this precision."""
-    if precision not in _PRECISIONS:
+def known_precision(precision: str) -> str:
+    """The value of MACHINE.PRECISION. TF32 is a switch of the whole process, and yours to set."""
+    if precision not in PRECISIONS:
         raise ConfigError(
-            f"precision: expected {', '.join(_PRECISIONS)}; got {precision!r}. "
-            f"{nearest(precision, _PRECISIONS)}".rstrip()
+            f"precision: expected {', '.join(PRECISIONS)}; got {precision!r}. "
+            f"{nearest(precision, PRECISIONS)}".rstrip()
         )
-    return dict(_PRECISIONS[precision])
+    return precision
 
 
 def make_precision(precision: str, device: torch.device) -> Precision:
-    amp = amp_params(precision)
-    return build_precision(
-        device, amp["USE_AMP"], amp.get("AMP_TYPE", ""), amp.get("AMP_DTYPE", ""), {}
-    )
+    return chosen_precision(known_precision(precision), device, where="precision")

@@ -12,7 +12,13 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.config.facts import RunFacts, run_facts
-from sslengine.config.options import SHARDED_TASK, DistributedOptions, RunOptions, TrainerOptions
+from sslengine.config.options import (
+    SHARDED_TASK,
+    DistributedOptions,
+    MachineOptions,
+    RunOptions,
+    TrainerOptions,
+)
 from sslengine.config.sections import read
 from sslengine.config.sharding import is_sharded
 from sslengine.data.feed import DataFeed
@@ -45,7 +51,7 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import LOSS, trains
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
-from sslengine.precision import Precision, build_precision
+from sslengine.precision import Precision, build_precision, chosen_precision
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
 from sslengine.task.channels import input_channels
 
@@ -219,6 +225,8 @@ def attach(loss: nn.Module, model: nn.Module) -> None:
 
 def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
     amp = read(config, ModelOptions).AMP_PARAMS
+    if choice := read(config, MachineOptions).PRECISION:
+        return chosen_precision(choice, device, vars(amp.GRAD_SCALER))
     return build_precision(
         device, amp.USE_AMP, amp.AMP_TYPE, amp.AMP_DTYPE, amp.AMP_ARGS, vars(amp.GRAD_SCALER)
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from sslengine.data.augment.transform import MakesLabel, TakesLabels
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, listing
 from sslengine.methods import supervised
@@ -17,6 +18,7 @@ from sslengine.registry import TRANSFORMS
 ONE_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss, supervised.CrossEntropyLoss)
 SEVERAL = (nn.BCEWithLogitsLoss, supervised.BinaryCrossEntropyLoss)
 
+CHANGE = (MakesLabel, TakesLabels)
 # Collators that hand labels on as they are.
 LEAVES_LABELS = (
     "default_collate", "simclr_collator", "multicrop_collator", "moco_collator",
@@ -46,9 +48,8 @@ def check_label_range(
 
 
 def _are_changed(options: SplitOptions) -> bool:
-    makers = [TRANSFORMS.get(entry["name"]) for entry in options.TRANSFORMS]
-    kinds = ("makes_label", "takes_labels")
-    changed = any(getattr(each, kind, False) for each in makers for kind in kinds)
+    makers = (TRANSFORMS.get(entry["name"]) for entry in options.TRANSFORMS)
+    changed = any(isinstance(each, type) and issubclass(each, CHANGE) for each in makers)
     return changed or options.COLLATE_FUNCTION not in LEAVES_LABELS
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from omegaconf import DictConfig
 
 from sslengine.config.options import RunOptions
@@ -39,6 +41,11 @@ class Plan:
     def next(self, progress: Progress) -> int:
         """The index of the phase to run."""
         return next_phase(self.phases, progress.phase, progress.step)
+
+    def next_train_phase(self, phase: Phase) -> Phase | None:
+        """The one after this phase."""
+        after = islice(self.phases, phase.index + 1, None)
+        return next((each for each in after if each.train), None)
 
     def is_complete(self, progress: Progress) -> bool:
         return bool(progress.stopped) or self.next(progress) >= len(self.phases)

@@ -141,6 +141,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             Reading(feed, split, phase.epoch, stretch, made, accumulate),
             parts.train_meters if phase.train else parts.meters,
         )
+        following = parts.plan.next_train_phase(phase) if phase.train else None
+        if following is not None and hasattr(feed, "then"):
+            begin = following.first_step + following.begin
+            feed.then(following.epoch, begin, following.last_step)
 
     def steps_left(self) -> bool:
         return self.state.progress.step < self.state.phase.steps

@@ -1,4 +1,4 @@
-"""Contract tests: what every component of a kind promises, tried through real runs.
+"""Contract tests: check the promises of a component's kind in real runs.
 
     import sslengine.testing
 

@@ -1,4 +1,4 @@
-"""A component, and what all of its kind promise: tried promise by promise."""
+"""Test one component for each promise of its kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sslengine.testing.suites import SUITES
 
 
 class Contract:
-    """One component under its suite. Runs are made when they are first needed, and shared."""
+    """One component with its suite. Runs are made on first use and shared by promises."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Contract:
         return made
 
     def keep(self, promise: str) -> None:
-        """Raise BrokenPromise where the component does not keep it."""
+        """Raise BrokenPromise if the component does not keep this promise."""
         try:
             getattr(self.suite, promise)()
         except BrokenPromise:
@@ -74,7 +74,7 @@ class Contract:
 
 
 def check(kind: str, component: Any, *arguments: Any, **more: Any) -> None:
-    """Raise BrokenPromise, with all of them, if the component breaks any. See `contract`."""
+    """Raise BrokenPromise with all promises that the component breaks. See `contract`."""
     tried, broken = Contract(kind, component, *arguments, **more), []
     for name in tried.promises:
         try:
@@ -91,12 +91,12 @@ def contract(kind: str, component: Any, *arguments: Any, **more: Any) -> Callabl
         test_mine = sslengine.testing.contract("method", "my_file:MyLoss", {"temperature": 0.2})
 
     component: a name, a dotted path or the class itself.
-    arguments: its own, as they stand in YAML.
-    overrides: further arguments as of the command; `config=FILE` is tried in place of the small
-        run in which components are tried otherwise.
-    also: promises that not all of the kind make, by their names.
+    arguments: its own, as in YAML.
+    overrides: further arguments, as on the command line; `config=FILE` replaces the small run
+        in which components are tested by default.
+    also: names of promises that only some components of the kind make.
     but: promises that it does not make, each with the reason.
-    still: patterns of trainable parameters that need not move in so few steps.
+    still: patterns of trainable parameters that need not change in so few steps.
     """
     import pytest
 
@@ -115,7 +115,7 @@ def _named(component: Any) -> str:
     name = getattr(component, "__qualname__", "<")
     if "<" in name or "." in name:
         raise ConfigError(
-            f"{component!r}: expected a name, a dotted path, or a class or function at the top of "
-            f"a module, which YAML could name."
+            f"{component!r}: expected a name, a dotted path, or a class or function at the top "
+            f"level of a module, which YAML can name."
         )
     return f"{component.__module__}:{name}"

@@ -1,4 +1,4 @@
-"""Promises of what makes samples and batches: sources, transforms, collators."""
+"""Promises of the components that make samples and batches: sources, transforms, collators."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint.rng import rng_state
+from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.base import build_sources
-from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.registry import COLLATORS
 from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.state import copied, differences, flat
@@ -31,14 +31,14 @@ Entry = Mapping[str, Any]
 
 
 def pixels(number: int) -> Image.Image:
-    """An image that no other number has."""
+    """An image that is different for each number."""
     draw = np.random.default_rng(number)
     return Image.fromarray(draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
 
 
 class DataSuite(Suite):
     def __init__(self, trial: Trial, before: Sequence[Entry] = (), **split: Any) -> None:
-        """before: entries of TRANSFORMS in front of it. split: keys of config.DATA.TRAIN."""
+        """before: entries of TRANSFORMS that run first. split: keys of config.DATA.TRAIN."""
         super().__init__(trial)
         self.before = [dict(each) for each in before]
         self.given = split
@@ -57,7 +57,7 @@ class DataSuite(Suite):
         return SplitOptions(**{**given, **self.given})
 
     def batches(self, workers: int = 0, first: int = 0, **changes: Any) -> list[dict[str, Any]]:
-        """An epoch, as the task reads it, from its batch number `first`."""
+        """The batches of an epoch, as the task reads them, from batch number `first`."""
         split = replace(self.split(), **changes)
         options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=workers)
         feed = DataFeed(options, "TRAIN", training=True, seed=SEED)
@@ -73,7 +73,7 @@ class DataSuite(Suite):
 
     @promise()
     def is_found_again(self) -> None:
-        """A run that resumes in the middle of an epoch gets the batches that it would have got."""
+        """A run that resumes within an epoch gets the same batches as one that was not stopped."""
         self.expect_same(self.batches()[1:], self.batches(first=1), "from the second batch on")
 
     @promise()
@@ -83,7 +83,7 @@ class DataSuite(Suite):
 
 
 class TransformSuite(DataSuite):
-    """arguments: of its entry in TRANSFORMS."""
+    """arguments: those of its entry in TRANSFORMS."""
 
     kind = "transform"
 
@@ -110,7 +110,7 @@ class TransformSuite(DataSuite):
 
     @promise()
     def is_decided_by_the_seed(self) -> None:
-        """The same seed and image, the same sample: whatever was made before it, and by a copy."""
+        """The same seed and image give the same sample, whatever ran before, also in a copy."""
         first = self.made(self.pipeline)
         self.made(self.pipeline, 1)
         again = differences(first, self.made(self.pipeline))
@@ -128,7 +128,7 @@ class TransformSuite(DataSuite):
 
     @promise()
     def leaves_its_input_as_it_is(self) -> None:
-        """The image that it is given may belong to the source, or be another view as well."""
+        """It does not write into its input, which may belong to the source or to another view."""
         *before, step = self.pipeline.steps
         with streams_kept():
             seed_sample(SEED, (0, 0))
@@ -157,8 +157,8 @@ class TransformSuite(DataSuite):
 
 
 class CollatorSuite(DataSuite):
-    """arguments: config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS. before: the TRANSFORMS. label: of every
-    sample, if it takes no numbers."""
+    """arguments: config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS. before: the TRANSFORMS. label: that of
+    every sample, if the collator does not accept numbers."""
 
     kind = "collator"
 
@@ -191,7 +191,7 @@ class CollatorSuite(DataSuite):
 
     @promise()
     def keeps_each_sample(self) -> None:
-        """All samples are in the batch, in their order; what lies beside an image goes with it."""
+        """All samples are in the batch in their order, each image with its other fields."""
         batch, wanted = self.collate(self.samples()), list(range(4))
         if isinstance(batch, list):
             found = [each["data_idx"][0] for each in batch]
@@ -201,11 +201,11 @@ class CollatorSuite(DataSuite):
         order = list(dict.fromkeys(found))
         expect(order == wanted, f"{self.name}: of samples {wanted} it keeps {order}, in this order")
         counts = {found.count(each) for each in wanted}
-        expect(len(counts) == 1, f"{self.name}: some samples are there more often: {found}")
+        expect(len(counts) == 1, f"{self.name}: some samples occur more often: {found}")
 
     @promise()
     def moves_images_as_it_says(self) -> None:
-        """Marked `only_moves`, the pixels of the batch are those of its samples, each once."""
+        """If marked `only_moves`, it does not change pixels: each image is in the batch once."""
         keys = image_keys(COLLATORS.get(self.component))
         if not keys:
             return
@@ -230,7 +230,7 @@ class CollatorSuite(DataSuite):
 
     @promise()
     def leaves_its_input_as_it_is(self) -> None:
-        """The samples that it is given are as they were."""
+        """It does not change the samples."""
         samples = self.samples()
         before = copied(samples)
         self.collate(samples)
@@ -260,7 +260,7 @@ class SourceSuite(DataSuite):
 
     @promise()
     def has_a_length_and_each_image(self) -> None:
-        """Every number from 0 to its length has an image and a name; no other number has."""
+        """Exactly the numbers from 0 to its length - 1 have an image and a name."""
         length = len(self.source)
         expect(length > 0, f"{self.name}: it is empty")
         for index in (0, length // 2, length - 1):
@@ -269,7 +269,7 @@ class SourceSuite(DataSuite):
 
     @promise()
     def gives_the_same_image_each_time(self) -> None:
-        """Whatever was read before, and although what it gave is written into."""
+        """Also after other images were read, and after its output was written into."""
         first = np.array(self.source.image(0))
         given = self.source.image(0)
         self.source.image(len(self.source) - 1)
@@ -278,7 +278,7 @@ class SourceSuite(DataSuite):
         else:
             np.asarray(given)[...] = 0
         again = np.array(self.source.image(0))
-        expect(np.array_equal(first, again), f"{self.name}: image 0 is another one when read again")
+        expect(np.array_equal(first, again), f"{self.name}: image 0 differs when read again")
 
     @promise()
     def goes_to_a_worker(self) -> None:
@@ -288,19 +288,19 @@ class SourceSuite(DataSuite):
         expect(len(copy) == len(self.source), f"{self.name}: a pickled copy has {len(copy)} images")
         for index in (0, len(copy) - 1):
             same = np.array_equal(np.array(copy.image(index)), np.array(self.source.image(index)))
-            expect(same, f"{self.name}: in a pickled copy image {index} is another one")
+            expect(same, f"{self.name}: in a pickled copy image {index} differs")
 
     @promise()
     def draws_no_random_numbers(self) -> None:
-        """But from generators of its own: augmentation draws from the common streams."""
+        """It does not use the common random streams, which augmentation uses."""
         before = copied(rng_state())
         self.source.image(0)
         moved = differences(before, copied(rng_state()))
-        expect(not moved, f"{self.name}: reading an image has moved the stream {names(moved)}")
+        expect(not moved, f"{self.name}: reading an image has advanced the stream {names(moved)}")
 
     @promise()
     def has_a_label_for_each_image(self) -> None:
-        """Where it has labels, they are as many, and `label` agrees with `labels`."""
+        """If it has labels, there is one for each image, and `label` agrees with `labels`."""
         if not self.source.num_classes:
             return
         labels = self.source.labels()

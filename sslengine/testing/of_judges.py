@@ -1,4 +1,4 @@
-"""Promises of what writes records down, and of what judges features."""
+"""Promises of writers and of evaluators of features."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SAVED_AT = 2
 class WriterSuite(Suite):
     """arguments: as in config.HOOKS.WRITERS.
 
-    read: a function of the run's folder that gives the losses that are written there, in order;
-        without one they are looked for in the files that `marks` names.
+    read: a function that returns the losses written in the run's folder, in order; without one
+        they are read from the files that `marks` names.
     """
 
     kind = "writer"
@@ -49,7 +49,7 @@ class WriterSuite(Suite):
         return writer
 
     def written(self, folder: str) -> list[float]:
-        """The losses, in the order in which they stand in the files of the run."""
+        """The losses in the files of the run, in order."""
         if self._read is not None:
             return self._read(self.folder / folder)
         files = [path for path in sorted((self.folder / folder).iterdir()) if path.is_file()]
@@ -69,19 +69,19 @@ class WriterSuite(Suite):
 
     @promise()
     def gets_every_record_once(self) -> None:
-        """What is written stays, in its order, and is complete when the writer is closed."""
+        """Records are kept in order, and all of them are written when the writer is closed."""
         wanted = [record.values["loss"] for record in RECORDS]
         expect(_near(self.whole, wanted), f"{self.name}: of losses {wanted} it kept {self.whole}")
 
     @promise()
     def resumes_without_doubles(self) -> None:
-        """Killed after a step that the checkpoint does not know, and resumed: each record once."""
+        """After a kill later than the last checkpoint, and a resume, each record is there once."""
         writer = self.open("first")
         for record in RECORDS[:SAVED_AT]:
             writer.write(record)
         marks = dict(writer.marks())
         writer.write(RECORDS[SAVED_AT])
-        # What is on the disk now is all that is left of a process that is killed.
+        # A killed process leaves only what is on the disk now.
         shutil.copytree(self.folder / "first", self.folder / "killed")
         again = self.open("killed", SAVED_AT, marks)
         for record in RECORDS[SAVED_AT:]:
@@ -91,13 +91,13 @@ class WriterSuite(Suite):
         kept = self.written("killed")
         expect(
             _near(kept, self.whole),
-            f"{self.name}: after a kill and a resume the losses are {kept}, without a stop "
+            f"{self.name}: after a kill and a resume the losses are {kept}, without a kill "
             f"{self.whole}. Cut its files at the marks of the checkpoint (`RunPlace.marks`).",
         )
 
     @promise()
     def takes_what_is_no_number(self) -> None:
-        """A record may hold NaN, texts and nothing at all: that is no reason to end a run."""
+        """Records may hold NaN, text and None, and none of these ends a run."""
         writer = self.open("odd")
         values = {"loss": math.nan, "norm": math.inf, "text": "words, and more", "none": None}
         writer.write(Record("phase", 1, 0, "test", values))
@@ -113,20 +113,20 @@ def _near(one: Sequence[float], other: Sequence[float]) -> bool:
 
 class EvaluatorSuite(Suite):
     """A function (training features, training labels, test features, test labels) -> numbers, or
-    one of features alone. arguments: by keyword.
+    one that takes features alone. arguments: keyword arguments.
     """
 
     kind = "evaluator"
     ROWS, WIDTH, CLASSES = 60, 5, 3
 
     def __init__(self, trial: Trial, alone: bool = False) -> None:
-        """alone: it takes features, without labels."""
+        """alone: it takes features without labels."""
         super().__init__(trial)
         self.alone, self.judge = alone, import_dotted(self.component)
 
     @cached_property
     def given(self) -> list[Tensor]:
-        """Classes around centres of their own, with some overlap."""
+        """Features of classes around different centres, with some overlap."""
         draw = torch.Generator().manual_seed(0)
         centres = torch.randn(self.CLASSES, self.WIDTH, generator=draw)
         made: list[Tensor] = []
@@ -144,16 +144,16 @@ class EvaluatorSuite(Suite):
 
     @promise()
     def is_always_the_same(self) -> None:
-        """A finite number, and the same when it is asked again: nothing is left to chance."""
+        """Its numbers are finite and deterministic."""
         first, again = self.judged(self.given), self.judged(self.given)
         wrong = [key for key, each in first.items() if not math.isfinite(each)]
         expect(bool(first) and not wrong, f"{self.name}: not finite: {names(wrong)}")
         differs = differences(first, again)
-        expect(not differs, f"{self.name}: asked again it has another {names(differs)}")
+        expect(not differs, f"{self.name}: a second call gives another {names(differs)}")
 
     @promise()
     def leaves_features_as_they_are(self) -> None:
-        """Several judges are given the same ones."""
+        """It does not change the features: other evaluators get the same tensors."""
         before = [each.clone() for each in self.given]
         self.judged(self.given)
         kept = all(torch.equal(*pair) for pair in zip(before, self.given, strict=True))
@@ -161,7 +161,7 @@ class EvaluatorSuite(Suite):
 
     @promise()
     def does_not_depend_on_the_order(self) -> None:
-        """Of the test images: ranks and loaders bring them in another one."""
+        """The order of test images does not matter: it depends on ranks and loaders."""
         order = torch.randperm(self.ROWS, generator=torch.Generator().manual_seed(1))
         moved = [*self.given[:-2], *(each[order] for each in self.given[-2:])]
         first, other = self.judged(self.given), self.judged(moved)
@@ -170,7 +170,7 @@ class EvaluatorSuite(Suite):
 
     @promise(always=False)
     def tells_good_features_from_noise(self) -> None:
-        """A higher number for classes that lie apart than for noise."""
+        """Its number is higher for separated classes than for noise."""
         train, labels, test, test_labels = self.given
         draw = torch.Generator().manual_seed(2)
         noise = [torch.randn(each.shape, generator=draw) for each in (train, test)]

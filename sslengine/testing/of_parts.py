@@ -1,4 +1,4 @@
-"""Promises of single kinds of parts of a run, beside those of every run."""
+"""Promises of single kinds of components, in addition to those of every run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class NetworkSuite(RunSuite):
 
     @promise()
     def judges_each_image_alone(self) -> None:
-        """In evaluation an output does not depend on the other images, and is always the same."""
+        """In eval mode an output does not depend on other images, and is deterministic."""
         network, given = self.network()
         with torch.no_grad():
             together, again = _listed(network(given)), _listed(network(given))
@@ -78,7 +78,7 @@ class NetworkSuite(RunSuite):
 
     @promise()
     def leaves_its_input_as_it_is(self) -> None:
-        """Teachers and other heads are given the same tensor."""
+        """It does not write into its input: teachers and other heads get the same tensor."""
         network, given = self.network()
         before = given.clone()
         with torch.no_grad():
@@ -102,7 +102,7 @@ class TrunkSuite(NetworkSuite):
 
     @promise()
     def gives_features_by_name(self) -> None:
-        """Each of `feature_names` can be asked for; the last is what heads get."""
+        """Each of `feature_names` can be requested; heads get the last one."""
         trunk, wanted = self.model.trunk, self.model.trunk.feature_names
         expect(bool(wanted), f"{self.name}: it has no feature_names")
         with torch.no_grad():
@@ -116,7 +116,7 @@ class TrunkSuite(NetworkSuite):
 
 
 class HeadSuite(NetworkSuite):
-    """arguments: as in config.MODEL.HEAD.PARAMS. before: heads in front of it, the same way."""
+    """arguments: as in config.MODEL.HEAD.PARAMS. before: heads that run first, as entries too."""
 
     kind = "head"
 
@@ -141,7 +141,7 @@ class OptimizerSuite(RunSuite):
 
     @promise()
     def follows_the_learning_rate(self) -> None:
-        """At a rate of zero nothing moves; at another it does."""
+        """At a learning rate of zero no parameter changes; at another rate parameters change."""
         none = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
         stood = self.alone(none, {"OPTIMIZER.num_iterations": 2})
         moved = differences(stood.start, stood.end)
@@ -160,7 +160,7 @@ class ScheduleSuite(RunSuite):
 
     @promise()
     def is_a_function_of_where(self) -> None:
-        """A finite number for all of [0, 1), the same in any order: nothing is remembered."""
+        """It is finite on [0, 1) and has no state: the order of calls does not matter."""
         curve = build_curve(self.component, self.arguments, num_epochs=10)
         places = [*(n / self.PLACES for n in range(self.PLACES)), math.nextafter(1.0, 0.0)]
         forward = {where: curve(where) for where in places}
@@ -168,7 +168,7 @@ class ScheduleSuite(RunSuite):
         expect(not wrong, f"{self.name}: it is not finite at where = {names(wrong)}")
         again = {where: curve(where) for where in reversed(places)}
         moved = [where for where in places if forward[where] != again[where]]
-        expect(not moved, f"{self.name}: asked again it has other values at where = {names(moved)}")
+        expect(not moved, f"{self.name}: a second call differs at where = {names(moved)}")
 
 
 class ParamGroupsSuite(RunSuite):
@@ -182,12 +182,12 @@ class ParamGroupsSuite(RunSuite):
 
     @promise()
     def has_each_parameter_once(self) -> None:
-        """Every trainable parameter is in one group, none that is frozen in any, twice the same."""
+        """Every trainable parameter is in one group, frozen ones in none; groups are repeatable."""
         resolved = self.spec.resolve()
         model = build(resolved, self.folder / "groups").base_model
         options = read(resolved.config, OptimizerOptions)
         one, two = (self._names(model, build_param_groups(model, options)) for _ in range(2))
-        expect(one == two, f"{self.name}: made again, the groups are others")
+        expect(one == two, f"{self.name}: built a second time, the groups differ")
         wanted = sorted(name for name, each in model.named_parameters() if each.requires_grad)
         found = sorted(name for group in one for name in group)
         expect(found == wanted, f"{self.name}: {names({*found} ^ {*wanted})}")
@@ -201,7 +201,7 @@ class ParamGroupsSuite(RunSuite):
 class HookSuite(RunSuite):
     """arguments: its own, as in config.HOOKS.EXTRA.
 
-    by_config: no entry of EXTRA, `overrides` switch it on.
+    by_config: it has no entry in EXTRA; `overrides` enable it.
     """
 
     kind = "hook"
@@ -217,19 +217,19 @@ class HookSuite(RunSuite):
 
     @promise()
     def is_in_the_run(self) -> None:
-        """Its options, alone, put it among the hooks of the run."""
+        """Its options alone add it to the hooks of the run."""
         found = self.name in self.whole.hooks
         expect(found, f"{self.name}: the hooks of the run are {names(self.whole.hooks)}")
 
     @promise()
     def changes_nothing(self) -> None:
-        """With it and without it: the same losses, weights and random streams."""
+        """Losses, weights and random streams are the same with it and without it."""
         without = run(self._without(), self.folder / "without")
         moved = differences(_of_training(without), _of_training(self.whole))
         expect(
             self.whole.losses == without.losses and not moved,
-            f"{self.name}: with it the run is another one: {names(moved)}. A hook observes; it "
-            f"draws from a generator of its own.",
+            f"{self.name}: it changes the run: {names(moved)}. A hook must only observe, and draw "
+            f"from its own generator.",
         )
 
     def _without(self) -> Any:
@@ -238,7 +238,7 @@ class HookSuite(RunSuite):
 
     @promise()
     def resumes_its_own_state(self) -> None:
-        """What it keeps is in its state dict, but for what differs from run to run by itself."""
+        """All its state is in its state dict, except what differs in any two runs."""
         whole, resumed = self.whole.hooks[self.name], self.resumed.hooks[self.name]
         again = run(self._tested, self.folder / "again").hooks[self.name]
         steady = {key for key in whole if key in again and same(whole[key], again[key])}
@@ -246,7 +246,7 @@ class HookSuite(RunSuite):
         expect(
             not differs,
             f"{names(f'{self.name}.{key}' for key in differs)}: not in its state dict; after a "
-            f"kill and a resume it differs from that of a run that was never stopped.",
+            f"kill and a resume it differs from that of a run without a kill.",
         )
 
 
@@ -255,7 +255,7 @@ def _of_training(outcome: Outcome) -> dict[str, Any]:
 
 
 class MeterSuite(RunSuite):
-    """arguments: below config.METERS.<name>. classes: of the outputs that it is tried with."""
+    """arguments: below config.METERS.<name>. classes: number of classes of the test outputs."""
 
     kind = "meter"
 
@@ -273,7 +273,7 @@ class MeterSuite(RunSuite):
 
     @promise()
     def adds_up(self) -> None:
-        """However the images are cut into batches, the value is the same; reset begins again."""
+        """The value does not depend on how images are batched; reset clears it."""
         outputs, targets = self._data()
         values = []
         meter = self._make()
@@ -282,7 +282,7 @@ class MeterSuite(RunSuite):
             for output, target in zip(outputs.split(size), targets.split(size), strict=True):
                 meter.update(output, target)
             values.append(flat(meter.value()))
-        expect(bool(values[0]), f"{self.name}: it has measured nothing")
+        expect(bool(values[0]), f"{self.name}: it has no value")
         for other in values[1:]:
             wrong = [key for key in values[0] if not _near(values[0][key], other.get(key))]
             expect(
@@ -291,7 +291,7 @@ class MeterSuite(RunSuite):
 
     @promise()
     def goes_on_from_its_state(self) -> None:
-        """In the middle of a phase its state dict holds what it has counted."""
+        """Within a phase its state dict holds the counts so far."""
         outputs, targets = self._data()
         one, other = self._make(), self._make()
         one.update(outputs[:3], targets[:3])
@@ -303,14 +303,14 @@ class MeterSuite(RunSuite):
 
     @promise(ranks=True)
     def counts_all_ranks(self) -> None:
-        """The value on two ranks is that of one process with all images."""
+        """The value on two ranks equals that of one process with all images."""
         alone = self._value(self._tested.having({"OPTIMIZER.num_iterations": 2}))
         ranks = self._value(self._tested.having({"OPTIMIZER.num_iterations": 2}), ranks=2)
         wrong = [key for key in alone if not _near(alone[key], ranks.get(key))]
         expect(bool(alone) and not wrong, f"{self.name}: on two ranks other values: {names(wrong)}")
 
     def _value(self, spec: Any, ranks: int = 1) -> dict[str, Any]:
-        """Of a test before which nothing is trained, statistics of batches neither."""
+        """The meter's value in a test before which neither weights nor statistics are trained."""
         still = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
         still["TEST_EVERY_NUM_EPOCH"] = 1  # type: ignore[assignment]
         group_norm = {"NORM": "GroupNorm", "GROUPNORM_GROUPS": 1}

@@ -1,4 +1,4 @@
-"""Promises of whatever a run is made of: methods, train steps, trunks, optimizers, hooks ..."""
+"""Promises of all components of a run: methods, train steps, trunks, optimizers, hooks ..."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NEAR = 0.1
 
 
 class RunSuite(Suite):
-    """Whatever stands in a config, tried by a few steps of it. Runs are made once and shared."""
+    """Tests a component in a few steps of a run. Runs are made once and shared."""
 
     trains = True
 
@@ -50,7 +50,7 @@ class RunSuite(Suite):
         self._made = 0
 
     def chosen(self) -> Values:
-        """The keys of the config by which the component is chosen and given its arguments."""
+        """The config keys that choose the component and set its arguments."""
         raise NotImplementedError
 
     def _below(self, path: str) -> Values:
@@ -60,7 +60,7 @@ class RunSuite(Suite):
 
     @cached_property
     def whole(self) -> Outcome:
-        """Four steps with a checkpoint after the second, and, if it can be tested, tests."""
+        """Four steps with a checkpoint after the second, and with test phases if possible."""
         saved = {"CHECKPOINT.CHECKPOINT_ITER_FREQUENCY": SAVED_AT}
         return run(self._tested.having(saved), self.folder / "whole")
 
@@ -77,7 +77,7 @@ class RunSuite(Suite):
 
     @cached_property
     def resumed(self) -> Outcome:
-        """What a process does that finds the checkpoint: the first one may have been killed."""
+        """The run of a process that resumes from the checkpoint of one that was killed."""
         assert self.whole
         checkpoint = self.folder / "whole" / "checkpoints" / CHECKPOINT
         return run(self._tested, self.folder / "resumed", resume_from=checkpoint)
@@ -107,64 +107,64 @@ class RunSuite(Suite):
 
     @promise()
     def trains_with_finite_losses(self) -> None:
-        """It is built from its YAML alone, and every step has a finite loss in full precision."""
+        """It is built from its YAML alone, and every step has a finite float32 loss."""
         self._expect_finite(self.whole, "a run")
         tested = self.whole.test_losses
         expect(all(map(math.isfinite, tested)), f"{self.name}: the losses of test steps: {tested}")
 
     @promise()
     def trains_every_parameter(self) -> None:
-        """Each trainable parameter moves, or is named in `still`."""
+        """Each trainable parameter changes, or is named in `still`."""
         start, end = self.whole.start, self.whole.end
         unmoved = [name for name in start if torch.equal(start[name], end[name])]
         forgotten = [n for n in unmoved if not any(fnmatch(n, pattern) for pattern in self.still)]
         expect(
             not forgotten,
-            f"{self.name}: after {len(self.whole.losses)} steps these trainable parameters are as "
-            f"they were: {names(forgotten)}. Does the loss depend on them, and does an optimizer "
-            f"own them? Those that are to stay: requires_grad_(False), or still=[...] here.",
+            f"{self.name}: after {len(self.whole.losses)} steps these trainable parameters have "
+            f"not changed: {names(forgotten)}. Does the loss depend on them, and does an optimizer "
+            f"own them? If they should not change: requires_grad_(False), or still=[...] here.",
         )
         moving = [p for p in self.still if not any(fnmatch(name, p) for name in unmoved)]
         expect(not moving, f"{self.name}: still={moving}, and no parameter of that name stays.")
 
     @promise()
     def resumes_bit_by_bit(self) -> None:
-        """Killed and resumed, it is where it would have been: nothing lives outside its state."""
+        """A killed and resumed run equals one without a kill: all state is in the checkpoint."""
         outside = differences(self.whole.outside, self.resumed.outside)
         expect(
             not outside,
             f"{names(outside)}: not in the state dict; after a kill and a resume it differs from "
-            f"that of a run that was never stopped. Keep it in a buffer, or give it to "
-            f"rank_state() and load_rank_state().",
+            f"that of a run without a kill. Keep it in a buffer, or in rank_state() and "
+            f"load_rank_state().",
         )
         after = self.whole.losses[SAVED_AT:]
         expect(
             after == self.resumed.losses,
             f"{self.name}: resumed after step {SAVED_AT} the losses are {self.resumed.losses}, "
-            f"without a stop {after}. Something of it is not in the checkpoint.",
+            f"without a kill {after}. Some of its state is not in the checkpoint.",
         )
         differs = differences(self.whole.state, self.resumed.state)
         expect(not differs, f"{self.name}: after a resume other values: {names(differs)}")
 
     @promise()
     def tests_move_nothing(self) -> None:
-        """A test phase leaves weights, state and random streams as they were."""
+        """A test phase changes no weights, state or random streams."""
         expect(bool(self.whole.test_losses), f"{self.name}: no test step was made")
         moved = self.whole.moved_by_tests
         expect(
             not moved,
-            f"{self.name}: a test phase has changed {names(moved)}. Ask `step.train`, in a hook "
-            f"`task.train`, before anything moves; draw from a generator of its own.",
+            f"{self.name}: a test phase has changed {names(moved)}. Check `step.train`, in a hook "
+            f"`task.train`, before changing state; draw from its own generator.",
         )
 
     @promise()
     def trains_in_bfloat16(self) -> None:
-        """In mixed precision every step has a finite loss in full precision."""
+        """In mixed precision every step has a finite float32 loss."""
         self._expect_finite(self.half, "a run in bfloat16")
 
     @promise()
     def is_near_in_bfloat16(self) -> None:
-        """In mixed precision the first loss is near that of full precision."""
+        """In mixed precision the first loss is close to that of full precision."""
         full, first = self.whole.losses[0], self.half.losses[0]
         expect(
             math.isclose(first, full, rel_tol=NEAR, abs_tol=NEAR),
@@ -173,21 +173,21 @@ class RunSuite(Suite):
 
     @promise()
     def accumulates(self) -> None:
-        """Batches make one update together, and every step has a finite loss."""
+        """Accumulated batches make one update, and every step has a finite loss."""
         summed = self.alone({"OPTIMIZER.accumulate": 2})
         self._expect_finite(summed, "a run that accumulates")
-        # Groups end with an epoch: 3 steps are 2 updates, and the last step is one by itself.
+        # Accumulation ends with an epoch: 3 steps are 2 updates, and the last step is an update.
         found = summed.num_updates
         expect(found == 3, f"{self.name}: 3 groups of batches were {found} updates")
 
     @promise(ranks=True)
     def ranks_stay_equal(self) -> None:
-        """On two ranks, by DDP, what is trained is the same on both, to the last bit."""
+        """On two ranks with DDP, trained parameters are bit-equal on both."""
         self._expect_equal_ranks(self.two_ranks, "DDP")
 
     @promise(ranks=True)
     def ranks_stay_equal_by_hand(self) -> None:
-        """The same where gradients are reduced without DDP, with the same result."""
+        """The same with gradients reduced without DDP, and the same result."""
         by_hand = self.on_ranks(PLAIN, TWO_RANKS, BY_HAND)
         self._expect_equal_ranks(by_hand, "reduction by hand")
         self._expect_close(by_hand[0], self.plain_ranks[0], "by hand", "with DDP", 1e-2)
@@ -201,21 +201,21 @@ class RunSuite(Suite):
 
     @promise(always=False, ranks=True)
     def ranks_equal_one_process(self) -> None:
-        """Two ranks do what one process does with the whole batch: the same weights."""
+        """Two ranks get the same weights as one process with the global batch."""
         alone = self.alone(EXACT, PLAIN, double=True)
         ranks = self.on_ranks(EXACT, PLAIN, TWO_RANKS, SYNC_BN, double=True)
         self._expect_close(ranks[0], alone, "on two ranks", "in one process", 1e-8)
 
     @promise(always=False)
     def accumulated_equals_the_whole_batch(self) -> None:
-        """Two batches that are accumulated are one batch of twice the size: the same weights."""
+        """Two accumulated batches give the same weights as one batch of twice the size."""
         common = {**EXACT, **PLAIN, "DATA.TRAIN.DATA_LIMIT": 8}
         halves = self.alone({**common, "OPTIMIZER.accumulate": 2}, double=True)
         large = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8, "OPTIMIZER.num_iterations": 1}
         whole = self.alone(common, large, double=True)
         self._expect_close(halves, whole, "accumulated", "with the whole batch", 1e-8)
 
-    # ---- how they are told
+    # ---- checks and their messages
 
     def _expect_finite(self, outcome: Outcome, what: str) -> None:
         finite = len(outcome.losses) > 1 and all(map(math.isfinite, outcome.losses))
@@ -231,18 +231,18 @@ class RunSuite(Suite):
             apart += differences(first.loss_state, other.loss_state)
             expect(
                 not apart,
-                f"{self.name}: by {way} ranks differ in {names(apart)}. What is the same on all "
-                f"ranks must be made of what all ranks have: gather, or reduce, before it moves.",
+                f"{self.name}: by {way} ranks differ in {names(apart)}. State that is the same on "
+                f"all ranks must be updated from the data of all ranks: gather or reduce it first.",
             )
         stuck = [name for name in first.end if torch.equal(first.start[name], first.end[name])]
         stuck = [name for name in stuck if not any(fnmatch(name, each) for each in self.still)]
-        expect(not stuck, f"{self.name}: by {way} these stay as they were: {names(stuck)}")
+        expect(not stuck, f"{self.name}: by {way} these do not change: {names(stuck)}")
 
     def _expect_close(
         self, one: Outcome, other: Outcome, this: str, that: str, tolerance: float
     ) -> None:
         steps = {name: end - other.start[name] for name, end in other.end.items()}
-        # A bias in front of a batch norm has no gradient but what rounding leaves.
+        # A bias before a batch norm has a gradient of rounding errors only.
         least = 1e-3 * max((step.abs().max().item() for step in steps.values()), default=0.0)
         far = []
         for name, step in steps.items():

@@ -1,4 +1,4 @@
-"""What a promise of a component is, and how a broken one is told."""
+"""Promises of a component, and the error for a broken one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 class BrokenPromise(SSLEngineError, AssertionError):
-    """A component does not do what all of its kind do."""
+    """A component breaks a promise of its kind."""
 
 
 def promise(always: bool = True, ranks: bool = False) -> Callable[[F], F]:
-    """Above a method of a suite, whose docstring says what a component of the kind promises.
+    """Decorates a method of a suite that tests a promise; its docstring describes the promise.
 
-    always: it holds for every component of the kind; others are asked for by name (`also`).
-    ranks: it is tried on several processes.
+    always: every component of the kind makes it; others are chosen by name (`also`).
+    ranks: it is tested on several processes.
     """
 
     def mark(function: F) -> F:
@@ -29,7 +29,7 @@ def promise(always: bool = True, ranks: bool = False) -> Callable[[F], F]:
 
 
 def promises(suite: type[Any]) -> Iterator[tuple[str, dict[str, bool]]]:
-    """The names of all promises of a suite, in the order in which they are written."""
+    """The names of all promises of a suite, in the order of their definition."""
     seen: dict[str, dict[str, bool]] = {}
     for cls in reversed(suite.__mro__):
         for name, member in vars(cls).items():
@@ -44,7 +44,7 @@ def expect(kept: bool, what: str) -> None:
 
 
 def names(found: Iterable[object], limit: int = 6) -> str:
-    """Some of them, in a sentence."""
+    """A list of some of them, for a sentence."""
     listed = [str(each) for each in found]
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more

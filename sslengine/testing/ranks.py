@@ -1,11 +1,11 @@
-"""Several gloo ranks on this machine: processes that stay up and run functions when told.
+"""Several gloo ranks on this machine: long-lived processes that run functions on request.
 
     with RankPool(2) as pool:
         assert pool.run(my_function, 3) == [6, 6]     # one result per rank
 
 `my_function(3)` runs on every rank inside a process group on loopback; it must be a
-module-level function. A rank that raises ends the call with its traceback; a run that
-takes longer than `timeout` seconds kills the pool and raises, it never hangs.
+module-level function. If a rank raises, the call raises with its traceback; a call that
+takes longer than `timeout` seconds kills the pool and raises.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 @cache
 def shared_pool(world_size: int) -> RankPool:
-    """One pool for all that this process tries; it ends with the process."""
+    """The pool that all tests of this process share; it ends with the process."""
     pool = RankPool(world_size)
     atexit.register(pool.close)
     return pool
@@ -77,9 +77,9 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection, strict: bool
 
 
 def end_fork_server() -> None:
-    """There is one in a process, for loader workers as well, and what it has imported they have."""
+    """End this process's fork server. Loader workers use it too and have its imports."""
     server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
-    # It ends by itself only when no process has its pipe open, and a forked one may have.
+    # It ends by itself only when no process has its pipe open, and a forked process may have it.
     if server._forkserver_pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(server._forkserver_pid, signal.SIGKILL)
@@ -87,12 +87,12 @@ def end_fork_server() -> None:
 
 
 class RankPool:
-    # Imported by the server that ranks are forked from: what most of them need, and takes seconds.
+    # Modules that the fork server of ranks imports: most ranks need them, and they take seconds.
     imported: ClassVar[tuple[str, ...]] = (
-        "sslengine.data.plan.compiled",
+        "sslengine.data.augment.backends.compiled",
         "sslengine.testing.runs",
     )
-    # Is every warning on a rank an error?
+    # True: every warning on a rank is an error.
     strict: ClassVar[bool] = False
     server: ClassVar[int | None] = None  # the process
 
@@ -133,7 +133,7 @@ class RankPool:
 
     @classmethod
     def own_server(cls) -> None:
-        """The server from which processes are forked is one that has imported these modules."""
+        """Use a fork server that has imported these modules."""
         server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
         if server._forkserver_pid is None or server._forkserver_pid != RankPool.server:
             end_fork_server()
@@ -166,7 +166,7 @@ class RankPool:
                 try:
                     status, value = pipe.recv()
                 except EOFError:
-                    status, value = "error", "the process died without a word"
+                    status, value = "error", "the process died without an error"
                 if status == "error":
                     self._kill()
                     raise RankError(f"rank {rank} of {self.world_size} failed:\n{value}")

@@ -1,4 +1,4 @@
-"""The small run that a component is tried in: a tiny network on generated images, on a CPU."""
+"""The small run in which components are tested: a tiny network, generated images, a CPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.compose import Assignment, compose
 from sslengine.config.resolve import Resolved, freeze
 
-# The file, unless another is chosen: configs/testing/small.yaml.
+# The default config file: configs/testing/small.yaml.
 FILE = "config=testing/small"
-# What makes any run small. Three steps an epoch, so that the fourth is of the next one.
+# Overrides that make any run small. Three steps per epoch: the fourth is in the next epoch.
 SMALL: dict[str, Any] = {
     "LOG_FREQUENCY": 1,
     "DATA.NUM_DATALOADER_WORKERS": 0,
@@ -28,10 +28,10 @@ Values = Mapping[str, Any]
 
 
 def resolve_small(overrides: Sequence[str], *values: Values) -> Resolved:
-    """A run as the command line has it, made small.
+    """Resolve a run as the command line does, with overrides that make it small.
 
-    overrides: arguments of the command; `config=FILE` takes another file.
-    values: below `config`, by their key paths; these give way to the overrides.
+    overrides: arguments of the command; `config=FILE` chooses another file.
+    values: values by key path below `config`; overrides take precedence.
     """
     chosen = any(each.startswith("config=") for each in overrides)
     asked = compose(overrides if chosen else [FILE, *overrides])

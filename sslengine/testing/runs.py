@@ -1,4 +1,4 @@
-"""Small runs through the real task, and what there is to see of them."""
+"""Small runs of the real task, and what tests observe of them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ from sslengine.testing.state import attributes, copied, differences, flat, outsi
 from sslengine.trainer import loop
 
 CPU = torch.device("cpu")
-SAVED_AT = 2  # of the four steps, in the middle of an epoch
+SAVED_AT = 2  # of the four steps, within an epoch
 CHECKPOINT = f"model_iteration{SAVED_AT}.torch"
-# What a run resumes from and ends in. Of the rest some are seconds and sizes of memory.
+# The parts of the state that are compared. Others hold times and memory sizes.
 OF_TRAINING = ("base_model", "loss", "optimizer", "amp", "progress", "num_updates", "ranks")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What to run. It is sent to other processes."""
+    """The settings of a run; picklable, for other processes."""
 
     overrides: tuple[str, ...]
     values: tuple[Values, ...] = ()
     double: bool = False
+    device: str = "cpu"
 
     def having(self, *values: Values, double: bool = False) -> Spec:
-        return Spec(self.overrides, (*self.values, *values), self.double or double)
+        double = self.double or double
+        return replace(self, values=(*self.values, *values), double=double)
 
     def resolve(self) -> Resolved:
         return resolve_small(self.overrides, *self.values)
@@ -50,7 +52,7 @@ class Spec:
 
 @dataclass
 class Outcome:
-    """What is left of a run, in plain values that can be sent."""
+    """The result of a run in plain, picklable values."""
 
     losses: list[float] = field(default_factory=list)
     test_losses: list[float] = field(default_factory=list)
@@ -68,7 +70,7 @@ class Outcome:
 
 
 class Probe(Hook):
-    """The last hook: it sees what all others have left."""
+    """The last hook: it sees the changes of all others."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -91,7 +93,7 @@ class Probe(Hook):
 
 
 def _everything(task: Any) -> dict[str, Any]:
-    """All that a test phase must leave as it is."""
+    """All state that a test phase must not change."""
     state = {
         "model": task.base_model.state_dict(),
         "loss": task.loss.state_dict(),
@@ -108,19 +110,21 @@ def _outside(task: Any) -> dict[str, Any]:
 
 
 def trainable(task: Any) -> dict[str, Tensor]:
-    """By the names that the optimizer's groups, patterns and summaries have for them."""
+    """Trainable parameters by the names of the optimizer's groups, patterns and summaries."""
     named = [*task.base_model.named_parameters()]
     named += [(f"loss.{name}", each) for name, each in task.loss.named_parameters()]
     return {name: each for name, each in named if each.requires_grad}
 
 
-def build(resolved: Resolved, folder: Path, more: Sequence[Any] = ()) -> Any:
-    """The task, as the engine makes it, with the hooks that the config asks for and `more`."""
+def build(
+    resolved: Resolved, folder: Path, more: Sequence[Any] = (), device: torch.device = CPU
+) -> Any:
+    """The task as the engine makes it, with the config's hooks and `more`."""
     config = resolved.config
-    # Nobody tells these runs to leave; ranks that make many runs would listen for each.
+    # These runs need no signal handlers; ranks that make many runs would add one for each.
     services = replace(services_of(config, folder, interrupts=False), signals=None)
     task = TASKS.get(config.TRAINER.TASK_NAME)(
-        config, folder, CPU,
+        config, folder, device,
         hooks=[*default_hooks(config, folder), *more],
         services=services,
     )  # fmt: skip
@@ -129,10 +133,10 @@ def build(resolved: Resolved, folder: Path, more: Sequence[Any] = ()) -> Any:
 
 
 def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
-    """All of it. Every rank of a group of processes calls it with the same arguments."""
+    """Make the whole run. Every rank calls it with the same arguments."""
     outcome = Outcome()
     with _default_dtype(torch.float64 if spec.double else torch.float32):
-        task = build(spec.resolve(), folder, [Probe(outcome)])
+        task = build(spec.resolve(), folder, [Probe(outcome)], torch.device(spec.device))
         if resume_from is None:
             task.load_initial_weights()
         else:
@@ -159,11 +163,11 @@ def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return whole(tensor).detach().clone()
+    return whole(tensor).detach().cpu().clone()
 
 
 def _as_double(batch: Any) -> Any:
-    """Images have the precision of the files that they come from."""
+    """A batch with its images in double precision."""
     if isinstance(batch, Tensor):
         return batch.double() if batch.is_floating_point() else batch
     if isinstance(batch, (list, tuple)):
@@ -182,7 +186,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def run_on_rank(spec: Spec, folder: str) -> bytes:
-    """Pickled here: sent as they are, tensors would keep a file open each."""
+    """Run, and pickle the outcome here: tensors that are sent would keep a file open each."""
     return pickle.dumps(run(spec, Path(folder)))
 
 

@@ -1,4 +1,4 @@
-"""What an object holds: flat, so that two can be compared and the difference has a name."""
+"""The state of an object as a flat dict, so that two can be compared by names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Bit by bit."""
+    """True if bit-equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         one, other = whole(one), whole(other)
         if one.shape != other.shape or one.dtype != other.dtype:
@@ -58,16 +58,16 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def copied(state: Any) -> dict[str, Any]:
-    """A flat state that what it was taken from cannot change any more. Collective if sharded."""
+    """A copy of a flat state that does not share tensors with it. Collective if sharded."""
     return {key: _copied(each) for key, each in flat(state).items()}
 
 
 def _copied(value: Any) -> Any:
-    return whole(value).detach().clone() if isinstance(value, Tensor) else value
+    return whole(value).detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
 def outside_state_dict(root: nn.Module) -> dict[str, Any]:
-    """What the attributes of a module and of its parts hold beside its state dict."""
+    """The attributes of a module and its submodules that are not in its state dict."""
     found: dict[str, Any] = {}
     for name, module in root.named_modules():
         dot = f"{name}." if name else ""
@@ -80,7 +80,7 @@ def outside_state_dict(root: nn.Module) -> dict[str, Any]:
 
 
 def attributes(thing: object) -> dict[str, Any]:
-    """What the attributes of any other object hold."""
+    """The attributes of an object that is not a module."""
     found: dict[str, Any] = {}
     for key, value in vars(thing).items() if hasattr(thing, "__dict__") else ():
         found.update(_values(value, key, _DEPTH))
@@ -88,7 +88,7 @@ def attributes(thing: object) -> dict[str, Any]:
 
 
 def _values(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Numbers, texts, tensors and streams of random numbers, wherever they lie."""
+    """Numbers, texts, tensors and random streams, also nested ones."""
     if isinstance(value, Tensor):
         yield path, _copied(value)
     elif isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""The base of all suites: one component, and how it is to be tried."""
+"""The base of all suites: one component and its test settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sslengine.registry import component_key
 
 @dataclass(frozen=True)
 class Trial:
-    """What `contract` is given, and a folder."""
+    """The arguments of `contract`, and a folder."""
 
     component: str
     arguments: Mapping[str, Any]
@@ -29,10 +29,10 @@ class Suite:
     def __init__(self, trial: Trial) -> None:
         self.component, self.arguments = trial.component, dict(trial.arguments)
         self.name, self.folder = component_key(trial.component), trial.folder
-        self.promises: Sequence[str] = ()  # those that are tried
+        self.promises: Sequence[str] = ()  # those that are tested
         for name in () if self.trains else ("overrides", "still"):
             if getattr(trial, name):
                 raise ConfigError(
-                    f"contract({self.kind!r}, {self.component!r}): a {self.kind} is tried without "
-                    f"a training run: {name}= has no effect. Leave it out."
+                    f"contract({self.kind!r}, {self.component!r}): a {self.kind} is tested without "
+                    f"a training run, so {name}= has no effect. Omit it."
                 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import ImageFilter
 
-from sslengine.data.transforms.pipeline import build_transform
+from sslengine.data.augment.pipeline import build_transform
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
 from tests.data.pictures import picture

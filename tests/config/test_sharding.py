@@ -66,6 +66,10 @@ POWER = {"DISTRIBUTED__GRADIENT_COMPRESSION": "powersgd"}
         ),
         ("DISTRIBUTED.GRADIENT_COMPRESSION", {**TASK, **FP16}),
         (
+            "MACHINE.PRECISION",
+            {"MACHINE__PRECISION": "auto", "MODEL__AMP_PARAMS": {**APEX, "AMP_TYPE": "pytorch"}},
+        ),
+        (
             "DISTRIBUTED.GRADIENT_COMPRESSION",
             {**POWER, "DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
         ),
@@ -96,6 +100,7 @@ def test_all_conflicts_are_told_at_once() -> None:
         ("MODEL__FSDP_CONFIG__AMP_TYPE", "O3", "expected one of 01, O1"),
         ("MODEL__FSDP_CONFIG__AUTO_WRAP_THRESHOLD", -1, "expected 0 or more"),
         ("DISTRIBUTED__GRADIENT_COMPRESSION", "fp8", "expected one of none, fp16"),
+        ("MACHINE__PRECISION", "bf61", "Did you mean 'bf16'"),
         ("DISTRIBUTED__POWERSGD_RANK", 0, "expected 1 or more"),
         ("DISTRIBUTED__POWERSGD_START", 1, "expected 2 or more"),
         ("MODEL__COMPILE__MODE", "fastest", "expected one of default"),

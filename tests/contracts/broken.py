@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.data.augment.transform import MakesViews
 from sslengine.data.batch.collators import default_collate, only_moves
 from sslengine.data.sources.base import DataSource
 from sslengine.distributed.ranks import rank
@@ -230,9 +231,7 @@ class HoldsALambda:
         return self.change(image)
 
 
-class SaysTwo:
-    makes_views = True
-
+class SaysTwo(MakesViews):
     def __call__(self, image: Image.Image) -> list[Image.Image]:
         return [image, image.copy(), image.copy()]
 

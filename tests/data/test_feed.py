@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import Batch
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.dataset import Samples, collate_seeded
 from sslengine.data.loading.invalid import FEWEST
 from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.errors import DataError
 from sslengine.registry import COLLATORS
 from tests.data.pictures import picture, write_tree
@@ -108,6 +108,34 @@ def test_the_number_of_workers_changes_nothing(alone: DataFeed, three: DataFeed)
     for epoch in (0, 1):
         assert equal(list(three.batches(epoch)), list(alone.batches(epoch)))
     assert not equal(list(alone.batches(0)), list(alone.batches(1)))
+
+
+def asked_of_workers(some: DataFeed) -> int:
+    iterator: Any = some._loader._loader._iterator  # type: ignore[union-attr]
+    return int(iterator._send_idx)
+
+
+@pytest.mark.parametrize("name", ["alone", "three"])
+def test_an_epoch_may_be_loaded_before_it_is_asked_for(
+    name: str, request: pytest.FixtureRequest, alone: DataFeed
+) -> None:
+    expected = [list(alone.batches(epoch)) for epoch in range(3)]
+    some: DataFeed = request.getfixturevalue(name)
+    first, steps = some.batches(0), some.steps_per_epoch
+    some.then(1, 0, steps)
+    some.then(2, 0, steps)  # one is enough
+    assert equal(list(first), expected[0])
+    if name == "three":  # all that they may hold: 2 batches each
+        assert asked_of_workers(some) == steps + min(steps, 6)
+    second = some.batches(1)
+    some.then(2, 2, 3)
+    assert equal(list(second), expected[1])
+    assert equal(list(some.batches(2)), expected[2])  # not what was said
+    third = some.batches(0, 1, 3)
+    some.then(1, 0, steps)
+    next(third)
+    assert equal(list(some.batches(1)), expected[1])  # the one before has not been used up
+    assert equal(list(some.batches(1)), expected[1])
 
 
 @pytest.mark.parametrize("collator", ["simclr_collator", "cutmixup_collator"])

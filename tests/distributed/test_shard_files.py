@@ -19,7 +19,7 @@ from sslengine.distributed.shard_files import (
     METADATA,
     REST,
     Peers,
-    _Reader,
+    _metadata,
     is_folder_of_shards,
     read_folder,
     split,
@@ -123,7 +123,7 @@ class Attribute:
 def test_members_of_an_enum_are_records_and_other_attributes_are_not(tmp_path: Path) -> None:
     def read(value: Any) -> Any:
         (tmp_path / METADATA).write_bytes(pickle.dumps(value))
-        return _Reader(tmp_path).read_metadata()
+        return _metadata(tmp_path)
 
     member = _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
     assert read(member) is read(Attribute(_MEM_FORMAT_ENCODING, member.name)) is member

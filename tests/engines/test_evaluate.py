@@ -89,8 +89,8 @@ def test_few_labels_are_judged_as_far_as_they_go(tmp_path: Path) -> None:
     assert report["knn"] == {"metric": "cosine", "sigma": 0.1}
     assert all(0 <= score["linear"] <= 100 for score in scores.values())
     neighbours, probe = report["notes"]
-    assert neighbours == "kNN with k=200: there are 12 training images, and all of them vote"
-    assert "held-out samples, at least one of each class but the" in probe
+    assert neighbours == "kNN with k=200: there are only 12 training images, and all of them vote"
+    assert "held-out samples, at least one of each class except the" in probe
     assert probe in screen(run)
     evaluate(make_run(tmp_path, "evaluate", **{**few, "DATA__TRAIN__DATA_LIMIT": 1}))
     report, scores = _scores(tmp_path)

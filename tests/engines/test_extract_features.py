@@ -58,7 +58,7 @@ def test_the_weights_are_those_of_the_run_or_nobody_is_left_in_doubt(
             else "weights     as initialised"
         )
         assert told in screen(run)
-        assert ("was not trained" in caplog.text) == (folder == "untrained")
+        assert ("untrained model" in caplog.text) == (folder == "untrained")
     assert not np.allclose(features["run"], features["untrained"])
 
 

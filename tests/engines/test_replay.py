@@ -73,7 +73,9 @@ def test_the_innermost_module_is_named_with_its_input() -> None:
         module.register_forward_hook(Watch(f"model.{name}".rstrip(".")))
     with pytest.raises(NonFiniteLossError, match=r"model\.1 \(Diverges\) .*3 of 3 .*is finite"):
         model(torch.ones(3))
-    with pytest.raises(NonFiniteLossError, match=r"model\.0 \(Identity\) .*1 of 2 .*is not;"):
+    with pytest.raises(
+        NonFiniteLossError, match=r"model\.0 \(Identity\) .*1 of 2 .*is not finite;"
+    ):
         model(torch.tensor([1.0, torch.nan]))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from extra_scripts.generate_jigsaw_permutations import distances, main
 from sslengine.data.augment.permutations import distinct_permutations
-from sslengine.data.transforms.jigsaw import ShuffleImgPatches
+from sslengine.data.augment.transforms.jigsaw import ShuffleImgPatches
 
 
 def test_it_writes_what_the_transform_reads(

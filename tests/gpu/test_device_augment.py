@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslengine.data.augment import operations as ops
+from sslengine.data.augment.backends.device.run import run
+from sslengine.data.augment.operations.blur import boxes
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.plan import ops
-from sslengine.data.plan.device.blur import blur, boxes
-from sslengine.data.plan.device.run import run
-from sslengine.data.plan.device.sharpness import sharpness
-from tests.data.plan.device import test_colour, test_levels
-from tests.data.plan.device.cases import noise
-from tests.data.plan.device.test_blur import radii
-from tests.data.plan.device.test_colour import ALL, FALLS_SHORT, Kernel, colours
-from tests.data.plan.lists import LISTS
+from tests.data.augment.backends.device import test_colour, test_levels
+from tests.data.augment.backends.device.cases import Kernel, kernel_of, noise
+from tests.data.augment.backends.device.test_blur import radii
+from tests.data.augment.backends.device.test_colour import ALL, colours
+from tests.data.augment.lists import LISTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,7 +52,11 @@ def images(batch: Any) -> list[Tensor]:
     return data if isinstance(data, list) else [data]
 
 
-CASES = [*test_colour.CASES, *test_levels.CASES, (sharpness, ops.Sharpness(1.7), 1.7)]
+CASES = [
+    *test_colour.CASES,
+    *test_levels.CASES,
+    (kernel_of(ops.Sharpness), ops.Sharpness(1.7), 1.7),
+]
 
 
 @pytest.mark.parametrize(
@@ -61,12 +64,9 @@ CASES = [*test_colour.CASES, *test_levels.CASES, (sharpness, ops.Sharpness(1.7),
     CASES,
     ids=lambda each: getattr(each, "__name__", str(each)),
 )
-def test_all_colours(
-    kernel: Kernel, operation: Any, parameter: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_colours(kernel: Kernel, operation: Any, parameter: float) -> None:
     pixels, parameters = colours(ALL), torch.tensor([parameter])
     expected = kernel(pixels, parameters)
-    monkeypatch.setattr("tests.data.plan.device.test_colour.FALLS_SHORT", FALLS_SHORT.cuda())
     assert torch.equal(kernel(pixels.cuda(), parameters.cuda()).cpu(), expected)
 
 
@@ -75,8 +75,8 @@ def test_blur() -> None:
     for radius in radii():
         reach, weight = boxes(np.full(2, radius, np.float32))
         weights = torch.from_numpy(weight)
-        made = blur(pixels.cuda(), weights.cuda(), int(reach[0]))
-        assert torch.equal(made.cpu(), blur(pixels, weights, int(reach[0])))
+        made = ops.Blur.on_device(pixels.cuda(), weights.cuda(), int(reach[0]))
+        assert torch.equal(made.cpu(), ops.Blur.on_device(pixels, weights, int(reach[0])))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -115,11 +115,7 @@ def test_a_schedule_runs_without_waiting() -> None:
     some._sampler.set_window(epoch=1)
     (crops,) = next(iter(some._loader.batches()))["data"]
     _, (parcels, *_), todo = backend.opened(crops)[0]
-    moved = todo._replace(
-        which=todo.which.cuda(),
-        parameters=todo.parameters.cuda(),
-        falls_short=todo.falls_short.cuda(),
-    )
+    moved = todo._replace(which=todo.which.cuda(), parameters=todo.parameters.cuda())
     pixels = torch.cat([parcels.cuda()[:, :, :32]] * 2)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,36 +1,187 @@
-"""A train step makes nothing on the host, copies nothing and waits for nothing on a GPU."""
+"""A train step makes nothing on the host, copies nothing and waits for nothing on a GPU.
+
+Every method and every train step at a small size, in each precision and form: one of them each in
+`make test`, in turn, and all in the long tail.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from sslengine.config.resolve import resolve
+from sslengine.config.resolve import Resolved, resolve
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.engines.features import extract
+from sslengine.hooks import precise_bn
+from sslengine.hooks.default import default_hooks
 from sslengine.services.order import Services
+from sslengine.task.run_state import Reading
 from sslengine.task.task import SelfSupervisionTask
+from sslengine.testing import Contract
 from tests.config.recipes import resolved
+from tests.contracts.cases import Of
+from tests.contracts.test_methods import METHODS, MODELS_SMALL
+from tests.contracts.test_train_steps import STEPS
+from tests.data.augment.lists import LISTS
 from tests.integration.test_configs import QUICK, TWO_STEPS
 
 fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")
 
-# The others take some seconds each.
-OFTEN = ("swav", "mae")
+TABLES = {"method": METHODS, "train_step": STEPS, "model": MODELS_SMALL}
+TRIED = [(kind, name) for kind, table in TABLES.items() for name in table]
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"OPTIMIZER.accumulate": 2},
+    "channels_last": {"MODEL.CHANNELS_LAST": True},
+    "adamw": {"OPTIMIZER.name": "adamw"},
+    "larc": {"OPTIMIZER.use_larc": True, "OPTIMIZER.name": "sgd"},
+    "clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True},
+    "each clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True, "MODEL.GRAD_CLIP.PER_PARAMETER": True},
+}
+# Of several optimizers each clips its own.
+REFUSED = {("multi_optimizer_train_step", form) for form in ("clipped", "each clipped")}
+WAYS = [(half, form) for form in FORMS for half in ("", "fp16", "bf16")]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in QUICK],
-)
+def task_of(run: Resolved, folder: Path) -> SelfSupervisionTask:
+    cpu = torch.device("cpu")
+    hooks = default_hooks(run.config, folder)
+    return SelfSupervisionTask(run.config, folder, cpu, hooks=hooks, services=Services())
+
+
+def small(kind: str, name: str, values: dict[str, Any]) -> Resolved:
+    of: Of = TABLES[kind][name]
+    contract = Contract(kind, of.component or name, of.arguments, of.overrides)
+    return contract.suite.spec.having({"LOG_FREQUENCY": 1000, **values}).resolve()
+
+
+def _product() -> list[Any]:
+    """Quick: of each component one way, the next component's another."""
+    return [
+        pytest.param(kind, name, half, form, id=f"{name}-{half or 'fp32'}-{form}",
+                     marks=() if (7 * number) % len(WAYS) == way else pytest.mark.slow)
+        for number, (kind, name) in enumerate(TRIED)
+        for way, (half, form) in enumerate(WAYS)
+        if (name, form) not in REFUSED
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "half", "form"), _product())
+def test_a_step_stays_on_the_gpu(
+    kind: str, name: str, half: str, form: str, tmp_path: Path
+) -> None:
+    fake_cuda.two_steps(task_of(small(kind, name, FORMS[form]), tmp_path), half)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
 def test_a_step_of_every_quickstart_stays_on_the_gpu(name: str, tmp_path: Path) -> None:
     run = resolve([f"config=quickstart/{name}", *TWO_STEPS, "config.LOG_FREQUENCY=1000"])
-    fake_cuda.two_steps(
-        SelfSupervisionTask(
-            run.config, tmp_path, torch.device("cpu"), hooks=[], services=Services()
-        )
-    )
+    fake_cuda.two_steps(task_of(run, tmp_path))
+
+
+TESTED = ("cross_entropy_multiple_output_single_target", "swav_loss", "byol_loss")
+
+
+def with_tests(name: str) -> Resolved:
+    train = OmegaConf.to_container(small("method", name, {}).config.DATA.TRAIN)
+    assert isinstance(train, dict)
+    test = {f"DATA.TEST.{key!s}": each for key, each in train.items()}
+    of_test = {"DATA.TEST.DATA_LIMIT": 8, "TEST_MODEL": True}
+    length = {"DATA.TRAIN.DATA_LIMIT": 8, "OPTIMIZER.num_iterations": 4}
+    return small("method", name, {**test, **of_test, **length})
+
+
+@pytest.mark.parametrize("half", ["", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", TESTED)
+def test_a_test_phase_stays_on_the_gpu(name: str, half: str, tmp_path: Path) -> None:
+    """Between two train phases, with meters; their values, and the loss of a set, may be read."""
+    task = task_of(with_tests(name), tmp_path)
+    task.prepare()
+    read = list(task.parts.feeds.test.batches())
+    with fake_cuda.on_cuda(task, half=half) as mode:
+        with fake_cuda.NothingOfTheHost():
+            for _ in range(2):
+                task.step()
+        with fake_cuda.Answers():
+            task.on_phase_end()
+        task.parts.feeds.test.batches = lambda *_: iter(fake_cuda.moved(read, mode))
+        task.start_phase()
+        assert not task.train
+        with fake_cuda.NothingOfTheHost():
+            for _ in read:
+                task.step()
+        with fake_cuda.Answers():
+            task.on_phase_end()
+            beside = task.beside(Reading(task.parts.feeds.test, task.parts.feeds.options("TEST")))
+            with fake_cuda.NothingOfTheHost():
+                for _ in read:
+                    beside.step()
+    assert "loss" in task.results["test"]
+
+
+def test_precise_statistics_are_made_on_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host reads one number for each layer when all is done."""
+    task = task_of(small("method", "simclr_info_nce_loss", {}), tmp_path)
+    task.prepare()
+    read = list(task.train_feed.batches(0))[:2]
+    monkeypatch.setattr(precise_bn, "rng_state", lambda: None)  # of a device that is not there
+    monkeypatch.setattr(precise_bn, "set_rng_state", lambda _: None)
+    with fake_cuda.on_cuda(task) as mode:
+        there = fake_cuda.moved(read, mode)
+        task.train_feed.batches = lambda *_: iter(there)
+        with fake_cuda.NothingOfTheHost(), fake_cuda.Answers():
+            task.step()
+            precise_bn.refresh(task, 2)
+
+
+def test_features_are_computed_on_the_gpu(tmp_path: Path) -> None:
+    """And read from it when a batch is done."""
+    task = task_of(small("method", "simclr_info_nce_loss", {}), tmp_path)
+    task.prepare()
+    read = list(task.train_feed.batches(0))
+
+    def compute(images: Tensor) -> dict[str, Tensor]:
+        with fake_cuda.NothingOfTheHost():
+            return {"head": task.base_model.eval()(images)[0]}
+
+    with fake_cuda.on_cuda(task) as mode, fake_cuda.Answers():
+        task.train_feed.batches = lambda: iter(fake_cuda.moved(read, mode))
+        options = task.parts.feeds.options("TRAIN")
+        found = list(extract(compute, task.train_feed, options, task.parts.precision))
+    assert [len(each.layers["head"]) for each in found] == [8] * len(read)
+    assert {each.layers["head"].device.type for each in found} == {"cpu"}
+
+
+@pytest.mark.parametrize("name", ["simclr", "dino"])
+def test_pixels_are_made_on_the_gpu(name: str) -> None:
+    """What the device back-end leaves to the device, but for the copy of the batch."""
+    split = SplitOptions(
+        DATA_SOURCES=["synthetic"], RANDOM_SYNTHETIC_IMAGES=True, DEFAULT_GRAY_IMG_SIZE=20,
+        DATA_LIMIT=8, BATCHSIZE_PER_REPLICA=8, LABEL_TYPE="sample_index", TRANSFORMS=LISTS[name],
+        COLLATE_FUNCTION={"simclr": "simclr_collator", "dino": "multicrop_collator"}[name],
+    )  # fmt: skip
+    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=0, AUGMENT_BACKEND="device")
+    feed = DataFeed(options, "TRAIN", training=True, seed=3)
+    feed._sampler.set_window(epoch=1)
+    (crops,) = next(iter(feed._loader.batches()))["data"]
+    groups = feed.dataset.plan.backend.opened(crops if isinstance(crops, list) else [crops])
+    assert any(group.schedule.launches for group in groups)
+    with fake_cuda.Mode(allow_non_fake_inputs=False) as mode:
+        for group in groups:
+            there = group._replace(**fake_cuda.moved(
+                {"parcels": group.parcels, "schedule": group.schedule}, mode))  # fmt: skip
+            with fake_cuda.NothingOfTheHost():
+                made = feed.dataset.plan.backend.finished([there])
+            assert all(image.device == fake_cuda.CUDA for image in made)
 
 
 class Faulty(nn.Module):
@@ -54,18 +205,16 @@ class Faulty(nn.Module):
                 mask = torch.zeros_like(output)
                 mask[0, 0] = True
                 return (output * mask).sum()
+            case "loops":
+                torch._foreach_mul_([output.detach()], [output.detach().sum()])
         return output.sum()
 
 
-@pytest.mark.parametrize("fault", ["reads", "chooses", "makes", "mixes", "copies", ""])
+@pytest.mark.parametrize("fault", ["reads", "chooses", "makes", "mixes", "copies", "loops", ""])
 def test_what_it_finds(fault: str, tmp_path: Path) -> None:
     name = f"{__name__}:Faulty"
-    config = resolved(
-        LOSS={"name": name, "Faulty": {"fault": fault}},
-        LOG_FREQUENCY=1000,
-        OPTIMIZER__name="adamw",  # torch has no fused SGD for fake tensors
-    ).config
-    task = SelfSupervisionTask(config, tmp_path, torch.device("cpu"), hooks=[], services=Services())
+    run = resolved(LOSS={"name": name, "Faulty": {"fault": fault}}, LOG_FREQUENCY=1000)
+    task = task_of(run, tmp_path)
     if fault:
         with pytest.raises(fake_cuda.Unwanted):
             fake_cuda.two_steps(task)

@@ -369,7 +369,7 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
         "epochs": config.OPTIMIZER.num_epochs,
         "batch": facts.global_batch_size * config.OPTIMIZER.accumulate,
         "clip": _clip(options),
-        "precision": options.AMP_PARAMS.AMP_DTYPE if options.AMP_PARAMS.USE_AMP else "float32",
+        "precision": config.MACHINE.PRECISION,
         "frozen": dict(map(tuple, config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP)) or None,
         **_trained(config, model),
         **_network(options, model),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.methods.base import Method, verbs
+from sslengine.methods.base import Method, callbacks
 from sslengine.methods.step import Step
 from sslengine.methods.teacher import Teacher
 from sslengine.precision import TorchAmp
@@ -93,7 +93,7 @@ def test_a_step_of_no_task() -> None:
 
 
 class Taught(Method):
-    """A teacher in two lines; verbs of its own, and those of its parts."""
+    """A teacher in two lines; callbacks of its own, and those of its parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def test_verbs_in_a_run(tmp_path: Path) -> None:
     task = train(tmp_path, [], **TAUGHT, OPTIMIZER__accumulate=2, OPTIMIZER__num_epochs=1)
     assert task.loss.told.tolist() == [4, 4, 2, 2]
     assert int(task.loss.part.updates) == 2
-    assert [each.__self__ for each in verbs(task.loss, "attach")] == [task.loss.teacher]  # type: ignore[attr-defined]
+    assert [each.__self__ for each in callbacks(task.loss, "attach")] == [task.loss.teacher]  # type: ignore[attr-defined]
 
 
 def test_its_teacher_is_known_by_name(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_activation_checkpointing_reaches_the_trunk() -> None:
     on = {"USE_ACTIVATION_CHECKPOINTING": True, "NUM_ACTIVATION_CHECKPOINTING_SPLITS": 3}
     trunk = build({"ACTIVATION_CHECKPOINTING": on}).trunk
     assert isinstance(trunk, ResNet)
-    assert (trunk.parts, build().trunk.parts) == (3, 0)
+    assert (len(trunk._parts), len(build().trunk._parts)) == (3, 0)
 
 
 def test_names_that_do_not_fit_are_told() -> None:

@@ -13,7 +13,7 @@ from sslengine.distributed.process_group import neighbours
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.models.options import SyncBatchNormOptions
 from sslengine.models.sync_batchnorm import SyncBatchNorm, convert, synchronise
-from sslengine.models.trunks.steps import run_in_parts
+from sslengine.models.trunks.recompute import recomputed
 from tests.ranks import RankPool
 
 # Rows of each rank; the last batch of an epoch is uneven, and a rank may be left with one row.
@@ -41,10 +41,7 @@ def steps(
     """Two training batches and an evaluation; everything that may be looked at."""
     outputs, inputs = [], [x.clone().requires_grad_() for x in inputs]
     for x, weight in zip(inputs, weights, strict=True):
-        if parts:
-            output = run_in_parts([("out", model)], x, {"out"}, parts, owner=model)["out"]
-        else:
-            output = model(x)
+        output = recomputed([model], model, x) if parts else model(x)
         (output.square() * weight).sum().backward()
         outputs.append(output.detach())
     model.eval()

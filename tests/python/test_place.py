@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sslengine.errors import ConfigError, LaunchError
-from sslengine.python.place import amp_params, choose_device, join_others, make_precision
+from sslengine.python.place import choose_device, join_others, known_precision, make_precision
 from tests.ranks import free_port
 
 CPU = torch.device("cpu")
@@ -37,8 +37,8 @@ def test_precisions() -> None:
     assert [make_precision(name, CPU).name for name in ("fp32", "bf16")] == ["fp32", "bf16"]
     with pytest.raises(ConfigError, match=r"fp16 needs a GPU|float16 needs a GPU"):
         make_precision("fp16", CPU)
-    with pytest.raises(ConfigError, match="precision: expected fp32, fp16, bf16; got 'half'"):
-        amp_params("half")
+    with pytest.raises(ConfigError, match="precision: expected auto, fp32, bf16, fp16; got 'half'"):
+        known_precision("half")
 
 
 def test_alone_there_is_nobody_to_join() -> None:

@@ -14,7 +14,8 @@ from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
-from tests.config.recipes import resolved
+from tests.config.recipes import RECIPE, resolved
+from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.task.runs import Record, Watch, make_task, same, train, weights
 
@@ -75,6 +76,42 @@ def test_one_seed_decides_all_and_nothing_else_does(tmp_path: Path) -> None:
     assert same(weights(one), weights(two))
     assert first.samples != other.samples
     assert not same(weights(one), weights(three))
+
+
+TESTED_OFTEN = {
+    "TEST_MODEL": True, "TEST_EVERY_NUM_ITERATIONS": 3, "DATA__TRAIN__TRAIN_PHASES_PER_EPOCH": 2,
+    "OPTIMIZER__num_epochs": 3, "DATA__TEST": {**RECIPE["DATA"]["TRAIN"], "DATA_LIMIT": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"OPTIMIZER__num_epochs": 3}, TESTED_OFTEN])
+def test_the_batches_that_follow_are_announced(changes: dict[str, Any], tmp_path: Path) -> None:
+    """So that workers load them while the last of a phase are used, or in a test phase."""
+    task = make_task(tmp_path, [], **changes)
+    feed, asked, announced = task.train_feed, [], []
+    batches, then = feed.batches, feed.then
+    feed.batches = lambda *window: asked.append(window) or batches(*window)
+    feed.then = lambda *window: announced.append(window) or then(*window)
+    loop.run(task)
+    assert len(asked) > 2
+    assert announced == asked[1:]
+
+
+def test_resumed_where_batches_of_the_next_epoch_are_loaded(tmp_path: Path) -> None:
+    """With the last step of an epoch, and the first, behind it; and a pass between two."""
+
+    class LooksAtAnotherEpoch(Hook):
+        def on_phase_end(self, task: Any) -> None:
+            next(iter(task.train_feed.batches(7)))
+
+    losses = []
+    for hooks in ([], [LooksAtAnotherEpoch()]):
+        watch = Watch()
+        train(tmp_path, [watch, *hooks], DATA__NUM_DATALOADER_WORKERS=1)
+        losses.append(watch.losses)
+    assert losses[0] == losses[1]
+    for after in (4, 5):
+        assert_goes_on_bit_by_bit(tmp_path / str(after), after, DATA__NUM_DATALOADER_WORKERS=1)
 
 
 def test_where_runs_from_0_and_stays_below_1(tmp_path: Path) -> None:

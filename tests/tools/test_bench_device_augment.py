@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sslengine.data.plan.device.run import run
+from sslengine.data.augment.backends.device.run import run
 from tools.perf_measurement import bench_device_augment as bench
 
 

@@ -9,8 +9,8 @@ import yaml
 from PIL import Image
 
 from tests.config.recipes import recipe
+from tests.data.augment.lists import COLOUR, CROP, FLIP, TENSOR, TWO, own
 from tests.data.pictures import write_tree
-from tests.data.plan.lists import COLOUR, CROP, FLIP, TENSOR, TWO, own
 from tools.explain_transforms import GAP, LINE, main
 
 
@@ -33,7 +33,7 @@ def test_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ["", "", "read and decoded"],
         ["ImgReplicatePil", "1", "drawn, made together"],
         ["RandomResizedCrop", "1", "drawn, made together"],
-        ["tests.data.plan.lists:Posterize", "1", "falls back to PIL: it has no draw"],
+        ["tests.data.augment.lists:Posterize", "1", "falls back to PIL: it has no draw"],
         ["ImgPilColorDistortion", "2", "drawn, made together"],
         ["RandomHorizontalFlip", "2", "drawn, made together"],
         ["ToTensor", "", "after collate, on the device"],
@@ -67,7 +67,7 @@ def test_floats_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     arguments = config(tmp_path, [TWO, CROP, *TENSOR, own("Noise")])
     assert main(arguments) == 0
     told = capsys.readouterr().out
-    assert "TRANSFORMS.4 (tests.data.plan.lists:Noise) follows ToTensor" in told
+    assert "TRANSFORMS.4 (tests.data.augment.lists:Noise) follows ToTensor" in told
 
 
 def test_data_that_is_not_there_is_generated_and_that_is_said(

@@ -39,12 +39,12 @@ from torchvision.transforms import v2
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.fast import why_not
+from sslengine.data.augment.backends.base import build_backend
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.plan import Plan
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.plan.backend import build_backend
-from sslengine.data.plan.plan import Plan
-from sslengine.data.transforms.pipeline import Pipeline
 from sslengine.registry import AUGMENT_BACKENDS
 
 Views = Callable[[bytes], Any]  # of an encoded image

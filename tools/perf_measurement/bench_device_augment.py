@@ -23,15 +23,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sslengine.data.plan import ops
-from sslengine.data.plan.device.program import height_of_pixels, put_below, read_below
-from sslengine.data.plan.device.run import run
-from sslengine.data.plan.device.schedule import Schedule, schedule
+from sslengine.data.augment import operations as ops
+from sslengine.data.augment.backends.device.program import height_of_pixels, put_below, read_below
+from sslengine.data.augment.backends.device.run import run
+from sslengine.data.augment.backends.device.schedule import Schedule, schedule
+from sslengine.data.augment.operation import Operation
 
 CPU = torch.device("cpu")
-Program = list[ops.Op]
+Program = list[Operation]
 
-SINGLE: dict[str, Callable[[], ops.Op]] = {
+SINGLE: dict[str, Callable[[], Operation]] = {
     "brightness": lambda: ops.Brightness(random.uniform(0.2, 1.8)),
     "contrast": lambda: ops.Contrast(random.uniform(0.2, 1.8)),
     "saturation": lambda: ops.Saturation(random.uniform(0.2, 1.8)),
@@ -107,7 +108,7 @@ def prepared(
 ) -> tuple[Schedule, Tensor]:
     parcels = packed(images, programs)
     todo = schedule(read_below(parcels))
-    moved = (todo.which, todo.parameters, todo.falls_short)
+    moved = (todo.which, todo.parameters)
     pixels = parcels[:, :, : height_of_pixels(parcels)].contiguous()
     return Schedule(todo.launches, *(each.to(device) for each in moved)), pixels.to(device)
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate as stack_in_shared_memory
 
-from sslengine.data.transforms.pipeline import Sample
+from sslengine.data.augment.transform import Sample
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 

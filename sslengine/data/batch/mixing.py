@@ -15,8 +15,8 @@ import torch
 from timm.data.mixup import Mixup
 from torch import Tensor
 
+from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch, multicrop_collator
-from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch, default_collate, only_moves
-from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 

@@ -7,7 +7,7 @@ steps that are left, without walking through those that are done.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, repeat
 
 import torch
@@ -32,17 +32,24 @@ class BatchSampler(ABC):
         """The next iteration is over these steps of this epoch; `last_step` is not among them."""
         last_step = len(self.batch_sizes) if last_step is None else last_step
         assert 0 <= first_step <= last_step <= len(self.batch_sizes)
-        self._epoch = epoch
         self._steps = range(first_step, last_step)
+        # A list of its own: an iteration that is under way keeps its windows.
+        self._windows = [(epoch, self._steps)]
+
+    def then(self, epoch: int, first_step: int, last_step: int) -> None:
+        """The iteration over the window that was set continues with these steps."""
+        self._windows.append((epoch, range(first_step, last_step)))
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        # The window is fixed here, not when the first batch is taken.
-        rows = self._rows_of(self._epoch)
-        epoch = self._key_epoch(self._epoch)
-        return (list(zip(repeat(epoch), rows(step))) for step in self._steps)
+        # The windows are fixed here, not when the first batch is taken.
+        return _Keys(self, self._windows)
+
+    def keys(self, epoch: int, steps: range) -> Iterator[list[SampleKey]]:
+        rows, of = self._rows_of(epoch), self._key_epoch(epoch)
+        return (list(zip(repeat(of), rows(step))) for step in steps)
 
     def _key_epoch(self, epoch: int) -> int:
         return epoch
@@ -50,6 +57,24 @@ class BatchSampler(ABC):
     @abstractmethod
     def _rows_of(self, epoch: int) -> Rows:
         """A function from a step of the epoch to this rank's rows."""
+
+
+class _Keys(Iterator[list[SampleKey]]):
+    """Window after window. At the end of all it may be asked again: one may have come."""
+
+    def __init__(self, sampler: BatchSampler, windows: Sequence[tuple[int, range]]) -> None:
+        self._sampler, self._windows = sampler, windows
+        self._now = sampler.keys(*windows[0])
+        self._begun = 1
+
+    def __next__(self) -> list[SampleKey]:
+        for keys in self._now:
+            return keys
+        if self._begun == len(self._windows):
+            raise StopIteration
+        self._now = self._sampler.keys(*self._windows[self._begun])
+        self._begun += 1
+        return next(self)
 
 
 class DistributedBatchSampler(BatchSampler):

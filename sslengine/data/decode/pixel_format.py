@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import Sample, TakesLabels
 from sslengine.data.decode.channels import KNOWN, channels_after
 from sslengine.data.decode.decoding import NarrowedError
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
-from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.registry import DATA_SOURCES
 
@@ -146,7 +147,7 @@ def _made(options: SplitOptions, split: str, seen: Seen) -> int | None:
     with streams_kept():
         seed_sample(0, (0, 0))
         for step in Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS").steps:
-            if not getattr(step.transform, "takes_labels", False):
+            if not issubclass(step.kind, TakesLabels):
                 step(sample)
     shape: tuple[int, ...] = getattr(sample["data"][0], "shape", ())
     return int(shape[-3]) if len(shape) >= 3 else None

@@ -20,6 +20,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from sslengine.data.augment.arrival import Arrival
+from sslengine.data.augment.backends.base import build_backend
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.plan import Plan
+from sslengine.data.augment.transform import Sample
 from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import (
     SampleKey,
@@ -33,11 +38,7 @@ from sslengine.data.manifest.labels import in_train_numbers, label_columns, shar
 from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.manifest.subset import Rows, choose_rows, part
 from sslengine.data.options import SplitOptions
-from sslengine.data.plan.arrival import Arrival
-from sslengine.data.plan.backend import build_backend
-from sslengine.data.plan.plan import Plan
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
-from sslengine.data.transforms.pipeline import Pipeline, Sample
 from sslengine.errors import DataError, readable
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from sslengine.data.augment.arrival import Arrival
 from sslengine.data.batch.collators import Batch
-from sslengine.data.plan.arrival import Arrival
 
 S = TypeVar("S")
 T = TypeVar("T")

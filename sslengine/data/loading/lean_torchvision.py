@@ -1,4 +1,4 @@
-"""torchvision's transforms without the rest of torchvision. For processes that load data.
+"""torchvision's transforms without the rest of torchvision.
 
 `import torchvision.transforms` runs torchvision's own file first, which imports its models and
 operators, and by them torch's compiler: 1.3 seconds of CPU and 170 MB, of which transforms use
@@ -16,7 +16,7 @@ from typing import Any
 
 class _Deferred(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__version__":
+        if name.startswith("__") and name not in ("__version__", "__all__"):
             raise AttributeError(name)  # of those that Python asks any module for
         if importlib.util.find_spec(f"{self.__name__}.{name}"):
             return importlib.import_module(f"{self.__name__}.{name}")
@@ -37,3 +37,4 @@ def defer(package: str) -> None:
 
 
 defer("torchvision")
+defer("torchvision.models")  # of a trunk's file, which does not need the operators either

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch
 from sslengine.data.batch.samplers import BatchSampler
 from sslengine.data.loading import current_sample
 from sslengine.data.loading.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions
-from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
 from sslengine.trust import Opened, hand_on, take_over
 
@@ -43,11 +43,11 @@ Collate = Callable[[Sequence[Sample]], Batch]
 WORKER_MODULES = (
     "sslengine.data.loading.lean_torchvision",  # the first: others import torchvision
     "sslengine.data.loading.loader",
-    "sslengine.data.transforms.colour",
-    "sslengine.data.transforms.jigsaw",
-    "sslengine.data.transforms.multicrop",
-    "sslengine.data.transforms.rotation",
-    "sslengine.data.transforms.views",
+    "sslengine.data.augment.plan",
+    "sslengine.data.augment.transforms.jigsaw",
+    "sslengine.data.augment.transforms.multicrop",
+    "sslengine.data.augment.transforms.rotation",
+    "sslengine.data.augment.transforms.views",
     "torchvision.transforms",
     "sslengine.data.loading.fork_ready",  # the last
 )

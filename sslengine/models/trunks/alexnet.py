@@ -9,16 +9,16 @@ were published for Caffe; they are not here.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models import AlexNet as TorchvisionAlexNet
 
 from sslengine.models.trunks.inputs import with_inputs
-from sslengine.models.trunks.steps import Step, StepTrunk
+from sslengine.models.trunks.library import Feature, LibraryTrunk, named
 from sslengine.registry import register_trunk
 
-# The layers of torchvision's `features` that end a feature.
+# The layers that end a feature.
 ENDS = {
     "conv1": 1, "pool1": 2, "conv2": 4, "pool2": 5, "conv3": 7, "conv4": 9, "conv5": 11,
     "pool5": 12,
@@ -26,28 +26,21 @@ ENDS = {
 
 
 @register_trunk("alexnet")
-class AlexNet(StepTrunk):
-    feature_names = (*ENDS, "flatten")
+class AlexNet(LibraryTrunk, TorchvisionAlexNet):  # type: ignore[misc] # Trunk's forward
+    section = "config.MODEL.TRUNK"
     vissl_names = ((r"^layers\.", "features."),)
+    # torchvision's name for them is that of a trunk's verb.
+    features: Any = property(lambda self: self._modules["layers"])
 
     def __init__(self, in_chans: int = 3) -> None:
-        super().__init__()
-        whole = TorchvisionAlexNet(num_classes=1)
-        # torchvision's name for them is that of a trunk's verb.
-        self.layers = whole.features
-        self.layers[0] = with_inputs(self.layers[0], in_chans)
-        for layer in self.layers:
-            if isinstance(layer, nn.ReLU):
-                layer.inplace = False  # what enters a part of the trunk is kept for recomputing
-        self.avgpool = whole.avgpool
+        super().__init__(num_classes=1)
+        layers: Any = self._modules.pop("features")
+        layers[0] = with_inputs(layers[0], in_chans)
+        self.layers, self.classifier = layers, nn.Sequential()
+        self.begin(
+            named(**{name: f"layers.{layer}" for name, layer in ENDS.items()})
+            | {"flatten": Feature(("",))}
+        )
 
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        names = {layer: name for name, layer in ENDS.items()}
-        steps: list[Step] = [
-            (names.get(number, ""), layer) for number, layer in enumerate(self.layers)
-        ]
-        steps += [("flatten", self._flatten)]
-        return self.run_steps(steps, x, wanted)
-
-    def _flatten(self, x: Tensor) -> Tensor:
-        return self.avgpool(x).flatten(1)  # type: ignore[no-any-return]
+    def checkpoint_activations(self, parts: int, blocks: str | None = r"layers\.\d+") -> None:
+        super().checkpoint_activations(parts, blocks)

@@ -68,9 +68,13 @@ class Trunk(nn.Module, ABC):
         """Raise ConfigError if this trunk has no feature of such a name."""
         for name in names:
             if name not in self.feature_names:
-                hint = nearest(name, self.feature_names)
-                text = f"{where}: {type(self).__name__} has no feature {name!r}. {hint}".rstrip()
-                raise ConfigError(f"{text}\n  Known: {listing(self.feature_names)}")
+                raise self.unknown_feature(name, where)
+
+    def unknown_feature(self, name: str, where: str, more: Sequence[str] = ()) -> ConfigError:
+        """more: other names that it may be meant for."""
+        hint = nearest(name, (*self.feature_names, *more))
+        text = f"{where}: {type(self).__name__} has no feature {name!r}. {hint}".rstrip()
+        return ConfigError(f"{text}\n  Known: {listing(self.feature_names)}")
 
     def vissl_name(self, name: str) -> str:
         """What VISSL calls the tensor that is `name` in this trunk's state dict.

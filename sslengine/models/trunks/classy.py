@@ -17,7 +17,7 @@ with warnings.catch_warnings():
         BlockType,
         StemType,
     )
-    from classy_vision.models.efficientnet import MODEL_PARAMS, EfficientNet
+    from classy_vision.models.efficientnet import MODEL_PARAMS, EfficientNet, MBConvBlock
     from classy_vision.models.regnet import RegNet, RegNetParams
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "AnyNetParams",
     "BlockType",
     "EfficientNet",
+    "MBConvBlock",
     "RegNet",
     "RegNetParams",
     "StemType",

@@ -9,27 +9,41 @@ LOCALITY_DIM copies of each and takes the mean, which slows the learning of wher
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
-from timm.models.convit import GPSA
+from timm.models.convit import GPSA, Block
 from timm.models.convit import ConVit as TimmConvit
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions, VisionTransformerOptions
+from sslengine.models.trunks.library import Feature
 from sslengine.models.trunks.options import ConvitOptions
-from sslengine.models.trunks.patches import patch_grid, set_attention_scale
-from sslengine.models.trunks.steps import Step, StepTrunk
+from sslengine.models.trunks.patches import (
+    PatchTrunk,
+    block_arguments,
+    image_arguments,
+    mlp_ratio,
+    set_attention_scale,
+)
 from sslengine.registry import register_trunk
 
 
+class LocalBlock(Block):  # type: ignore[misc] # timm has no types here
+    """Told where patches are just before it runs: when it is recomputed, images of another size
+    may have passed meanwhile.
+    """
+
+    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        cast(Any, self.attn).rel_indices = places
+        return cast(Tensor, super().forward(x))  # type: ignore[no-untyped-call]
+
+
 @register_trunk("convit", options=TrunkOptions)
-class Convit(StepTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
-    feature_names = ("lastMAP", "lastCLS")
+class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
+    section = "config.MODEL.TRUNK.VISION_TRANSFORMERS"
     block_names = r"blocks\.\d+"
     vissl_names = (
         (r"^cls_token$", "class_token"),
@@ -41,44 +55,39 @@ class Convit(StepTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
     def __init__(self, options: TrunkOptions, in_chans: int = 3) -> None:
         convit, transformer = options.CONVIT, options.VISION_TRANSFORMERS
         super().__init__(in_chans=in_chans, **_timm_arguments(convit, transformer))
-        self.parts = transformer.NUM_LAYERS if transformer.CHECKPOINT_BLOCK else 0
         self.patch_size, self.copies = transformer.PATCH_SIZE, convit.LOCALITY_DIM
         self.side = transformer.IMAGE_SIZE // transformer.PATCH_SIZE
         self.patch_embed.strict_img_size = False
         self._places: dict[tuple[Any, ...], Tensor] = {}
+        for block in self.blocks[: self.local_up_to_layer]:
+            block.__class__ = LocalBlock
         for index, attention in enumerate(self._local_attentions()):
             strength = convit.LOCALITY_STRENGTH if convit.LOCALITY_STRENGTH > 0 else 1 / (index + 1)
             self._prepare(attention, strength, convit.USE_LOCAL_INIT)
         if transformer.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), transformer.QK_SCALE)
+        self.begin(
+            {
+                "lastMAP": Feature(("",), lambda trunk, given, x: trunk.as_map(given[0][:, 1:], x)),
+                "lastCLS": Feature(("",), lambda trunk, given, x: given[0][:, 0]),
+            }
+        )
+        if transformer.CHECKPOINT_BLOCK:
+            self.checkpoint_activations(transformer.NUM_LAYERS)
 
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        height, width = patch_grid(x, self.patch_size, "VISION_TRANSFORMERS")
-        places = self._relative_places(height, width)
-        steps: list[Step] = [("", self._embed)]
-        for index, block in enumerate(self.blocks):
-            if index == self.local_up_to_layer:
-                steps.append(("", self._with_class_token))
-            local = index < self.local_up_to_layer
-            steps.append(("", partial(_at, block, places) if local else block))
-        steps.append(("tokens", self.norm))
-        tokens = self.run_steps(steps, x, ("tokens",))["tokens"]
-        patches = tokens[:, 1:].mT
-        return {
-            "lastMAP": patches.reshape(*patches.shape[:2], height, width),
-            "lastCLS": tokens[:, 0],
-        }
-
-    def _embed(self, x: Tensor) -> Tensor:
-        grid = (x.shape[-2] // self.patch_size, x.shape[-1] // self.patch_size)
-        embedding: Tensor = self.pos_embed
+    def final_feature(self, x: Tensor) -> Tensor:
+        """All tokens."""
+        grid = self.grid(x)
+        places, embedding = self._relative_places(*grid), cast(Tensor, self.pos_embed)
         if grid != (self.side, self.side):
             embedding = resample_abs_pos_embed(embedding, grid, num_prefix_tokens=0)
-        embedded: Tensor = self.pos_drop(self.patch_embed(x) + embedding)
-        return embedded
-
-    def _with_class_token(self, patches: Tensor) -> Tensor:
-        return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+        tokens: Tensor = self.pos_drop(self.patch_embed(x) + embedding)
+        for block in self.blocks[: self.local_up_to_layer]:
+            tokens = block(tokens, places)
+        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], dim=1)
+        for block in self.blocks[self.local_up_to_layer :]:
+            tokens = block(tokens)
+        return cast(Tensor, self.norm(tokens))
 
     def _local_attentions(self) -> list[GPSA]:
         return [each for each in self.modules() if isinstance(each, GPSA)]
@@ -109,13 +118,6 @@ class Convit(StepTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
         return self._places[key]
 
 
-def _at(block: Any, places: Tensor, x: Tensor) -> Tensor:
-    # Just before the block runs: when it is recomputed, another size may have passed meanwhile.
-    block.attn.rel_indices = places
-    out: Tensor = block(x)
-    return out
-
-
 def relative_places(height: int, width: int) -> Tensor:
     """From patch i to patch j: across, down, and the square of the distance."""
     down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
@@ -136,20 +138,11 @@ def _timm_arguments(convit: ConvitOptions, transformer: VisionTransformerOptions
             "config.MODEL.TRUNK.VISION_TRANSFORMERS.USE_CLASS_TOKEN: ConViT has a class token."
         )
     return {
-        "img_size": transformer.IMAGE_SIZE,
-        "patch_size": transformer.PATCH_SIZE,
-        "num_classes": 0,
+        **image_arguments(transformer),
+        **block_arguments(transformer),
         # timm asks for the width of a head.
         "embed_dim": transformer.HIDDEN_DIM // transformer.NUM_HEADS,
-        "depth": transformer.NUM_LAYERS,
-        "num_heads": transformer.NUM_HEADS,
-        # timm cuts width * ratio to a whole number: the half keeps it from falling one short.
-        "mlp_ratio": (transformer.MLP_DIM + 0.5) / transformer.HIDDEN_DIM,
-        "qkv_bias": transformer.QKV_BIAS,
-        "pos_drop_rate": transformer.DROPOUT_RATE,
-        "proj_drop_rate": transformer.DROPOUT_RATE,
-        "attn_drop_rate": transformer.ATTENTION_DROPOUT_RATE,
-        "drop_path_rate": transformer.DROP_PATH_RATE,
+        "mlp_ratio": mlp_ratio(transformer),
         "norm_layer": nn.LayerNorm,
         "local_up_to_layer": convit.N_GPSA_LAYERS,
         "locality_strength": convit.LOCALITY_STRENGTH,

@@ -7,20 +7,16 @@ flatten averaged over space and normed, N x C: the final feature
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import cast
-
 from timm.models.convnext import ConvNeXt as TimmConvNeXt
-from timm.models.convnext import ConvNeXtStage
-from torch import Tensor
 
+from sslengine.models.trunks.library import LibraryTrunk, named
 from sslengine.models.trunks.options import ConvNextOptions
-from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 
 @register_trunk("convnext", options=ConvNextOptions)
-class ConvNext(StepTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
+class ConvNext(LibraryTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
+    section = "config.MODEL.TRUNK.CONVNEXT"
     block_names = r"stages\.\d+\.blocks\.\d+"
     vissl_names = (
         (r"^stem\.", "downsample_layers.0."),
@@ -39,13 +35,5 @@ class ConvNext(StepTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forward
             dims=tuple(options.DIMS),
             drop_path_rate=options.DROP_PATH_RATE,
         )
-        stages = (f"stage{index}" for index in range(1, 1 + len(options.DEPTH)))
-        self.feature_names = ("stem", *stages, "flatten")
-
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        steps: list[Step] = [("stem", self.stem)]
-        stages = cast("list[ConvNeXtStage]", list(self.stages))
-        for name, stage in zip(self.feature_names[1:], stages, strict=False):
-            steps += [("", stage.downsample), (name, stage.blocks)]
-        steps.append(("flatten", self.head))
-        return self.run_steps(steps, x, wanted)
+        stages = {f"stage{i + 1}": f"stages.{i}" for i in range(len(options.DEPTH))}
+        self.begin(named(stem="stem", **stages, flatten="head"))

@@ -11,22 +11,32 @@ dropout the same behind dropout: the final feature
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import asdict
-from functools import partial
+from typing import cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import silu
 
 from sslengine.models.trunks import classy
 from sslengine.models.trunks.inputs import by_fan_out, with_inputs
+from sslengine.models.trunks.library import Feature, LibraryTrunk, named
 from sslengine.models.trunks.options import EfficientNetOptions
-from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 
+class Block(classy.MBConvBlock):  # type: ignore[misc] # Classy has no types
+    """One that knows how often it is skipped."""
+
+    drop_rate: float
+
+    def forward(self, inputs: Tensor, drop_connect_rate: None = None) -> Tensor:
+        output = super().forward(inputs, self.drop_rate)  # type: ignore[no-untyped-call]
+        return cast(Tensor, output)
+
+
 @register_trunk("efficientnet", options=EfficientNetOptions)
-class EfficientNet(StepTrunk):
+class EfficientNet(LibraryTrunk):
+    section = "config.MODEL.TRUNK.EFFICIENT_NETS"
     block_names = r"blocks\.[^.]+"
 
     def __init__(self, options: EfficientNetOptions, in_chans: int = 3) -> None:
@@ -38,32 +48,27 @@ class EfficientNet(StepTrunk):
         self.conv_stem, self.bn0, self.blocks = whole.conv_stem, whole.bn0, whole.blocks
         self.conv_stem = with_inputs(self.conv_stem, in_chans, by_fan_out)
         self.conv_head, self.bn1 = whole.conv_head, whole.bn1
-        self.activation = nn.SiLU()
         self.avgpool, self.dropout = whole.avg_pooling, whole.dropout
-        count = len(self.blocks)
-        self.drop_rates = [options.drop_connect_rate * index / count for index in range(count)]
-        blocks = (f"block{index}" for index in range(count))
-        self.feature_names = ("conv1", *blocks, "conv_final", "avgpool", "flatten", "dropout")
+        for index, block in enumerate(self.blocks):
+            block.__class__ = Block
+            cast(Block, block).drop_rate = options.drop_connect_rate * index / len(self.blocks)
+        self.positions = {name: index for index, name in enumerate(self.blocks._modules)}
+        blocks = {f"block{index}": f"blocks.{name}" for name, index in self.positions.items()}
+        self.begin(
+            {
+                "conv1": Feature(("bn0",), lambda trunk, given, x: silu(given[0])),
+                **named(**blocks),
+                "conv_final": Feature(("bn1",), lambda trunk, given, x: silu(given[0])),
+                **named(avgpool="avgpool"),
+                "flatten": Feature(("avgpool",), lambda trunk, given, x: given[0].flatten(1)),
+                **named(dropout="dropout"),
+            }
+        )
 
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        steps: list[Step] = [("conv1", self._stem)]
-        for index, (block, rate) in enumerate(zip(self.blocks, self.drop_rates, strict=True)):
-            steps.append((f"block{index}", partial(block, drop_connect_rate=rate)))
-        steps += [
-            ("conv_final", self._last),
-            ("avgpool", self.avgpool),
-            ("flatten", partial(torch.flatten, start_dim=1)),
-            ("dropout", self.dropout),
-        ]
-        return self.run_steps(steps, x, wanted)
-
-    def _stem(self, x: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.bn0(self.conv_stem(x)))
-        return out
-
-    def _last(self, x: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.bn1(self.conv_head(x)))
-        return out
+    def final_feature(self, x: Tensor) -> Tensor:
+        x = self.blocks(silu(self.bn0(self.conv_stem(x))))
+        x = self.avgpool(silu(self.bn1(self.conv_head(x))))
+        return cast(Tensor, self.dropout(x.flatten(1)))
 
     def vissl_name(self, name: str) -> str:
         for ours, theirs in (
@@ -74,5 +79,6 @@ class EfficientNet(StepTrunk):
         ):
             if name.startswith(ours):
                 return f"_feature_blocks.{theirs}{name.removeprefix(ours)}"
-        position = {block: index for index, block in enumerate(self.blocks._modules)}
-        return re.sub(r"^blocks\.([^.]+)", lambda m: f"_feature_blocks.block{position[m[1]]}", name)
+        return re.sub(
+            r"^blocks\.([^.]+)", lambda m: f"_feature_blocks.block{self.positions[m[1]]}", name
+        )

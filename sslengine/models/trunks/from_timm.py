@@ -15,27 +15,28 @@ import timm
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.library import FINAL, LibraryTrunk, adopt, rows_of_blocks
+from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.registry import register_trunk
 
 WHERE = "config.MODEL.TRUNK.TIMM"
 
 
-class TimmTrunk(LibraryTrunk):
+class TimmTrunk(ByName):
     section = WHERE
     # timm's numbers of its features.
     _levels: dict[str, int]
     asked: TimmOptions
 
-    def _without_tap(self) -> Collection[str]:
-        return (*self._levels, FINAL)
+    def _listen(self, source: str) -> None:
+        if source not in self._levels:
+            super()._listen(source)
 
-    def _run(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        levels = sorted((self._levels[name], name) for name in wanted if name in self._levels)
+    def _run(self, x: Tensor, sources: Collection[str]) -> dict[str, Tensor]:
+        levels = sorted((self._levels[name], name) for name in sources if name in self._levels)
         if not levels:
-            return super()._run(x, wanted)
-        whole = len(levels) < len(wanted)
+            return super()._run(x, sources)
+        whole = len(levels) < len(sources)
         network = cast(Any, self)
         given = network.forward_intermediates(
             x,
@@ -45,7 +46,7 @@ class TimmTrunk(LibraryTrunk):
         )
         last, maps = given if whole else (None, given)
         found = dict(zip((name for _, name in levels), maps, strict=True))
-        return {**found, FINAL: network.forward_head(last)} if FINAL in wanted else found
+        return {**found, "": network.forward_head(last)} if "" in sources else found
 
     def library_weights(self, in_chans: int) -> dict[str, Tensor]:
         """timm's weights by name, from the network."""
@@ -56,11 +57,12 @@ class TimmTrunk(LibraryTrunk):
 def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
     network = _make(options, in_chans)
     levels = _levels(network)
-    trunk = adopt(network, TimmTrunk, list(levels), _blocks(network))
-    # Of those without this verb, in older versions of timm, submodules are listened to.
+    table = {name: Feature((name,)) for name in levels if name != FINAL}
+    trunk = adopt(network, TimmTrunk, {**table, FINAL: Feature(("",))})
+    # Of those without this verb submodules are listened to.
     trunk._levels = levels if hasattr(network, "forward_intermediates") else {}
-    trunk.asked = options
-    trunk.left_out = _classifier(network)
+    trunk.block_names = _blocks(network)
+    trunk.asked, trunk.left_out = options, _classifier(network)
     return trunk
 
 

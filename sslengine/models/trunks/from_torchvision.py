@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.inputs import with_inputs
-from sslengine.models.trunks.library import LibraryTrunk, adopt, rows_of_blocks
+from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TorchvisionOptions
 from sslengine.registry import register_trunk
 
@@ -30,14 +30,11 @@ WHERE = "config.MODEL.TRUNK.TORCHVISION"
 MARK = 7919
 
 
-class TorchvisionTrunk(LibraryTrunk):
+class TorchvisionTrunk(ByName):
     section = WHERE
     asked: TorchvisionOptions
     # The name of its first convolution's weights.
     first_weight: str
-
-    def final_feature(self, x: Tensor) -> Tensor:
-        return super().final_feature(x).flatten(1)
 
     def library_weights(self, in_chans: int) -> dict[str, Tensor]:
         """torchvision's weights by name, from the network."""
@@ -58,8 +55,10 @@ def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> Torchvi
     first = next(name for name, each in network.named_modules() if isinstance(each, nn.Conv2d))
     conv = network.get_submodule(first)
     network.set_submodule(first, with_inputs(conv, in_chans, _as_spread_as(conv)))
-    blocks = rows_of_blocks(network)
-    trunk = adopt(network, TorchvisionTrunk, list(_names(network, last)), blocks)
+    table = {name: Feature((name,)) for name in _names(network, last) if name != FINAL}
+    final = Feature(("",), lambda trunk, given, x: given[0].flatten(1))
+    trunk = adopt(network, TorchvisionTrunk, {**table, FINAL: final})
+    trunk.block_names = rows_of_blocks(network)
     trunk.asked, trunk.first_weight = options, f"{first}.weight"
     trunk.left_out = (f"{last}.", "aux1.", "aux2.", "AuxLogits.")
     return trunk

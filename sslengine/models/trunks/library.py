@@ -10,66 +10,103 @@ flatten         what the network's classifier would get: the final feature
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from functools import cache, partial
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError, nearest
+from sslengine.distributed.sharding import is_sharded
+from sslengine.errors import ConfigError
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.trunks.steps import recomputed
+from sslengine.models.trunks.recompute import Part, Rows, set_parts, watch
 
 FINAL = "flatten"
+# The side of images for a network that takes any.
+SIDE = 224
+
+
+class Feature(NamedTuple):
+    """What it is made of: the outputs of submodules, each called once; "" is the network's own."""
+
+    sources: tuple[str, ...]
+    # Of the trunk, these outputs and the images.
+    read: Callable[[Any, Sequence[Tensor], Tensor], Tensor] = lambda trunk, given, x: given[0]
+
+
+def named(**submodules: str) -> dict[str, Feature]:
+    """Outputs of submodules as features with names of their own."""
+    return {name: Feature((submodule,)) for name, submodule in submodules.items()}
 
 
 class LibraryTrunk(Trunk):
     # Where the options of the trunk stand.
     section: str
-    # Prefixes of the library's weights that are not here: those of its classifiers.
-    left_out: tuple[str, ...] = ()
+    # The features that have names of their own; any other submodule can be asked for too.
+    table: dict[str, Feature]
     # What the submodules that were asked for gave, while the network runs.
     _given: dict[str, Tensor | None]
     _tapped: set[str]
+    _can_stop = False
+    # Of activation checkpointing.
+    _rows: Rows | None = None
+    _splits: int = 0
+    _parts: Sequence[Part] = ()
 
-    def begin(self, names: Sequence[str], block_names: str | None) -> None:
-        """names: of features beside the final one."""
-        self.feature_names = (*(name for name in dict.fromkeys(names) if name != FINAL), FINAL)
-        self.block_names = block_names
+    def begin(self, table: Mapping[str, Feature]) -> None:
+        """The last of the features is the final one."""
+        self.table, self.feature_names = dict(table), tuple(table)
         self._given, self._tapped = {}, set()
+        self.check_features(self.feature_names[-1:])
 
     def check_features(self, names: Sequence[str], where: str = "out_feat_keys") -> None:
         """Any submodule will do: it is listened to from now on."""
+        before = len(self._tapped)
         for name in names:
-            if name in self._tapped or name in self._without_tap():
-                continue
-            modules = dict(self.named_modules())
-            if not name or name not in modules:
-                known = nearest(name, (*self.feature_names, *modules))
-                super().check_features([name], f"{where}: {known}".rstrip(": "))
-            self._tapped.add(name)
-            modules[name].register_forward_hook(_Tap(self, name))
+            for source in self._feature(name, where).sources:
+                if source and source not in self._tapped:
+                    self._tapped.add(source)
+                    self._listen(source)
+        if len(self._tapped) > before:
+            self._cut()
 
-    def library_weights(self, in_chans: int) -> dict[str, Tensor]:
-        """The library's own, by the names that they have here; it may download them."""
-        raise NotImplementedError
+    def _feature(self, name: str, where: str) -> Feature:
+        if name in self.table:
+            return self.table[name]
+        modules = [each for each, _ in self.named_modules() if each]
+        if name not in modules:
+            raise self.unknown_feature(name, where, modules)
+        return Feature((name,))
 
-    def _without_tap(self) -> Collection[str]:
-        """The features that the network gives without being listened to."""
-        return (FINAL,)
+    def _listen(self, source: str) -> None:
+        self.get_submodule(source).register_forward_hook(_Tap(self, source))
 
     def final_feature(self, x: Tensor) -> Tensor:
-        """The final feature, as the library computes it."""
+        """The network's output, as the library computes it."""
         return super(Trunk, self).forward(x)  # type: ignore[no-any-return]
 
     def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         return self.find(x, wanted)
 
     def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
-        self._given = given = dict.fromkeys(name for name in wanted if name in self._tapped)
+        features = {name: self.table.get(name) or Feature((name,)) for name in wanted}
+        sources = dict.fromkeys(each for one in features.values() for each in one.sources)
+        own = all(name in self.table for name in wanted)
+        given = self._heard(x, sources, can_stop=own and "" not in sources and not is_sharded(self))
+        return {
+            name: feature.read(self, [given[each] for each in feature.sources], x)
+            for name, feature in features.items()
+        }
+
+    def _heard(self, x: Tensor, sources: Collection[str], can_stop: bool) -> dict[str, Tensor]:
+        """What the submodules give in a forward pass, which may end as soon as they have."""
+        self._given = given = dict.fromkeys(sources)
+        self._can_stop = can_stop and not torch.compiler.is_compiling()
         try:
-            found = self._run(x, wanted)
+            given.update(self._run(x, sources))
+        except _Enough:
+            pass
         except AssertionError as error:  # so the libraries refuse images of another size
             raise ConfigError(
                 f"{self.section}: {type(self).__name__} cannot take a batch of shape "
@@ -77,34 +114,70 @@ class LibraryTrunk(Trunk):
                 f"`arguments`."
             ) from error
         finally:
-            self._given = {}
+            self._given, self._can_stop = {}, False
         for name, tensor in given.items():
             if tensor is None:
                 raise ConfigError(
                     f"{self.section}: the submodule {name!r} gives no tensor in a forward pass of "
                     f"{type(self).__name__}, so it is no feature."
                 )
-            found[name] = tensor
-        return found
+        return cast(dict[str, Tensor], given)
 
-    def _run(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        return {FINAL: self.final_feature(x)}
+    def _run(self, x: Tensor, sources: Collection[str]) -> dict[str, Tensor]:
+        """Those of the sources that nobody listens to."""
+        output = self.final_feature(x)
+        return {"": output} if "" in sources else {}
 
-    def checkpoint_activations(self, parts: int) -> None:
-        """Block by block, however many parts were asked for."""
-        names = re.compile(self.block_names or "(?!)")
-        blocks = [
-            each
-            for name, each in self.named_modules()
-            if names.fullmatch(name) and next(each.children(), None) is not None
-        ]
-        if not blocks:
-            super().checkpoint_activations(parts)  # which raises
-        for block in blocks:
-            block.__class__ = _recomputing(cast(Any, type(block)))
+    def stop_if_enough(self) -> None:
+        """Leave the forward pass where everything that is wanted was heard."""
+        if not self._can_stop or any(each is None for each in self._given.values()):
+            return
+        if not any(part.running for part in self._parts):  # torch's checkpointing is not left
+            raise _Enough
+
+    def checkpoint_activations(self, parts: int, blocks: str | None = None) -> None:
+        """blocks: of those with such names; else of all."""
+        blocks = blocks or self.block_names
+        if blocks is None:
+            return super().checkpoint_activations(parts)  # which raises
+        images = _images_for(self)
+        self._splits, self._rows = (
+            parts,
+            watch(self, blocks, lambda twin: twin.final_feature(images)),
+        )
+        if not self._rows.rows:
+            super().checkpoint_activations(parts)
+        self._cut()
+        return None
+
+    def _cut(self) -> None:
+        if self._rows is not None:
+            cut = self._rows.cut(self._splits, ends=self._tapped)
+            self._parts = set_parts(self, cut, self.stop_if_enough)
 
 
-L = TypeVar("L", bound=LibraryTrunk)
+class ByName(LibraryTrunk):
+    """A network that the config calls by the library's name."""
+
+    # Prefixes of the library's weights that are not here: those of its classifiers.
+    left_out: tuple[str, ...] = ()
+
+    def library_weights(self, in_chans: int) -> dict[str, Tensor]:
+        """The library's own, by the names that they have here; it may download them."""
+        raise NotImplementedError
+
+
+def _images_for(network: nn.Module) -> Tensor:
+    """Two, on the meta device."""
+    first = next(each for each in network.modules() if isinstance(each, nn.Conv2d))
+    side = getattr(getattr(network, "patch_embed", None), "img_size", None)
+    side = side or getattr(network, "image_size", None) or SIDE
+    height, width = (side, side) if isinstance(side, int) else side
+    return torch.empty(2, first.in_channels, height, width, dtype=first.weight.dtype, device="meta")
+
+
+class _Enough(Exception):
+    """What was wanted is there."""
 
 
 class _Tap:
@@ -114,15 +187,21 @@ class _Tap:
         self.trunk, self.name = trunk, name
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self.name in self.trunk._given and isinstance(output, Tensor):
-            self.trunk._given[self.name] = output.clone()  # what follows may work in place
+        given = self.trunk._given
+        if self.name in given and isinstance(output, Tensor):
+            given[self.name] = output
+            self.trunk.stop_if_enough()
+            given[self.name] = output.clone()  # what follows may work in place
 
 
-def adopt(network: nn.Module, kind: type[L], names: Sequence[str], block_names: str | None) -> L:
+L = TypeVar("L", bound=LibraryTrunk)
+
+
+def adopt(network: nn.Module, kind: type[L], table: Mapping[str, Feature]) -> L:
     """The network as a trunk of that kind."""
     network.__class__ = _mixed(kind, cast(Any, type(network)), "features" in network._modules)
     trunk = cast(L, network)
-    trunk.begin(names, block_names)
+    trunk.begin(table)
     return trunk
 
 
@@ -131,18 +210,6 @@ def _mixed(kind: type[Trunk], network: type[nn.Module], has_features: bool) -> t
     # A part of some networks has the name of a trunk's verb, and is found by it.
     part = {"features": property(lambda self: self._modules["features"])}
     return type(network.__name__, (kind, network), part if has_features else {})
-
-
-@cache
-def _recomputing(kind: type[nn.Module]) -> type[nn.Module]:
-    """Blocks that keep nothing of what is inside them."""
-
-    def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return kind.forward(self, *inputs, **named)
-        return recomputed(self, partial(kind.forward, self), *inputs, **named)
-
-    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def rows_of_blocks(network: nn.Module) -> str | None:

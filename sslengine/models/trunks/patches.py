@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sslengine.errors import ConfigError
+from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.library import LibraryTrunk
+from sslengine.models.trunks.options import BeitOptions, SwinTransformerOptions, XcitOptions
+
+
+class PatchTrunk(LibraryTrunk):
+    patch_size: int
+
+    def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
+        self.grid(x)
+        return super().find(x, wanted, **extra)
+
+    def grid(self, x: Tensor) -> tuple[int, int]:
+        return patch_grid(x, self.patch_size, self.section.rpartition(".")[2])
+
+    def as_map(self, patches: Tensor, x: Tensor) -> Tensor:
+        """N x L x D of these images as N x D x H x W."""
+        return patches.mT.reshape(len(patches), -1, *self.grid(x))
+
+
+def image_arguments(
+    options: VisionTransformerOptions | BeitOptions | XcitOptions | SwinTransformerOptions,
+) -> dict[str, Any]:
+    """What timm's constructors call the options."""
+    return {
+        "img_size": options.IMAGE_SIZE,
+        "patch_size": options.PATCH_SIZE,
+        "num_classes": 0,
+        "qkv_bias": options.QKV_BIAS,
+        "proj_drop_rate": options.DROPOUT_RATE,
+        "attn_drop_rate": options.ATTENTION_DROPOUT_RATE,
+        "drop_path_rate": options.DROP_PATH_RATE,
+    }
+
+
+def block_arguments(
+    options: VisionTransformerOptions | BeitOptions | XcitOptions,
+) -> dict[str, Any]:
+    """Of networks whose blocks are all of one width."""
+    return {
+        "embed_dim": options.HIDDEN_DIM,
+        "depth": options.NUM_LAYERS,
+        "num_heads": options.NUM_HEADS,
+        "pos_drop_rate": options.DROPOUT_RATE,
+    }
+
+
+def mlp_ratio(options: VisionTransformerOptions) -> float:
+    """timm cuts width * ratio to a whole number: the half keeps it from falling one short."""
+    return (options.MLP_DIM + 0.5) / options.HIDDEN_DIM
 
 
 def patch_grid(x: Tensor, patch_size: int, section: str) -> tuple[int, int]:

@@ -8,24 +8,22 @@ flatten the same as N x C: the final feature
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.trunks import classy
 from sslengine.models.trunks.inputs import by_fan_out, with_inputs
+from sslengine.models.trunks.library import Feature, LibraryTrunk, named
 from sslengine.models.trunks.options import RegNetOptions
-from sslengine.models.trunks.steps import Step, StepTrunk
 from sslengine.registry import register_trunk
 
 
 # The second and third split a very wide network over ranks in VISSL; here it is the same network.
 @register_trunk("regnet", "regnet_v2", "regnet_fsdp", options=RegNetOptions)
-class RegNet(StepTrunk):
+class RegNet(LibraryTrunk):
+    section = "config.MODEL.TRUNK.REGNET"
     block_names = r"trunk_output\.[^.]+\.[^.]+"
     vissl_names = (
         (r"^stem\.", "conv1."),
@@ -40,13 +38,13 @@ class RegNet(StepTrunk):
         first: Any = self.stem.stem
         first[0] = with_inputs(first[0], in_chans, by_fan_out)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        stages = tuple(f"res{index}" for index in range(2, 2 + len(self.trunk_output)))
-        self.feature_names = ("conv1", *stages, "avgpool", "flatten")
+        names = (f"trunk_output.{name}" for name in self.trunk_output._modules)
+        stages = {f"res{index}": name for index, name in enumerate(names, start=2)}
+        flat = Feature(("avgpool",), lambda trunk, given, x: given[0].flatten(1))
+        self.begin(named(conv1="stem", **stages, avgpool="avgpool") | {"flatten": flat})
 
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        modules = [self.stem, *self.trunk_output, self.avgpool, partial(torch.flatten, start_dim=1)]
-        steps: list[Step] = list(zip(self.feature_names, modules, strict=True))
-        return self.run_steps(steps, x, wanted)
+    def final_feature(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.avgpool(self.trunk_output(self.stem(x)))).flatten(1)
 
 
 def _build(options: RegNetOptions) -> Any:

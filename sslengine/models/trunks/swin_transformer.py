@@ -8,23 +8,19 @@ A map that windows do not divide is padded to whole windows, and so is one small
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
-from typing import Any, cast
-
-import torch
 from timm.models.swin_transformer import SwinTransformer as TimmSwinTransformer
-from timm.models.swin_transformer import SwinTransformerStage, WindowAttention
-from torch import Tensor, nn
+from timm.models.swin_transformer import WindowAttention
+from torch import nn
 
+from sslengine.models.trunks.library import Feature
 from sslengine.models.trunks.options import SwinTransformerOptions
-from sslengine.models.trunks.patches import patch_grid, set_attention_scale
-from sslengine.models.trunks.steps import Step, StepTrunk
+from sslengine.models.trunks.patches import PatchTrunk, image_arguments, set_attention_scale
 from sslengine.registry import register_trunk
 
 
 @register_trunk("swin_transformer", "swin_transformer_official", options=SwinTransformerOptions)
-class SwinTransformer(StepTrunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk's forward
+class SwinTransformer(PatchTrunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk's forward
+    section = "config.MODEL.TRUNK.SWIN_TRANSFORMER"
     vissl_constants = r"\.(relative_position_index|attn_mask)$"
     # The step from one stage to the next belongs to the first there, to the second here.
     vissl_names = (
@@ -33,43 +29,28 @@ class SwinTransformer(StepTrunk, TimmSwinTransformer):  # type: ignore[misc] # T
     block_names = r"layers\.\d+\.blocks\.\d+"
 
     def __init__(self, options: SwinTransformerOptions, in_chans: int = 3) -> None:
-        super().__init__(in_chans=in_chans, **_timm_arguments(options))
+        super().__init__(
+            in_chans=in_chans,
+            embed_dim=options.EMBED_DIM,
+            depths=tuple(options.DEPTHS),
+            num_heads=tuple(options.NUM_HEADS),
+            window_size=options.WINDOW_SIZE,
+            mlp_ratio=options.MLP_RATIO,
+            strict_img_size=False,
+            **image_arguments(options),
+        )
         self.patch_size = options.PATCH_SIZE
-        self.pos_drop = nn.Dropout(options.DROPOUT_RATE)
-        stages = (f"stage{index}" for index in range(1, 1 + len(options.DEPTHS)))
-        self.feature_names = (*stages, "flatten")
+        # Before the first stage, where others have the step from the one before.
+        self.layers[0].downsample = nn.Dropout(options.DROPOUT_RATE)
+        # Inside, channels come last.
+        table = {
+            f"stage{index + 1}": Feature(
+                (f"layers.{index}",), lambda trunk, given, x: given[0].permute(0, 3, 1, 2)
+            )
+            for index in range(len(options.DEPTHS))
+        }
+        final = Feature(("norm",), lambda trunk, given, x: given[0].mean((1, 2)))
+        self.begin({**table, "flatten": final})
         if options.QK_SCALE:
             attentions = (each for each in self.modules() if isinstance(each, WindowAttention))
             set_attention_scale(attentions, options.QK_SCALE)
-
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        patch_grid(x, self.patch_size, "SWIN_TRANSFORMER")
-        steps: list[Step] = [("", self.patch_embed), ("", self.pos_drop)]
-        stages = cast("list[SwinTransformerStage]", list(self.layers))
-        for name, stage in zip(self.feature_names, stages, strict=False):
-            steps += [("", stage.downsample), (name, stage.blocks)]
-        steps += [("", self.norm), ("flatten", partial(torch.mean, dim=(1, 2)))]
-        found = self.run_steps(steps, x, wanted)
-        # Inside, channels come last.
-        return {
-            name: feature if name == "flatten" else feature.permute(0, 3, 1, 2)
-            for name, feature in found.items()
-        }
-
-
-def _timm_arguments(options: SwinTransformerOptions) -> dict[str, Any]:
-    return {
-        "img_size": options.IMAGE_SIZE,
-        "patch_size": options.PATCH_SIZE,
-        "num_classes": 0,
-        "embed_dim": options.EMBED_DIM,
-        "depths": tuple(options.DEPTHS),
-        "num_heads": tuple(options.NUM_HEADS),
-        "window_size": options.WINDOW_SIZE,
-        "mlp_ratio": options.MLP_RATIO,
-        "qkv_bias": options.QKV_BIAS,
-        "proj_drop_rate": options.DROPOUT_RATE,
-        "attn_drop_rate": options.ATTENTION_DROPOUT_RATE,
-        "drop_path_rate": options.DROP_PATH_RATE,
-        "strict_img_size": False,
-    }

@@ -6,23 +6,18 @@ lastCLS     the class token: the final feature
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
-from typing import Any
-
-import torch
 from timm.models.xcit import Xcit as TimmXcit
 from torch import Tensor
 
-from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.library import Feature, LibraryTrunk
 from sslengine.models.trunks.options import XcitOptions
-from sslengine.models.trunks.steps import Step, run, run_in_parts
+from sslengine.models.trunks.patches import block_arguments, image_arguments
 from sslengine.registry import register_trunk
 
 
 @register_trunk("xcit", "xcit_fsdp", options=XcitOptions)
-class Xcit(Trunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
-    feature_names = ("lastMAP", "lastCLS")
+class Xcit(LibraryTrunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
+    section = "config.MODEL.TRUNK.XCIT"
     block_names = r"(cls_attn_)?blocks\.\d+"
     vissl_names = (
         (r"^pos_embed\.", "pos_embeder."),
@@ -30,59 +25,28 @@ class Xcit(Trunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
     )
 
     def __init__(self, options: XcitOptions, in_chans: int = 3) -> None:
-        super().__init__(in_chans=in_chans, **_timm_arguments(options))
+        super().__init__(
+            in_chans=in_chans,
+            mlp_ratio=options.MLP_RATIO,
+            cls_attn_layers=options.NUM_CLASS_LAYERS,
+            eta=options.ETA,
+            tokens_norm=options.TOKENS_NORM,
+            **image_arguments(options),
+            **block_arguments(options),
+        )
         self.patch_size = options.PATCH_SIZE
-        self.parts = len(self.blocks) + 1 if options.CHECKPOINT_XCA_BLOCK else 0
-        self.class_parts = len(self.cls_attn_blocks) + 2 if options.CHECKPOINT_ATTN_BLOCK else 0
+        self.begin(
+            {
+                "lastMAP": Feature(("norm",), lambda trunk, given, x: trunk.as_map(given[0], x)),
+                "lastCLS": Feature(("norm",), lambda trunk, given, x: given[0][:, 0]),
+            }
+        )
+        layers = {r"blocks\.\d+": options.CHECKPOINT_XCA_BLOCK,
+                  r"cls_attn_blocks\.\d+": options.CHECKPOINT_ATTN_BLOCK}  # fmt: skip
+        if chosen := "|".join(names for names, asked in layers.items() if asked):
+            self.checkpoint_activations(options.NUM_LAYERS + options.NUM_CLASS_LAYERS, chosen)
 
-    def checkpoint_activations(self, parts: int) -> None:
-        self.parts, self.class_parts = parts, 1
-
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        # Each halving rounds up.
-        height, width = (-(-side // self.patch_size) for side in x.shape[-2:])
-        layers: list[Step] = [("", self._embed)]
-        layers += [("", partial(block, H=height, W=width)) for block in self.blocks]
-        class_layers: list[Step] = [("", self._with_class_token)]
-        class_layers += [("", block) for block in self.cls_attn_blocks]
-        tokens = self._run([*layers, ("out", torch.nn.Identity())], x, self.parts)
-        tokens = self._run([*class_layers, ("out", self.norm)], tokens, self.class_parts)
-        patches = tokens[:, 1:].mT
-        return {
-            "lastMAP": patches.reshape(*patches.shape[:2], height, width),
-            "lastCLS": tokens[:, 0],
-        }
-
-    def _run(self, steps: list[Step], x: Tensor, parts: int) -> Tensor:
-        if parts and torch.is_grad_enabled():
-            return run_in_parts(steps, x, ("out",), parts, owner=self)["out"]
-        return run(steps, x, ("out",))["out"]
-
-    def _embed(self, x: Tensor) -> Tensor:
-        patches, grid = self.patch_embed(x)
-        places = self.pos_embed(len(x), *grid).flatten(2).mT
-        embedded: Tensor = self.pos_drop(patches + places)
-        return embedded
-
-    def _with_class_token(self, patches: Tensor) -> Tensor:
-        return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
-
-
-def _timm_arguments(options: XcitOptions) -> dict[str, Any]:
-    return {
-        "img_size": options.IMAGE_SIZE,
-        "patch_size": options.PATCH_SIZE,
-        "num_classes": 0,
-        "embed_dim": options.HIDDEN_DIM,
-        "depth": options.NUM_LAYERS,
-        "cls_attn_layers": options.NUM_CLASS_LAYERS,
-        "num_heads": options.NUM_HEADS,
-        "mlp_ratio": options.MLP_RATIO,
-        "qkv_bias": options.QKV_BIAS,
-        "pos_drop_rate": options.DROPOUT_RATE,
-        "proj_drop_rate": options.DROPOUT_RATE,
-        "attn_drop_rate": options.ATTENTION_DROPOUT_RATE,
-        "drop_path_rate": options.DROP_PATH_RATE,
-        "eta": options.ETA,
-        "tokens_norm": options.TOKENS_NORM,
-    }
+    def as_map(self, tokens: Tensor, x: Tensor) -> Tensor:
+        # Each halving of the images' sides rounds up.
+        grid = (-(-side // self.patch_size) for side in x.shape[-2:])
+        return tokens[:, 1:].mT.reshape(len(tokens), -1, *grid)

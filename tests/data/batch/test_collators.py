@@ -4,6 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
+from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import (
     default_collate,
     ibot_multicrop_masking_collator,
@@ -14,7 +15,6 @@ from sslengine.data.batch.collators import (
     siamese_collator,
     simclr_collator,
 )
-from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.mixing import cutmixup_collator, multicrop_mixup_collator
-from sslengine.data.transforms.pipeline import Sample
 from sslengine.errors import DataError
 from tests.data.test_feed import equal, feed
 

@@ -115,6 +115,22 @@ def test_the_window_is_that_of_when_the_iteration_began() -> None:
     assert list(iterator) == expected
 
 
+def test_a_window_that_follows() -> None:
+    """Also one that comes when the iteration has ended, as a loader that looks ahead sees it."""
+    (sampler,) = shuffled(20, 4, 1)
+    alone = [list(sampler.keys(epoch, range(5))) for epoch in range(3)]
+    sampler.set_window(0, 3)
+    iter(sampler)  # torch makes two, and uses one
+    keys = iter(sampler)
+    sampler.then(1, 0, 5)
+    assert list(keys) == alone[0][3:] + alone[1]
+    sampler.then(2, 0, 2)
+    assert list(keys) == alone[2][:2]
+    sampler.set_window(2, 4)
+    assert list(keys) == []
+    assert list(sampler) == alone[2][4:]
+
+
 def test_keys_carry_the_epoch() -> None:
     (sampler,) = shuffled(6, 2, 1)
     sampler.set_window(9)

@@ -48,7 +48,10 @@ def test_several_sources(root: Path) -> None:
 
 def test_what_its_loader_workers_need_is_named(root: Path) -> None:
     two = dataset(root, DATA_SOURCES=["disk_folder"] * 2, DATA_PATHS=[str(root)] * 2)
-    assert two.worker_modules == ("sslengine.data.plan.pil", "sslengine.data.sources.disk")
+    assert two.worker_modules == (
+        "sslengine.data.augment.backends.pil",
+        "sslengine.data.sources.disk",
+    )
 
 
 def test_a_subset_keeps_images_and_labels_together(root: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torchvision.transforms import Normalize, ToTensor
 
+from sslengine.data.augment.arrival import Arrival
+from sslengine.data.augment.backends.pil import PilBackend
+from sslengine.data.augment.finish import CPU, Finish
 from sslengine.data.loading.device_prefetch import on_device, one_ahead
-from sslengine.data.plan.arrival import Arrival
-from sslengine.data.plan.finish import CPU, Finish
-from sslengine.data.plan.pil import PilBackend
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])

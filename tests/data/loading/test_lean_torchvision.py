@@ -8,11 +8,15 @@ USES = (
     "from torchvision.transforms import ToTensor, RandomResizedCrop\n"
     "from PIL import Image\n"
     "assert ToTensor()(RandomResizedCrop(8)(Image.new('RGB', (20, 20)))).shape == (3, 8, 8)\n"
-    "assert not {'torchvision.models', 'torchvision.ops', 'torch._dynamo'} & {*sys.modules}",
+    "assert not {'torchvision.models.convnext', 'torchvision.ops', 'torch._dynamo'} & {*sys.modules}",
     "import torchvision.transforms, torchvision; torchvision.models.resnet18",
     "import torchvision; torchvision.get_image_backend()\n"
     "boxes, scores = torch.tensor([[0., 0, 1, 1], [0, 0, 1, 1]]), torch.tensor([0.5, 0.9])\n"
     "assert torchvision.ops.nms(boxes, scores, 0.5).tolist() == [1]",
+    "from torchvision.models.resnet import Bottleneck\n"
+    "assert not {'torchvision.models.convnext', 'torchvision.ops', 'torch._dynamo'} & {*sys.modules}\n"
+    "import torchvision.models as models; assert models.convnext_tiny and models.get_model",
+    "from torchvision.models import *; resnet18",
     "from torchvision.transforms import v2; v2.RandomCrop(3)",
 )
 FORK = """

@@ -177,7 +177,7 @@ def test_blocks_are_recomputed_and_what_has_none_says_so(library: str) -> None:
     inside = {"timm": "stages.1.0.conv1_1x1.conv", "torchvision": "stage2.1.branch2.0"}
     assert checks.recomputes(ours, ours.get_submodule(inside[library]))
     with torch.device("meta"):
-        other = trunk(library, "vgg11")
+        other = trunk("torchvision", "vgg11")
     with pytest.raises(ConfigError, match="VGG cannot recompute"):
         other.checkpoint_activations(2)
 

@@ -12,26 +12,24 @@ from torchvision.models.mobilenetv3 import mobilenet_v3_large
 
 from sslengine.errors import ConfigError
 from sslengine.models.heads.mobilenet_v3 import MobileNetV3Head, TimmMobileNetV3Head
-from sslengine.models.trunks.mobilenet_v3 import (
-    MobileNetV3,
-    TimmMobileNetV3,
-    TorchvisionMobileNetV3,
-)
+from sslengine.models.trunks.mobilenet_v3 import TimmMobileNetV3, TorchvisionMobileNetV3
 from sslengine.models.trunks.options import MobileNetOptions
 from sslengine.models.vissl_names import from_vissl, to_vissl
 
 from . import checks
 
-Make = Callable[..., MobileNetV3]
+Make = Callable[..., TimmMobileNetV3 | TorchvisionMobileNetV3]
 BOTH = pytest.mark.parametrize("make", [TorchvisionMobileNetV3, TimmMobileNetV3])
 
 
-def trunk(make: Make, **options: Any) -> MobileNetV3:
+def trunk(make: Make, **options: Any) -> TimmMobileNetV3 | TorchvisionMobileNetV3:
     torch.manual_seed(0)
     return make(MobileNetOptions(**options))
 
 
-def with_statistics(model: MobileNetV3) -> MobileNetV3:
+def with_statistics(
+    model: TimmMobileNetV3 | TorchvisionMobileNetV3,
+) -> TimmMobileNetV3 | TorchvisionMobileNetV3:
     """Of running averages that are not at their first values."""
     with torch.no_grad():
         model.train()(torch.randn(4, 3, 64, 64))
@@ -99,7 +97,9 @@ def test_features(make: Make, trunk_only: bool) -> None:
 
 
 def test_batch_norms() -> None:
-    def settings(model: MobileNetV3) -> set[tuple[float, float | None]]:
+    def settings(
+        model: TimmMobileNetV3 | TorchvisionMobileNetV3,
+    ) -> set[tuple[float, float | None]]:
         norms = (each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d))
         return {(norm.eps, norm.momentum) for norm in norms}
 

@@ -71,7 +71,7 @@ def test_rates_drop_the_same_in_training() -> None:
         outputs.append(each.train()(x))
     torch.testing.assert_close(outputs[0][0], outputs[1])
     dropping = trunk(DROPOUT_RATE=0.4)
-    assert dropping.pos_drop.p == dropping.layers[0].blocks[0].mlp.drop1.p == 0.4
+    assert dropping.layers[0].downsample.p == dropping.layers[0].blocks[0].mlp.drop1.p == 0.4
 
 
 def test_attention_scale() -> None:

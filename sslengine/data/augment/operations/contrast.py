@@ -1,0 +1,57 @@
+"""Contrast: away from the image's mean grey level, or towards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageEnhance
+from torch import Tensor
+
+from sslengine.data.augment.compiling import Array, kernel
+from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operations.brightness import blend_with
+from sslengine.data.augment.operations.luminance import (
+    BLUE,
+    FROM_16_BITS,
+    GREEN,
+    RED,
+    ROUND,
+    blend,
+    each,
+    luminance,
+)
+
+
+@dataclass(frozen=True)
+class Contrast(Operation):
+    factor: float
+
+    def on_pil(self, image: Image.Image) -> Any:
+        return ImageEnhance.Contrast(image).enhance(self.factor)
+
+    def on_planes(self, planes: Planes) -> Planes:
+        blend_with(planes, mean_luminance(planes), self.factor)
+        return planes
+
+    @property
+    def parameter(self) -> float:
+        return self.factor
+
+    @staticmethod
+    def on_device(pixels: Tensor, factors: Tensor, _: int) -> Tensor:
+        grey = luminance(pixels)
+        count = grey[0].numel()
+        mean = (2 * grey.sum((1, 2, 3)) + count) // (2 * count)  # rounded to the nearest
+        return blend(each(mean.float()), pixels, factors)
+
+
+@kernel("int64(uint8[:, :, ::1])")
+def mean_luminance(planes: Array) -> int:
+    red, green, blue = planes[0].reshape(-1), planes[1].reshape(-1), planes[2].reshape(-1)
+    total: Any = np.int64(0)
+    for i in range(red.size):
+        r, g, b = np.float32(red[i]), np.float32(green[i]), np.float32(blue[i])
+        total += np.int64(np.floor((RED * r + GREEN * g + BLUE * b + ROUND) * FROM_16_BITS))
+    return int(total / red.size + 0.5)

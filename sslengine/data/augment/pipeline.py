@@ -1,0 +1,107 @@
+"""The TRANSFORMS list of a split, applied to a sample as VISSL does.
+
+Each transform takes one image and is applied to every image in sample["data"], or to
+those that its `indices` name. What it returns takes the image's place; what else there is, say the
+classes of transform.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sslengine.data.augment.transform import Sample, Transform, kind_of, outdated
+from sslengine.errors import ConfigError, DataError, SSLEngineError
+from sslengine.registry import TRANSFORMS
+
+Change = Callable[[Any], Any]
+
+
+class Pipeline:
+    """All the transforms of a split, in order."""
+
+    def __init__(self, entries: Sequence[Mapping[str, Any]], where: str) -> None:
+        self.steps = [_step(entry, f"{where}.{number}") for number, entry in enumerate(entries)]
+
+    def __call__(self, sample: Sample) -> Sample:
+        for step in self.steps:
+            step(sample)
+        return sample
+
+
+def build_transform(entry: Mapping[str, Any], where: str) -> Change:
+    """The transform that one entry of a TRANSFORMS list names.
+
+    Entries in an argument of its own (`RandomApply`: `transforms: [...]`) are built too.
+    """
+    arguments = {
+        key: _build_nested(value, f"{where}.{key}")
+        for key, value in entry.items()
+        if key not in TRANSFORMS.entry_keys
+    }
+    try:
+        transform: Change = TRANSFORMS.get(TRANSFORMS.name_in(entry, where), where)(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where} ({entry['name']}): {error}") from error
+    if problem := outdated(transform):
+        raise ConfigError(f"{where} ({entry['name']}): {problem}")
+    return transform
+
+
+def _step(entry: Mapping[str, Any], where: str) -> Step:
+    transform = build_transform(entry, where)
+    indices = _indices(entry, where)
+    return Step(f"{where} ({entry['name']})", transform, indices, kind_of(transform))
+
+
+def _build_nested(value: Any, where: str) -> Any:
+    nested = isinstance(value, list) and any(isinstance(e, Mapping) and "name" in e for e in value)
+    if not nested:
+        return value
+    return [build_transform(entry, f"{where}.{number}") for number, entry in enumerate(value)]
+
+
+def _indices(entry: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    indices = entry.get("indices", [])
+    if not isinstance(indices, list) or not all(isinstance(index, int) for index in indices):
+        raise ConfigError(f"{where}.indices: expected a list of numbers, got {indices!r}.")
+    return tuple(indices)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One transform and where it applies."""
+
+    where: str
+    transform: Change
+    indices: tuple[int, ...]  # none: every image
+    kind: type[Transform] = Transform  # of the transform, or of what it stands for
+
+    def __call__(self, sample: Sample) -> None:
+        try:
+            self.kind.through(sample, self.indices, self.transform)
+        except SSLEngineError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{self.where} failed on sample {sample['data_idx'][0]}: "
+                f"{type(error).__name__}: {error}{_why_not_pil(sample['data'])}"
+            ) from error
+
+
+def _why_not_pil(images: Sequence[Any]) -> str:
+    if any(isinstance(image, Tensor) for image in images):
+        return (
+            "\n  Images are tensors here, after ToTensor: it takes transforms of tensors, such as "
+            "torchvision's."
+        )
+    if not any(isinstance(image, np.ndarray) for image in images):
+        return ""
+    return (
+        "\n  Images are arrays here, height x width x channels (IMAGE_MODE: stored). Put ToTensor "
+        "first, and after it transforms that take tensors, such as torchvision's."
+    )

@@ -1,0 +1,107 @@
+"""Which patches of an image a model does not see: blocks, as BEiT and iBOT draw them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sslengine.data.augment.operation import Operation, Size
+from sslengine.data.augment.transform import MakesKeys
+from sslengine.data.augment.view import size_of
+from sslengine.registry import register_transform
+
+# So often a block is tried that has room, before the mask stays as it is.
+ATTEMPTS = 10
+
+
+@register_transform("MaskedImageModeling")
+class MaskedImageModeling(MakesKeys):
+    """Adds `mask` to the sample, for each image: rows x columns of patches, true where hidden.
+
+    The share of hidden patches is drawn around one of the means; blocks are added until it is
+    reached, or none that is left room for is found.
+    """
+
+    def __init__(
+        self,
+        pred_ratio_mean: Sequence[float] = (0.3,),
+        pred_ratio_var: Sequence[float] = (0.0,),
+        patch_size: int = 16,
+        log_aspect_ratio: Sequence[float] = (0.3, 1 / 0.3),
+    ) -> None:
+        """
+        pred_ratio_mean: shares of the patches, of which one is drawn for each image.
+        pred_ratio_var: how far each of them varies to both sides.
+        log_aspect_ratio: the least and greatest height of a block by its width. It is drawn
+            evenly in its logarithm.
+        """
+        if len(pred_ratio_mean) != len(pred_ratio_var) or not pred_ratio_mean:
+            raise ValueError(
+                f"pred_ratio_mean and pred_ratio_var: expected as many of each, got "
+                f"{len(pred_ratio_mean)} and {len(pred_ratio_var)}."
+            )
+        for mean, variation in zip(pred_ratio_mean, pred_ratio_var):
+            if not 0 <= variation <= mean <= 1 - variation:
+                raise ValueError(
+                    f"pred_ratio_mean, pred_ratio_var: expected shares between 0 and 1, got "
+                    f"{mean} - {variation} to {mean} + {variation}."
+                )
+        low, high = log_aspect_ratio
+        if patch_size < 1 or not 0 < low <= high:
+            raise ValueError(
+                f"expected a patch_size of 1 or more and two aspect ratios in order, got "
+                f"{patch_size} and {log_aspect_ratio}."
+            )
+        self.ratios = list(zip(pred_ratio_mean, pred_ratio_var))
+        self.patch_size = patch_size
+        self.aspects = (low, high)
+
+    def __call__(self, image: Any) -> dict[str, Any]:
+        size = image.shape[-2:] if isinstance(image, Tensor) else size_of(image)
+        return {**self.draw((size[0], size[1])), "data": image}
+
+    def on_bytes(self, pixels: Tensor) -> dict[str, Any]:
+        return self(pixels)
+
+    def draw(self, size: Size) -> dict[str, Any]:
+        rows, columns = (side // self.patch_size for side in size)
+        mean, variation = random.choice(self.ratios)
+        share = random.uniform(mean - variation, mean + variation) if variation else mean
+        mask = block_mask(rows, columns, share * rows * columns, self.aspects)
+        nothing: list[Operation] = []
+        return {"data": nothing, "mask": torch.from_numpy(mask)}
+
+
+def block_mask(
+    rows: int, columns: int, wanted: float, aspects: tuple[float, float]
+) -> NDArray[np.bool_]:
+    """Blocks that hide so many patches, or somewhat fewer."""
+    mask = np.zeros((rows, columns), dtype=bool)
+    while (room := wanted - mask.sum()) > 0 and _add_block(mask, room, aspects):
+        pass
+    return mask
+
+
+def _add_block(mask: NDArray[np.bool_], room: float, aspects: tuple[float, float]) -> bool:
+    """Hide a block of at most so many more patches; False if none is found."""
+    rows, columns = mask.shape
+    least = (min(rows, columns) // 3) ** 2
+    for _ in range(ATTEMPTS):
+        area = random.uniform(least, room)
+        aspect = math.exp(random.uniform(*map(math.log, aspects)))
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if height >= rows or width >= columns:
+            continue
+        top, left = random.randint(0, rows - height), random.randint(0, columns - width)
+        block = mask[top : top + height, left : left + width]
+        if 0 < block.size - block.sum() <= room:
+            block[:] = True
+            return True
+    return False

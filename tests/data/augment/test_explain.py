@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.data.augment.backends.base import build_backend
+from sslengine.data.augment.explain import (
+    DRAWN,
+    FALLS_BACK,
+    LATER,
+    ON_BYTES,
+    ON_LABELS,
+    ON_TENSORS,
+    PIXELS,
+    explain,
+    why_floats,
+)
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.plan import Plan
+from sslengine.data.batch.collators import image_keys
+from sslengine.registry import COLLATORS
+from tests.data.augment.lists import (
+    COLOUR,
+    CROP,
+    FLIP,
+    LISTS,
+    MASK,
+    NORMALIZE,
+    PATCHES,
+    TENSOR,
+    Entries,
+    own,
+)
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+BY_NAME = {path.relative_to(CONFIGS).as_posix(): path for path in CONFIGS.rglob("*.yaml")}
+# All else is drawn, and leaves the workers as uint8.
+CUT_FROM_BYTES = {"ImgPatchesFromTensor", "ShuffleImgPatches"}
+
+
+def planned(entries: Entries, keys: tuple[str, ...] = ("data",)) -> Plan:
+    return Plan(Pipeline(entries, "T"), build_backend("pil"), keys)
+
+
+def name_of(where: str) -> str:
+    return where.partition("(")[2].rstrip(")").rpartition(":")[2]
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_what_falls_back_in_the_configs_that_ship(name: str) -> None:
+    said = yaml.safe_load(BY_NAME[name].read_text())
+    data: Any = said.get("config", {}).get("DATA", {})
+    for split in data.values():
+        if isinstance(split, dict) and "TRANSFORMS" in split:
+            keys = image_keys(COLLATORS.get(split.get("COLLATE_FUNCTION", "default_collate")))
+            # A jigsaw of a thousand permutations takes long to make.
+            entries = [
+                {**entry, "num_perms": 4} if "num_perms" in entry else entry
+                for entry in split["TRANSFORMS"]
+            ]
+            for part in explain(planned(entries, keys)):
+                cut = name_of(part.where) in CUT_FROM_BYTES
+                assert part.what in ((ON_BYTES,) if cut else (DRAWN, LATER)), part
+
+
+def told(entries: Entries, keys: tuple[str, ...] = ("data",)) -> list[tuple[str, int | None]]:
+    return [(part.what, part.segment) for part in explain(planned(entries, keys))]
+
+
+def test_a_users_transform_ends_a_segment() -> None:
+    entries = [CROP, own("Posterize"), FLIP, COLOUR, *TENSOR]
+    assert told(entries) == [
+        (DRAWN, 1),
+        (FALLS_BACK, 1),
+        (DRAWN, 2),
+        (DRAWN, 2),
+        (LATER, None),
+        (LATER, None),
+    ]
+
+
+def test_a_tensor_in_the_middle() -> None:
+    assert told(LISTS["a tensor in the middle"], ()) == [
+        (DRAWN, 1),
+        (PIXELS, 1),
+        (ON_TENSORS, None),
+        (ON_TENSORS, None),
+        (DRAWN, 2),
+        (DRAWN, 2),
+        (PIXELS, 2),
+        (ON_TENSORS, None),
+    ]
+
+
+LABEL = {"name": "OneHotEncode"}
+
+
+def test_what_moves_pixels_or_takes_labels_stands_in_its_place() -> None:
+    """A mask is drawn for a size; behind patches, for theirs."""
+    entries = [CROP, LABEL, {"name": "ToTensor"}, MASK, NORMALIZE, PATCHES, MASK, LABEL]
+    assert told(entries) == [
+        (DRAWN, 1),
+        (ON_LABELS, None),
+        (LATER, None),
+        (DRAWN, 1),
+        (LATER, None),
+        *[(ON_BYTES, None)] * 2,
+        (ON_LABELS, None),
+    ]
+
+
+def test_what_is_packed_below_pixels_is_not_cut() -> None:
+    pipeline = Pipeline([CROP, *TENSOR, MASK, PATCHES], "T")
+    parts = explain(Plan(pipeline, build_backend("device"), ("data",)))
+    assert [part.what for part in parts] == [DRAWN, PIXELS, *[ON_TENSORS] * 3]
+    assert why_floats(pipeline.steps, ("data",)).startswith("T.3 (Masked")
+    parts = explain(Plan(Pipeline([CROP, *TENSOR, MASK], "T"), build_backend("device"), ("data",)))
+    assert [part.what for part in parts] == [DRAWN, LATER, LATER, DRAWN]
+
+
+def test_why_a_transform_is_not_drawn() -> None:
+    entries = [
+        own("Posterize"),
+        own("OtherFlip"),
+        {"name": "RandomCrop", "size": 9, "padding": 2},
+        {"name": "RandomApply", "transforms": [FLIP, own("Posterize")]},
+    ]
+    assert [part.why for part in explain(planned(entries))] == [
+        "it has no draw",
+        "its class changes one that the plan knows, and has no draw of its own",
+        "with these arguments the plan does not know it",
+        "it applies Posterize: it has no draw",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entries", "keys", "why"),
+    [
+        ([CROP], ("data",), "no ToTensor is among the TRANSFORMS"),
+        ([CROP, *TENSOR], (), "the collator does not say that it only moves images"),
+        (LISTS["normalized by indices"], ("data",), "T.3 (Normalize) is for some images only"),
+        ([{"name": "ToTensor", "indices": [0]}], ("data",), "T.0 (ToTensor) is for some images"),
+        (LISTS["after normalize"], ("data",), "T.3 (RandomErasing) follows ToTensor"),
+        ([CROP, *TENSOR, {**NORMALIZE, "std": [0.0]}], ("data",), "T.3 (Normalize) follows"),
+        (
+            [CROP, *TENSOR, MASK, LABEL, own("Noise")],
+            ("data",),
+            "T.5 (tests.data.augment.lists:Noise)",
+        ),
+    ],
+)
+def test_why_floats_leave_the_worker(entries: Entries, keys: tuple[str, ...], why: str) -> None:
+    pipeline = Pipeline(entries, "T")
+    assert not planned(entries, keys).cut.waits
+    assert why_floats(pipeline.steps, keys).startswith(why)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torchvision.transforms import Compose, Normalize, ToPILImage, ToTensor
+
+from sslengine.data.augment.finish import CPU, Finish, can_be_put_off, is_uint8
+from sslengine.data.augment.transforms.conversion import ImgPilToRawTensor, ImgToTensor
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Each value in each channel, beside others.
+PIXELS = torch.stack([torch.arange(256).roll(turn).view(16, 16) for turn in (0, 80, 160)]).byte()
+
+
+@pytest.mark.parametrize("conversion", [ToTensor(), ImgToTensor(), ImgPilToRawTensor()])
+@pytest.mark.parametrize(
+    "normalizations",
+    [[], [Normalize(MEAN, STD)], [Normalize([0.5], [0.3]), Normalize(MEAN, STD, inplace=True)]],
+)
+def test_to_the_bit_as_torchvision_for_all_values(
+    conversion: Any, normalizations: list[Normalize]
+) -> None:
+    expected = Compose([ToPILImage(), conversion, *normalizations])(PIXELS)
+    finish = pickle.loads(pickle.dumps(Finish(conversion, normalizations))).on(CPU)
+    before = PIXELS.clone()
+    torch.testing.assert_close(finish(PIXELS), expected, rtol=0, atol=0)
+    batch = PIXELS.expand(5, 2, 3, 16, 16)
+    torch.testing.assert_close(finish(batch), expected.expand(5, 2, 3, 16, 16), rtol=0, atol=0)
+    assert torch.equal(PIXELS, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_to_the_bit_on_a_gpu() -> None:
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)])
+    on_gpu = finish.on(torch.device("cuda"))(PIXELS.cuda()).cpu()
+    assert torch.equal(on_gpu, finish.on(CPU)(PIXELS))
+
+
+class Mine(Normalize):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (Normalize(MEAN, STD), True),
+        (Normalize([0.5], [0.5]), True),
+        (Normalize(MEAN, (0.1, 0.0, 0.1)), False),
+        (Normalize((0.1, 0.2), (0.1, 0.2)), False),
+        (Mine(MEAN, STD), False),
+        (ToTensor(), False),
+    ],
+)
+def test_only_what_cannot_fail_is_put_off(transform: Any, expected: bool) -> None:
+    assert can_be_put_off(transform) is expected
+
+
+def test_bytes_are_told_from_floats() -> None:
+    assert is_uint8(PIXELS)
+    assert not is_uint8(PIXELS.float())
+    assert not is_uint8([PIXELS])

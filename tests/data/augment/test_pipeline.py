@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision import transforms
+
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import MakesLabel, MakesViews, Sample, TakesAll
+from sslengine.errors import ConfigError, DataError, UnknownNameError
+from tests.data.pictures import picture
+
+HERE = "tests.data.augment.test_pipeline"
+
+
+class Add:
+    def __init__(self, amount: int = 1) -> None:
+        self.amount = amount
+
+    def __call__(self, value: int) -> int:
+        return value + self.amount
+
+
+class Twice(MakesViews):
+    def __call__(self, value: int) -> list[int]:
+        return [value, value + 1000]
+
+
+class Reverse(TakesAll):
+    def __call__(self, values: list[int]) -> tuple[int, ...]:
+        return tuple(reversed(values))
+
+
+class Parity(MakesLabel):
+    def __call__(self, value: int) -> tuple[int, str]:
+        return value, "odd" if value % 2 else "even"
+
+
+class Mask:
+    def __call__(self, value: int) -> dict[str, int]:
+        return {"data": value, "mask": -value}
+
+
+def sample() -> Sample:
+    return {"data": [10, 20], "data_valid": [1, -1], "data_idx": [3, 3], "label": ["a", "b"]}
+
+
+def run(*entries: dict[str, Any]) -> Sample:
+    named = [{**entry, "name": f"{HERE}:{entry['name']}"} for entry in entries]
+    return Pipeline(named, "config.DATA.TRAIN.TRANSFORMS")(sample())
+
+
+def test_every_image_in_turn() -> None:
+    assert run({"name": "Add"}, {"name": "Add", "amount": 5}) == {**sample(), "data": [16, 26]}
+
+
+def test_indices() -> None:
+    assert run({"name": "Add", "indices": [1]})["data"] == [10, 21]
+    assert run({"name": "Add", "indices": []})["data"] == [11, 21]
+
+
+def test_views_take_the_place_of_their_image() -> None:
+    assert run({"name": "Twice"}) == {
+        "data": [10, 1010, 20, 1020],
+        "data_valid": [1, 1, -1, -1],
+        "data_idx": [3, 3, 3, 3],
+        "label": ["a", "a", "b", "b"],
+    }
+    partly = run({"name": "Twice", "indices": [1]})
+    assert partly["data"] == [10, 20, 1020]
+    assert partly["label"] == ["a", "b", "b"]
+
+
+def test_transforms_that_take_all_or_make_labels_or_keys() -> None:
+    assert run({"name": "Reverse"})["data"] == [20, 10]
+    assert run({"name": "Add", "indices": [1]}, {"name": "Parity"})["label"] == ["even", "odd"]
+    masked = run({"name": "Twice"}, {"name": "Mask", "indices": [0, 2]})
+    assert masked["data"] == [10, 1010, 20, 1020]
+    assert masked["mask"] == [-10, -20]
+
+
+def test_torchvision_by_name_with_arguments_as_yaml_has_them() -> None:
+    entries = [
+        {"name": "RandomResizedCrop", "size": 16, "scale": [0.5, 1.0], "interpolation": 3},
+        {"name": "RandomHorizontalFlip", "p": 0.5},
+        {"name": "RandomApply", "p": 0.5, "transforms": [{"name": "ColorJitter", "hue": 0.1}]},
+        {"name": "ToTensor"},
+        {"name": "RandomErasing", "scale": [0.02, 0.3], "p": 1.0},
+        {"name": "Normalize", "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.2]},
+    ]
+    bicubic = transforms.InterpolationMode.BICUBIC
+    oracle = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(16, (0.5, 1.0), interpolation=bicubic),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomApply([transforms.ColorJitter(hue=0.1)]),
+            transforms.ToTensor(),
+            transforms.RandomErasing(1.0, (0.02, 0.3)),
+            transforms.Normalize((0.4, 0.5, 0.6), (0.2, 0.2, 0.2)),
+        ]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipeline = Pipeline(entries, "here")
+        for number in range(10):
+            image = picture(number, side=32)
+            torch.manual_seed(number)
+            expected = oracle(image)
+            torch.manual_seed(number)
+            got = pipeline({"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]})
+            torch.testing.assert_close(got["data"][0], expected, rtol=0, atol=0)
+
+
+def test_bad_arguments_are_told_with_their_place() -> None:
+    where = "config.DATA.TEST.TRANSFORMS"
+    with pytest.raises(ConfigError, match=r"TRANSFORMS.1 \(ImgReplicatePil\): num_times: expected"):
+        Pipeline([{"name": "ToTensor"}, {"name": "ImgReplicatePil", "num_times": 0}], where)
+    with pytest.raises(ConfigError, match=r"TRANSFORMS.0 \(ColorJitter\): .*hue"):
+        Pipeline([{"name": "ColorJitter", "hue": 0.7}], where)
+    with pytest.raises(
+        ConfigError, match=r"TRANSFORMS.0.indices: expected a list of numbers, got 0"
+    ):
+        Pipeline([{"name": "ToTensor", "indices": 0}], where)
+    with pytest.raises(UnknownNameError, match=r"TRANSFORMS.0.transforms.0: .*'ColorJittr'"):
+        Pipeline([{"name": "RandomApply", "transforms": [{"name": "ColorJittr"}]}], where)
+
+
+def test_a_failure_names_the_transform_and_the_sample() -> None:
+    pipeline = Pipeline([{"name": "ToTensor"}], "here")
+    broken = {**sample(), "data": [np.zeros((1, 1, 2, 2)), 0]}
+    with pytest.raises(DataError, match=r"here.0 \(ToTensor\) failed on sample 3: ValueError: pic"):
+        pipeline(broken)

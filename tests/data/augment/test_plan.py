@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pickle
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sslengine.data.augment.backends.base import build_backend
+from sslengine.data.augment.explain import DRAWN, explain
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.plan import Plan
+from sslengine.data.augment.transform import Sample
+from sslengine.data.batch.collators import (
+    ibot_multicrop_masking_collator,
+    image_keys,
+    moco_collator,
+    multicrop_collator,
+    patch_and_image_collator,
+    siamese_collator,
+    simclr_collator,
+)
+from sslengine.data.loading.seeding import seed_sample
+from sslengine.registry import TRANSFORMS
+from tests.data.augment.lists import COLOUR, CROP, LISTS, TENSOR, TWO
+from tests.data.augment.photos import photo
+
+CPU = torch.device("cpu")
+WHERE = "config.DATA.TRAIN.TRANSFORMS"
+
+
+def fresh(number: int, sources: int = 1) -> Sample:
+    return {
+        "data": [photo(number + 1000 * source) for source in range(sources)],
+        "data_valid": [1] * sources,
+        "data_idx": [number] * sources,
+        "label": [number % 3] * sources,
+    }
+
+
+def streams() -> list[Any]:
+    return [random.random(), np.random.rand(), float(torch.rand(1))]  # noqa: NPY002
+
+
+def run(transform: Any, number: int, sources: int = 1) -> tuple[Sample, list[Any]]:
+    seed_sample(5, (0, number))
+    return transform(fresh(number, sources)), streams()
+
+
+def expect_same(got: Any, expected: Any) -> None:
+    assert type(got) is type(expected)
+    if isinstance(expected, Tensor):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    elif isinstance(expected, Image.Image):
+        assert (np.asarray(got) == np.asarray(expected)).all()
+    elif isinstance(expected, dict):
+        assert got.keys() == expected.keys()
+        for key in expected:
+            expect_same(got[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected):
+            expect_same(one, other)
+    else:
+        assert got == expected
+
+
+CASES = [(name, 1) for name in LISTS] + [("simclr", 2), ("pirl", 2), ("a user's in the middle", 2)]
+
+
+@pytest.mark.parametrize(("name", "sources"), CASES)
+def test_the_plan_makes_what_the_list_makes(name: str, sources: int) -> None:
+    """Sample by sample, and all three streams end where they end with the list."""
+    pipeline = Pipeline(LISTS[name], WHERE)
+    plan = pickle.loads(pickle.dumps(Plan(pipeline, build_backend("pil"))))
+    for number in range(8):
+        got, ends = run(plan, number, sources)
+        expected, expected_ends = run(pipeline, number, sources)
+        assert ends == expected_ends
+        expect_same(got, expected)
+
+
+def samples(transform: Any, count: int = 12) -> list[Sample]:
+    return [run(transform, number)[0] for number in range(count)]
+
+
+def finished(plan: Plan, batch: Any) -> Any:
+    arrival = plan.arrival(CPU)
+    return batch if arrival is None else arrival.on_device(arrival.on_host(batch))
+
+
+COLLATORS = {
+    "moco": moco_collator,
+    "pirl": patch_and_image_collator,
+    "jigsaw": siamese_collator,
+    "ibot": ibot_multicrop_masking_collator,
+    "simclr": simclr_collator,
+    "a user's in the middle": simclr_collator,
+}
+TENSORS = [name for name in LISTS if name not in ("images", "empty")]
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_batch_that_has_arrived_is_the_lists_batch(name: str) -> None:
+    pipeline = Pipeline(LISTS[name], WHERE)
+    collate: Any = COLLATORS.get(name, multicrop_collator)
+    plan = Plan(pipeline, build_backend("pil"), image_keys(collate))
+    made = samples(plan)
+    plan.settle(made)
+    expect_same(finished(plan, collate(made)), collate(samples(pipeline)))
+
+
+@pytest.mark.parametrize("name", ["simclr", "floats of one's own", "jigsaw", "ibot"])
+def test_a_sample_that_is_looked_at_by_itself_is_finished(name: str) -> None:
+    pipeline = Pipeline(LISTS[name], WHERE)
+    plan = Plan(pipeline, build_backend("pil"), ("data",))
+    expect_same([plan.finished(sample) for sample in samples(plan)], samples(pipeline))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("simclr", torch.uint8),
+        ("pirl", torch.uint8),
+        ("a user's in the middle", torch.uint8),
+        ("raw values", torch.uint8),
+        ("twice normalized", torch.uint8),
+        ("normalized by indices", torch.float32),
+        ("after normalize", torch.float32),
+        ("rotation", torch.uint8),
+        ("jigsaw", torch.uint8),
+        ("ibot", torch.uint8),
+    ],
+)
+def test_images_leave_the_worker_as_bytes_where_the_list_ends_in_to_tensor(
+    name: str, dtype: torch.dtype
+) -> None:
+    pipeline = Pipeline(LISTS[name], WHERE)
+    made = samples(Plan(pipeline, build_backend("pil"), ("data",)))
+    assert {image.dtype for sample in made for image in sample["data"]} == {dtype}
+    made = samples(Plan(pipeline, build_backend("pil")))
+    assert {image.dtype for sample in made for image in sample["data"]} == {torch.float32}
+
+
+def test_where_some_images_are_floats_of_ones_own_all_of_the_batch_are() -> None:
+    plan = Plan(Pipeline(LISTS["floats of one's own"], WHERE), build_backend("pil"), ("data",))
+    made = samples(plan)
+    types = [sample["data"][0].dtype for sample in made]
+    assert set(types) == {torch.uint8, torch.float32}
+    plan.settle(made)
+    assert {sample["data"][0].dtype for sample in made} == {torch.float32}
+
+
+def test_the_transform_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/augmentation.md has one with a draw: with it nothing falls back."""
+    monkeypatch.setattr(TRANSFORMS, "_things", dict(TRANSFORMS._things))
+    text = (Path(__file__).resolve().parents[3] / "docs" / "augmentation.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(code, {"__name__": __name__})
+    pipeline = Pipeline([TWO, CROP, {"name": "SomeMedian"}, COLOUR, *TENSOR], WHERE)
+    plan = Plan(pipeline, build_backend("pil"))
+    assert [part.what for part in explain(plan)[:4]] == [DRAWN] * 4
+    for number in range(4):
+        expect_same(run(plan, number), run(pipeline, number))

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""All that there is to learn of this engine on a GPU, in one command and one report.
+
+    make gpu                                        or, with packages from a folder: WHEELS=DIR
+    python tools/gpu_report.py --out docs/gpu       with the packages that are installed
+
+It runs tests/gpu, then tools/perf_measurement/bench_gpu.py, and writes `<card>-<date>.md` and
+`.json` into the folder. Each part has a time limit, and the report is written after each part.
+
+`--device cpu --tiny` tries the command itself where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "perf_measurement"))
+import bench_gpu
+
+ROOT = Path(__file__).resolve().parents[1]
+MINUTES = {"tests": 4.0, "bench": 4.0}
+
+
+@dataclass
+class Report:
+    machine: dict[str, str]
+    tests: dict[str, Any] = field(default_factory=dict)
+    bench: dict[str, Any] = field(default_factory=dict)
+
+    def name(self) -> str:
+        card = re.sub(r"\W+", "-", self.machine["card"]).strip("-").lower()
+        return f"{card}-{self.machine['date']}"
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / self.name()
+        path.with_suffix(".json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+        path.with_suffix(".md").write_text(self.markdown())
+
+    def markdown(self) -> str:
+        facts = ", ".join(f"{key} {value}" for key, value in self.machine.items())
+        parts = [f"# {self.machine['card']}", f"`python tools/gpu_report.py`: {facts}."]
+        if self.tests:
+            counts = ", ".join(
+                f"{self.tests[key]} {key}" for key in ("passed", "failed", "skipped")
+            )
+            parts.append(f"## Tests\n\n`tests/gpu`: {counts}{self.tests['end']}.")
+            parts += [f"- `{name}`: {why}" for name, why in self.tests["failures"].items()]
+        for title, rows in self.bench.items():
+            parts.append(f"## {title}\n\n{bench_gpu.table(rows)}")
+        return "\n\n".join(parts) + "\n"
+
+
+def machine(device: str) -> dict[str, str]:
+    on_gpu = device.startswith("cuda")
+    return {
+        "card": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "CUDA": str(torch.version.cuda if on_gpu else None),
+        "python": sys.version.split()[0],
+    }
+
+
+def run_tests(given: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.xml"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "gpu",
+            f"--junitxml={results}",
+            "tests/gpu",
+        ]
+        if given.tiny:
+            command += ["-k", "test_a_step_waits_for_nothing and simsiam"]
+        end = _within(command, MINUTES["tests"] * given.patience, _environment(given))
+        return _counted(results) | {"end": end}
+
+
+def _environment(given: argparse.Namespace) -> dict[str, str]:
+    ours = {"SSLENGINE_GPU_TESTS": given.device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, **ours, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _within(command: list[str], minutes: float, environment: dict[str, str]) -> str:
+    """How it ended, where that is worth a word."""
+    try:
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            timeout=60 * minutes,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"; stopped after {minutes:g} minutes"
+    return ""
+
+
+def _counted(results: Path) -> dict[str, Any]:
+    """Of a JUnit file. pytest writes it at its end: a run that was stopped has none."""
+    counts: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "failures": {}}
+    if not results.exists():
+        return counts
+    for case in ElementTree.parse(results).iter("testcase"):
+        problem = next((each for each in case if each.tag in ("failure", "error")), None)
+        if problem is not None:
+            counts["failed"] += 1
+            first = (problem.get("message") or "").strip().splitlines()
+            counts["failures"][case.get("name")] = first[0] if first else problem.tag
+        elif case.find("skipped") is not None:
+            counts["skipped"] += 1
+        else:
+            counts["passed"] += 1
+    return counts
+
+
+def run_bench(given: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "bench.json"
+        command = [sys.executable, bench_gpu.__file__, "--device", given.device, "--out", str(out)]
+        command += ["--tiny", "--case", "simclr"] if given.tiny else []
+        _within(command, MINUTES["bench"] * given.patience, _environment(given))
+        return json.loads(out.read_text()) if out.exists() else {}
+
+
+def main(arguments: list[str] | None = None) -> Report:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--only", choices=MINUTES, nargs="+", default=list(MINUTES))
+    parser.add_argument("--patience", type=float, default=1.0, help="times the usual limits")
+    parser.add_argument("--tiny", action="store_true", help="a little of each part")
+    given = parser.parse_args(arguments)
+    if given.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("torch sees no CUDA device here. --device cpu --tiny tries the command.")
+    report = Report(machine(given.device))
+    for part, run in {"tests": run_tests, "bench": run_bench}.items():
+        if part in given.only:
+            setattr(report, part, run(given))
+            report.write(given.out)
+    print(report.markdown())
+    return report
+
+
+if __name__ == "__main__":
+    main()

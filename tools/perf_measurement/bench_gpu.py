@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""Images a second on a GPU: methods at 224 pixels, and what each switch brings.
+
+    python tools/perf_measurement/bench_gpu.py --out gpu.json         all of it, some minutes
+    python tools/perf_measurement/bench_gpu.py --case simclr --batch 256
+
+SimCLR and MoCo with a ResNet-50, DINO and MAE with a ViT-S/16, in bfloat16 and channels-last: our
+step on a batch in the GPU's memory, the same from JPEG files by loader workers, and for SimCLR a
+loop written by hand (and lightly's loss in it, where lightly is installed). For each: images and
+milliseconds a step, the launches of a step, peak memory, the operations that torch counts and their
+share of the peak that --tflops names (MFU). Then SimCLR with one switch changed at a time.
+
+Contestants take turns, and the median of the rounds counts. `--device cpu --tiny` tries the tool
+itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_data import make_images
+
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.config.resolve import resolve
+from sslengine.optim.lars import LARS
+from sslengine.registry import TASKS
+from sslengine.services.order import Services
+
+CASES = {
+    "simclr": "pretrain/simclr/simclr_64gpu_resnet50",
+    "moco": "pretrain/moco/moco_1node_resnet50",
+    "dino": "pretrain/dino/dino_16gpu_vits16",
+    "mae": "pretrain/mae/mae_64gpu_vitl16",
+}
+MAE_SMALL = [
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=384",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_HEADS=6",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=12",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=1536",
+]
+BF16 = {
+    "MODEL.AMP_PARAMS.USE_AMP": "true",
+    "MODEL.AMP_PARAMS.AMP_TYPE": "pytorch",
+    "MODEL.AMP_PARAMS.AMP_DTYPE": "bfloat16",
+}
+# The switches: what is changed for a row of the ablation.
+SWITCHES: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "float32, TF32": {"MODEL.AMP_PARAMS.USE_AMP": "false"},
+    "float16": {"MODEL.AMP_PARAMS.AMP_DTYPE": "float16"},
+    "rows, not channels, last": {"MODEL.CHANNELS_LAST": "false"},
+    "compiled": {"MODEL.COMPILE.USE_COMPILE": "true"},
+}
+WARM_UP = 5  # steps that are not counted
+TURN = 10
+
+
+Rows = list[dict[str, Any]]
+
+
+class Ours:
+    """The engine on one batch, again and again."""
+
+    def __init__(self, case: str, given: argparse.Namespace, changed: Mapping[str, str]) -> None:
+        self.device = torch.device(given.device)
+        words = [f"config={CASES[case]}", *_sizes(case, given)]
+        words += [f"config.{key}={value}" for key, value in {**BF16, **changed}.items()]
+        config = resolve(words).config
+        folder = Path(tempfile.mkdtemp(prefix="bench_gpu_"))
+        self.task = TASKS.get(config.TRAINER.TASK_NAME)(
+            config, folder, self.device, hooks=[], services=Services()
+        )
+        self.task.prepare()
+        self.task.on_start()
+        self.task.start_phase()
+        self.task.on_phase_start()
+        if not given.jpegs:
+            batch = self.task.next_batch()
+            self.task.next_batch = lambda: batch
+
+    def step(self) -> None:
+        if not self.task.steps_left():
+            self.task.on_phase_end()
+            self.task.start_phase()
+            self.task.on_phase_start()
+        self.task.step()
+
+
+def _sizes(case: str, given: argparse.Namespace) -> list[str]:
+    """A published recipe on one device: its network, views and loss."""
+    values = {
+        "MACHINE.DEVICE": given.device.split(":")[0].replace("cuda", "gpu"),
+        "DISTRIBUTED.NUM_NODES": 1,
+        "DISTRIBUTED.NUM_PROC_PER_NODE": 1,
+        "DISTRIBUTED.BACKEND": "gloo",
+        "MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN": "false",
+        "OPTIMIZER.num_iterations": 100_000,
+        "LOG_FREQUENCY": 1_000_000,
+        "DATA.TRAIN.BATCHSIZE_PER_REPLICA": given.batch,
+        "DATA.NUM_DATALOADER_WORKERS": given.workers if given.jpegs else 0,
+        "DATA.TRAIN.DATA_SOURCES": "[disk_folder]" if given.jpegs else "[synthetic]",
+        "DATA.TRAIN.DATA_PATHS": f"[{given.jpegs}]" if given.jpegs else "[]",
+        "DATA.TRAIN.DATASET_NAMES": "[]",
+        "DATA.TRAIN.DATA_LIMIT": -1 if given.jpegs else 100_000 * given.batch,
+    }
+    words = [f"config.{key}={value}" for key, value in values.items()]
+    return [*words, *(MAE_SMALL if case == "mae" else ()), *given.set]
+
+
+class ByHand:
+    """SimCLR in plain PyTorch: torchvision's network, autocast, one backward, our LARS."""
+
+    def __init__(self, given: argparse.Namespace, loss: Callable[[Tensor], Tensor]) -> None:
+        from torchvision.models import resnet50
+
+        trunk = resnet50(num_classes=1)
+        trunk.fc = nn.Identity()
+        head = nn.Sequential(
+            nn.Linear(2048, 2048, bias=False), nn.BatchNorm1d(2048), nn.ReLU(inplace=True),
+            nn.Linear(2048, 128, bias=False), nn.BatchNorm1d(128),
+        )  # fmt: skip
+        self.device, self.loss = torch.device(given.device), loss
+        self.model = nn.Sequential(trunk, head).to(self.device, memory_format=torch.channels_last)
+        self.optimizer = LARS(self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-6)
+        side = 32 if given.tiny else 224
+        views = torch.randn(2 * given.batch, 3, side, side, device=self.device)
+        self.views = views.to(memory_format=torch.channels_last)
+
+    def step(self) -> None:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            output = self.model(self.views)
+        loss = self.loss(output.float())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def _plain_loss(output: Tensor) -> Tensor:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from plain_train import simclr_loss
+
+    return simclr_loss(output, 0.1)
+
+
+def _lightlys_loss() -> Callable[[Tensor], Tensor] | None:
+    try:
+        from lightly.loss import NTXentLoss
+    except ImportError:
+        return None
+    criterion = NTXentLoss(temperature=0.1)
+    return lambda output: criterion(*output.chunk(2))  # type: ignore[no-any-return]
+
+
+# ---- measuring
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(contestant: Any, steps: int) -> float:
+    _wait(contestant.device)
+    began = time.perf_counter()
+    for _ in range(steps):
+        contestant.step()
+    _wait(contestant.device)
+    return (time.perf_counter() - began) / steps
+
+
+def launches(contestant: Any) -> int | None:
+    """Kernels and copies that a step starts."""
+    if contestant.device.type != "cuda":
+        return None
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        contestant.step()
+        _wait(contestant.device)
+    starts = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cudaMemcpyAsync")
+    return sum(event.count for event in profile.key_averages() if event.key in starts)
+
+
+def facts(contestant: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """Of one step, beside its time."""
+    for _ in range(WARM_UP):
+        contestant.step()
+    found: dict[str, Any] = {"launches": launches(contestant)}
+    with FlopCounterMode(display=False) as counter:
+        contestant.step()
+    found["tflop"] = counter.get_total_flops() / 1e12
+    if contestant.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        contestant.step()
+        found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return found
+
+
+def race(makers: Mapping[str, Callable[[], Any]], given: argparse.Namespace) -> Rows:
+    """A row for each, in the order given."""
+    contestants = {name: make() for name, make in makers.items()}
+    rows = {name: facts(each, given) for name, each in contestants.items()}
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(given.rounds):
+        for name, each in contestants.items():
+            times[name].append(seconds(each, given.turn))
+    for name, row in rows.items():
+        step = statistics.median(times[name])
+        row |= {"name": name, "batch": given.batch, "ms": 1e3 * step}
+        row["images_per_s"] = given.batch / step
+        row["ms_range"] = [1e3 * min(times[name]), 1e3 * max(times[name])]
+        row["mfu"] = row["tflop"] / step / given.tflops
+    return list(rows.values())
+
+
+def _jpegs(folder: Path, count: int) -> str:
+    (folder / "images").mkdir()
+    few = make_images(min(count, 64))
+    for number in range(count):
+        (folder / "images" / f"{number:05}.jpg").write_bytes(few[number % len(few)])
+    return str(folder)
+
+
+def from_files(case: str, given: argparse.Namespace) -> Rows:
+    """With loader workers, each back-end of augmentation."""
+    with tempfile.TemporaryDirectory() as folder:
+        count = 2 * given.batch if given.tiny else 8192
+        files = argparse.Namespace(**{**vars(given), "jpegs": _jpegs(Path(folder), count)})
+        rows = []
+        for backend in given.backends:
+            make = partial(Ours, case, files, {"DATA.AUGMENT_BACKEND": backend})
+            rows += race({f"JPEG, {backend}": make}, files)
+        return rows
+
+
+def measured(given: argparse.Namespace) -> dict[str, Rows]:
+    results: dict[str, Rows] = {}
+    for case in given.case:
+        makers: dict[str, Callable[[], Any]] = {"sslengine": partial(Ours, case, given, {})}
+        if case == "simclr":
+            makers["by hand"] = lambda: ByHand(given, _plain_loss)
+            if (theirs := _lightlys_loss()) is not None:
+                makers["lightly's loss"] = lambda: ByHand(given, theirs)
+        results[case] = race(makers, given)
+        _show(case, results, given)
+    for name, changed in islice(SWITCHES.items(), 2 if given.tiny else None):
+        row = race({name: partial(Ours, "simclr", given, changed)}, given)
+        results.setdefault("switches", []).extend(row)
+    _show("switches", results, given)
+    results["files"] = from_files("simclr", given)
+    _show("files", results, given)
+    return results
+
+
+COLUMNS = ("name", "batch", "images_per_s", "ms", "launches", "peak_gb", "tflop", "mfu")
+
+
+def table(rows: Rows) -> str:
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for row in rows:
+        cells = [row.get(column) for column in COLUMNS]
+        shown = (f"{each:.3g}" if isinstance(each, float) else str(each or "") for each in cells)
+        lines.append("| " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _show(title: str, results: dict[str, Rows], given: argparse.Namespace) -> None:
+    """Print the newest rows, and keep all: the command may be stopped."""
+    print(f"{title}\n{table(results[title])}\n", flush=True)
+    if given.out:
+        given.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", choices=CASES, nargs="*", default=list(CASES))
+    parser.add_argument("--batch", type=int, default=256, help="images of a step")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=14, help="that read JPEG files")
+    parser.add_argument("--backends", nargs="+", default=["numba", "device"])
+    parser.add_argument("--tflops", type=float, default=989.0, help="the peak, for MFU")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--out", type=Path, help="JSON")
+    parser.add_argument("--set", nargs="*", default=[], help="more of the config: config.KEY=VALUE")
+    parser.add_argument("--tiny", action="store_true", help="2 images, for trying the tool")
+    given = parser.parse_args(arguments)
+    given.jpegs, given.turn = "", TURN
+    if given.tiny:
+        given.batch, given.rounds, given.turn, given.workers = 2, 1, 1, 0
+        given.backends = given.backends[:1]
+    return given
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Rows]:
+    given = parsed(arguments)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    return measured(given)
+
+
+if __name__ == "__main__":
+    main()
