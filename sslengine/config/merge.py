@@ -37,7 +37,9 @@ from sslengine.registry import ENGINES, Registry, component_key
 class Root:
     """What stands beside `config` in a YAML file and on the command line."""
 
+    # What to do: train, extract_features, evaluate, ...
     engine_name: str = named(ENGINES, "train")
+    # Which of several nodes this is, from 0.
     node_id: int = 0
     config: Any = None
 

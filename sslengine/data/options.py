@@ -255,7 +255,9 @@ class SplitOptions:
 @section("DATA")
 @dataclass
 class DataOptions:
+    # The training set.
     TRAIN: SplitOptions = field(default_factory=SplitOptions)
+    # The set of test phases.
     TEST: SplitOptions = field(default_factory=SplitOptions)
     # Processes of each rank that load images; 0: the rank loads them itself.
     NUM_DATALOADER_WORKERS: int = 4

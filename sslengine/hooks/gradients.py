@@ -72,12 +72,12 @@ class ClipGradients(Hook):
 def clip_to_largest(gradients: Sequence[Tensor], max_norm: float) -> None:
     """Clip sharded gradients by their largest element: torch fails on an empty local shard."""
     shares = [each for each in map(local, gradients) if each.numel()]
-    largest = torch.stack(
-        [each.abs().max() for each in shares] or [local(gradients[0]).new_zeros(())]
-    )
-    factor = (max_norm / (max_in_place(largest.max()) + 1e-6)).clamp(max=1.0)
-    for each in shares:
-        each.mul_(factor)
+    largest = local(gradients[0]).new_zeros(())
+    if shares:
+        largest = torch.stack(torch._foreach_norm(shares, math.inf)).max()
+    factor = (max_norm / (max_in_place(largest) + 1e-6)).clamp(max=1.0)
+    if shares:
+        torch._foreach_mul_(shares, factor)
 
 
 @torch.no_grad()

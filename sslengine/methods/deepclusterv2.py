@@ -55,6 +55,7 @@ NO_CLUSTER = -100
 class ClusteredMemory:
     # Numbers of the crops in the memory. Divisions use them in turn.
     crops_for_mb: list[int] = field(default_factory=lambda: [0])
+    # Width of the embeddings: that of the last head.
     embedding_dim: int = 128
     # Each rank holds a shard of the rows. auto: if the memory is larger than 1 GiB and there are
     # several ranks.
@@ -72,10 +73,13 @@ class ClusteredMemory:
 class DeepClusterOptions:
     # Set from the transforms.
     num_crops: int = 2
+    # Scores are divided by it.
     temperature: float = 0.1
     # Number of clusters in each division.
     num_clusters: list[int] = field(default_factory=lambda: [3000, 3000, 3000])
+    # Iterations of k-means before each phase.
     kmeans_iters: int = 10
+    # The memory that is clustered.
     memory_params: ClusteredMemory = field(default_factory=ClusteredMemory)
     # Set from the data.
     num_train_samples: int = -1

@@ -100,10 +100,13 @@ def _layers(dims: Sequence[int], use_bn: bool) -> nn.Module:
 class DINOOptions:
     # The teacher's momentum at the start; it rises to 1 during the run.
     momentum: float = 0.996
+    # Of the student's scores.
     student_temp: float = 0.1
     # The teacher's temperature rises from min to max in the first teacher_temp_warmup_iters steps.
     teacher_temp_min: float = 0.04
+    # The teacher's temperature after its warm-up.
     teacher_temp_max: float = 0.07
+    # Train steps in which the teacher's temperature rises.
     teacher_temp_warmup_iters: int = iterations(37500)
     # Warm-up in epochs in place of steps: it changes at the start of each, as the authors do it.
     teacher_temp_warmup_epochs: int = 0
@@ -113,6 +116,7 @@ class DINOOptions:
     ema_center: float = 0.9
     # Set from the head and the transforms.
     output_dim: int = 65536
+    # Set from the transforms.
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:

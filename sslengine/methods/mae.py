@@ -37,9 +37,13 @@ from sslengine.registry import register_model
 class MaeOptions:
     # Share of the patches that are hidden from the trunk.
     MASK_RATIO: float = 0.75
+    # The target: a patch's pixels less their mean, over their deviation.
     NORMALIZE_PIXELS: bool = True
+    # Width of a token in the decoder.
     DECODER_DIM: int = 512
+    # Blocks of the decoder.
     DECODER_LAYERS: int = 8
+    # Attention heads of each of its blocks.
     DECODER_HEADS: int = 16
     # Epochs between two pictures of inputs, visible patches and reconstructions; 0: none.
     PICTURES_EVERY_NUM_EPOCH: int = 1

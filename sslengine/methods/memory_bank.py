@@ -70,6 +70,7 @@ class NegativeSampling:
 class MemoryOptions:
     # Number of rows; -1: the number of training samples.
     memory_size: int = -1
+    # Width of the embeddings: that of the last head.
     embedding_dim: int = 128
     # Weight of the old row when it is updated with a new embedding.
     momentum: float = 0.5
@@ -91,16 +92,21 @@ class MemoryOptions:
 
 @dataclass
 class MemoryBankOptions:
+    # nce, or cross_entropy over the own row and the negatives.
     loss_type: str = "nce"
     # Normalise embeddings to unit length.
     norm_embedding: bool = True
+    # The similarities are divided by it.
     temperature: float = 0.07
     # One weight for each embedding of the model.
     loss_weights: list[float] = field(default_factory=lambda: [1.0])
     # Z of the nce loss; -1: estimated from the first batch.
     norm_constant: float = -1.0
+    # The embedding that updates the memory, if not every one does.
     update_mem_with_emb_index: int = -100
+    # Which rows are negatives.
     negative_sampling_params: NegativeSampling = field(default_factory=NegativeSampling)
+    # The rows, one for each image.
     memory_params: MemoryOptions = field(default_factory=MemoryOptions)
     # Set from the data.
     num_train_samples: int = -1

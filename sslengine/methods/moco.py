@@ -41,11 +41,13 @@ KEY_IMAGES = "data_momentum"
 
 @dataclass
 class MoCoOptions:
+    # Width of the embeddings: that of the last head.
     embedding_dim: int = 128
     # Number of negative keys; a multiple of the batch size of all ranks together.
     queue_size: int = 65536
     # Momentum of the key encoder.
     momentum: float = 0.999
+    # The similarities are divided by it.
     temperature: float = 0.2
 
     def infer(self, facts: RunFacts) -> None:

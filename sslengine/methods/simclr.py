@@ -39,6 +39,7 @@ MULTI_CROP = "multicrop_simclr_info_nce_loss"
 
 @dataclass
 class SimCLROptions:
+    # The similarities are divided by it.
     temperature: float = 0.1
 
     def infer(self, facts: RunFacts) -> None:

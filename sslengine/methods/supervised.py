@@ -30,7 +30,9 @@ class CrossEntropyOptions:
     ignore_index: int = -1
     # Normalise logits to unit length, as in cosine classifiers; use with a temperature.
     normalize_output: bool = False
+    # The outputs are divided by it.
     temperature: float = 1.0
+    # The share of each target that is spread over all classes.
     label_smoothing: float = 0.0
 
     def check(self) -> Iterator[str]:
@@ -74,6 +76,7 @@ class CrossEntropyLoss(Method):
 
 @dataclass
 class BinaryCrossEntropyOptions:
+    # Outputs of unit length.
     normalize_output: bool = False
 
 

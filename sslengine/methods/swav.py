@@ -149,6 +149,7 @@ class SwAVQueueOptions:
 class SwAVOptions:
     # Temperature of the predictions; epsilon is that of the codes.
     temperature: float = 0.1
+    # Of the codes: the temperature of Sinkhorn's iterations.
     epsilon: float = 0.05
     # Sinkhorn iterations.
     num_iters: int = 3
@@ -162,10 +163,13 @@ class SwAVOptions:
     temp_hard_assignment_iters: int = iterations(0)
     # The share of images of prototype k is proportional to 1 / k ** shk_powerlaw. 0: equal shares.
     shk_powerlaw: float = 0.0
+    # Embeddings of earlier batches.
     queue: SwAVQueueOptions = field(default_factory=SwAVQueueOptions)
     # Filled in from the head and the transforms.
     embedding_dim: int = 128
+    # Set from the head.
     num_prototypes: list[int] = field(default_factory=lambda: [3000])
+    # Set from the transforms.
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:

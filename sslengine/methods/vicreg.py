@@ -35,8 +35,11 @@ NAME = "vicreg_loss"
 
 @dataclass
 class VICRegOptions:
+    # Weight of invariance: views of an image are alike.
     sim_coeff: float = 25.0
+    # Weight of variance: dimensions keep their spread.
     std_coeff: float = 25.0
+    # Weight of covariance: dimensions are not correlated.
     cov_coeff: float = 1.0
     # Target: the least standard deviation of each dimension.
     gamma: float = 1.0

@@ -43,6 +43,7 @@ RESNET_STAGES: dict[int, tuple[int, int, int, int]] = {
 class ResNetOptions:
     """ResNet and ResNeXt."""
 
+    # Layers: 18, 34, 50, 101, 152 or 200.
     DEPTH: int = 50
     # Blocks in each of the four stages, in place of those of DEPTH.
     BLOCKS: list[int] = field(default_factory=list)
@@ -52,9 +53,11 @@ class ResNetOptions:
     WIDTH_MULTIPLIER: float = 1.0
     # BatchNorm, LayerNorm or GroupNorm.
     NORM: str = "BatchNorm"
+    # Of NORM GroupNorm: groups of channels.
     GROUPNORM_GROUPS: int = 32
     # ResNeXt: groups of a bottleneck's 3x3 convolution, and their width.
     GROUPS: int = 1
+    # ResNeXt: channels of each group, at 64 of the first stage.
     WIDTH_PER_GROUP: int = 64
     # Start every residual branch at zero.
     ZERO_INIT_RESIDUAL: bool = False
@@ -107,17 +110,25 @@ class ResNetOptions:
 class VisionTransformerOptions:
     # The side for which position embeddings are made; other sizes interpolate them.
     IMAGE_SIZE: int = 224
+    # The side of a patch, in pixels.
     PATCH_SIZE: int = 16
+    # Blocks.
     NUM_LAYERS: int = 12
+    # Attention heads of each block.
     NUM_HEADS: int = 12
+    # Width of a token.
     HIDDEN_DIM: int = 768
+    # Width inside each block's MLP.
     MLP_DIM: int = 3072
+    # Dropout on embeddings, and behind attention and MLPs.
     DROPOUT_RATE: float = 0.0
+    # Dropout on the weights of attention.
     ATTENTION_DROPOUT_RATE: float = 0.0
     # false: patches are averaged.
     USE_CLASS_TOKEN: bool = True
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
+    # A bias on queries, keys and values.
     QKV_BIAS: bool = False
     # false: 1 / sqrt(width of a head). A number costs the fused attention kernel.
     QK_SCALE: bool | float | None = False
@@ -132,6 +143,7 @@ class VisionTransformerOptions:
 
 @dataclass
 class TrunkOptions:
+    # The network; its options stand in a section beside this key.
     NAME: str = named(TRUNKS, "resnet")
     RESNETS: ResNetOptions = field(default_factory=ResNetOptions)
     VISION_TRANSFORMERS: VisionTransformerOptions = field(default_factory=VisionTransformerOptions)

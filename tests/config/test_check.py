@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ from PIL import ImageFilter
 
 from sslengine.data.augment.pipeline import build_transform
 from sslengine.errors import ConfigError
+from sslengine.models.options import TrunkOptions
+from sslengine.registry import LOSSES, METERS, MODELS, TRAIN_STEPS, Registry
 from tests.config.recipes import resolved
 from tests.data.pictures import picture
 
@@ -107,3 +112,39 @@ def test_transforms_of_another_package(monkeypatch: pytest.MonkeyPatch, tmp_path
     image = picture(0)
     blurred = build_transform(blur, "here")(image)
     assert blurred.tobytes() == image.filter(ImageFilter.GaussianBlur(2.0)).tobytes()
+
+
+def _with_options(section: str, registry: Registry[Any]) -> Iterator[tuple[str, str]]:
+    """Each component of sslengine that has options: its key path, and one of its keys."""
+    for name in registry.names():
+        options = registry.options(name) if registry.owner(name).startswith("sslengine.") else None
+        if options is not None:
+            yield f"{section}.{name}", dataclasses.fields(options)[0].name
+
+
+BLOCKS = (("LOSS", LOSSES), ("TRAINER", TRAIN_STEPS), ("MODEL", MODELS), ("METERS", METERS))
+
+
+def test_the_options_of_what_is_not_chosen_are_checked_as_well() -> None:
+    """VISSL's YAML has such blocks: they are read, and a key in them is known or an error."""
+    components = [each for section, registry in BLOCKS for each in _with_options(section, registry)]
+    trunks = [
+        (f"MODEL.TRUNK.{key}", dataclasses.fields(section)[0].name)
+        for key, section in vars(TrunkOptions()).items()
+        if dataclasses.is_dataclass(section)
+    ]
+    assert len(components) > 12
+    assert len(trunks) > 10
+    # An error tells of twelve keys at most, and of those of the schema first.
+    for some in (components[:12], components[12:], trunks[:6], trunks[6:]):
+        changes = {f"{path}.{key}x".replace(".", "__"): 1 for path, key in some}
+        with pytest.raises(ConfigError) as told:
+            resolved(**changes)
+        for path, key in some:
+            hint = rf"config.{re.escape(path)}.{key}x: unknown key. Did you mean '{key}'"
+            assert re.search(hint, str(told.value)), path
+
+
+def test_so_are_the_arguments_of_a_loss_of_torch_that_is_not_chosen() -> None:
+    with pytest.raises(ConfigError, match=r"LOSS.MSELoss.reductio: .* Did you mean 'reduction'"):
+        resolved(LOSS__MSELoss__reductio="sum")

@@ -117,3 +117,25 @@ def test_keys_have_their_meaning_and_default() -> None:
     assert frequency["description"].startswith("Steps between two log lines;")
     assert frequency["default"] == 10
     assert config["DISTRIBUTED"]["properties"]["DISTR_ON"]["deprecated"]
+
+
+def _without_meaning(schema: dict[str, Any], path: str) -> Iterator[str]:
+    """Keys that are values. Sections say what they are by the keys in them."""
+    for key, each in schema.get("properties", {}).items():
+        free = set(each) <= {
+            "type",
+            "properties",
+            "additionalProperties",
+        }  # a plain loss's arguments
+        if "properties" not in each and not free and "description" not in each:
+            yield f"{path}.{key}"
+        yield from _without_meaning(each, f"{path}.{key}")
+
+
+def test_every_key_has_a_meaning() -> None:
+    """The comment above its field, which `--show --all` and editors print."""
+    assert list(_without_meaning(SCHEMA, "")) == []
+
+
+def test_a_key_without_a_comment_is_found() -> None:
+    assert list(_without_meaning({"properties": {"A": {"default": 1}}}, "")) == [".A"]

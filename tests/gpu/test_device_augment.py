@@ -17,7 +17,7 @@ from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.options import DataOptions, SplitOptions
 from tests.data.augment.backends.device import test_colour, test_levels
 from tests.data.augment.backends.device.cases import Kernel, kernel_of, noise
-from tests.data.augment.backends.device.test_blur import radii
+from tests.data.augment.backends.device.test_blur import blur, radii
 from tests.data.augment.backends.device.test_colour import ALL, colours
 from tests.data.augment.lists import LISTS
 
@@ -75,8 +75,8 @@ def test_blur() -> None:
     for radius in radii():
         reach, weight = boxes(np.full(2, radius, np.float32))
         weights = torch.from_numpy(weight)
-        made = ops.Blur.on_device(pixels.cuda(), weights.cuda(), int(reach[0]))
-        assert torch.equal(made.cpu(), ops.Blur.on_device(pixels, weights, int(reach[0])))
+        made = blur(pixels.cuda(), weights.cuda(), int(reach[0]))
+        assert torch.equal(made.cpu(), blur(pixels, weights, int(reach[0])))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -115,7 +115,11 @@ def test_a_schedule_runs_without_waiting() -> None:
     some._sampler.set_window(epoch=1)
     (crops,) = next(iter(some._loader.batches()))["data"]
     _, (parcels, *_), todo = backend.opened(crops)[0]
-    moved = todo._replace(which=todo.which.cuda(), parameters=todo.parameters.cuda())
+    moved = todo._replace(
+        which=todo.which.cuda(),
+        parameters=todo.parameters.cuda(),
+        tables={code: table.cuda() for code, table in todo.tables.items()},
+    )
     pixels = torch.cat([parcels.cuda()[:, :, :32]] * 2)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -108,9 +108,10 @@ def prepared(
 ) -> tuple[Schedule, Tensor]:
     parcels = packed(images, programs)
     todo = schedule(read_below(parcels))
-    moved = (todo.which, todo.parameters)
+    tables = {code: table.to(device) for code, table in todo.tables.items()}
+    which, parameters = todo.which.to(device), todo.parameters.to(device)
     pixels = parcels[:, :, : height_of_pixels(parcels)].contiguous()
-    return Schedule(todo.launches, *(each.to(device) for each in moved)), pixels.to(device)
+    return Schedule(todo.launches, which, parameters, tables), pixels.to(device)
 
 
 def on_the_host(views: int, side: int, rounds: int) -> float:

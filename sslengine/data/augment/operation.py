@@ -7,7 +7,7 @@ the same bytes, and the transforms that draw it. Frozen dataclasses: plans and v
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,14 @@ from sslengine.data.augment.compiling import Array, kernel
 
 Size = tuple[int, int]  # height, width
 Planes = NDArray[np.uint8]  # 3 x height x width, contiguous
+
+
+class Given(NamedTuple):
+    """To a kernel for the device."""
+
+    parameters: Tensor  # of each view, float32 [n]
+    number: int = 0  # by which views were sorted
+    table: Tensor | None = None
 
 
 class Operation(ABC):
@@ -47,9 +55,13 @@ class Operation(ABC):
         return np.zeros(len(parameters), np.int64), parameters
 
     @staticmethod
-    def on_device(pixels: Tensor, parameters: Tensor, number: int) -> Tensor:
-        """Of a batch, uint8 [n, 3, height, width], with a parameter for each, float32 [n]. The host
-        does not wait for the device."""
+    def table() -> Tensor | None:
+        """What `on_device` looks up. It travels with the batch: nothing is left on the host."""
+        return None
+
+    @staticmethod
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
+        """Of a batch, uint8 [n, 3, height, width]. The host does not wait for the device."""
         raise NotImplementedError
 
     def __init_subclass__(cls) -> None:

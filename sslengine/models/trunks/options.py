@@ -56,26 +56,41 @@ class RegNetOptions:
     name: str = ""
     # Blocks; width of the first, its slope and its quantisation; width of a group.
     depth: int | None = None
+    # Width of the first block.
     w_0: int | None = None
+    # How much wider each block is than the one before.
     w_a: float | None = None
+    # Widths are rounded to that of the first block times a power of it.
     w_m: float | None = None
+    # Width of a group.
     group_width: int | None = None
+    # Width inside a block over its own.
     bottleneck_multiplier: float | None = None
     # anynet: one number for each stage.
     depths: list[int] = field(default_factory=list)
+    # anynet: widths of the stages.
     widths: list[int] = field(default_factory=list)
+    # anynet: widths of groups.
     group_widths: list[int] = field(default_factory=list)
+    # anynet: width inside a block over its own.
     bottleneck_multipliers: list[float] = field(default_factory=list)
+    # anynet: strides of the stages.
     strides: list[int] = field(default_factory=list)
     # Any of them; null: simple_stem_in, 32, 1e-5 and 0.1.
     stem_type: str | None = None
+    # Channels of the stem; null: 32.
     stem_width: int | None = None
+    # Added to the variance in batch norms; null: 1e-5.
     bn_epsilon: float | None = None
+    # The share of a new batch in the running statistics of batch norms; null: 0.1.
     bn_momentum: float | None = None
     # Not with a published name. null: res_bottleneck_block, relu, true and 0.25.
     block_type: str | None = None
+    # relu or silu; null: relu.
     activation: str | None = None
+    # Squeeze and excitation; null: true.
     use_se: bool | None = None
+    # Width inside squeeze and excitation, over a block's input; null: 0.25.
     se_ratio: float | None = None
 
     RULE: ClassVar[tuple[str, ...]] = ("depth", "w_0", "w_a", "w_m", "group_width")
@@ -148,12 +163,15 @@ class RegNetOptions:
 class EfficientNetOptions:
     # B0 .. B7: how wide and deep it is.
     model_version: str = "B0"
+    # The share of a new batch in the running statistics of batch norms.
     bn_momentum: float = 0.01
+    # Added to the variance in batch norms.
     bn_epsilon: float = 0.001
     # Chance that the last block is skipped; it grows linearly from 0.
     drop_connect_rate: float = 0.2
     # Widths are multiples of it, and no smaller than min_width (null: than width_divisor).
     width_divisor: int = 8
+    # null: width_divisor.
     min_width: int | None = None
     # Squeeze and excitation.
     use_se: bool = True
@@ -166,16 +184,23 @@ class EfficientNetOptions:
 
 @dataclass
 class XcitOptions:
+    # The side of images.
     IMAGE_SIZE: int = 224
     # 8 or 16, made by convolutions of stride 2.
     PATCH_SIZE: int = 16
+    # Width of a token.
     HIDDEN_DIM: int = 384
+    # Layers of cross-covariance attention.
     NUM_LAYERS: int = 12
     # Layers behind those in which the class token collects what the patches hold.
     NUM_CLASS_LAYERS: int = 2
+    # Heads of each layer.
     NUM_HEADS: int = 8
+    # Width inside each block's MLP, over that of a token.
     MLP_RATIO: float = 4.0
+    # Dropout on embeddings, and behind attention and MLPs.
     DROPOUT_RATE: float = 0.0
+    # Dropout on the weights of attention.
     ATTENTION_DROPOUT_RATE: float = 0.0
     # Stochastic depth, the same in all layers.
     DROP_PATH_RATE: float = 0.05
@@ -183,9 +208,11 @@ class XcitOptions:
     ETA: float = 1.0
     # Class layers norm the patches too, not the class token alone.
     TOKENS_NORM: bool = True
+    # A bias on queries, keys and values.
     QKV_BIAS: bool = True
     # Recompute the layers (the class layers) in the backward pass, one at a time.
     CHECKPOINT_XCA_BLOCK: bool = False
+    # Recompute the class layers in the backward pass.
     CHECKPOINT_ATTN_BLOCK: bool = False
 
     def check(self) -> Iterator[str]:
@@ -202,19 +229,27 @@ class XcitOptions:
 class SwinTransformerOptions:
     # The side for which windows are laid out; other sizes are padded to whole windows.
     IMAGE_SIZE: int = 224
+    # The side of a patch, in pixels.
     PATCH_SIZE: int = 4
     # Width of the first stage; every further stage is twice as wide.
     EMBED_DIM: int = 96
     # Blocks and heads of each stage.
     DEPTHS: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
+    # Attention heads of each stage.
     NUM_HEADS: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
+    # The side of a window, in patches.
     WINDOW_SIZE: int = 7
+    # Width inside each block's MLP, over that of a token.
     MLP_RATIO: float = 4.0
+    # Dropout on embeddings, and behind attention and MLPs.
     DROPOUT_RATE: float = 0.0
+    # Dropout on the weights of attention.
     ATTENTION_DROPOUT_RATE: float = 0.0
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.1
+    # A bias on queries, keys and values.
     QKV_BIAS: bool = True
+    # false: 1 / sqrt(width of a head). A number costs the fused attention kernel.
     QK_SCALE: bool | float | None = False
 
     def check(self) -> Iterator[str]:
@@ -241,6 +276,7 @@ class SwinTransformerOptions:
 class ConvNextOptions:
     # Blocks and width of each of the four stages.
     DEPTH: list[int] = field(default_factory=lambda: [3, 3, 27, 3])
+    # Width of each of the four stages.
     DIMS: list[int] = field(default_factory=lambda: [96, 192, 384, 768])
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
@@ -276,12 +312,19 @@ class ConvitOptions:
 class BeitOptions:
     # The only side of images; relative positions are made for it.
     IMAGE_SIZE: int = 224
+    # The side of a patch, in pixels.
     PATCH_SIZE: int = 16
+    # Blocks.
     NUM_LAYERS: int = 12
+    # Attention heads of each block.
     NUM_HEADS: int = 12
+    # Width of a token.
     HIDDEN_DIM: int = 768
+    # Width inside each block's MLP, over that of a token.
     MLP_RATIO: float = 4.0
+    # Dropout on embeddings, and behind attention and MLPs.
     DROPOUT_RATE: float = 0.0
+    # Dropout on the weights of attention.
     ATTENTION_DROPOUT_RATE: float = 0.0
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
@@ -291,7 +334,9 @@ class BeitOptions:
     QK_SCALE: bool | float | None = False
     # Where a patch is: an embedding, a bias on attention in each block, one bias for all blocks.
     USE_ABS_POS_EMB: bool = True
+    # A bias on attention in each block, by relative place.
     USE_REL_POS_BIAS: bool = False
+    # One such bias for all blocks.
     USE_SHARED_REL_POS_BIAS: bool = False
     # true: the patches are averaged, then normed; false: all tokens are normed.
     USE_MEAN_POOLING: bool = True

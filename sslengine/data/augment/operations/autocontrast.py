@@ -14,7 +14,7 @@ from torchvision.transforms import RandomAutocontrast
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.levels import LEVELS, looked_up
 
 
@@ -30,7 +30,7 @@ class AutoContrast(Operation):
         return planes
 
     @staticmethod
-    def on_device(pixels: Tensor, _: Tensor, __: int) -> Tensor:
+    def on_device(pixels: Tensor, _: Given) -> Tensor:
         values = pixels.flatten(2)
         low, high = values.amin(2, keepdim=True).double(), values.amax(2, keepdim=True).double()
         levels = torch.arange(LEVELS, device=pixels.device)

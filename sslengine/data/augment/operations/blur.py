@@ -19,7 +19,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel, subroutine
-from sslengine.data.augment.operation import Operation, Planes, Size
+from sslengine.data.augment.operation import Given, Operation, Planes, Size
 from sslengine.data.augment.transform import Transform, probability
 from sslengine.registry import register_transform
 
@@ -51,7 +51,8 @@ class Blur(Operation):
         return boxes(radii)
 
     @staticmethod
-    def on_device(pixels: Tensor, weights: Tensor, reach: int) -> Tensor:
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
+        weights, reach, _ = given
         whole = weights.view(-1, 1, 1, 1).int()
         inner = (2 * reach + 1) * whole
         part = (ONE - inner) >> 1

@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from sslengine.data.augment.compiling import Array, kernel
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.luminance import WHITE, ZERO, as_bytes, each
 
 
@@ -30,8 +30,8 @@ class Brightness(Operation):
         return self.factor
 
     @staticmethod
-    def on_device(pixels: Tensor, factors: Tensor, _: int) -> Tensor:
-        return as_bytes(pixels.float().mul_(each(factors)))
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
+        return as_bytes(pixels.float().mul_(each(given.parameters)))
 
 
 @kernel("void(uint8[:, :, ::1], float32, float32)")

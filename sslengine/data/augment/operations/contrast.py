@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from sslengine.data.augment.compiling import Array, kernel
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.brightness import blend_with
 from sslengine.data.augment.operations.luminance import (
     BLUE,
@@ -40,11 +40,11 @@ class Contrast(Operation):
         return self.factor
 
     @staticmethod
-    def on_device(pixels: Tensor, factors: Tensor, _: int) -> Tensor:
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
         grey = luminance(pixels)
         count = grey[0].numel()
         mean = (2 * grey.sum((1, 2, 3)) + count) // (2 * count)  # rounded to the nearest
-        return blend(each(mean.float()), pixels, factors)
+        return blend(each(mean.float()), pixels, given.parameters)
 
 
 @kernel("int64(uint8[:, :, ::1])")

@@ -14,7 +14,7 @@ from torchvision.transforms import RandomEqualize
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.levels import LEVELS, looked_up
 
 
@@ -30,7 +30,7 @@ class Equalize(Operation):
         return planes
 
     @staticmethod
-    def on_device(pixels: Tensor, _: Tensor, __: int) -> Tensor:
+    def on_device(pixels: Tensor, _: Given) -> Tensor:
         # In order, the place of a level tells how many pixels are below it: a histogram without
         # atomic additions.
         ordered = pixels.flatten(2).sort(dim=2).values

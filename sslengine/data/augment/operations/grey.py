@@ -14,7 +14,7 @@ from torchvision.transforms import Grayscale, RandomGrayscale
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, always, by_chance, draw_for
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.luminance import (
     BLUE,
     FROM_16_BITS,
@@ -37,7 +37,7 @@ class Grey(Operation):
         return planes
 
     @staticmethod
-    def on_device(pixels: Tensor, _: Tensor, __: int) -> Tensor:
+    def on_device(pixels: Tensor, _: Given) -> Tensor:
         return luminance(pixels).to(torch.uint8).expand_as(pixels)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchvision.transforms import functional
 
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.luminance import WHITE, ZERO, each
 
 F: Any = functional  # takes images as well as the tensors that its hints name
@@ -46,9 +46,13 @@ class Hue(Operation):
         return self.as_byte
 
     @staticmethod
-    def on_device(pixels: Tensor, turns: Tensor, _: int) -> Tensor:
-        angle, saturated, value = _hsv(pixels, _falls_short_on(pixels.device))
-        angle = (angle + each(turns).int()) & 255
+    def table() -> Tensor:
+        return torch.from_numpy(hues_that_fall_short())
+
+    @staticmethod
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
+        angle, saturated, value = _hsv(pixels, given.table)
+        angle = (angle + each(given.parameters).int()) & 255
         # Six parts of 255 make a circle; each channel is full in two of them, and in between
         # rises or falls in a straight line.
         offset = torch.arange(5, 0, -2, device=pixels.device, dtype=torch.int32) * 255
@@ -112,7 +116,7 @@ def turn_hue(planes: Array, steps: float) -> None:
 # ---- on the device
 
 
-def _hsv(pixels: Tensor, falls_short: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _hsv(pixels: Tensor, falls_short: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Hue, saturation and value, int32 [n, 1, height, width] each, from 0 to 255."""
     red, green, blue = pixels.int().split(1, dim=1)
     value = torch.maximum(torch.maximum(red, green), blue)
@@ -139,17 +143,6 @@ def hues_that_fall_short() -> NDArray[np.bool_]:
     image = Image.fromarray(colours.astype(np.uint8)[None])
     hues = np.asarray(image.convert("HSV"))[0, :, 0]
     return hues.astype(int) < np.arange(256) % 255
-
-
-_FALL_SHORT: dict[torch.device, Tensor] = {}
-
-
-def _falls_short_on(device: torch.device) -> Tensor:
-    """The table, brought to a device once: the host waits for no step."""
-    if device not in _FALL_SHORT:
-        table = torch.from_numpy(hues_that_fall_short())
-        _FALL_SHORT[device] = table.to(device, non_blocking=True)
-    return _FALL_SHORT[device]
 
 
 def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

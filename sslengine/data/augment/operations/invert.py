@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import RandomInvert
 
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Invert(Operation):
         return np.invert(planes, out=planes)
 
     @staticmethod
-    def on_device(pixels: Tensor, _: Tensor, __: int) -> Tensor:
+    def on_device(pixels: Tensor, _: Given) -> Tensor:
         return 255 - pixels
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms import RandomPosterize
 
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.luminance import each
 
 
@@ -38,8 +38,8 @@ class Posterize(Operation):
         return self.kept
 
     @staticmethod
-    def on_device(pixels: Tensor, kept: Tensor, _: int) -> Tensor:
-        return pixels & each(kept.to(torch.uint8))
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
+        return pixels & each(given.parameters.to(torch.uint8))
 
 
 @draw_for(RandomPosterize)

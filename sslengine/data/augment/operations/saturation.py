@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.luminance import (
     BLUE,
     FROM_16_BITS,
@@ -40,8 +40,8 @@ class Saturation(Operation):
         return self.factor
 
     @staticmethod
-    def on_device(pixels: Tensor, factors: Tensor, _: int) -> Tensor:
-        return blend(luminance(pixels).float(), pixels, factors)
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
+        return blend(luminance(pixels).float(), pixels, given.parameters)
 
 
 @inlined

@@ -18,7 +18,7 @@ from torchvision.transforms import RandomAdjustSharpness
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.luminance import WHITE, ZERO, blend
 
 HALF, FOUR, PER_WEIGHT = np.float32(0.5), np.float32(4), np.float32(1 / 13)
@@ -39,14 +39,14 @@ class Sharpness(Operation):
         return self.factor
 
     @staticmethod
-    def on_device(pixels: Tensor, factors: Tensor, _: int) -> Tensor:
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
         values = pixels.int()
         rows = values[..., :-2, :] + values[..., 1:-1, :] + values[..., 2:, :]
         around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
         total = around + 4 * values[..., 1:-1, 1:-1]
         smooth = pixels.float()
         smooth[..., 1:-1, 1:-1] = torch.div(2 * total + 13, 26, rounding_mode="floor").float()
-        return blend(smooth, pixels, factors)
+        return blend(smooth, pixels, given.parameters)
 
 
 @kernel("uint8[:, :, ::1](uint8[:, :, ::1], float32)")

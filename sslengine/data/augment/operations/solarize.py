@@ -15,7 +15,7 @@ from torchvision.transforms import RandomSolarize
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Operation, Planes, Size
+from sslengine.data.augment.operation import Given, Operation, Planes, Size
 from sslengine.data.augment.operations.luminance import WHITE, each
 from sslengine.data.augment.transform import Transform, Wraps, with_probability
 from sslengine.registry import register_transform
@@ -37,8 +37,8 @@ class Solarize(Operation):
         return self.threshold
 
     @staticmethod
-    def on_device(pixels: Tensor, thresholds: Tensor, _: int) -> Tensor:
-        return torch.where(pixels < each(thresholds), pixels, 255 - pixels)
+    def on_device(pixels: Tensor, given: Given) -> Tensor:
+        return torch.where(pixels < each(given.parameters), pixels, 255 - pixels)
 
 
 @kernel("void(uint8[:, :, ::1], float32)")

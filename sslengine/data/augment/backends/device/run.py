@@ -6,6 +6,7 @@ from torch import Tensor
 
 from sslengine.data.augment.backends.device.program import KERNELS
 from sslengine.data.augment.backends.device.schedule import KINDS, Schedule
+from sslengine.data.augment.operation import Given
 
 # What a kernel makes on the way takes some hundred bytes a pixel: so many values at a time.
 VALUES_AT_ONCE = 1 << 23
@@ -21,5 +22,6 @@ def run(schedule: Schedule, pixels: Tensor) -> None:
             part = slice(start, min(start + at_once, last))
             which = schedule.which[part]
             before = pixels.index_select(0, which)
-            after = kernel(before, schedule.parameters[part], number)
+            given = Given(schedule.parameters[part], number, schedule.tables.get(code))
+            after = kernel(before, given)
             pixels.index_copy_(0, which, after)

@@ -18,6 +18,9 @@ from sslengine.data.augment.backends.device.program import KERNELS, Program
 
 # A kind is a code, and on top so many times the number that the operation sorts views by.
 KINDS = len(KERNELS) + 1
+TABLES = {
+    code: table for code, each in enumerate(KERNELS, 1) if (table := each.table()) is not None
+}
 
 
 class Launch(NamedTuple):
@@ -32,11 +35,14 @@ class Schedule(NamedTuple):
     launches: list[Launch]
     which: Tensor  # int64: numbers of views, launch after launch
     parameters: Tensor  # float32, for each of `which`
+    tables: dict[int, Tensor]  # what kernels look up, by the operation's code
 
     def pinned(self) -> Schedule:
         """In memory that a GPU copies from while the host continues."""
-        tensors = (self.which, self.parameters)
-        return Schedule(self.launches, *(tensor.pin_memory() for tensor in tensors))
+        tables = {code: table.pin_memory() for code, table in self.tables.items()}
+        return Schedule(
+            self.launches, self.which.pin_memory(), self.parameters.pin_memory(), tables
+        )
 
 
 def schedule(program: Program) -> Schedule:
@@ -47,7 +53,7 @@ def schedule(program: Program) -> Schedule:
     ]
     which = np.concatenate([np.empty(0, np.int64), *(views for _, views, _ in groups)])
     parameters = np.concatenate([np.empty(0, np.float32), *(given for _, _, given in groups)])
-    return Schedule(launches, torch.from_numpy(which), torch.from_numpy(parameters))
+    return Schedule(launches, torch.from_numpy(which), torch.from_numpy(parameters), TABLES)
 
 
 Group = tuple[int, NDArray[np.int64], NDArray[np.float32]]

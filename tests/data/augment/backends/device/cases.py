@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from sslengine.data.augment import operations as ops
-from sslengine.data.augment.operation import Operation
+from sslengine.data.augment.operation import Given, Operation
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -59,8 +59,11 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 def kernel_of(kind: type[Operation]) -> Kernel:
     """Of an operation that does not sort views by a number."""
 
+    table = kind.table()
+
     def kernel(pixels: Tensor, parameters: Tensor) -> Tensor:
-        return kind.on_device(pixels, parameters, 0)
+        there = table if table is None else table.to(pixels.device)
+        return kind.on_device(pixels, Given(parameters, table=there))
 
     kernel.__name__ = kind.__name__
     return kernel

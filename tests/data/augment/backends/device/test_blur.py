@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from sslengine.data.augment import operations as ops
+from sslengine.data.augment.operation import Given
 from sslengine.data.augment.operations.blur import boxes
 from tests.data.augment.backends.device.cases import by_pillow, noise
 
-blur = ops.Blur.on_device
+
+def blur(pixels: Tensor, weights: Tensor, reach: int) -> Tensor:
+    return ops.Blur.on_device(pixels, Given(weights, reach))
 
 
 def blurred(pixels: Tensor, radius: float) -> Tensor:
