@@ -10,7 +10,6 @@ optimizer gives a schedule with all that it needs, and so does a place that repl
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ def _settle(path: str, node: DictConfig, optimizer: str, places: _Places) -> Ite
         )
         return
     try:
-        parameters = inspect.signature(SCHEDULERS.get(called.name)).parameters
+        parameters = SCHEDULERS.parameters(called.name)
     except UnknownNameError:
         return  # told by the check of names
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())

@@ -15,6 +15,7 @@ scale it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -30,23 +31,39 @@ AT_ONCE = 2**24
 def info_nce(
     anchors: Tensor,
     candidates: Tensor,
-    positives: Tensor,
+    pairs: Sequence[tuple[Tensor, Tensor | None]],
     temperature: float,
-    excluded: Tensor | None = None,
 ) -> Tensor:
-    """The mean of l_i over the anchors.
+    """The mean of l_i over the anchors and the pairs.
 
-    anchors (A, D) and candidates (C, D) have unit length. positives (A,) holds each
+    anchors (A, D) and candidates (C, D) have unit length. A pair: positives (A,) holds each
     anchor's candidate; excluded (A, E), if given, candidates that do not count: the anchor
     itself, where candidates contain the anchors.
     """
-    rows = anchors.shape[0]
-    if rows * candidates.shape[0] <= SMALL:
+    if anchors.shape[0] * candidates.shape[0] <= SMALL:
         logits = anchors @ candidates.T / temperature
-        if excluded is not None:
-            logits = logits.scatter(1, excluded, -math.inf)
-        return F.cross_entropy(logits, positives)
-    out = positives.new_empty(rows, 0) if excluded is None else excluded
+        losses = [
+            F.cross_entropy(
+                logits if excluded is None else logits.scatter(1, excluded, -math.inf), positives
+            )
+            for positives, excluded in pairs
+        ]
+    else:
+        losses = [
+            _in_parts(anchors, candidates, positives, temperature, excluded)
+            for positives, excluded in pairs
+        ]
+    return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+
+def _in_parts(
+    anchors: Tensor,
+    candidates: Tensor,
+    positives: Tensor,
+    temperature: float,
+    excluded: Tensor | None,
+) -> Tensor:
+    out = positives.new_empty(len(anchors), 0) if excluded is None else excluded
     return cast(
         Tensor,
         _InfoNCE.apply(  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -26,13 +27,20 @@ def frozen_copy(model: Module) -> Module:
     return copy.deepcopy(model).requires_grad_(False)
 
 
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def pairs_of(teacher: nn.Module, student: nn.Module) -> Pairs:
+    """To be made once: to walk through a network takes longer than to move it."""
+    return list(zip(teacher.parameters(), student.parameters(), strict=True))
+
+
 @torch.no_grad()
-def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """One step towards the student, in one kernel for all parameters.
+def follow(pairs: Pairs, momentum: float) -> None:
+    """One step of each teacher's parameter towards the student's, in one kernel for all.
 
     Each rank moves its share of a sharded teacher; one that is not gathers its student.
     """
-    pairs = list(zip(teacher.parameters(), student.parameters(), strict=True))
     mine: list[Tensor] = [local(each) for each, _ in pairs]
     theirs: list[Tensor] = [local(like(each, own)) for own, each in pairs]
     torch._foreach_lerp_(mine, theirs, 1.0 - momentum)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.collectives import max_in_place, sum_in_place
+from sslengine.distributed.ranks import world_size
 
 
 def sinkhorn(
@@ -58,5 +59,7 @@ def _log_mass(log_q: Tensor) -> Tensor:
     Two small reductions, whose size does not grow with the number of ranks as a gather would.
     """
     own = log_q.logsumexp(dim=-2, keepdim=True)
+    if world_size() == 1:
+        return own
     largest = max_in_place(own.clone())
     return largest + sum_in_place((own - largest).exp()).log()

@@ -19,13 +19,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
 from sslengine.losses.views import expect_two_views
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
+from sslengine.models.heads.predictor import PredictorHead
 from sslengine.registry import register_loss
 
 NAME = "byol_loss"
@@ -44,15 +45,27 @@ class BYOLOptions:
             yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
 
 
+class _Target(Teacher):
+    """Nobody asks for its predictions."""
+
+    def attach(self, model: nn.Module) -> None:
+        super().attach(model)
+        for head in self.module.modules():
+            if isinstance(head, PredictorHead):
+                head.predicts = False
+
+
 @register_loss(NAME, options=BYOLOptions)
 class BYOLLoss(Method):
     def __init__(self, options: BYOLOptions, run: RunFacts) -> None:
         super().__init__()
-        self.teacher = Teacher(options.momentum)
+        self.teacher = _Target(options.momentum)
 
     def forward(self, output: Any, sample: Any, step: Step) -> Tensor:
         """output: [projection, prediction] of both views, (2B, D) each."""
         _, prediction = projection_and_prediction(output, NAME)
-        targets, _ = projection_and_prediction(self.teacher(sample["input"], step), NAME)
+        targets = self.teacher(sample["input"], step)
+        if not isinstance(targets, Tensor):  # of another head, which predicts in any case
+            targets, _ = projection_and_prediction(targets, NAME)
         # The mean is over both directions; the paper adds them.
         return 2 * (2 - 2 * cross_view_cosine(prediction, targets))

@@ -111,9 +111,10 @@ class MoCoLoss(Method):
         """
         keys, self._new_keys = self._new_keys, None
         assert keys is not None
-        places = self.queue_ptr + torch.arange(keys.shape[0], device=keys.device)
-        self.queue.index_copy_(0, places % self.queue.shape[0], keys)
-        self.queue_ptr.copy_((self.queue_ptr + keys.shape[0]) % self.queue.shape[0])
+        count, length = keys.shape[0], self.queue.shape[0]
+        places = self.queue_ptr + torch.arange(count, device=keys.device)
+        self.queue.index_copy_(0, places.remainder_(length), keys)
+        self.queue_ptr.add_(count).remainder_(length)
 
     def _keys(self, sample: Any, step: Step) -> Gathered:
         """The keys of all ranks; in a test phase only of this rank's images."""

@@ -75,11 +75,8 @@ class SimCLRLoss(Method):
         images = images_of(output, self.name, self.views)
         embeddings = F.normalize(output, dim=1)
         candidates, start = gather(embeddings)
-        losses = [
-            info_nce(embeddings, candidates, positives, self.temperature, others)
-            for positives, others in self._pairs(images, start, output.device)
-        ]
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        pairs = self._pairs(images, start, output.device)
+        return info_nce(embeddings, candidates, pairs, self.temperature)
 
     def _pairs(
         self, images: int, start: int, device: torch.device

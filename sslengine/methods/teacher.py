@@ -20,9 +20,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.momentum import (
+    Pairs,
     copy_buffers,
     follow,
     frozen_copy,
+    pairs_of,
     rank_0_statistics,
     rising_momentum,
 )
@@ -54,9 +56,10 @@ class Teacher(nn.Module):
         self.momentum, self.rises = momentum, schedule == "cosine"
         self.own_statistics, self.dropout = statistics == "batch", dropout
         self._model: tuple[nn.Module, ...] = ()  # in a tuple, so that it is not a submodule
+        self._pairs: Pairs = ()
 
     def attach(self, model: nn.Module) -> None:
-        self._model = (model,)
+        self._model, self._pairs = (model,), ()
         self.module = frozen_copy(model)
         self.train(model.training)
 
@@ -84,7 +87,9 @@ class Teacher(nn.Module):
     def after_update(self, step: Step) -> None:
         (model,) = self._model
         momentum = rising_momentum(self.momentum, step.where) if self.rises else self.momentum
-        follow(self.module, model, momentum)
+        if not self._pairs:
+            self._pairs = pairs_of(self.module, model)
+        follow(self._pairs, momentum)
         if not self.own_statistics:
             copy_buffers(self.module, model)
             rank_0_statistics(self.module)

@@ -244,7 +244,10 @@ def _content(model: nn.Module, weights: WeightsInitOptions) -> Mapping[str, Any]
         plain = all(isinstance(each, Tensor) for each in held.values())
     if not plain or weights.APPEND_PREFIX or any(name.startswith("trunk.") for name in held):
         return cast(Mapping[str, Any], held)
-    named = {name.removeprefix(weights.REMOVE_PREFIX): each for name, each in held.items()}
+    named = {
+        trunk.present_name(name.removeprefix(weights.REMOVE_PREFIX)): each
+        for name, each in held.items()
+    }
     return {"trunk": {n: each for n, each in named.items() if not n.startswith(trunk.left_out)}}
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 Number = Tensor | float
-HOST = "cpu"  # what is there is read as it is: there is no copy to save
+HOST = torch.device("cpu")  # what is there is read as it is: there is no copy to save
 
 
 def on_host(cells: Sequence[Number]) -> list[list[float]]:
     """The values of each cell. The host waits for the devices of the tensors among them."""
     kinds: dict[Any, list[Tensor]] = {}
     for cell in cells:
-        if isinstance(cell, Tensor) and cell.device.type != HOST:
+        if isinstance(cell, Tensor) and cell.device != HOST:
             kinds.setdefault((cell.device, cell.dtype), []).append(cell)
     columns = {kind: _column(tensors) for kind, tensors in kinds.items()}
     read: dict[Any, Any] = {}
@@ -40,7 +40,7 @@ def _column(tensors: Sequence[Tensor]) -> Tensor:
 def _of_cell(cell: Number, read: Any) -> list[float]:
     if not isinstance(cell, Tensor):
         return [cell]
-    if cell.device.type == HOST:
+    if cell.device == HOST:
         return [float(cell.item())] if cell.ndim == 0 else cell.double().reshape(-1).tolist()  # type: ignore[no-any-return]
     column = read[cell.device, cell.dtype]
     return [float(next(column)) for _ in range(cell.numel() if cell.ndim else 1)]

@@ -128,8 +128,9 @@ class LossLedger:
 
         Collective where a period has begun and is not over.
         """
-        opened = self.take_open()
-        self.note(opened, on_host(opened.values))
+        if self._open:
+            opened = self.take_open()
+            self.note(opened, on_host(opened.values))
 
     def take_open(self) -> Opened:
         """What is still on the device, summed over ranks: whoever reads it must `note` it."""
@@ -141,23 +142,18 @@ class LossLedger:
 
     def note(self, opened: Opened, values: Sequence[list[float]]) -> None:
         """values: those of `opened`, on the host. Raises at the first that is not finite."""
-        for each, read in zip(opened.steps, values, strict=True):
-            entry = LossEntry(
-                each.iteration, dict(zip(each.names, read, strict=True)), each.batch_size
-            )
+        for (iteration, names, _, size, samples), read in zip(opened.steps, values, strict=True):
+            entry = LossEntry(iteration, dict(zip(names, read, strict=True)), size)
             if self.check_finite and not all(map(math.isfinite, read)):
-                raise NonFiniteLossError(_not_finite(entry, each.samples))
-            self._note(entry)
-
-    def _note(self, entry: LossEntry) -> None:
-        self._unread.append(entry)
-        if self._history is not None:
-            self._history.append(entry)
-        self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
-        self.phase_samples += entry.batch_size
-        if self._feed is not None:
-            for name, value in entry.parts.items():
-                self._feed(MAIN if name == MAIN else f"{MAIN}.{name}", value)
+                raise NonFiniteLossError(_not_finite(entry, samples))
+            self._unread.append(entry)
+            self.phase_losses.append(entry.parts[MAIN] * size)
+            self.phase_samples += size
+            if self._history is not None:
+                self._history.append(entry)
+            if self._feed is not None:
+                for name, value in entry.parts.items():
+                    self._feed(name if name == MAIN else f"{MAIN}.{name}", value)
 
     def drain(self) -> list[LossEntry]:
         """The steps since the last drain."""

@@ -3,6 +3,7 @@
 A trunk of timm's, or around one:  as timm groups its parameters (`group_matcher`)
 The same structure without timm:   as timm groups ViT, ConvNeXt and Swin, by the names
 ResNet with torchvision's names:   stem 0, layer1 to layer4 are 1 to 4, as in VISSL
+Other trunks that name their blocks (`block_names`):   stem 0, blocks from 1, each one deeper
 
 What timm's grouping leaves to the classifier (ConvNeXt's last norm) has the depth of heads.
 """
@@ -52,10 +53,13 @@ def layer_depth(model: nn.Module) -> LayerDepth:
     stages = {name: int(match[1]) if (match := _STAGE.search(name)) else 0 for name in names}
     if any(stages.values()):
         return LayerDepth(stages, max(stages.values()) + 1, False)
+    if blocks := getattr(getattr(model, "trunk", None), "block_names", None):
+        return LayerDepth(*_by_blocks(names, blocks), is_vit=False)
     raise ConfigError(
         "OPTIMIZER.param_group_constructor: lr_decay takes the layers of a trunk from timm's "
         "grouping (ViT, ConvNeXt, Swin and any other model of timm's), or reads layer1 ... layer4 "
-        "from the names of its parameters. This trunk has neither. Its first names are: "
+        "from the names of its parameters, or asks it for `block_names`. This trunk has none of "
+        "these. Its first names are: "
         f"{', '.join(names[:5]) or 'none'}."
     )
 
@@ -80,6 +84,19 @@ def _by_structure(names: list[str]) -> tuple[dict[str, int], int] | None:
                       if name.startswith(f"{prefix}."))  # fmt: skip
             return _grouped(prefix, inside, timms.group_matcher(None, coarse=False))
     return None
+
+
+def _by_blocks(names: list[str], blocks: str) -> tuple[dict[str, int], int]:
+    """What stands between two blocks is as deep as the second; behind all, as the last one."""
+    pattern = re.compile(rf"trunk\.({blocks})\.")
+    numbers: dict[str, int] = {}
+    depths: dict[str, int] = {}
+    for name in names:
+        if match := pattern.match(name):
+            depths[name] = numbers.setdefault(match[1], len(numbers) + 1)
+        else:
+            depths[name] = len(numbers) + 1 if numbers else 0
+    return {name: min(depth, len(numbers)) for name, depth in depths.items()}, len(numbers) + 1
 
 
 def _prefix(names: Iterable[str], pattern: str) -> str | None:

@@ -10,8 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.losses import info_nce as module
-from sslengine.losses.info_nce import info_nce
 from tests.largest import Largest
+
+
+def info_nce(
+    anchors: Tensor, candidates: Tensor, positives: Tensor, temperature: float,
+    excluded: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Of one pair."""
+    return module.info_nce(anchors, candidates, [(positives, excluded)], temperature)
 
 
 @pytest.fixture(params=[module.SMALL, 0], ids=["small", "large"], autouse=True)
@@ -66,6 +73,16 @@ def test_several_candidates_that_do_not_count() -> None:
         for row, columns, positive in left
     ]
     torch.testing.assert_close(loss, torch.stack(expected).mean())
+
+
+def test_several_pairs_are_averaged() -> None:
+    anchors, candidates = _unit(3, 4, 0), _unit(5, 4, 1)
+    pairs = [
+        (torch.tensor([1, 2, 0]), torch.tensor([[0], [0], [4]])),
+        (torch.tensor([3] * 3), None),
+    ]
+    expected = sum(info_nce(anchors, candidates, p, 0.1, excluded) for p, excluded in pairs) / 2
+    torch.testing.assert_close(module.info_nce(anchors, candidates, pairs, 0.1), expected)
 
 
 def test_gradient_by_finite_differences() -> None:

@@ -200,7 +200,7 @@ def test_views_apart_pass_the_teacher_apart(tmp_path: Path) -> None:
     task.on_phase_start()
     teacher, seen = task.loss.teacher, []
     before = copy.deepcopy(teacher.module)
-    teacher.register_forward_hook(lambda *arguments: seen.append(arguments[2][0]))
+    teacher.register_forward_hook(lambda *arguments: seen.append(arguments[2]))
     task.step()
     views = task.last_batch.sample["input"].chunk(2)
     before.views_apart = 0

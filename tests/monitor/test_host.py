@@ -7,10 +7,10 @@ from sslengine.monitor import host
 from sslengine.monitor.host import in_order, on_host
 
 
-@pytest.mark.parametrize("host_type", ["cpu", ""])
-def test_cells_come_back_as_they_are(monkeypatch: pytest.MonkeyPatch, host_type: str) -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_cells_come_back_as_they_are(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Read as they are, and as if they were on a device."""
-    monkeypatch.setattr(host, "HOST", host_type)
+    monkeypatch.setattr(host, "HOST", torch.device(device))
     cells = [torch.tensor([1.0, 2.0]), 3.0, torch.tensor(4), torch.tensor(5.0), torch.tensor([[6]])]
     assert on_host(cells) == [[1.0, 2.0], [3.0], [4.0], [5.0], [6.0]]
     assert on_host([]) == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from itertools import groupby
 from typing import Any
 
 import pytest
 import timm
+import torch
 import torchvision
 from timm.optim import param_groups_layer_decay
 from torch import nn
@@ -121,6 +124,33 @@ def test_resnet_as_torchvision_names_it(wrapped: bool) -> None:
     }.items():
         assert depth.of(f"{prefix}.{name}") == expected, name
     assert depth.of("heads.0.weight") == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "timms", "block"),
+    [
+        ("vit_b_16", "vit_base_patch16_224", r"encoder\.layers\.encoder_layer_(\d+)\."),
+        ("efficientnet_b0", "efficientnet_b0", r"features\.([1-7]\.\d+)\."),
+    ],
+)
+def test_torchvisions_blocks_are_as_deep_as_those_of_timm(
+    name: str, timms: str, block: str
+) -> None:
+    """The same networks, so the same depths: of what is before blocks, in each, and behind them."""
+    chosen = {"NAME": "torchvision", "TORCHVISION": {"model": name}}
+    config = resolved(MODEL__TRUNK=chosen, MODEL__HEAD={"PARAMS": []}).config
+    with torch.device("meta"):
+        found = layer_depth(build_model(read(config, ModelOptions)))
+        net: Any = timm.create_model(timms)
+    expected = layer_depth(model_of(net))
+    sequence = [[depth for depth, _ in groupby(each.values())] for each in (
+        {n: d for n, d in found.depths.items() if "pos_emb" not in n},
+        {n: d for n, d in expected.depths.items() if not re.search("head|classifier", n)},
+    )]  # fmt: skip
+    assert sequence[0] == sequence[1]
+    assert found.heads == expected.heads
+    inside = {m[1] for n in found.depths if (m := re.match(rf"trunk\.{block}", n))}
+    assert len(inside) == found.heads - 1
 
 
 @pytest.mark.parametrize("name", ["resnet", "convnext", "swin_transformer"])

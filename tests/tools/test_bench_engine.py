@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -50,11 +51,38 @@ def test_the_engine_makes_the_steps_of_the_plain_loop(bench: ModuleType, name: s
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("name", ["byol", "crops", "accumulate"])
+def test_the_loops_by_hand_make_the_engines_steps(
+    bench: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = bench.CASES[name]
+    shape = (case.views * case.images, *case.shape)
+    batches = [torch.randn(shape, dtype=torch.float64) for _ in range(4)]
+    task = bench.engine_task(case, iter(batches))
+    model = task.base_model.double()
+    task.loss.double()
+    plain, predictor = case.plain().double(), torch.nn.Linear(64, 64).double()
+    mine = [*plain.parameters(), *(predictor.parameters() if name == "byol" else ())]
+    before = [each.detach().clone() for each in model.parameters()]
+    with torch.no_grad():
+        for each, theirs in zip(mine, before, strict=True):
+            each.copy_(theirs)
+    monkeypatch.setattr(bench.nn, "Linear", lambda *sizes: predictor)
+    case.by_hand(replace(case, plain=lambda: plain), iter(batches))
+    for _ in batches:
+        task.step()
+    task.on_end()
+    for each, theirs, start in zip(mine, model.parameters(), before, strict=True):
+        torch.testing.assert_close(each, theirs)
+        assert not torch.equal(each, start)
+
+
 def test_a_race_times_every_contestant(
     bench: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     threads = str(torch.get_num_threads())
     arguments = ["--case", "mlp", "--only", "sslengine", "--rounds", "2", "--scale", "0.03"]
+    arguments += ["--clock", "cpu"]
     results = bench.main([*arguments, "--threads", threads])
     assert {name: len(rounds) for name, rounds in results["mlp"].items()} == {
         "plain": 2,

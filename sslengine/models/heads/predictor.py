@@ -15,6 +15,8 @@ from sslengine.registry import register_head
 class PredictorHead(nn.Module):
     """Gives [projection, prediction], both N x dims[-1]."""
 
+    predicts = True  # False: the projection alone, for a teacher
+
     def __init__(
         self,
         dims: Sequence[int],
@@ -54,7 +56,7 @@ class PredictorHead(nn.Module):
     def forward(self, x: Tensor) -> list[Tensor]:
         """N x C, or N x C x 1 x 1."""
         projection = self.projector(x)
-        return [projection, self.predictor(projection)]
+        return [projection, self.predictor(projection)] if self.predicts else [projection]
 
 
 def _drop_biases(mlp: MLP, hidden: bool, last: bool) -> None:

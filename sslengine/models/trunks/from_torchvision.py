@@ -36,6 +36,10 @@ class TorchvisionTrunk(ByName):
     # The name of its first convolution's weights.
     first_weight: str
 
+    def present_name(self, name: str) -> str:
+        """torchvision's files of DenseNets are older than its names."""
+        return re.sub(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)", r"\1\2", name)
+
     def library_weights(self, in_chans: int) -> dict[str, Tensor]:
         """torchvision's weights by name, from the network."""
         whole = _make(self.asked, weights="DEFAULT")
@@ -50,6 +54,10 @@ class TorchvisionTrunk(ByName):
 @register_trunk("torchvision", options=TorchvisionOptions)
 def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> TorchvisionTrunk:
     network = _make(options, num_classes=MARK)
+    if options.pretrained and in_chans == 3 and "transform_input" not in options.arguments:
+        cast(
+            Any, network
+        ).transform_input = True  # what GoogLeNet's and Inception's weights were trained with
     (last,) = (name for name, each in network.named_modules() if _has_classes(each))
     network.set_submodule(last, nn.Identity())
     first = next(name for name, each in network.named_modules() if isinstance(each, nn.Conv2d))

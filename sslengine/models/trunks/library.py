@@ -162,6 +162,10 @@ class ByName(LibraryTrunk):
     # Prefixes of the library's weights that are not here: those of its classifiers.
     left_out: tuple[str, ...] = ()
 
+    def present_name(self, name: str) -> str:
+        """What a tensor of the library's files is called here."""
+        return name
+
     def library_weights(self, in_chans: int) -> dict[str, Tensor]:
         """The library's own, by the names that they have here; it may download them."""
         raise NotImplementedError

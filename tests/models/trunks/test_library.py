@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,23 @@ def trunk(library: str, name: str, **arguments: Any) -> LibraryTrunk:
 def started_from(network: nn.Module, folder: Path, *given: Any) -> LibraryTrunk:
     """A trunk with the network's weights, out of a file as the library writes it."""
     path = folder / "network.pth"
-    torch.save(network.state_dict(), path)
+    torch.save(_as_released(network), path)
     asked = options(*given, WEIGHTS_INIT=WeightsInitOptions(PARAMS_FILE=str(path)))
     model = build_model(asked)
     assert isinstance(model, Model)
     init_weights(model, asked)
     assert isinstance(model.trunk, LibraryTrunk)
     return model.trunk.eval()
+
+
+def _as_released(network: nn.Module) -> dict[str, Tensor]:
+    """torchvision's files of DenseNets say norm.1 where the network says norm1."""
+    if not isinstance(network, torchvision.models.DenseNet):
+        return network.state_dict()
+    return {
+        re.sub(r"(layer\d+\.[a-z]+)([12])", r"\1.\2", name): tensor
+        for name, tensor in network.state_dict().items()
+    }
 
 
 def heard(network: nn.Module, x: Tensor, *names: str) -> dict[str, Tensor]:
@@ -288,6 +299,25 @@ def test_pretrained_weights_by_name(library: str, monkeypatch: pytest.MonkeyPatc
         else:  # torchvision's first filters, in turn
             expected = fetched[key][:, [0, 1, 2, 0]] * (3 / 4)
             torch.testing.assert_close(tensor, expected)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+@pytest.mark.parametrize(
+    ("pretrained", "arguments"), [(True, {}), (False, {}), (True, {"transform_input": False})]
+)
+def test_pretrained_inception_gets_images_as_it_was_trained_with(
+    name: str, pretrained: bool, arguments: dict[str, Any]
+) -> None:
+    """From -1 to 1; DATA gives them with ImageNet's mean 0 and standard deviation 1."""
+    asked = options("torchvision", name, arguments)
+    asked.TRUNK.TORCHVISION.pretrained = pretrained
+    with torch.device("meta"):
+        ours: Any = build_trunk(asked)
+    images = torch.rand(2, 3, 4, 4)
+    mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[..., None, None]
+    given = (images - mean) / deviation
+    expected = 2 * images - 1 if pretrained and not arguments else given
+    torch.testing.assert_close(ours._transform_input(given), expected)
 
 
 @pytest.mark.parametrize("library", SMALL)
