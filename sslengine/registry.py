@@ -9,13 +9,15 @@ There is one `Registry` per kind of component. A name comes from one of three pl
 - a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is, except while a
   folder is open that is not trusted (trust.py).
 
-A component may bring a dataclass of its YAML options: `register(..., options=Cls)`.
+A component may bring a dataclass of its YAML options, `register(..., options=Cls)`, and is then
+made with one object of it.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 import types
@@ -175,6 +177,19 @@ class Registry(Generic[T]):
             if registered is thing:
                 return self._options.get(known)
         return None
+
+    def make(self, name: str, arguments: Mapping[str, Any], where: str = "", *given: Any) -> Any:
+        """One of it: `given` is the engine's; arguments stand in YAML."""
+        thing: Any = self.get(name, where)
+        options = self.options(name, where)
+        if options is None:
+            return thing(*given, **arguments)
+        return thing(*given, options(**arguments))
+
+    def parameters(self, name: str, where: str = "") -> Mapping[str, inspect.Parameter]:
+        """What YAML may give for one of it, and, without a dataclass, the engine."""
+        taker: Any = self.options(name, where) or self.get(name, where)
+        return inspect.signature(taker).parameters
 
     def name_in(self, entry: Mapping[str, Any], where: str = "") -> str:
         """The full name: `augly.image:Blur` for `{name: Blur, transform_type: augly}`."""

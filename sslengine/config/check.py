@@ -2,7 +2,7 @@
 
 Nothing is built here; nothing is written. Fields made with `named(...)` are checked
 against their registry wherever they stand in the schema, plugins' sections included.
-`check_plain` tells what can be told without importing a component, and with it torch.
+`check_plain` reports what it can without importing a component, and with it torch.
 """
 
 from __future__ import annotations
@@ -176,19 +176,19 @@ def _call_problems(
         yield from problems
         return
     options = registry.options(name, path)
+    given = with_some_width(arguments) if registry is HEADS else arguments
     if options is None:
         by_engine = registry.engine_arguments
         if registry.takes_foreign and hasattr(thing, "from_config"):
             return
         if registry.takes_foreign:
             by_engine = (*by_engine, *loss_arguments(thing, {*arguments, *by_engine}))
-        given = with_some_width(arguments) if registry is HEADS else arguments
         yield from argument_problems(thing, given, path, by_engine)
         return
-    problems = argument_problems(options, arguments, path)
+    problems = argument_problems(options, given, path)
     yield from problems
     if not problems and hasattr(options, "check"):
-        yield from (f"{path}.{text}" for text in options(**arguments).check())
+        yield from (f"{path}.{text}" for text in options(**given).check())
 
 
 def _told_by_section(node: DictConfig, path: str, verb: str) -> Iterator[str]:

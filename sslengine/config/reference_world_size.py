@@ -12,7 +12,6 @@ LOG_FREQUENCY stay. Fields counted in steps are those declared with `iterations(
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -76,7 +75,7 @@ def scale_rates(schedule: Schedule, factor: float, where: str) -> Schedule:
         ]
         return {**schedule, "schedulers": parts}
     try:
-        known = inspect.signature(SCHEDULERS.get(name)).parameters
+        known = SCHEDULERS.parameters(name)
     except UnknownNameError:
         return schedule  # told by check.py
     rates = {key: schedule[key] for key in _RATES if key in known and schedule.get(key)}
@@ -87,7 +86,7 @@ def scale_rates(schedule: Schedule, factor: float, where: str) -> Schedule:
             f"REFERENCE_WORLD_SIZE to 0 and give the values for this number of ranks."
         )
     scaled = {**schedule, **{key: _times(value, factor) for key, value in rates.items()}}
-    if schedule.get("args"):  # of a scheduler of one's own
+    if schedule.get("args"):  # of a custom scheduler
         own = schedule["args"].items()
         scaled["args"] = {k: _times(v, factor) if k in _RATES else v for k, v in own}
     return scaled

@@ -10,7 +10,6 @@ optimizer gives a schedule with all that it needs, and so does a place that repl
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class _Places:
         self.command_line = len(composition.layers)
 
     def of(self, path: str) -> int:
-        """-1: nobody has set it, nor anything below it."""
+        """-1: neither it nor anything below it was set."""
         below = f"{path}."
         given = [its for key, its in self.origins.items() if key == path or key.startswith(below)]
         return max((self._numbers.get(each, self.command_line) for each in given),
@@ -124,7 +123,7 @@ def _settle(path: str, node: DictConfig, optimizer: str, places: _Places) -> Ite
         )
         return
     try:
-        parameters = inspect.signature(SCHEDULERS.get(called.name)).parameters
+        parameters = SCHEDULERS.parameters(called.name)
     except UnknownNameError:
         return  # told by the check of names
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())

@@ -80,7 +80,7 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
 def _extra(entry: str | dict[str, Any]) -> Any:
     entry = {"name": entry} if isinstance(entry, str) else entry
     arguments = {key: value for key, value in entry.items() if key != "name"}
-    hook = HOOKS.get(entry["name"])(**arguments)
+    hook = HOOKS.make(entry["name"], arguments, "config.HOOKS.EXTRA")
     return hook if any(hasattr(hook, event) for event in EVENTS) else _adapted(hook)
 
 

@@ -56,8 +56,7 @@ def build_writers(entries: Iterable[str | Mapping[str, Any]], run: RunPlace) -> 
 def _build(entry: Mapping[str, Any], run: RunPlace) -> Writer:
     name = str(entry["name"])
     arguments = {str(key): value for key, value in entry.items() if key != "name"}
-    make, options = WRITERS.get(name, "config.HOOKS.WRITERS"), WRITERS.options(name)
-    writer = make(run, options(**arguments)) if options else make(run, **arguments)
+    writer = WRITERS.make(name, arguments, "config.HOOKS.WRITERS", run)
     if not isinstance(writer, Writer):
         raise ConfigError(
             f"config.HOOKS.WRITERS: {name!r} is no writer: subclass sslengine.monitor.writers."

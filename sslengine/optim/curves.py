@@ -7,8 +7,9 @@ One of your own works the same way:
     def sawtooth(start_value: float, teeth: int) -> Curve:
         return lambda where: start_value * (1 - where * teeth % 1)
 
-An argument `num_epochs` is given by the engine. An impossible argument raises a
-ConfigError that begins with the argument's name.
+An argument `num_epochs` is given by the engine. With `options=Cls` it takes one object of that
+dataclass instead; an argument that no shipped scheduler has stands under `args`. An impossible
+argument raises a ConfigError that begins with the argument's name.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ _EPSILON = fvcore.ParamScheduler.WHERE_EPSILON
 
 
 def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> Curve:
-    """The curve called `name`; a mistake is told with the path below the schedule's own."""
-    builder = SCHEDULERS.get(name, "name")
-    for problem in argument_problems(builder, arguments, "", _ENGINE_ARGUMENTS):
+    """The curve called `name`; a mistake is reported with the path below the schedule's own."""
+    builder, options = SCHEDULERS.get(name, "name"), SCHEDULERS.options(name)
+    for problem in argument_problems(options or builder, arguments, "", _ENGINE_ARGUMENTS):
         raise ConfigError(problem.removeprefix("."))
-    if "num_epochs" in inspect.signature(builder).parameters:
+    if options is not None:
+        for text in getattr(options(**arguments), "check", list)():
+            raise ConfigError(text)
+    elif "num_epochs" in inspect.signature(builder).parameters:
         arguments = {**arguments, "num_epochs": num_epochs}
     try:
-        return cast(Curve, builder(**arguments))
+        return cast(Curve, SCHEDULERS.make(name, arguments, "name"))
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ConfigError(f"name: {name} refuses its arguments: {error}") from error
 

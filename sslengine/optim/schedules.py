@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -111,7 +110,7 @@ def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
 
 def _arguments(options: SchedulerOptions) -> dict[str, Any]:
     """Those that are set and that the scheduler knows, and `args`."""
-    known = inspect.signature(SCHEDULERS.get(options.name, "name")).parameters
+    known = SCHEDULERS.parameters(options.name, "name")
     names = [each.name for each in fields(options) if each.name not in _NO_ARGUMENTS]
     offered = {name: getattr(options, name) for name in names}
     chosen = {

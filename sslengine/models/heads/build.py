@@ -41,9 +41,8 @@ def build_module(entry: Any, where: str) -> nn.Module:
 
 
 def _module(name: str, arguments: dict[str, Any], where: str) -> nn.Module:
-    head = HEADS.get(name, where)
     try:
-        return head(**arguments)  # type: ignore[no-any-return]
+        return HEADS.make(name, arguments, where)  # type: ignore[no-any-return]
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
 

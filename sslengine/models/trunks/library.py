@@ -121,7 +121,7 @@ class LibraryTrunk(Trunk):
         return cast(dict[str, Tensor], given)
 
     def _run(self, x: Tensor, sources: Collection[str]) -> dict[str, Tensor]:
-        """Those of the sources that nobody listens to."""
+        """The final feature, if it is among the sources."""
         output = self.final_feature(x)
         return {"": output} if "" in sources else {}
 
