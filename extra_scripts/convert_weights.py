@@ -1,4 +1,4 @@
-"""Weights of sslengine, VISSL, torchvision or timm, one into another, with a proof.
+"""Convert weights between sslengine, VISSL, torchvision and timm, and verify the outputs.
 
     # A run of sslengine or VISSL into torchvision's ResNet-50, without its classifier
     python extra_scripts/convert_weights.py config=pretrain/simclr/simclr_8gpu_resnet50 \\
@@ -9,9 +9,9 @@
         --from deit_small.pth --made-by timm:vit_small_patch16_224 --skip head. \\
         --to vissl --out deit_small.torch
 
-The config tells the model. Every tensor must find its place: what cannot be mapped is an error
-that names it, and --skip leaves it out. Before anything is written the converted weights are put
-into the model they are for, and its outputs must equal those of the model they came from.
+The config describes the model. Every tensor must be mapped: one that cannot be is an error that
+names it, and --skip omits it. Before anything is written the converted weights are loaded into the
+target model, and its outputs must equal those of the source model.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from sslengine.models.options import ModelOptions
 from sslengine.models.vissl_names import to_vissl
 from sslengine.models.weights import Loaded, init_from_file, model_state, read_file, vissl_state
 
-# Float32 sums in another order; a wrong tensor is off by far more.
+# Rounding of float32 sums in another order; a wrong tensor differs by far more.
 TOLERANCE = 1e-4
 LIBRARIES = ("torchvision", "timm")
 FORMS = ("vissl", "sslengine", *(f"{each}:MODEL" for each in LIBRARIES))
 
 
 def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, Loaded]:
-    """The model with the file's weights, and what came with them."""
+    """The model with the file's weights, and the facts about the file."""
     weights = options.WEIGHTS_INIT
     weights.PARAMS_FILE = file
     content = read_file(weights)
@@ -73,7 +73,7 @@ def _key_path(content: Any) -> list[str]:
 
 
 def library_model(form: str) -> nn.Module:
-    """`torchvision:resnet50`: that model, with random weights and without its classifier."""
+    """The model of `torchvision:resnet50`, with random weights and without its classifier."""
     library, _, name = form.partition(":")
     try:
         if library == "timm":
@@ -91,7 +91,7 @@ def library_model(form: str) -> nn.Module:
 
 
 def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
-    """All tensors of the model's trunk, and nothing else."""
+    """Copy all tensors of the model's trunk into the library's model."""
     own, state = library.state_dict(), bare_state(model, library)
     counters = {name for name in own if name.endswith("num_batches_tracked")}
     missing, strange = own.keys() - state.keys() - counters, state.keys() - own.keys()
@@ -113,12 +113,12 @@ def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
     return library
 
 
-# ---- the proof
+# ---- verification
 
 
 @torch.no_grad()
 def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, float]:
-    """The trunk's feature that the other model gives, and how far the two are apart."""
+    """The trunk's feature that the other model outputs, and the largest difference."""
     expected = other(images).flatten(1)
     if torch.equal(expected[0], expected[1]):
         raise CheckpointError("the model gives two images the same output: nothing can be proved.")
@@ -144,7 +144,7 @@ def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, 
 
 @torch.no_grad()
 def prove_reload(options: ModelOptions, model: Model, file: str, images: Tensor) -> str:
-    """Read the file into a model with other weights: the same outputs, bit by bit."""
+    """Load the file into a model with other weights: its outputs must be bit-equal."""
     again, _ = load(options, file, skip=())
     features = zip(model.trunk(images), again.trunk(images), strict=True)
     if not all(torch.equal(one, other) for one, other in features):
@@ -174,7 +174,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
     parser.add_argument("--image-size", type=int, default=224, help="of the images to compare on")
     parser.add_argument(
-        "--trust-pickle", action="store_true", help="of a file of your own: run what code it holds"
+        "--trust-pickle", action="store_true", help="run the code in the file: only for your own"
     )
     options = parser.parse_intermixed_args(arguments)
     for form in (options.to, *([options.made_by] if options.made_by else [])):
@@ -190,7 +190,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def convert(options: argparse.Namespace) -> list[str]:
-    """What was done, line by line."""
+    """Convert; returns what was done, line by line."""
     config = resolve(options.config, options.config_dir).config
 
     def settings(heads: bool = True, network: str = AUTO) -> ModelOptions:

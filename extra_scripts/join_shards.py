@@ -1,9 +1,9 @@
-"""One file out of a sharded checkpoint: what a run without shards would have saved.
+"""Convert a sharded checkpoint to one file, as an unsharded run saves it.
 
     python extra_scripts/join_shards.py runs/mine/checkpoints/checkpoint.torch --out whole.torch
 
-With the optimizer a run can resume from it; --weights-only leaves that out. The shards are
-verified first. All of it has to fit into host memory, but not into that of a GPU.
+A run can resume from it; --weights-only omits the optimizer. The shards are verified first. The
+whole checkpoint must fit into host memory, but not into GPU memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sslengine.errors import CheckpointError, SSLEngineError
 def join(source: Path, target: Path, weights_only: bool = False) -> None:
     folder = source.resolve()  # `checkpoint.torch` points to it
     if not is_folder_of_shards(folder):
-        raise CheckpointError(f"{source} is no sharded checkpoint.")
+        raise CheckpointError(f"{source} is not a sharded checkpoint.")
     if target.exists():
         raise CheckpointError(f"{target} exists; it is not overwritten.")
     verify(folder)

@@ -1,13 +1,13 @@
-"""A folder of images into the file lists that the source `disk_filelist` reads.
+"""Make file lists of a folder of images, for the source `disk_filelist`.
 
     python extra_scripts/make_file_lists.py /data/imagenet lists --name imagenet
 
     /data/imagenet/train/<class>/*.jpg    ->   lists/train_images.npy, lists/train_labels.npy
     /data/imagenet/val/<class>/*.jpg      ->   lists/val_images.npy,   lists/val_labels.npy
 
-A folder without train/ is one split, train. Where images lie in no class folder there are no
-labels. Labels are numbers, in the order of the class names, which lists/classes.txt holds. The
-catalogue lists/dataset_catalog.json lets configs name the data: DATASET_NAMES=[imagenet].
+A folder without train/ is one split, train. Without class folders there are no labels. Labels are
+numbers in the order of the class names, which are in lists/classes.txt. With the catalogue
+lists/dataset_catalog.json configs can name the data: DATASET_NAMES=[imagenet].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def splits_of(root: Path) -> dict[str, Path]:
 
 
 def read_split(folder: Path) -> tuple[list[str], list[int] | None, list[str]]:
-    """Absolute paths; labels, if each image lies in a class folder; the names of the classes."""
+    """Absolute paths; labels, if each image is in a class folder; the names of the classes."""
     source = FolderSource(SplitOptions(DATA_PATHS=[str(folder.resolve())]), "TRAIN")
     paths = [source.path(index) for index in range(len(source))]
     labels = [source.label(index) for index in range(len(source))]
@@ -41,7 +41,7 @@ def read_split(folder: Path) -> tuple[list[str], list[int] | None, list[str]]:
 
 
 def write(root: Path, out: Path, name: str) -> list[str]:
-    """What was written, line by line."""
+    """Write the lists; returns what was written, line by line."""
     parts = {split: read_split(folder) for split, folder in splits_of(root).items()}
     classes = parts["train"][2]
     for split, (_, labels, names) in parts.items():

@@ -1,16 +1,16 @@
-"""Smaller copies of images in a few large files, for the data source `image_cache`.
+"""Store smaller copies of images in a few large files, for the data source `image_cache`.
 
     python extra_scripts/make_image_cache.py disk_folder /data/imagenet/train /fast/train --side 256
 
-Each image is scaled so that its shorter side is --side (none is enlarged), and kept as JPEG of
---quality, or with --raw as plain pixels: no decoding, 10 to 20 times the size. Training then reads
-other images than the originals: crops come from fewer pixels, and JPEG adds its own traces. The
-source says so in the log of each run.
+Each image is scaled so that its shorter side is --side (none is enlarged), and stored as JPEG of
+--quality, or with --raw as plain pixels: no decoding, 10 to 20 times the size. Training then uses
+images that differ from the originals: crops have fewer pixels, and JPEG adds artefacts. The source
+notes this in the log of each run.
 
 Images of more than 8 bits need --pixel-range, which means what PIXEL_RANGE of config.DATA does:
 image, type, [0, 4095], [1%, 99%].
 
-Interrupted, it resumes where it was when started again in the same way. To use it:
+If interrupted, the same command resumes. To use the cache:
 
     config.DATA.TRAIN.DATA_SOURCES=[image_cache] config.DATA.TRAIN.DATA_PATHS=[/fast/train]
 """
@@ -49,7 +49,7 @@ IN_A_PART = 1000
 
 
 class Copies(NamedTuple):
-    """How the images are kept."""
+    """How the images are stored."""
 
     side: int
     quality: int  # 0: plain pixels
@@ -74,7 +74,7 @@ class Copies(NamedTuple):
 
 
 def make(source: DataSource, out: Path, copies: Copies, of: str, workers: int) -> dict[str, Any]:
-    """All parts that are not there yet, then what names them. Returns the latter."""
+    """Write all missing parts, then the index of parts. Returns the index."""
     plan = {
         "version": VERSION,
         "of": of,
@@ -100,7 +100,7 @@ def make(source: DataSource, out: Path, copies: Copies, of: str, workers: int) -
 
 
 def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> None:
-    """The images of one part. Its .npy is the last thing that is written."""
+    """Write the images of one part; its .npy comes last."""
     name = part_name(number)
     members = range(number * IN_A_PART, min(len(source), (number + 1) * IN_A_PART))
     starts, counts = [0], {"unreadable": 0, "not_resized": 0}
@@ -116,7 +116,7 @@ def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> No
                     f"{error.low:g} to {error.high:g}, and the copies have 8 bits. PIXEL_RANGE "
                     f"says which are black and white: --pixel-range={FORMS}."
                 ) from error
-            except Exception:  # whatever a decoder may raise
+            except Exception:  # decoders raise many kinds
                 content = b""
                 counts["unreadable"] += 1
             file.write(content)
@@ -135,8 +135,8 @@ def _begin(out: Path, plan: dict[str, Any]) -> None:
         changed = [key for key in plan if begun.get(key) != plan[key]]
         if changed:
             raise DataError(
-                f"{out} was begun otherwise, and what differs is {', '.join(changed)}. Remove it, "
-                f"or name another folder."
+                f"{out} was begun with other settings: {', '.join(changed)}. Remove it, or name "
+                f"another folder."
             )
         return
     if out.exists() and any(out.iterdir()):
@@ -158,7 +158,7 @@ def _finish(source: DataSource, out: Path, plan: dict[str, Any]) -> dict[str, An
 
 
 def _fingerprint(source: DataSource) -> str:
-    """Of the names of all images: to continue with others would mix two sets."""
+    """A hash of all image names: resuming with other images would mix two datasets."""
     names = hashlib.blake2b(digest_size=16)
     for index in range(len(source)):
         names.update(os.fsencode(source.path(index)) + b"\0")

@@ -288,6 +288,21 @@ WORDS = {
     r"\bin shards\b": "sharded",
     r"\b(go(es|ing)?|went|gone) on\b": "resume, continue",
     r"(?<!\")\bfigures?\b": "metric; a number",
+    r"\bdata sets?\b": "dataset",
+    r"\banybody": "anyone; untrusted",
+    r"\bone's own\b": "custom, your own",
+    r"\blets? go\b": "release, free",
+    r"\bin mid-": "within, during",
+    r"\bin vain\b": "without success, on a timeout",
+    r"\bput together\b": "combine, concatenate",
+    r"\bas it stands\b": "unchanged",
+    r"\b(speaks?|heeds?|hears? (of|from))\b": "prints, handles, gets",
+    r"\bbegins? again\b": "restart, from the beginning",
+    r"\bleft alone\b": "not changed",
+    r"\bwithout a word\b": "silently, without a message",
+    r"\bbe had\b|\bwhatever else\b": "available; all other",
+    r"\b(is|are|be|being|been|was|were) told\b": "reported, signalled, gets",
+    r"\bunder way\b": "current, pending, running",
 }
 
 

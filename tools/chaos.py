@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Kill a run again and again, and prove that it ends as if nothing had happened.
+"""Kill a run repeatedly, and prove that its result equals that of an undisturbed run.
 
     python tools/chaos.py config=quickstart/simclr config.OPTIMIZER.num_epochs=2 --kills 20
     python tools/chaos.py --series --kills 100        # small runs of many methods, 1 and 2 ranks
 
-The run is made once without harm. Then it is made again; at random instants all its processes
-get SIGKILL, and the same run is started again, until it ends. Half of the kills are power cuts:
-what was not synced is lost (chaos_disk.py). Then every loss and every sample of every step that
-was ever made, on each rank, every line of metrics.jsonl and metrics.csv (but for times), every
-picture, and the whole state of the last checkpoint must be equal, bit by bit. New runs follow
-until there were enough kills.
+The run is first made undisturbed. Then it is made again; at random times all its processes get
+SIGKILL, and the same run is started again, until it ends. Half of the kills are power cuts, which
+lose unsynced data (chaos_disk.py). Then every loss and every sample of every step, also of repeated
+steps, on each rank, every line of metrics.jsonl and metrics.csv (except times), every picture, and
+the whole state of the last checkpoint must be bit-equal. Further runs follow until there were
+enough kills.
 
-A run can be as harsh as the config says: config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY decides
-how often it saves (here every second step, unless you say otherwise).
+config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY decides how often the run saves (default here: every
+second step).
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ SMALL = (
     "config.OPTIMIZER.num_epochs=3",
     "config.LOG_FREQUENCY=1",
 )
-# With test phases, of a few images made as those of training are.
+# Images of a test phase; they come from the training's source.
 TESTED = 8
-# What else makes a quickstart's run small.
+# Further overrides that make a quickstart small.
 METHODS: dict[str, tuple[str, ...]] = {
     "simclr": (),
     "moco": ("config.LOSS.moco_loss.queue_size=16",),
@@ -81,7 +81,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "barlow_twins": (),
     "vicreg": (),
     "simsiam": (),
-    "mae": (),  # the model owns its step, and gives pictures
+    "mae": (),  # the model computes its losses, and the run writes pictures
     "npid": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
     "npid++": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
     "rotnet": (),
@@ -89,18 +89,18 @@ METHODS: dict[str, tuple[str, ...]] = {
     "gradcache": ("config=quickstart/simclr", "+config/train_steps=gradcache"),
     "multi_optimizer": ("config=quickstart/vicreg", "+config/train_steps=multi_optimizer"),
 }  # fmt: skip
-# A memory has a row for each training image, and none for those of a test phase.
+# Not with test phases: a memory bank has rows for training images only.
 UNTESTED = ("deepclusterv2", "pirl", "npid", "npid++")
-# Fields of records that no run has twice.
+# Fields of records that differ between any two runs.
 TIMES = frozenset(("images_per_s", "data_seconds", "seconds_per_step", "percent_in_hooks"))
-# (ranks, loader workers, of all kills this share)
+# (ranks, loader workers, share of all kills)
 SHAPES = ((1, 0, 0.6), (2, 0, 0.3), (1, 2, 0.06), (2, 2, 0.04))
-# Of all kills, this share waits for a save to begin: else few would meet one.
+# Share of the kills that wait for a save to begin: otherwise few would hit one.
 IN_A_SAVE = 0.3
 
 
 class Record(Hook):
-    """Writes down every step that is made, in every life."""
+    """Records every step, in every start of the run."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -109,7 +109,7 @@ class Record(Hook):
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"steps_rank{rank()}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(self._file, b"\n")  # an earlier life may have been cut within a line
+        os.write(self._file, b"\n")  # an earlier process may have been killed within a line
 
     def on_step(self, task: Any) -> None:
         if task.train:
@@ -124,11 +124,11 @@ class Tally:
 
     name: str
     kills: int = 0
-    in_a_save: int = 0  # a file had been begun
+    in_a_save: int = 0  # kills while a file was being written
     before_any_save: int = 0
     power_cuts: int = 0
     runs: int = 0
-    lost: int = 0  # steps made again, in all
+    lost: int = 0  # repeated steps, in total
 
     def __str__(self) -> str:
         return (
@@ -153,19 +153,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--ranks", nargs="+", type=int, choices=(1, 2), default=[1, 2])
     parser.add_argument("--workers", nargs="+", type=int, choices=(0, 2), default=[0, 2])
-    parser.add_argument("--kills", type=int, default=20, help="in all (default: 20)")
+    parser.add_argument("--kills", type=int, default=20, help="in total (default: 20)")
     parser.add_argument(
         "--power-cuts", type=float, default=0.5, metavar="SHARE", help="of all kills (default: 0.5)"
     )
     parser.add_argument("--tests", action="store_true", help="add test phases (--series has them)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants")
+    parser.add_argument("--seed", type=int, default=0, help="of the random times")
     parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="is emptied")
     given = parser.parse_intermixed_args(arguments)
     sys.path.insert(0, "")  # a user's own hooks and methods
     torch.set_num_threads(1)  # no thread before a fork
-    # And one in each life: such small runs take a quarter of the time, more so on a busy machine.
+    # One thread in each process too: small runs then take a quarter of the time.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in _LATER:  # so that no life has to import it: half of the time of such small runs
+    for name in _LATER:  # imported before forks: imports are half of the time of small runs
         importlib.import_module(name)
     dice = random.Random(given.seed)
     print(HEADER, flush=True)
@@ -211,23 +211,23 @@ def harm(
     name: str, make: Callable[[Path], Resolved], folder: Path, kills: int, dice: random.Random,
     power_cuts: float,
 ) -> Tally:  # fmt: skip
-    """make: the run, in a given folder. power_cuts: of all kills, this share.
+    """make: the run, in a given folder. power_cuts: share of all kills.
 
-    Raises AssertionError if any run ends otherwise than the one without harm.
+    Raises AssertionError if a run does not end equal to the undisturbed one.
     """
     tally = Tally(name)
     shutil.rmtree(folder, ignore_errors=True)
     whole = make(folder / "whole")
     began = time.monotonic()
-    assert _live(whole, None) == 0, f"the run without harm fails; see {folder / 'whole'}"
-    seconds = time.monotonic() - began  # of a life that is not cut short
+    assert _live(whole, None) == 0, f"the undisturbed run fails; see {folder / 'whole'}"
+    seconds = time.monotonic() - began  # of a run that is not killed
     while tally.kills < kills:
         for each in ("killed", "killed_beside"):
             shutil.rmtree(folder / each, ignore_errors=True)
         killed, disk = make(folder / "killed"), Disk(folder / "killed", folder / "disk")
         disk.begin()
         before, began = tally.kills, time.monotonic()
-        # The last life is not cut short.
+        # The last start is not killed.
         while _live(killed, _instant(dice, seconds) if tally.kills < kills else None, disk) != 0:
             tally.kills += 1
             checkpoints = folder / "killed" / "checkpoints"
@@ -236,7 +236,7 @@ def harm(
                 tally.power_cuts += 1
                 disk.cut(dice)
             tally.before_any_save += not files.in_order(checkpoints)
-        if tally.kills == before:  # too late: the machine was busier when it was measured
+        if tally.kills == before:  # all kills came too late: the machine was slower before
             seconds = min(seconds, time.monotonic() - began)
         tally.runs += 1
         tally.lost += _compare(folder / "whole", folder / "killed", world_size(whole.config))
@@ -246,7 +246,7 @@ def harm(
 def _resolved(
     overrides: Sequence[str], config_dirs: Sequence[str], tests: bool, folder: Path
 ) -> Resolved:
-    """The run, in this folder and with a hook that records it beside its own hooks."""
+    """The run, in this folder and with an additional hook that records it."""
     run = resolve([*overrides, f"config.CHECKPOINT.DIR='{folder}'"], config_dirs)
     record = {"name": "chaos:Record", "folder": str(_beside(folder))}
     config = copy.deepcopy(run.config)
@@ -261,13 +261,13 @@ def _resolved(
 
 
 def _beside(folder: Path) -> Path:
-    """For what the tool writes of a run: no kill takes it."""
+    """The folder of the tool's own records of a run; power cuts do not affect it."""
     return folder.with_name(f"{folder.name}_beside")
 
 
 @dataclass(frozen=True)
 class Instant:
-    """When to kill: so many seconds after the start, or when the next save after them begins."""
+    """When to kill: so many seconds after the start, or when the next save after that begins."""
 
     seconds: float
     in_a_save: bool
@@ -283,7 +283,7 @@ def _instant(dice: random.Random, seconds: float) -> Instant:
 
 
 def _live(run: Resolved, kill_at: Instant | None, disk: Disk | None = None) -> int:
-    """One life of the run, in processes forked from this one. 0: it came to its end."""
+    """Start the run once, in processes forked from this one. Returns 0 if it ended by itself."""
     ranks, port = world_size(run.config), _free_port()
     checkpoints = Path(run.config.CHECKPOINT.DIR) / "checkpoints"
     began = time.monotonic()
@@ -302,8 +302,8 @@ def _live(run: Resolved, kill_at: Instant | None, disk: Disk | None = None) -> i
         time.sleep(0.001)
     failed = [s for s in statuses if os.WIFEXITED(s) and os.WEXITSTATUS(s) != 0]
     killed = any(os.WIFSIGNALED(s) for s in statuses)
-    # What a rank says after another one was killed is no failure of its own.
-    assert killed or not failed, f"a life failed by itself; see {_output(run)}"
+    # After a kill of another rank, a rank's error does not count.
+    assert killed or not failed, f"a run failed without a kill; see {_output(run)}"
     return int(killed)
 
 
@@ -345,7 +345,7 @@ def _free_port() -> int:
 
 
 def _compare(whole: Path, killed: Path, ranks: int) -> int:
-    """How many steps were made more than once; all of them must be equal."""
+    """The number of repeated steps; raises AssertionError unless all steps are equal."""
     again = 0
     for number in range(ranks):
         name = f"steps_rank{number}.jsonl"
@@ -354,7 +354,7 @@ def _compare(whole: Path, killed: Path, ranks: int) -> int:
         for step in made:
             assert step == want[step[0]], f"rank {number}: {step} instead of {want[step[0]]}"
         missing = want.keys() - {step[0] for step in made}
-        assert not missing, f"rank {number} never made the steps {sorted(missing)}"
+        assert not missing, f"rank {number} lacks the steps {sorted(missing)}"
         again += len(made) - len(want)
     for read in (_lines, _rows, _pictures):
         _same(read.__name__[1:], read(whole), read(killed))
@@ -363,7 +363,7 @@ def _compare(whole: Path, killed: Path, ranks: int) -> int:
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    """Of metrics.jsonl, all of them: a cut line is an error."""
+    """All lines of metrics.jsonl; a truncated line is an error."""
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{name: line[name] for name in line if name not in TIMES} for line in lines]
@@ -385,7 +385,7 @@ def _steps(path: Path) -> Iterator[list[Any]]:
         try:
             yield json.loads(line)
         except ValueError:
-            continue  # empty, or cut by a kill
+            continue  # empty, or truncated by a kill
 
 
 def _final_state(folder: Path) -> Any:

@@ -1,13 +1,13 @@
-"""A power cut, for chaos.py: what no fsync has put on the disk is lost.
+"""Simulate a power cut for chaos.py: data that was not synced by fsync is lost.
 
-In the run's processes every os.fsync is noted: of a file its content at that moment, of a folder
-its names. After a kill the folder is made again from these notes. At the harshest, nothing else is
-there: a file that was never synced is empty, the end of a file that grew since is gone, a name, a
-rename or a removal whose folder was not synced has not happened. At other times the disk was
-luckier: each of these may have happened, files are cut anywhere after what is sure.
+In the run's processes every os.fsync is recorded: for a file its content at that time, for a
+folder its names. After a kill the folder is rebuilt from these records. In the worst case only they
+remain: a file that was never synced is empty, data appended since is lost, and names, renames and
+removals in a folder that was not synced have not happened. In other cases each of these may have
+happened, and files are truncated at a random place after the synced part.
 
-What is not simulated: blocks of a file written out of order, and folders that are removed and made
-again under the same number (inode).
+Not simulated: blocks of a file written out of order, and folders that are removed and made again
+with the same inode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Listing = dict[str, list[Any]]  # name: [kind, inode or target of a link]
 
 
 class Disk:
-    """Of one run's folder; the notes lie in a folder elsewhere, for no process lives on."""
+    """The disk state of one run's folder, with its records in files of another folder."""
 
     def __init__(self, root: Path, notes: Path) -> None:
         self.root, self.notes = root, notes
@@ -31,7 +31,7 @@ class Disk:
     # ---- in the run's processes
 
     def watch(self) -> None:
-        """From here on os.fsync notes what it has made sure. The real one is not called."""
+        """Replace os.fsync by one that records the synced content. The real one is not called."""
         os.fsync = self._fsync  # type: ignore[assignment]
 
     def _fsync(self, file: Any) -> None:
@@ -46,7 +46,7 @@ class Disk:
             self._put("folders", inode, json.dumps(_listing(path)).encode())
             return
         self._put("files", inode, path.read_bytes())
-        pin = self.notes / "pins" / str(inode)  # the number is not given to another file
+        pin = self.notes / "pins" / str(inode)  # so that no other file gets this inode
         pin.parent.mkdir(parents=True, exist_ok=True)
         if not pin.exists():
             os.link(path, pin)
@@ -61,7 +61,7 @@ class Disk:
     # ---- between two lives
 
     def begin(self) -> None:
-        """All that is in the folder now is sure."""
+        """Record the whole folder as synced."""
         shutil.rmtree(self.notes, ignore_errors=True)
         self.root.mkdir(parents=True, exist_ok=True)
         for path in (self.root, *self.root.rglob("*")):
@@ -69,7 +69,7 @@ class Disk:
                 self._note(path)
 
     def cut(self, dice: random.Random) -> None:
-        """The power goes: the folder is made again from what is sure."""
+        """Simulate the power cut: rebuild the folder from the records."""
         harsh = dice.random() < 0.5
         again = self.root.with_name(f"{self.root.name}.again")
         self._build(again, self.root, self.root.stat().st_ino, dice, harsh)

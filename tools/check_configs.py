@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Say of every YAML file below some folders whether sslengine can run it, and why not.
+"""Check for every YAML file in some folders whether sslengine can run it, and if not, why.
 
     python tools/check_configs.py configs                   # names, keys, values; models built
     python tools/check_configs.py ~/vissl/configs --resume verdicts.jsonl
     python tools/check_configs.py ~/vissl/configs --train   # two steps of each, on this CPU
     python tools/check_configs.py DIR --train --set config.MODEL.TRUNK.RESNETS.DEPTH=18
 
-Each file has a role. A run says itself what it trains on and which model: it is tried alone. An
-overlay sets several sections and a part sets one (`+config/...`): they are put on top of the runs
-nearest to them that are right, and are right if they are with one of them. A file without
-`config:` is another program's, and is named and left out.
+Each file has a role. A run names its data and its model: it is checked alone. An overlay sets
+several sections and a part sets one (`+config/...`): they are merged onto the nearest runs that are
+right, and are right if one of these combinations is. A file without `config:` belongs to another
+program; it is listed and skipped.
 
-Each verdict is printed as it comes, and kept in the file of --resume: started again, the command
-continues with the files that have none yet, or have changed. Without --train nothing is computed:
-models are built without memory. With it each run gets one process, the CPU, fp32, generated
-images and a batch of 4; what --set gives comes last.
+Each verdict is printed at once and kept in the file of --resume: the same command then continues
+with files that have no verdict or have changed. Without --train nothing is computed: models are
+built on the meta device. With it each run gets one process, the CPU, fp32, generated images and a
+batch of 4; the values of --set have the last word.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ SMALL = [
     "config.DATA.TRAIN.DATA_LIMIT=16",
     "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=4",
     "config.TEST_MODEL=false",
-    # Of files, which generated images are not.
+    # Options of files, which generated images do not have.
     *(
         f"config.DATA.TRAIN.{key}={json.dumps(getattr(SplitOptions(), key))}"
         for key in OF_SOME_SOURCES
     ),
 ]
 RUN, OVERLAY, PART, FOREIGN = "run", "overlay", "part", "foreign"
-# Runs that a part is tried on before it counts as wrong.
+# Runs that a part is tried with before it counts as wrong.
 MOST_BASES = 4
 WITH_LABELS = [
     "config.DATA.TRAIN.LABEL_SOURCES=[synthetic]",
@@ -85,7 +85,7 @@ WITH_LABELS = [
 
 @dataclass(frozen=True)
 class File:
-    """One YAML file: its config folder, its name in it, and what it is."""
+    """One YAML file: its config folder, its name in it, and its role."""
 
     root: Path
     name: str
@@ -107,7 +107,7 @@ class File:
 
 @dataclass(frozen=True)
 class Trial:
-    """One composition to try, and how."""
+    """One composition to check, and how."""
 
     arguments: tuple[str, ...]
     root: Path
@@ -118,12 +118,12 @@ class Trial:
 @dataclass(frozen=True)
 class Verdict:
     arguments: tuple[str, ...]
-    problem: str = ""  # none: it is right
+    problem: str = ""  # empty: it is right
     seconds: float = 0.0
     left_out: bool = False
 
 
-# ---- what is there
+# ---- finding files
 
 
 def config_root(path: Path) -> Path:
@@ -145,13 +145,13 @@ def find(given: Path) -> list[File]:
 
 
 def name_of(path: Path, root: Path) -> str:
-    """By which `config=` finds it."""
+    """The file's name for `config=`."""
     inside = root / "config" if (root / "config").is_dir() else root
     return path.relative_to(inside).with_suffix("").as_posix()
 
 
 def role_of(path: Path, root: Path) -> str:
-    """What cannot be read counts as a run, so that the reason is told."""
+    """The role; an unreadable file counts as a run, so that its error is reported."""
     try:
         tree = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
@@ -171,7 +171,7 @@ def role_of(path: Path, root: Path) -> str:
 
 
 def _with_its_bases(name: str, root: Path) -> dict[str, Any] | None:
-    """What it says together with the files of its `defaults`, if they can be read."""
+    """The file merged with those of its `defaults`, if they can be read."""
     try:
         return compose([f"config={name}"], [str(root)]).said()
     except SSLEngineError:
@@ -184,7 +184,7 @@ def _names_its_data(data: Any) -> bool:
 
 
 def bases(part: File, known: Sequence[File]) -> list[File]:
-    """The runs that a part may be meant for: those of the nearest folder above that has some."""
+    """The runs that a part may belong to: those of the nearest parent folder that has any."""
     runs = [file for file in known if file.is_run and file.root == part.root]
     folder = part.folder
     while True:
@@ -194,24 +194,24 @@ def bases(part: File, known: Sequence[File]) -> list[File]:
         folder = folder.rpartition("/")[0]
 
 
-# ---- trying one
+# ---- checking one
 
 
 def attempt(trial: Trial) -> None:
-    """Raises what is wrong."""
+    """Raise an error if the composition is wrong."""
     small = for_this_machine(trial.arguments, trial.root) if trial.train else []
     run = resolve([*trial.arguments, *small, *trial.overrides], [str(trial.root)])
     (train_two_steps if trial.train else build_without_memory)(run)
 
 
 def for_this_machine(arguments: Sequence[str], root: Path) -> list[str]:
-    """What lets a config of any size train here."""
+    """Overrides with which a config of any size can train here."""
     sources = compose(arguments, [str(root)]).last_value("config.DATA.TRAIN.LABEL_SOURCES")
     return [*SMALL, *(WITH_LABELS if sources else [])]
 
 
 def build_without_memory(run: Resolved) -> None:
-    """Tensors on the meta device have shapes and no values, however large the model."""
+    """Build the model on the meta device, whose tensors take no memory."""
     meta = torch.device("meta")
     with meta:
         model = build.build_base_model(run.config, meta)
@@ -227,11 +227,11 @@ def train_two_steps(run: Resolved) -> None:
         task.prepare()
         loop.run(task)
         if task.iteration != STEPS:
-            raise RuntimeError(f"made {task.iteration} steps, not {STEPS}")
+            raise RuntimeError(f"{task.iteration} steps instead of {STEPS}")
 
 
 def _serve(trials: Connection) -> None:
-    """Answers trials until there are no more."""
+    """Answer trials until the pipe is closed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     torch.set_num_threads(1)
     while True:
@@ -249,15 +249,15 @@ def _problem(trial: Trial) -> str:
         attempt(trial)
     except SSLEngineError as error:
         return str(error)
-    except Exception as error:  # anything at all is the file's verdict
+    except Exception as error:  # any error is the file's verdict
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 class Worker:
-    """A process that tries one composition after another; it is replaced where it dies.
+    """A process that checks one composition after another; it is replaced if it dies.
 
-    Imports are made once. What trains, or brings code of its own, gets a process of its own.
+    It imports modules once. A trial that trains or runs its own code gets a separate process.
     """
 
     def __init__(self) -> None:
@@ -270,14 +270,14 @@ class Worker:
         began = time.monotonic()
         self._pipe.send(trial)
         try:
-            problem, done_with_it = f"not done after {timeout:.0f} s", True
+            problem, done_with_it = f"not finished after {timeout:.0f} s", True
             if self._pipe.poll(timeout):
                 problem, done_with_it = self._pipe.recv()
         except (EOFError, OSError):
             done_with_it = True
             self._process.join()
             status = self._process.exitcode
-            problem = f"the process ended with status {status}; killed for its memory?"
+            problem = f"the process ended with status {status}; out of memory?"
         if trial.train or done_with_it:
             self.end()
         return Verdict(trial.arguments, problem, time.monotonic() - began)
@@ -306,7 +306,7 @@ def _brings_code(trial: Trial) -> bool:
 
 
 def judge(trial: Trial, timeout: float) -> Verdict:
-    """In a process of its own: one that is killed for its memory takes no other with it."""
+    """Check in a separate process: if it is killed for its memory, others are not affected."""
     worker = Worker()
     try:
         return worker.judge(trial, timeout)
@@ -314,11 +314,11 @@ def judge(trial: Trial, timeout: float) -> Verdict:
         worker.end()
 
 
-# ---- all of them
+# ---- checking all
 
 
 def check(file: File, runs: Sequence[File], options: argparse.Namespace, worker: Worker) -> Verdict:
-    """A part is right with the first run that it is right with."""
+    """The verdict on a file; a part is right if it is right with one run."""
     if file.role == FOREIGN:
         return Verdict((), "it has no `config:`: a file of another program", left_out=True)
     choices = [(f"config={file.name}",)] if file.is_run else [
@@ -331,13 +331,13 @@ def check(file: File, runs: Sequence[File], options: argparse.Namespace, worker:
         if not verdicts[-1].problem:
             return verdicts[-1]
         if [each.problem for each in verdicts].count(verdicts[-1].problem) > 1:
-            break  # the same with another run: it is the part's own
+            break  # the same error with another run: the part causes it
     missing = Verdict((file.option,), "no run was found that this part could belong to")
     return verdicts[0] if verdicts else missing
 
 
 class Kept:
-    """Verdicts of earlier commands, a line each: of what was tried, and how."""
+    """Verdicts of earlier commands: one line for each composition and way of checking."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._path: Path | None = options.resume
@@ -347,7 +347,7 @@ class Kept:
             text = self._path.read_text()
             for line in text.splitlines():
                 self._read(line)
-            if text and not text.endswith("\n"):  # it was killed while it wrote
+            if text and not text.endswith("\n"):  # the command was killed while it wrote
                 self._path.write_text(f"{text}\n")
 
     def _read(self, line: str) -> None:
@@ -374,13 +374,13 @@ class Kept:
 
 
 def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tuple[File, Verdict]]:
-    """As they come: runs first, for the others are tried on those that are right."""
+    """Yield verdicts: runs first, since other files are checked with the right ones."""
     # The runs that parts may belong to need not be among the files to check.
     roots = {file.root: None for file in files}
     known = dict.fromkeys([*(file for root in roots for file in find(root)), *files])
     runs = [file for file in known if file.is_run]
     kept = Kept(options)
-    # Imported once, by the server that the processes are forked from.
+    # Imported once, by the fork server of the processes.
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     own, workers = threading.local(), []
 
@@ -453,7 +453,7 @@ def summary(results: Sequence[tuple[File, Verdict]]) -> Iterator[str]:
 
 
 def _brief(problem: str) -> str:
-    """Without the hints, which are indented: the full text comes from running the file."""
+    """The problem without its indented hints; running the file prints the full text."""
     return "\n".join(line for line in problem.splitlines() if not line.startswith("  "))
 
 
@@ -466,7 +466,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at the same time")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one")
-    parser.add_argument("--all", action="store_true", help="print those that are right as well")
+    parser.add_argument("--all", action="store_true", help="print the right ones too")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts, and continue")
     options = parser.parse_args(arguments)
     for path in options.paths:

@@ -1,12 +1,12 @@
-"""The losses of one run on one rank, on two with DDP, on two in shards, and accumulated.
+"""Compare the losses of a run on one rank, on two with DDP, on two sharded, and accumulated.
 
     python tools/compare_ranks.py                       SimCLR, SwAV and DINO, eight steps each
     python tools/compare_ranks.py simclr --steps 20
 
-All have the same images in the same order, the same weights at the start and the same global
-batch; batch norms see all of it. The first three columns are to agree up to rounding. Where a
-batch is accumulated in halves a loss that compares images sees half as many at a time: another
-loss, for which there is gradcache_train_step.
+All have the same images in the same order, the same initial weights and the same global batch, also
+in batch norms. The first three columns must agree up to rounding. If a batch is accumulated in
+halves, a loss that compares images compares half as many: that is another loss, which
+gradcache_train_step avoids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 
 
 def overrides(shape: str, steps: int) -> list[str]:
-    """Of a quickstart. Accumulated, a step is two halves; on two ranks it is two shares."""
+    """The overrides of a quickstart. A batch has two halves, accumulated or one per rank."""
     halves = 1 if shape == "1 rank" else 2
     micro_steps = steps * (2 if shape == "accumulated" else 1)
     return [
@@ -55,7 +55,7 @@ def overrides(shape: str, steps: int) -> list[str]:
 
 
 def losses(method: str, shape: str, steps: int, folder: Path) -> list[float]:
-    """One for each optimizer step: of its two halves the mean."""
+    """One loss per optimizer step: the mean of its two halves."""
     command = [sys.executable, str(COMMAND), f"config=quickstart/{method}"]
     command += [*overrides(shape, steps), f"config.CHECKPOINT.DIR={folder}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -68,7 +68,7 @@ def losses(method: str, shape: str, steps: int, folder: Path) -> list[float]:
 
 
 def table(method: str, columns: dict[str, list[float]]) -> Table:
-    """A row for each step, and the largest relative distance from the first column."""
+    """A row per step, and the largest relative difference from the first column."""
     made = Table("step", *columns, title=method, box=None, pad_edge=False)
     first = next(iter(columns.values()))
     for step, row in enumerate(zip(*columns.values(), strict=True), start=1):

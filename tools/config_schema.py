@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write configs/schema.json, by which editors complete and check YAML.
+"""Write configs/schema.json, with which editors complete and check YAML.
 
 python tools/config_schema.py           # after an option has changed
 python tools/config_schema.py --check   # status 1 if it is not up to date; writes nothing

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What becomes of a config's TRANSFORMS: what is made together, what falls back, what it costs.
+"""Show how a config's TRANSFORMS run: what is fused, what falls back, and its cost.
 
     python tools/explain_transforms.py config=quickstart/simclr
     python tools/explain_transforms.py config=quickstart/dino --picture views.png
     python tools/explain_transforms.py config=pretrain/swav/swav_64gpu_resnet50 \\
         config.DATA.AUGMENT_BACKEND=pil --count 64
 
-Times are CPU time of one thread, over images of the config's own data; where there is none, over
-generated JPEGs of 500 x 375 pixels, which is said. The picture has a row for each image: what was
-read, then its views as the network sees them, before they are normalised.
+Times are CPU time of one thread, over images of the config's data; if these cannot be read, over
+generated JPEGs of 500 x 375 pixels, with a note. The picture has a row for each image: the image as
+read, then its views as the network gets them, before normalisation.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ from sslengine.registry import COLLATORS
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # of generated JPEGs
 SEED, CPU = 0, torch.device("cpu")
-SMALL, LARGE = 96, 160  # the least and the greatest side of the largest view in the picture
-GAP, LINE = 6, 14  # between two views, and of a line of text; in pixels
-LEAST_WIDTH, BEHIND = 44, (176, 176, 176)  # of a column; the sheet, beside which white is seen
-AT_LEAST = 8  # views of an image in the picture, if nothing else is asked for
+SMALL, LARGE = 96, 160  # smallest and largest side of the largest view in the picture
+GAP, LINE = 6, 14  # pixels between two views, and height of a text line
+LEAST_WIDTH, BEHIND = 44, (176, 176, 176)  # of a column; background on which white is visible
+AT_LEAST = 8  # default number of views of an image in the picture
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The split whose TRANSFORMS are looked at."""
+    """The split whose TRANSFORMS are explained."""
 
     options: SplitOptions
     dataset: SSLDataset
     pipeline: Pipeline
     readable: list[int]  # of the data set; so many of them as are looked at
-    note: str = ""  # where the images come from, if not from where the config says
+    note: str = ""  # where the images come from, if not from the config's data
 
     @property
     def collator(self) -> Any:
         return COLLATORS.get(self.options.COLLATE_FUNCTION)
 
     def sample(self, number: int, read: Callable[[DataSource, int], Any]) -> Sample:
-        """As it comes to the TRANSFORMS; `number` may go round and round."""
+        """The input of TRANSFORMS; `number` may be larger than the number of images."""
         index = self.readable[number % len(self.readable)]
         row, sources = int(self.dataset.rows[index]), self.dataset.sources
         rest = {"data_valid": 1, "data_idx": index, "label": 0}
@@ -85,11 +85,11 @@ class Subject:
         }
 
 
-# ---- what is read
+# ---- reading
 
 
 def open_subject(data: DataOptions, split: str, folder: Path, count: int) -> Subject:
-    """folder: for `count` generated images, if those of the config are not there."""
+    """folder: for `count` generated images, if those of the config cannot be read."""
     options: SplitOptions = getattr(data, split)
     where = f"config.DATA.{split}.TRANSFORMS"
     if not options.TRANSFORMS:
@@ -112,7 +112,7 @@ def open_subject(data: DataOptions, split: str, folder: Path, count: int) -> Sub
 
 
 def find_readable(dataset: SSLDataset, count: int) -> tuple[list[int], str]:
-    """The first images that can be read, and what is said of those that cannot."""
+    """The first readable images, and a note about unreadable ones."""
     found: list[int] = []
     broken: list[int] = []
     for index in range(len(dataset)):
@@ -120,7 +120,7 @@ def find_readable(dataset: SSLDataset, count: int) -> tuple[list[int], str]:
         try:
             for source in dataset.sources:
                 source.image(row)
-        except Exception:  # whatever a decoder may raise
+        except Exception:  # decoders raise many kinds
             broken.append(index)
         else:
             found.append(index)
@@ -155,11 +155,11 @@ def write_jpegs(folder: Path, count: int) -> None:
         Image.fromarray(noisy).save(folder / f"{number:04}.jpg", quality=QUALITY)
 
 
-# ---- what it costs, in milliseconds for an image
+# ---- cost in milliseconds per image
 
 
 def each_alone(subject: Subject, count: int) -> tuple[float, dict[str, float]]:
-    """Reading, and each step of the plan, by its `where`, if its pixels were made at once."""
+    """The time of reading, and of each step of the plan by its `where`, computed separately."""
     plan = subject.dataset.plan
     reading, costs = 0.0, {step.where: 0.0 for step in plan.steps}
     for number in range(count):
@@ -182,7 +182,7 @@ def _made(backend: Backend, image: Any) -> Any:
 
 
 def as_a_whole(subject: Subject, count: int) -> dict[str, float]:
-    """The plan as it runs, the plain list, both with reading; and what is left after collate."""
+    """The times of the plan and of the plain list, with reading; and of the part after collate."""
     dataset = subject.dataset
 
     began = process_time()
@@ -216,7 +216,7 @@ def _run(
 
 def show(subject: Subject, name: str, backend: str, count: int, console: Console) -> None:
     plan = subject.dataset.plan
-    _run(subject, 0, plan, subject.dataset.read)  # a back-end may compile itself at first
+    _run(subject, 0, plan, subject.dataset.read)  # a back-end may compile code on first use
     reading, alone = each_alone(subject, count)
     whole = as_a_whole(subject, count)
     table = Table("", "transform", "segment", "what becomes of it", "ms", title=name)
@@ -225,7 +225,7 @@ def show(subject: Subject, name: str, backend: str, count: int, console: Console
     for number, part in enumerate(explain(plan)):
         transform = Text(part.where.partition("(")[2].rstrip(")"))
         what = Text(part.what + (f": {part.why}" if part.why else ""))
-        # The first of those that wait stands for the pixels that leave the worker.
+        # The first deferred step represents the pixels that leave the worker.
         time = f"{alone[part.where]:.2f}" if part.where in alone else ""
         table.add_row(str(number), transform, str(part.segment or ""), what, time)
     console.print(table)
@@ -262,11 +262,11 @@ def _summary(subject: Subject, backend: str, count: int, whole: dict[str, float]
         yield f"images leave the workers as they are: {why_floats(subject.pipeline.steps, keys)}"
 
 
-# ---- what the network sees
+# ---- views
 
 
 def views_of(subject: Subject, number: int, wanted: int | None) -> list[Image.Image]:
-    """So many views of one image, drawn as in one epoch after another."""
+    """So many views of one image, drawn as in successive epochs."""
     found: list[Image.Image] = []
     epoch = 0
     while len(found) < (wanted or AT_LEAST):
@@ -300,7 +300,7 @@ def _as_before_normalize(subject: Subject, values: Tensor) -> Tensor:
 
 
 def draw(subject: Subject, images: int, views: int | None) -> Image.Image:
-    """A row for each image; views keep their sizes relative to each other."""
+    """A row for each image; views keep their relative sizes."""
     rows = [views_of(subject, number, views) for number in range(images)]
     largest = max(max(view.size) for row in rows for view in row)
     factor = min(LARGE / largest, max(1, math.ceil(SMALL / largest)))
@@ -318,7 +318,7 @@ def _as_read(source: DataSource, row: int) -> Image.Image:
 
 
 def _sheet(table: list[list[Image.Image]], height: int) -> Image.Image:
-    """Each column as wide as its widest view. All rows have as many."""
+    """Each column is as wide as its widest view. All rows have the same number of views."""
     widths = [max(LEAST_WIDTH, *(view.width for view in column)) for column in zip(*table)]
     lefts = list(itertools.accumulate((width + GAP for width in widths), initial=GAP))
     tops = [GAP + LINE + number * (height + GAP) for number in range(len(table) + 1)]
@@ -386,7 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def save(picture: Image.Image, path: Path) -> None:
     try:
         picture.save(path)
-    except (OSError, ValueError) as error:  # PIL knows formats by their suffix
+    except (OSError, ValueError) as error:  # PIL chooses the format by the suffix
         raise DataError(f"{path}: the picture cannot be written: {error}") from error
 
 

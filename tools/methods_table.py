@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Train every method on the built-in images, judge it, and write the table of docs/methods.md.
+"""Train every method on the built-in images, evaluate it, and write the table of docs/methods.md.
 
     python tools/methods_table.py                        # every config of configs/quickstart
     python tools/methods_table.py simclr moco --seeds 0  # some of them, one seed
-    python tools/methods_table.py --again                # and what other code has measured
+    python tools/methods_table.py --again                # measure rows of other commits again
     python tools/methods_table.py byol --variant "views apart: config.MODEL.VIEWS_APART=true"
 
-The last makes a row of its own for each method that it names, with these overrides.
+The last command adds a row for each named method with these overrides.
 
-What is measured goes to docs/methods.json, with the commit of the code that trained. It is measured
-again when the method's YAML, or one that it is based on, says something else (comments do not
-count), and with --again what has another commit. A run that was stopped is resumed by the same
-code, in its folder below runs/methods. Time is of a train step, memory of the main process: both of
-two epochs that each method runs alone after all trainings, so that these may run side by side
+Results are written to docs/methods.json, with the commit of the code that trained. A row is
+measured again if the method's YAML, or one that it is based on, has changed (except comments), and
+with --again if it has another commit. A stopped run is resumed by the same code, in its folder
+below runs/methods. Time is that of a train step, memory that of the main process: both are
+measured in two epochs that each method runs alone after all trainings, which may run in parallel
 (--at-once).
 """
 
@@ -46,7 +46,7 @@ MEASURED = ROOT / "docs" / "methods.json"
 BEGIN, END = "<!-- table: made by tools/methods_table.py -->", "<!-- end of table -->"
 
 
-# What a figure depends on. The documents and the table itself may change meanwhile.
+# What the results depend on. Documents and the table itself may change meanwhile.
 CODE = ("sslengine", "configs/quickstart", "configs/benchmark", "configs/base")
 UNKNOWN = "unknown"
 USUAL = ["shapes"]
@@ -62,8 +62,8 @@ def code_commit(root: Path = ROOT) -> str:
 def _expect_same(code: str) -> None:
     if (now := code_commit()) != code:
         raise SystemExit(
-            f"The code has changed from {code} to {now} while it was measured. What was measured "
-            f"before is kept. Measure in a checkout of its own: git worktree add."
+            f"The code has changed from {code} to {now} while it was measured. Earlier results "
+            f"are kept. Measure in a separate checkout: git worktree add."
         )
 
 
@@ -128,8 +128,8 @@ class Cost:
 
 
 class Measured:
-    """What earlier calls have found: by row and its config, scores by seed and the cost, each with
-    the commit of the code."""
+    """Results of earlier calls: by row and its config, scores by seed and the cost, each with the
+    commit of the code."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -146,14 +146,14 @@ class Measured:
         return entry
 
     def forget_other_code(self, row: Row, code: str) -> None:
-        """What was measured with another commit than this."""
+        """Drop the results of other commits."""
         entry = self.of(row)
         entry["scores"] = {k: v for k, v in entry["scores"].items() if v.get("code") == code}
         if entry["cost"] and entry["cost"].get("code") != code:
             entry["cost"] = None
 
     def rows(self) -> list[Row]:
-        """Those of configs that are as they were."""
+        """The rows whose configs have not changed."""
         rows = [self._row(name) for name in self._all]
         return [
             row
@@ -180,7 +180,7 @@ def _digest(config: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def _said(config: Path) -> dict[str, Any]:
-    """By the file and those that it is based on."""
+    """The values of the file and those that it is based on."""
     return compose([f"config={config.stem}"], [str(config.parent)]).said()
 
 
@@ -189,7 +189,7 @@ def _sources(config: Path) -> list[str]:
 
 
 def scores_of(job: Job) -> Scores:
-    """Train and judge, or what of the two is still to be done."""
+    """Train and evaluate, as far as that is not done yet."""
     trained = job.folder / "trained"
     if not trained.exists():
         _call(job, [])
@@ -210,9 +210,9 @@ def scores_of(job: Job) -> Scores:
 
 
 def cost_of(row: Row, folder: Path) -> Cost:
-    """Time and memory of two epochs of a run that has the machine for itself."""
+    """Time and memory of two epochs of a run that is alone on the machine."""
     job = Job(row, 0, folder / f"{row.file_name}_cost")
-    shutil.rmtree(job.folder, ignore_errors=True)  # this tool's own, of a call that was stopped
+    shutil.rmtree(job.folder, ignore_errors=True)  # the tool's own folder, from a stopped call
     memory = _call(job, ["config.OPTIMIZER.num_epochs=2", "config.LOG_FREQUENCY=5"])
     return Cost(memory_mib=memory, **_step(job.folder))
 
@@ -223,7 +223,7 @@ def _only(knn: dict[str, float]) -> float:
 
 
 def _call(job: Job, more: list[str]) -> float:
-    """Run the command; its peak memory in MiB. What it prints goes to a file."""
+    """Run the command, with its output in a file. Returns its peak memory in MiB."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / "output.log").open("ab") as output:
         process = subprocess.Popen(
@@ -241,7 +241,7 @@ def _call(job: Job, more: list[str]) -> float:
 
 
 def _step(folder: Path) -> dict[str, float]:
-    """Images in a step, and its time: the median over the run's log entries but the first."""
+    """Images per step, and its time: the median over the run's log entries except the first."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     speeds = [line["images_per_s"] for line in lines if line["kind"] == "step"][1:]
     config = yaml.safe_load((folder / "config.yaml").read_text())["config"]
@@ -250,7 +250,7 @@ def _step(folder: Path) -> dict[str, float]:
 
 
 def table(measured: dict[str, dict[str, Any]]) -> str:
-    """Markdown: mean over seeds, and the range where there are several. Best kNN first."""
+    """Markdown: mean over seeds, with the range if there are several. Best kNN first."""
     titles = ["method", "network", "seeds", "kNN %", "linear %"]
     titles += ["untrained kNN %", "untrained linear %"]
     titles += ["batch", "ms/step", "MiB", "code"]
@@ -269,7 +269,7 @@ def table(measured: dict[str, dict[str, Any]]) -> str:
 
 
 def _titled(name: str, of: dict[str, Any]) -> str:
-    """With what it was trained on, where that is not what the others were."""
+    """The name, with the training data if it is not the usual one."""
     sources = of.get("trained_on", USUAL)
     return name if sources == USUAL else f"{name} (trained on `{', '.join(sources)}`)"
 
@@ -289,7 +289,7 @@ def _spread(rows: list[dict[str, float]], key: str) -> str:
 
 
 def write_table(text: str, doc: Path) -> None:
-    """Between the two marks of the document, which keeps all else."""
+    """Replace the text between the two marks of the document."""
     old = doc.read_text()
     before, _, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -344,15 +344,15 @@ def _options(known: list[str], arguments: list[str] | None) -> argparse.Namespac
     )
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"of {', '.join(known)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--again", action="store_true", help="also what other code has measured")
+    parser.add_argument("--again", action="store_true", help="measure rows of other commits again")
     parser.add_argument(
         "--variant", type=_variant, default=(), metavar="'NAME: OVERRIDE ...'",
-        help="measure the METHODs with these overrides, as rows of their own",
+        help="measure the METHODs with these overrides, as separate rows",
     )  # fmt: skip
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "methods")
-    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
-    parser.add_argument("--doc", type=Path, default=DOC, help="the file that holds the table")
-    parser.add_argument("--measured", type=Path, default=MEASURED, help="what it is made of")
+    parser.add_argument("--at-once", type=int, default=1, help="runs in parallel")
+    parser.add_argument("--doc", type=Path, default=DOC, help="the file with the table")
+    parser.add_argument("--measured", type=Path, default=MEASURED, help="the file with the results")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.methods if name not in known]
     if unknown:

@@ -2,9 +2,8 @@
 
     python tools/plain_train.py --checkpoint plain.pt
 
-Data, augmentation, model, loss, optimizer, schedule, loop, checkpoint and evaluation are all
-here. Copy it and change it where an engine would be in the way: from sslengine it takes the
-images alone.
+Data, augmentation, model, loss, optimizer, schedule, loop, checkpoint and evaluation are all here.
+Copy and change it if you do not want an engine: from sslengine it uses only the images.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="a value of the run's config, as config.DATA.TRAIN.DATA_PATHS=[/images]; repeatable",
     )  # fmt: skip
     parser.add_argument(
-        "--trust-config", action="store_true", help="let config.yaml bring code: it is your own"
+        "--trust-config", action="store_true", help="let config.yaml run code: only for your own"
     )
     given = parser.parse_args(arguments)
 

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""A run stopped at a value that is not finite: make its last steps again and name the place.
+"""After a run stopped at a non-finite value: repeat its last steps and name the module.
 
     python tools/replay.py runs/mine
 
-The steps since the newest checkpoint are made as they were, with every module's output and every
-gradient checked. The run's own files stay as they are. A config that lies in a folder may be
-anybody's: if the run's config.yaml would bring Python code, other files or values of the
-environment, this asks for --trust-config.
+It repeats the steps since the newest checkpoint and checks every module's output and gradient. The
+run's own files do not change. A config in a folder may come from anyone: if the run's config.yaml
+names Python code, other files or environment variables, --trust-config is needed.
 """
 
 import argparse
@@ -21,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="of the run")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a run")
     parser.add_argument(
-        "--trust-config", action="store_true", help="let config.yaml bring code: it is your own"
+        "--trust-config", action="store_true", help="let config.yaml run code: only for your own"
     )
     given = parser.parse_intermixed_args(arguments)
 

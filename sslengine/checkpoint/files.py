@@ -88,7 +88,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint and its manifest. A folder is renamed first, so nobody finds a part."""
+    """Remove a checkpoint and its manifest. A folder is renamed first: no run can find a part."""
     linked, folder = checkpoint.is_symlink(), checkpoint.is_dir()
     if folder and not linked and checkpoint.suffix != ".shards":
         log.warning("%s is not removed: sslengine did not make this folder", checkpoint)

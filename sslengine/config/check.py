@@ -2,7 +2,7 @@
 
 Nothing is built here; nothing is written. Fields made with `named(...)` are checked
 against their registry wherever they stand in the schema, plugins' sections included.
-`check_plain` tells what can be told without importing a component, and with it torch.
+`check_plain` reports what it can without importing a component, and with it torch.
 """
 
 from __future__ import annotations

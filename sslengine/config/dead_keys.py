@@ -2,7 +2,7 @@
 
 A key of this table is in no schema: nothing reads it. Setting it is a warning that says what to
 do instead, or an error where the run would not be what the key asks for. A value that asks for
-what happens in any case is accepted without a word.
+the behaviour that sslengine always has is accepted silently.
 
 `*` in a path stands for one name: the split of DATA, or the loss whose options these are.
 """

@@ -19,14 +19,14 @@ class RunFacts:
     # The modules of all heads in order, as (name, arguments).
     heads: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     collator: str = ""
-    # What the target is: standard, sample_index, zero; "" where nobody knows.
+    # What the target is: standard, sample_index, zero; "" where it is unknown.
     label_type: str = ""
     # Do batch norms see the batches of all ranks?
     sync_batch_norm: bool = False
     # Are there test phases?
     test_phases: bool = False
     seed: int = 0
-    # Known once the data set has been opened; before, 0 and none.
+    # Known once the dataset has been opened; before, 0 and none.
     num_train_samples: int = 0
     batch_sizes: frozenset[int] = frozenset()  # of training, over all ranks
 
@@ -60,7 +60,7 @@ def run_facts(config: DictConfig) -> RunFacts:
 
 
 def _modules(entries: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The pairs of HEAD.PARAMS, however they are nested. What is malformed is told elsewhere."""
+    """The pairs of HEAD.PARAMS, also nested ones. Malformed entries are reported elsewhere."""
     match entries:
         case [str(name), Mapping() as arguments, *_]:
             yield name.removesuffix("_fsdp"), arguments  # the same head, by VISSL's other name

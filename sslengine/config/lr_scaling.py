@@ -83,7 +83,7 @@ def _times(schedule: Mapping[str, Any], factor: float) -> Schedule:
     changed = {key: scaled(schedule[key]) for key in _VALUES if key in schedule}
     if schedule.get("schedulers"):
         changed["schedulers"] = [_times(part, factor) for part in schedule["schedulers"]]
-    if schedule.get("args"):  # of a scheduler of one's own
+    if schedule.get("args"):  # of a custom scheduler
         changed["args"] = _times(schedule["args"], factor)
     return {**schedule, **changed}
 

@@ -1,4 +1,4 @@
-"""A YAML file that may be anybody's, read as plain values.
+"""A YAML file that may come from anyone, read as plain values.
 
 One file: no `defaults:` that pulls in others, no package header that moves its keys, no tags, no
 aliases (a few lines of them can mean gigabytes), no interpolation, and so nothing of the

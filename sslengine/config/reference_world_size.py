@@ -86,7 +86,7 @@ def scale_rates(schedule: Schedule, factor: float, where: str) -> Schedule:
             f"REFERENCE_WORLD_SIZE to 0 and give the values for this number of ranks."
         )
     scaled = {**schedule, **{key: _times(value, factor) for key, value in rates.items()}}
-    if schedule.get("args"):  # of a scheduler of one's own
+    if schedule.get("args"):  # of a custom scheduler
         own = schedule["args"].items()
         scaled["args"] = {k: _times(v, factor) if k in _RATES else v for k, v in own}
     return scaled

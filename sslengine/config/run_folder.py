@@ -1,6 +1,6 @@
 """The config of a run that is opened again: to ask its model about images, to replay it.
 
-A config that the user types may bring code. The one that lies in a folder may be anybody's: it is
+A config that the user types may bring code. One in a folder may come from anyone: it is
 read as plain values, and names what ships with sslengine, unless the user says to trust it.
 """
 

@@ -68,7 +68,7 @@ class _Places:
         self.command_line = len(composition.layers)
 
     def of(self, path: str) -> int:
-        """-1: nobody has set it, nor anything below it."""
+        """-1: neither it nor anything below it was set."""
         below = f"{path}."
         given = [its for key, its in self.origins.items() if key == path or key.startswith(below)]
         return max((self._numbers.get(each, self.command_line) for each in given),

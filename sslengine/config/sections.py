@@ -7,7 +7,7 @@
 
 adds `config.OPTIMIZER` to the schema. A plugin adds a section of its own in the
 same way, at any depth. `read(config, OptimizerOptions)` gives the section back as
-a plain typed object: a copy, so nobody can change the config by accident.
+a plain typed object: a copy, so the config cannot be changed by accident.
 
 Every field has a reader. VISSL's keys that nothing reads are in no dataclass: dead_keys.py.
 

@@ -20,7 +20,7 @@ _WIDTH = 80
 
 
 def show(resolved: Resolved, explained: bool = False) -> str:
-    """YAML that could be run as it stands, but for masked secrets; the rest is comments."""
+    """YAML that can be run unchanged, except masked secrets; the rest is comments."""
     shown = _Shown(resolved.origins, explained)
     for key in ("engine_name", "node_id"):
         shown.put(f"{key}: {getattr(resolved, key)}", 0, resolved.origins.get(key))

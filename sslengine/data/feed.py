@@ -187,7 +187,7 @@ class DataFeed:
     def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:
         """Take note of unreadable samples, while the batch is on the host."""
         for step, (batch, size) in enumerate(zip(batches, sizes), 1):
-            if not isinstance(batch, dict):  # a collator of one's own may make anything
+            if not isinstance(batch, dict):  # a custom collator may make anything
                 yield batch
                 continue
             bad: Any = batch.pop(UNREADABLE, torch.empty(0))

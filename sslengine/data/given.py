@@ -1,11 +1,11 @@
 """Data that is given as Python objects: what a DataFeed is to the task, without a config.
 
-    a data set      of samples (input, target); shuffled and shared out by the engine's samplers:
+    a dataset      of samples (input, target); shuffled and shared out by the engine's samplers:
                     each sample once an epoch, whatever the number of ranks
     a loader        of batches, which can be read again and again and has a length: a DataLoader,
                     a list. Each rank reads its own.
 
-A sample draws the same numbers whatever the workers, and a run continues in mid-epoch: a data set
+A sample draws the same numbers whatever the workers, and a run resumes within an epoch: a dataset
 is asked for the samples that are left; a loader is read, and what was used is thrown away.
 """
 
@@ -82,7 +82,7 @@ def as_batch(given: Any, where: str) -> Batch:
 
 
 class DatasetFeed:
-    """A data set, by the engine's own samplers and workers."""
+    """A dataset, by the engine's own samplers and workers."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class LoaderFeed:
             counts = ", ".join(str(len(each)) for each in of_all)
             raise DataError(
                 f"{where}: ranks have different numbers of batches, {counts}, and would wait for "
-                f"each other. Give the data set itself: the engine shares it out."
+                f"each other. Give the dataset itself: the engine shares it out."
             )
         self.global_batch_sizes = [sum(step) for step in zip(*of_all)]
         self.num_samples = sum(self.global_batch_sizes)
@@ -188,12 +188,12 @@ class LoaderFeed:
 def _check_repeatable(loader: Any, where: str) -> None:
     if not hasattr(loader, "__iter__"):
         raise DataError(
-            f"{where}: expected a data set or a loader of batches, got {type(loader).__name__}."
+            f"{where}: expected a dataset or a loader of batches, got {type(loader).__name__}."
         )
     if hasattr(loader, "__next__"):
         raise DataError(
             f"{where}: {type(loader).__name__} can be read only once, and every epoch reads it "
-            f"again. Give a DataLoader, a list of batches, or a data set."
+            f"again. Give a DataLoader, a list of batches, or a dataset."
         )
     try:
         len(loader)

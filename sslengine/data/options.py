@@ -61,11 +61,11 @@ class PowerLawSampler(OffByDefault):
 class SplitOptions:
     """One of DATA.TRAIN and DATA.TEST."""
 
-    # What images are read from: disk_folder, disk_filelist, shapes, ... One for each data set.
+    # What images are read from: disk_folder, disk_filelist, shapes, ... One for each dataset.
     DATA_SOURCES: list[str] = named(DATA_SOURCES, [])
     # A folder, a file list; wins over DATASET_NAMES.
     DATA_PATHS: list[str] = field(default_factory=list)
-    # Names of a catalogue (VISSL's dataset_catalog.json), or of a torchvision data set.
+    # Names of a catalogue (VISSL's dataset_catalog.json), or of a torchvision dataset.
     DATASET_NAMES: list[str] = field(default_factory=list)
     # What labels are read from; as a rule the same as DATA_SOURCES.
     LABEL_SOURCES: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class SplitOptions:
     LABEL_PATHS: list[str] = field(default_factory=list)
     # standard: from LABEL_SOURCES; sample_index: the image's number; zero.
     LABEL_TYPE: str = "standard"
-    # Of tables, tar shards and Hugging Face data sets: what holds the image.
+    # Of tables, tar shards and Hugging Face datasets: what holds the image.
     IMAGE_COLUMN: str = ""
     # Of these sources: what holds the label.
     LABEL_COLUMN: str = ""

@@ -1,4 +1,4 @@
-"""All ranks end at the same step, whichever of them was told to.
+"""All ranks end at the same step, whichever of them got the signal.
 
     stop = Agreement()          # collective
     stop.ask()                  # on any rank, at any time, from any thread
@@ -7,7 +7,7 @@
 A rank may be a step behind another, so "after this step" is not the same step everywhere.
 A thread of each rank looks at the process group's store, four times a second. Once someone
 has asked, each rank tells how far it is and promises to wait after its next step; the
-furthest of them decides, and that is the last step of all. Nobody can have passed it.
+furthest of them decides, and that is the last step of all. No rank can have passed it.
 
 Cost: a comparison a step. The store is used by the thread alone.
 """
@@ -78,7 +78,7 @@ class Agreement:
             self._wait_after = made + 1
         self._store.set(f"made/{rank()}", str(made))
         keys = [f"made/{each}" for each in range(world_size())]
-        while not self._store.check(keys):  # polled: a store that waits serves nobody else
+        while not self._store.check(keys):  # polled: a store that waits serves no other rank
             if self._closed.is_set():
                 return
             time.sleep(LOOK / 10)

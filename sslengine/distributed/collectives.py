@@ -112,7 +112,7 @@ def permuted(rows: Tensor, order: Tensor) -> Tensor:
     """This rank's share of all ranks' rows put into `order`, without gradient.
 
     Equally many on all ranks. The order is on the host, and the same everywhere: a row travels
-    to the rank that gets it, and nobody has to ask.
+    to the rank that gets it, and no rank has to ask.
     """
     if world_size() == 1:
         return rows[order.to(rows.device)]
@@ -157,7 +157,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 class Pending:
-    """A reduction under way. `wait` before reading what it reduces."""
+    """A pending reduction. `wait` before reading what it reduces."""
 
     def __init__(self, work: Any = None) -> None:
         self._work = work

@@ -104,7 +104,7 @@ def mean_of_gradients(
     """Over all ranks, each in its tensor where there is one.
 
     What one rank lacks counts as zero there; what all lack stays None, as it would on one
-    rank: no weight decay, no momentum. A rank that lacks one waits to be told which it is.
+    rank: no weight decay, no momentum. A rank that lacks one synchronises to learn which.
     """
     if world_size() == 1:
         return list(gradients)

@@ -33,14 +33,14 @@ from sslengine.errors import LaunchError, Preempted, SSLEngineError
 log = logging.getLogger("sslengine")
 
 # The agent would print each failed rank's traceback, and each signal that it gets and sends. What
-# happened is told below.
+# happened is reported below.
 _TALKATIVE = (
     "torch.distributed.elastic",
     "torch.distributed.elastic.agent.server.api",
     "torch.multiprocessing.spawn",
 )
 
-# How long ranks may take to save when they are told to end; then they are killed.
+# How long ranks may take to save on a signal; then they are killed.
 GRACE = 600  # seconds
 _OPEN = 60.0  # seconds, for a store
 
@@ -64,7 +64,7 @@ def start_processes(
     """`function(*arguments)` in each of `processes` new processes, as ranks of one run.
 
     If one fails all end, and are started again up to `max_restarts` times. Not by the agent:
-    it would also start again what was told to end, and what a user has to put right.
+    it would also restart a run after a signal to end, or after a user's error.
     Several nodes have met at the endpoint (meeting.py), and the first holds the store there. The
     store of one node is reached from this machine alone.
     """
@@ -110,15 +110,15 @@ def _until_told(function: Callable[..., Any], arguments: tuple[Any, ...], attemp
     reads what ranks return only when it is not ending them itself."""
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # as if the agent had restarted it
     os.environ[LAUNCHED] = "1"
-    _heed_the_launchers_end()
+    _follow_the_launchers_end()
     try:
         function(*arguments)
     except Preempted:
         sys.exit(os.EX_TEMPFAIL)
 
 
-def _heed_the_launchers_end() -> None:
-    """A launcher that is killed tells nobody. This rank is then told to end as by a scheduler: it
+def _follow_the_launchers_end() -> None:
+    """A launcher that is killed sends no signal. This rank is then signalled as by a scheduler: it
     saves if it trains. Torch's own signal, SIGINT and on Linux alone, would come on top of it."""
     set_parent_death_signal(0)
     launcher = multiprocessing.parent_process()
@@ -161,7 +161,7 @@ def _start_tracker(*deaf_to: signal.Signals) -> None:
 @contextmanager
 def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
     """The agent passes SIGTERM on to its ranks; let it do so for these as well. Who listened
-    to them before is told too.
+    to them before gets them too.
 
     Handlers are put back, the agent's as well: it leaves its own behind, and Ctrl-C in a notebook
     would be no Ctrl-C.

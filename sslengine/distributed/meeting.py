@@ -4,7 +4,7 @@
 
 torch's own ways to meet take one port, and count the missing without naming them. Here number 0
 opens a store on the first of the ports that is free; the others look at the same ports for the
-store that has their token, so a port which another program (or another run) has does no harm.
+store that has their token, so a port which another program (or another run) uses does not matter.
 `place.store` must be kept for as long as they may meet again.
 """
 
@@ -65,7 +65,7 @@ def find(host: str, ports: Sequence[int], token: str, who: int, minutes: float, 
 
 
 def wait_for_all(store: Store, who: int, of: int, seconds: float, noun: str) -> None:
-    """Until each of `of` has called this with the same store; in vain: tell who has not."""
+    """Wait until all `of` processes have called this; on a timeout name the missing ones."""
     began = time.monotonic()
     pause = _LOOK
     store.set(f"here/{who}", socket.gethostname())
@@ -139,7 +139,7 @@ def _look_at(host: str, port: int) -> TCPStore | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Does nobody but this machine reach it?"""
+    """Can only this machine reach it?"""
     return host == "localhost" or host.startswith("127.")
 
 

@@ -109,7 +109,7 @@ def own_store(prefix: str) -> c10d.Store:
 
 def leave() -> None:
     if initialized():
-        # gloo's threads let go of the last collective's tensors, for which they need the
+        # gloo's threads release the last collective's tensors, for which they need the
         # interpreter's lock; torch 2.6 waits for these threads while it holds it, for ever.
         time.sleep(0.1)
         dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """One model, a share of it on each rank, by torch's `fully_shard` (FSDP2).
 
-A unit of the model is gathered whole just before it is computed and let go right after, so
+A unit of the model is gathered whole just before it is computed and freed right after, so
 a rank holds its share of everything and all of one or two units. Every parameter is cut along
 its first dimension; to the outside it is a DTensor, and an optimizer sees the rank's share.
 

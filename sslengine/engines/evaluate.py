@@ -37,9 +37,10 @@ from sslengine.engines.features import (
 )
 from sslengine.engines.run import Run
 from sslengine.errors import CheckpointError, ConfigError, DataError
-from sslengine.evaluation.knn import knn_accuracy
+from sslengine.evaluation.knn import knn_accuracy, knn_scores
 from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions
+from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
+from sslengine.evaluation.options import LinearProbeOptions, Metric, NearestNeighborOptions
 from sslengine.models.options import ModelOptions
 from sslengine.models.weights import Loaded, init_weights, other_classes
 from sslengine.monitor import history
@@ -67,6 +68,11 @@ class Judged:
     train: Features
     test: Features
 
+    @property
+    def several(self) -> bool:
+        """Are labels rows of indicators?"""
+        return self.train.targets.ndim > 1
+
 
 @register_engine("evaluate")
 def evaluate(run: Run) -> None:
@@ -87,7 +93,7 @@ def evaluate(run: Run) -> None:
         run.describe()
         report = _Report(run.run_dir / "evaluation.json", loaded.source, loaded.network, judge)
         scores = judge.scores(sets, report)
-        show_scores(run.console, scores)
+        show_scores(run.console, scores, judge.metric)
         for note in judge.notes:
             run.console.print(f"  note        {note}")
         _show_training(run.console, weights, loaded)
@@ -123,6 +129,7 @@ class _Judge:
         test = ordered_feed(run.config, "TEST", run.device, train.classes)
         self.feeds = {"TRAIN": train, "TEST": test}
         self.class_names = list(train.classes[0].names)
+        self.metric = "mAP" if train.classes[0].width else "accuracy"
         self.precision = build_run_precision(run.config, run.device)
         self.neighbours = read(run.config, NearestNeighborOptions)
         self.probe = read(run.config, LinearProbeOptions)
@@ -160,8 +167,9 @@ class _Judge:
 
     def _labelled(self, found: Features, split: str) -> Features:
         """The features without those of images that have no class."""
-        keep = found.targets >= 0
-        if found.targets.ndim > 1 or keep.all():
+        several = found.targets.ndim > 1
+        keep = (found.targets >= 0).any(dim=1) if several else found.targets >= 0
+        if keep.all():
             return found
         self.note(f"{int((~keep).sum())} of {len(keep)} images of {split} have no label: left out")
         layers = {name: rows[keep] for name, rows in found.layers.items()}
@@ -174,20 +182,34 @@ class _Judge:
                 self.note(
                     f"kNN with k={k}: there are only {count} training images, and all of them vote"
                 )
-            knn[k] = knn_accuracy(
+            knn[k] = (_knn_of_many if each.several else knn_accuracy)(
                 *_sets(each, layer), k=min(k, count), sigma=options.SIGMA, metric=options.metric
             )
         return Score(each.name, layer, knn)
 
     def _linear(self, each: Judged, layer: str) -> float | None:
         try:
-            found = linear_probe(*_sets(each, layer), self.probe)
+            probe = linear_probe_of_many if each.several else linear_probe
+            found = probe(*_sets(each, layer), self.probe)
         except DataError as error:  # kNN scores are still reported
             log.warning("%s", error)
             self.note(str(error))
             return None
         self.note(f"linear probe: {found.note}" if found.note else "")
         return found.test_accuracy
+
+
+def _knn_of_many(
+    train: Tensor,
+    rows: Tensor,
+    test: Tensor,
+    wanted: Tensor,
+    *,
+    k: int,
+    sigma: float,
+    metric: Metric,
+) -> float:
+    return mean_average_precision(knn_scores(train, rows, test, k, sigma, metric), wanted)
 
 
 def _sets(each: Judged, layer: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -209,6 +231,7 @@ class _Report:
         content = {
             "weights": self.weights,
             "network": self.network,
+            "metric": self.judge.metric,
             "knn": {"metric": options.metric, "sigma": options.SIGMA},
             # Class number -> name; empty if labels are numbers.
             "classes": self.judge.class_names,
@@ -229,15 +252,16 @@ def _as_results(scores: list[Score]) -> dict[str, Any]:
     return results
 
 
-def show_scores(console: Console, scores: list[Score]) -> None:
+def show_scores(console: Console, scores: list[Score], metric: str = "accuracy") -> None:
     """A table: one line per kind of features and layer."""
     neighbours = list(scores[0].knn)
+    suffix = "" if metric == "accuracy" else f" {metric}"
     table = Table(box=None, pad_edge=False)
     table.add_column("features")
     table.add_column("layer")
     for k in neighbours:
-        table.add_column(f"kNN (k={k})", justify="right")
-    table.add_column("linear", justify="right")
+        table.add_column(f"kNN{suffix} (k={k})", justify="right")
+    table.add_column(f"linear{suffix}", justify="right")
     for score in scores:
         accuracies = [*(score.knn[k] for k in neighbours), score.linear]
         cells = ("-" if value is None else f"{value:.1f} %" for value in accuracies)

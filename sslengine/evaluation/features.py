@@ -11,12 +11,16 @@ def check_features(
     judge: str, train_features: Tensor, train_labels: Tensor, test_features: Tensor
 ) -> None:
     """Raise DataError unless rows are finite, of one width, and training rows have classes."""
-    if train_labels.shape != train_features.shape[:1]:
+    if train_labels.shape[:1] != train_features.shape[:1] or train_labels.ndim > 2:
         raise DataError(
             f"{judge}: expected one label for each of the {len(train_features)} training "
             f"features, got labels of shape {tuple(train_labels.shape)}."
         )
-    if not train_labels.numel() or train_labels.min() < 0:
+    if train_labels.ndim == 2 and not ((train_labels >= -1) & (train_labels <= 1)).all():
+        raise DataError(
+            f"{judge}: expected indicators 1, 0, or -1 where nobody knows, in the rows."
+        )
+    if not train_labels.numel() or (train_labels.ndim == 1 and train_labels.min() < 0):
         raise DataError(f"{judge}: expected training labels that are class numbers, 0 and up.")
     if train_features.shape[1:] != test_features.shape[1:]:
         raise DataError(

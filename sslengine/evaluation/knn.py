@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.features import check_features
 from sslengine.evaluation.options import Metric
 
+NAME = "Nearest neighbours"
 # Similarities in memory at once: 64 MB.
 PIECE = 2**24
 
@@ -39,21 +40,65 @@ def knn_votes(
     Features are N x anything, labels N class numbers. Cost: train x test x dimensions
     multiplications; memory for the features and a few times `piece` similarities.
     """
-    check_features("Nearest neighbours", train_features, train_labels, test_features)
+    check_features(NAME, train_features, train_labels, test_features)
+    if train_labels.ndim != 1:
+        raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
+    train, test = _prepared(train_features, test_features, k, metric)
+    votes = test.new_zeros(len(test), int(train_labels.max()) + 1, dtype=torch.float64)
+    rows = max(1, piece // len(train))
+    for some, counted in zip(test.split(rows), votes.split(rows)):
+        neighbours, weights = _neighbours(some, train, k, sigma, metric)
+        counted.scatter_add_(1, train_labels[neighbours], weights)
+    return votes
+
+
+@torch.no_grad()
+def knn_scores(
+    train_features: Tensor,
+    train_rows: Tensor,
+    test_features: Tensor,
+    k: int,
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+    piece: int = PIECE,
+) -> Tensor:
+    """Where images show several classes: which share of the votes is for each class.
+
+    train_rows: indicators N x classes. A neighbour of which a class is not known (-1) has no vote
+    on it; a class on which nobody votes has the score 0.
+    """
+    check_features(NAME, train_features, train_rows, test_features)
+    train, test = _prepared(train_features, test_features, k, metric)
+    shown, known = (train_rows > 0).double(), (train_rows >= 0).double()
+    scores = test.new_zeros(len(test), train_rows.shape[1], dtype=torch.float64)
+    rows = max(1, piece // max(len(train), k * train_rows.shape[1]))
+    for some, scored in zip(test.split(rows), scores.split(rows)):
+        neighbours, weights = _neighbours(some, train, k, sigma, metric)
+        votes, of = (
+            torch.einsum("nk,nkc->nc", weights, each[neighbours]) for each in (shown, known)
+        )
+        scored.copy_(torch.where(of > 0, votes / of, 0.0))
+    return scores
+
+
+def _prepared(
+    train_features: Tensor, test_features: Tensor, k: int, metric: Metric
+) -> tuple[Tensor, Tensor]:
     if not 1 <= k <= len(train_features):
         raise ConfigError(
             f"Nearest neighbours: config.NEAREST_NEIGHBOR.TOPK: expected 1 to "
             f"{len(train_features)}, the number of training features; got {k}."
         )
-    train, test = _prepare(train_features, metric), _prepare(test_features, metric)
-    votes = test.new_zeros(len(test), int(train_labels.max()) + 1, dtype=torch.float64)
-    rows = max(1, piece // len(train))
-    for some, counted in zip(test.split(rows), votes.split(rows)):
-        similarities = _similarities(some, train, metric)
-        neighbours = _nearest(similarities, k)
-        weights = _weights(similarities.gather(1, neighbours).double(), sigma)
-        counted.scatter_add_(1, train_labels[neighbours], weights)
-    return votes
+    return _prepare(train_features, metric), _prepare(test_features, metric)
+
+
+def _neighbours(
+    some: Tensor, train: Tensor, k: int, sigma: float | None, metric: Metric
+) -> tuple[Tensor, Tensor]:
+    """Of each row the k nearest, and their votes."""
+    similarities = _similarities(some, train, metric)
+    neighbours = _nearest(similarities, k)
+    return neighbours, _weights(similarities.gather(1, neighbours).double(), sigma)
 
 
 def knn_predict(

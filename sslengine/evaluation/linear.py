@@ -61,10 +61,12 @@ def linear_probe(
 ) -> LinearProbe:
     """Fit on the training features, test on the test features: N x anything; CPU, float64."""
     check_features("Linear probe", train_features, train_labels, test_features)
+    if train_labels.ndim != 1:
+        raise DataError("Linear probe: labels are rows of indicators; see linear_probe_of_many.")
     options = options or LinearProbeOptions()
     scale: Any = StandardScaler()  # type: ignore[no-untyped-call]
-    train = scale.fit_transform(_matrix(train_features))
-    test = scale.transform(_matrix(test_features))
+    train = scale.fit_transform(matrix(train_features))
+    test = scale.transform(matrix(test_features))
     labels = train_labels.cpu().numpy()
     classifier: Any = LogisticRegression(  # type: ignore[no-untyped-call]
         warm_start=True, max_iter=options.MAX_ITERATIONS
@@ -76,7 +78,7 @@ def linear_probe(
     if unused.size:
         parts = train[used], labels[used], train[unused], labels[unused]
         penalty, held_out_accuracy = _choose_penalty(classifier, *parts, options)
-    converged = _fit(classifier, train, labels, penalty)
+    converged = fit(classifier, train, labels, penalty)
     if not converged:
         logger.warning(
             "The linear probe has not converged in %d iterations "
@@ -132,7 +134,7 @@ def _choose_penalty(
     """
     chosen, best = 0.0, -1.0
     for penalty in sorted(options.PENALTIES, reverse=True):
-        _fit(classifier, features, labels, penalty)
+        fit(classifier, features, labels, penalty)
         accuracy = 100.0 * classifier.score(held_out, held_out_labels)
         if accuracy < best:
             break
@@ -141,7 +143,7 @@ def _choose_penalty(
     return chosen, best
 
 
-def _fit(classifier: Any, features: Features, labels: Labels, penalty: float) -> bool:
+def fit(classifier: Any, features: Features, labels: Labels, penalty: float) -> bool:
     """Fit, starting from the last fit. Returns whether it converged."""
     # scikit-learn multiplies the sum of the losses by C; its penalty has weight 1.
     classifier.set_params(C=1.0 / (penalty * len(features)))
@@ -154,6 +156,6 @@ def _fit(classifier: Any, features: Features, labels: Labels, penalty: float) ->
     return not any(issubclass(each.category, ConvergenceWarning) for each in caught)
 
 
-def _matrix(features: Tensor) -> Features:
+def matrix(features: Tensor) -> Features:
     matrix: Features = features.flatten(1).double().cpu().numpy()
     return matrix

@@ -28,7 +28,7 @@ from sslengine.task.build import attach, build_loss
 META = torch.device("meta")
 # Sources that make images of one size (DEFAULT_GRAY_IMG_SIZE), each with a number as its label.
 OF_ONE_SIZE = ("synthetic", "shapes", "upright_shapes")
-# What torch says of shapes that do not fit. Of other errors it cannot be told what they mean.
+# Words of torch's errors about shapes. Other errors may come from the meta device itself.
 _OF_SHAPES = (
     "shape",
     "size",

@@ -48,7 +48,7 @@ def follow(pairs: Pairs, momentum: float) -> None:
 
 @torch.no_grad()
 def copy_buffers(teacher: nn.Module, student: nn.Module) -> None:
-    """The running statistics of the student's batch norms, and whatever else its buffers hold."""
+    """Copy the running statistics of the student's batch norms, and all its other buffers."""
     theirs = dict(zip(teacher.buffers(), student.buffers(), strict=True))
     for own in by_dtype(theirs):
         torch._foreach_copy_(own, [theirs[each] for each in own])

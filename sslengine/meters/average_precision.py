@@ -23,7 +23,7 @@ PIECE = 2**25
 def average_precision(scores: Tensor, targets: Tensor, interpolated: bool = True) -> Tensor:
     """From 0 to 1 for each class, in float64.
 
-    scores, targets: images x classes. targets: 1, 0, or below 0 where nobody knows; such an image
+    scores, targets: images x classes. targets: 1, 0, or below 0 where unknown; such an image
     does not count for the class. NaN: a class without an image, or with a score that is NaN.
     """
     if scores.shape != targets.shape or scores.ndim != 2:

@@ -85,7 +85,8 @@ class MeanAPListMeter(Meter):
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
         """totals: for each output the average precision of each class, perhaps NaN."""
-        means, classes = {}, {}
+        means: dict[str, float] = {}
+        classes: dict[str, dict[str, float]] = {}
         for name, row in zip(self.output_names, totals, strict=True):
             known = {str(number): 100.0 * each for number, each in enumerate(row) if each == each}
             classes[name] = known

@@ -46,7 +46,7 @@ class BYOLOptions:
 
 
 class _Target(Teacher):
-    """Nobody asks for its predictions."""
+    """Its predictions are not used."""
 
     def attach(self, model: nn.Module) -> None:
         super().attach(model)

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.distributed.collectives import sum_in_place
+from sslengine.distributed.ranks import world_size
 from sslengine.errors import TrainingError
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
@@ -93,13 +95,28 @@ class BinaryCrossEntropyLoss(Method):
         return torch.stack([self._one(each, target) for each in _as_list(output)]).sum()
 
     def _one(self, logits: Tensor, target: Tensor) -> Tensor:
+        if logits.shape != target.shape:
+            raise TrainingError(
+                f"binary cross entropy: outputs of shape {tuple(logits.shape)}, and labels of "
+                f"{tuple(target.shape)}: expected an indicator for each image and class."
+            )
         if self.normalize_output:
             logits = F.normalize(logits, dim=1)
         known = (target != -1).to(logits.dtype)
         losses = F.binary_cross_entropy_with_logits(
             logits, target.to(logits.dtype), reduction="none"
         )
-        return (losses * known / known.sum(dim=0).clamp(min=1)).sum()
+        return (losses * known).sum(dim=0).div(_of_each_rank(known.sum(dim=0))).sum()
+
+
+def _of_each_rank(count: Tensor) -> Tensor:
+    """The mean over ranks, so that the gradient is that of one process with all images. In tests
+    ranks have different numbers of batches, and each divides by its own count."""
+    count = count.detach()
+    if torch.is_grad_enabled() and world_size() > 1:
+        count = sum_in_place(count.clone()) / world_size()
+        return count.clamp(min=1 / world_size())
+    return count.clamp(min=1)
 
 
 def _as_list(output: Outputs) -> Sequence[Tensor]:

@@ -1,6 +1,6 @@
 """`config.MODEL` becomes a model. The caller has seeded the generator.
 
-Most often that is a trunk with heads. A model of one's own is a module registered by name:
+Most often that is a trunk with heads. A custom model is a module registered by name:
 
     @register_model("my_model", options=MyOptions)
     class MyModel(nn.Module):

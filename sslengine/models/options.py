@@ -428,7 +428,7 @@ class ModelOptions:
             yield str(error)
 
     def in_chans(self) -> int:
-        """Where nobody has looked at the data, images are RGB."""
+        """If the data was not checked, images are RGB."""
         return 3 if isinstance(self.INPUT_CHANNELS, str) else self.INPUT_CHANNELS
 
     def starts_from_library(self) -> bool:

@@ -1,7 +1,7 @@
 """Which input goes through which features of the trunk into which heads.
 
 Read from `HEAD.PARAMS`, `MULTI_INPUT_HEAD_MAPPING` and `LINEAR_EVAL_FEAT_POOL_OPS_MAP`
-before anything is built, so that what does not fit is told while the config is checked.
+before anything is built, so that what does not fit is reported while the config is checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model's weights: into a checkpoint, out of it, and from a file made elsewhere.
 
 In a checkpoint: `{"model": {"trunk": ..., "heads": ...}, "meta": {"trunk": {}, "heads": []}}`,
-as in VISSL; a model of one's own has its children's names there. From a file
+as in VISSL; a custom model has its children's names there. From a file
 (`config.MODEL.WEIGHTS_INIT`): a checkpoint of sslengine or VISSL, or a plain state dict. What
 was asked for and could not be loaded is an error, never a shrug.
 """
@@ -90,7 +90,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     """Start from the weights in WEIGHTS_INIT.PARAMS_FILE.
 
     All of the trunk must be in the file, and nothing else of a trunk. Heads may differ:
-    what is missing there, or left over, is logged. A model of one's own must be there whole.
+    what is missing there, or left over, is logged. A custom model must be there completely.
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
     content = _content(model, weights)

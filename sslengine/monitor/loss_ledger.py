@@ -40,7 +40,7 @@ class _Open(NamedTuple):
 
 
 class _Sum(NamedTuple):
-    """A reduction under way: a row for each step, or the values of a single step."""
+    """A pending reduction: a row for each step, or the values of a single step."""
 
     steps: int
     values: Tensor

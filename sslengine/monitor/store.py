@@ -295,7 +295,7 @@ _current = _NOWHERE
 
 
 def current() -> MetricStore:
-    """The store of the run under way; outside of one, a store that keeps nothing."""
+    """The store of the current run; outside of a run, a store that keeps nothing."""
     return _current
 
 

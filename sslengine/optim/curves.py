@@ -36,7 +36,7 @@ _EPSILON = fvcore.ParamScheduler.WHERE_EPSILON
 
 
 def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> Curve:
-    """The curve called `name`; a mistake is told with the path below the schedule's own."""
+    """The curve called `name`; a mistake is reported with the path below the schedule's own."""
     builder, options = SCHEDULERS.get(name, "name"), SCHEDULERS.options(name)
     for problem in argument_problems(options or builder, arguments, "", _ENGINE_ARGUMENTS):
         raise ConfigError(problem.removeprefix("."))

@@ -28,7 +28,7 @@ _OWN_DEFAULT = (
 
 # All phases of a run are laid out in memory before it starts.
 MOST_EPOCHS = 1_000_000
-# A length in epochs that only the data set tells: longer than any milestone.
+# A length in epochs that only the dataset tells: longer than any milestone.
 _LENGTH_UNKNOWN = 1e9
 
 

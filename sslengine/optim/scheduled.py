@@ -205,6 +205,6 @@ def _out_of_range(where: float) -> str:
     return (
         f"an optimizer step at where = {where:.6g}; training is the range from 0 to less than 1.\n"
         f"  Likely causes: a run that was resumed with fewer epochs or iterations than it had "
-        f"done; a data set, batch size or number of processes that changed between the runs, "
+        f"done; a dataset, batch size or number of processes that changed between the runs, "
         f"and with it the number of steps; a loop that runs on after the last step."
     )

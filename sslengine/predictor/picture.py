@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from sslengine.errors import DataError
-from sslengine.predictor.predictor import Prediction, Predictor
+from sslengine.predictor.predictor import Neighbour, Prediction, Predictor
+from sslengine.predictor.report import named
 
 SIDE, GAP, LINE = 128, 8, 14  # pixels: side of an image, gap between two, height of a text line
 LETTERS = 20  # letters that fit below an image
@@ -26,7 +27,7 @@ def draw(predictor: Predictor, found: Mapping[str, Prediction]) -> Image.Image:
         _put(sheet, (GAP, top), predictor.open(name), [Path(name).name, "the query"], "black")
         for column, neighbour in enumerate(each.nearest, start=1):
             below = [f"{neighbour.similarity:.3f}  no. {neighbour.index}"]
-            below += [] if neighbour.label is None else [f"class {neighbour.label}"]
+            below += [] if neighbour.label is None else [_class(predictor, neighbour)]
             try:
                 image = predictor.training_image(neighbour.index)
             except Exception:  # decoders raise many kinds
@@ -34,6 +35,10 @@ def draw(predictor: Predictor, found: Mapping[str, Prediction]) -> Image.Image:
                 below = [below[0], "cannot be read"]
             _put(sheet, (GAP + column * cell[0], top), image, below, None)
     return sheet
+
+
+def _class(predictor: Predictor, neighbour: Neighbour) -> str:
+    return f"class {named(neighbour.label, predictor.class_names)}"
 
 
 def save(path: Path, predictor: Predictor, found: Mapping[str, Prediction]) -> None:

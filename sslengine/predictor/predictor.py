@@ -54,7 +54,7 @@ class Neighbour:
     index: int  # in the training set
     path: str  # its file, or its name in the source
     similarity: float  # cosine of the features
-    label: Any = None
+    label: Any = None  # a class number; of several classes a list of them
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Predictor:
         return [
             Neighbour(
                 number, self.training_path(number), similarity,
-                None if labels is None else labels[number].tolist(),
+                None if labels is None else _classes_of(labels[number]),
             )
             for similarity, number in zip(similar, numbers, strict=True)
         ]  # fmt: skip
@@ -228,6 +228,13 @@ class Predictor:
         by_number[numbers] = labels
         features = torch.cat([unit_length(part.layers["trunk"]) for part in parts])
         return Index(features, by_number if labelled else None, numbers)
+
+
+def _classes_of(label: Tensor) -> Any:
+    """Of a row of indicators the classes that are shown; of probabilities these."""
+    if label.ndim == 0 or label.is_floating_point():
+        return label.tolist()
+    return (label > 0).nonzero().flatten().tolist()
 
 
 def _trunk_of(model: nn.Module) -> Trunk:

@@ -42,7 +42,9 @@ def as_text(predictor: Predictor, found: Mapping[str, Prediction]) -> str:
     return "\n".join(lines)
 
 
-def _named(label: Any, names: Sequence[str]) -> str:
+def named(label: Any, names: Sequence[str]) -> str:
+    if isinstance(label, list):
+        return ", ".join(named(each, names) for each in label) or "none"
     known = isinstance(label, int) and 0 <= label < len(names)
     return readable(names[label]) if known else str(label)
 
@@ -54,10 +56,10 @@ def _lines(prediction: Prediction, names: Sequence[str] = ()) -> Iterator[str]:
         top = prediction.classes.topk(min(TOP, len(prediction.classes)))
         classes = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         yield "  classes   " + "  ".join(
-            f"{_named(each, names)}: {100 * p:.1f} %" for each, p in classes
+            f"{named(each, names)}: {100 * p:.1f} %" for each, p in classes
         )
     for number, neighbour in enumerate(prediction.nearest):
-        label = "" if neighbour.label is None else f", class {_named(neighbour.label, names)}"
+        label = "" if neighbour.label is None else f", class {named(neighbour.label, names)}"
         head = "  nearest " if number == 0 else "          "
         which = f"{readable(neighbour.path)} (number {neighbour.index}{label})"
         yield f"{head}  {neighbour.similarity:.3f}  {which}"

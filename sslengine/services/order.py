@@ -1,7 +1,7 @@
 """What the engine does at an event after all hooks, in this order:
 
     read and written    LogMetrics: metrics become those of all ranks, writers get the record
-    (readers)           what Python code asked to be told of it: the history that `fit` returns
+    (readers)           readers that Python code has added: the history that `fit` returns
     decided             StopEarly
     saved               SaveCheckpoints
     left                StopOnSignals

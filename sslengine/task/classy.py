@@ -1,6 +1,6 @@
 """Classy Vision's `ClassyTask`, the one class that we take from it.
 
-Importing it imports its deprecated video transforms, whose warnings are nobody's business.
+Importing it imports its deprecated video transforms, whose warnings do not concern users.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data sets of a run, and the classes that their labels are numbered by."""
+"""The datasets of a run, and the classes that their labels are numbered by."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from sslengine.data.augment.transform import MakesLabel
+from sslengine.data.augment.transform import MakesLabel, TakesLabels
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, listing
 from sslengine.methods import supervised
@@ -16,33 +16,72 @@ from sslengine.models.parts import heads_of
 from sslengine.registry import TRANSFORMS
 
 ONE_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss, supervised.CrossEntropyLoss)
+SEVERAL = (nn.BCEWithLogitsLoss, supervised.BinaryCrossEntropyLoss)
+
+CHANGE = (MakesLabel, TakesLabels)
+# Collators that hand labels on as they are.
+LEAVES_LABELS = (
+    "default_collate", "simclr_collator", "multicrop_collator", "moco_collator",
+    "siamese_collator", "ibot_multicrop_masking_collator",
+)  # fmt: skip
 
 
 def check_label_range(
     loss: nn.Module, model: nn.Module, feed: Any, options: SplitOptions, split: str
 ) -> None:
-    """Of a loss that takes one class an image, and of labels that are not made by a transform."""
+    """Of a loss that takes classes, and of labels that no transform or collator changes."""
     outputs = _outputs(model)
     dataset = getattr(feed, "dataset", None)
-    if not isinstance(loss, ONE_CLASS) or not outputs or options.LABEL_TYPE != "standard":
+    if not isinstance(loss, (*ONE_CLASS, *SEVERAL)) or not outputs:
         return
-    makers = (TRANSFORMS.get(entry["name"]) for entry in options.TRANSFORMS)
-    if any(isinstance(each, type) and issubclass(each, MakesLabel) for each in makers):
+    if options.LABEL_TYPE != "standard" or _are_changed(options):
         return
-    ignored = getattr(loss, "ignore_index", None)
-    ignored = loss.options.ignore_index if ignored is None else ignored  # type: ignore[union-attr]
     for position, column in enumerate(getattr(dataset, "standard_labels", [])):
-        if column.ndim != 1:
+        where = f"config.DATA.{split}.LABEL_SOURCES.{position}"
+        if column.ndim == 2 or isinstance(loss, SEVERAL):
+            _check_rows(loss, column, outputs, where)
             continue
-        wrong = np.flatnonzero(((column < 0) | (column >= outputs)) & (column != ignored))
+        wrong = np.flatnonzero(((column < 0) | (column >= outputs)) & (column != _ignored(loss)))
         names = feed.classes[position].names if position < len(feed.classes) else ()
         if wrong.size:
-            where = f"config.DATA.{split}.LABEL_SOURCES.{position}"
             raise DataError(_told(where, int(column[wrong[0]]), names, outputs, wrong, feed))
 
 
+def _are_changed(options: SplitOptions) -> bool:
+    makers = (TRANSFORMS.get(entry["name"]) for entry in options.TRANSFORMS)
+    changed = any(isinstance(each, type) and issubclass(each, CHANGE) for each in makers)
+    return changed or options.COLLATE_FUNCTION not in LEAVES_LABELS
+
+
+def _ignored(loss: Any) -> int:
+    index = getattr(loss, "ignore_index", None)
+    return int(loss.options.ignore_index if index is None else index)
+
+
+def _check_rows(loss: nn.Module, column: Any, outputs: int, where: str) -> None:
+    """Rows go with a loss of several classes, rows of probabilities with any."""
+    if column.ndim != 2:
+        raise DataError(
+            f"{where}: the loss takes several classes of an image, and labels are one class each. "
+            f"Put OneHotEncode among the TRANSFORMS, set LABEL_SEPARATOR, or choose config.LOSS."
+            f"name: cross_entropy_multiple_output_single_target."
+        )
+    if isinstance(loss, ONE_CLASS) and column.dtype.kind != "f":
+        raise DataError(
+            f"{where}: the loss takes one class of an image, and labels are rows of indicators. "
+            f"Choose config.LOSS.name: bce_logits_multiple_output_single_target."
+        )
+    if column.shape[1] != outputs:
+        raise DataError(
+            f"{where}: labels have a column for each of {column.shape[1]} classes, and the model's "
+            f"head (config.MODEL.HEAD.PARAMS) has {outputs} outputs."
+        )
+    if isinstance(loss, SEVERAL) and not ((column >= -1) & (column <= 1)).all():
+        raise DataError(f"{where}: expected indicators 1, 0, or -1 where nobody knows.")
+
+
 def _outputs(model: nn.Module) -> int:
-    """Of the narrowest head, as far as linear layers tell; 0: nobody knows."""
+    """Of the narrowest head, as far as linear layers show; 0: unknown."""
     if not isinstance(model, Model):
         return 0
     widths = []

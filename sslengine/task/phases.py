@@ -124,7 +124,7 @@ def _train_windows(length: Length, steps: int) -> list[tuple[int, int, int]]:
     if count > MOST_PHASES:
         key = "num_epochs" if length.num_iterations is None else "num_iterations"
         raise ConfigError(
-            f"config.OPTIMIZER.{key}: {left} steps are {count} phases of this data set; expected "
+            f"config.OPTIMIZER.{key}: {left} steps are {count} phases of this dataset; expected "
             f"at most {MOST_PHASES}. For a longer run make its epochs longer, with more data."
         )
     windows = []
@@ -141,7 +141,7 @@ def _train_windows(length: Length, steps: int) -> list[tuple[int, int, int]]:
 
 
 def next_phase(phases: list[Phase], phase: int, step: int) -> int:
-    """The index of the phase to run: the one under way, or the one after if its steps are made."""
+    """The index of the phase to run: the current one, or the next if its steps are done."""
     done = phase < len(phases) and step >= phases[phase].steps
     return phase + 1 if done else phase
 

@@ -35,7 +35,7 @@ class Plan:
         self.total_updates = max(1, count_updates(self.phases, self.accumulate))
 
     def phase(self, progress: Progress) -> Phase:
-        """The one under way; after the end, the last."""
+        """The current one; after the end, the last."""
         return self.phases[min(progress.phase, len(self.phases) - 1)]
 
     def next(self, progress: Progress) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Progress:
-    phase: int = 0  # index of the phase under way, or of the next one
+    phase: int = 0  # index of the current phase, or of the next one
     step: int = 0  # steps made in it
     of: int = 0  # steps that it has; 0 in checkpoints that did not note it
     testing: int = 0  # 1: it is a test phase

@@ -57,8 +57,8 @@ class RunState:
     storage: MetricStore
     perf: PerfStats
     calls: Calls  # of hooks, then of services, by event
-    phase: Phase  # the one under way, or the next one; after the end, the last
-    reading: Reading | None = None  # of the phase under way
+    phase: Phase  # the current one, or the next one; after the end, the last
+    reading: Reading | None = None  # of the current phase
     train: bool = True
     progress: Progress = field(default_factory=Progress)
     group: Group = ALONE
@@ -106,7 +106,7 @@ class RunState:
         self.progress.num_updates += 1
 
     def stop(self) -> None:
-        """No phase follows the one under way."""
+        """No phase follows the current one."""
         self.progress.stopped = 1
 
     def resume(self, progress: Progress, phase: Phase) -> None:

@@ -104,7 +104,7 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
 
 
 def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> None:
-    """Logging may change from start to start: a hook without any state is nobody's business."""
+    """Logging may change from start to start: a hook without state may come or go."""
     stored = {name: kept for name, kept in state.items() if kept}
     expected = {name for name, hook in hooks.items() if name in stored or hook_state(hook)}
     _same_names("the hooks of the checkpoint", expected, stored)

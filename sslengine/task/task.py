@@ -193,8 +193,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         for call in self.state.calls["on_exception"]:
             try:
                 call(self)
-            except Exception:  # all are told, whatever one of them makes of it
-                log.exception("a hook failed while it was told of %s", type(error).__name__)
+            except Exception:  # all are called, also if one of them raises
+                log.exception("a hook failed in on_exception for %s", type(error).__name__)
         self.close()
 
     def close(self) -> None:
@@ -248,7 +248,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.parts.services.leave(who)
 
     def stop(self) -> None:
-        """End the run with the phase under way: it is complete then. Every rank must call it."""
+        """End the run with the current phase: it is complete then. Every rank must call it."""
         self.state.stop()
 
     # ---- saving it

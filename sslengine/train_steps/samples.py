@@ -71,5 +71,5 @@ def _not_one_source(key: str, values: Any) -> str:
     return (
         f"batch[{key!r}] comes from {len(values)} data sources, and this train step takes one. "
         f"Give config.DATA.TRAIN.DATA_SOURCES one entry, or views of one image to the "
-        f"collator to put together (simclr_collator)."
+        f"collator to combine (simclr_collator)."
     )

@@ -20,7 +20,13 @@ def test_what_fits_passes() -> None:
     ("train", "labels", "test", "message"),
     [
         (TRAIN, LABELS[:3], TEST, r"one label for each of the 4 .* of shape \(3,\)"),
-        (TRAIN, LABELS[:, None], TEST, r"one label for each of the 4 .* of shape \(4, 1\)"),
+        (
+            TRAIN,
+            LABELS[:, None, None],
+            TEST,
+            r"one label for each of the 4 .* of shape \(4, 1, 1\)",
+        ),
+        (TRAIN, 7 + LABELS[:, None], TEST, "expected indicators 1, 0, or -1"),
         (TRAIN, LABELS - 1, TEST, "class numbers, 0 and up"),
         (TRAIN[:0], LABELS[:0], TEST, "class numbers, 0 and up"),
         (TRAIN, LABELS, torch.ones(2, 5), r"shape \(3,\) cannot .* shape \(5,\)"),

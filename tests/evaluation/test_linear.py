@@ -90,9 +90,9 @@ def test_penalties_are_tried_from_strong_to_weak_until_the_accuracy_falls(
         tried.append(penalty)
         return real_fit(classifier, features, labels, penalty)
 
-    real_fit = linear._fit
+    real_fit = linear.fit
     held_out = {0.3: 0.5, 1e-6: 0.6, 1e-7: 0.4}
-    monkeypatch.setattr(linear, "_fit", fit)
+    monkeypatch.setattr(linear, "fit", fit)
     monkeypatch.setattr(
         linear.LogisticRegression, "score", lambda *_: held_out[tried[-1]], raising=True
     )

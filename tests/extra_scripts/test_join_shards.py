@@ -61,7 +61,7 @@ def test_what_a_user_can_get_wrong(cut: Path, tmp_path: Path) -> None:
     (tmp_path / "there.torch").write_bytes(b"mine")
     with pytest.raises(SystemExit, match="exists; it is not overwritten"):
         main([str(cut / POINTER), "--out", str(tmp_path / "there.torch")])
-    with pytest.raises(SystemExit, match="is no sharded checkpoint"):
+    with pytest.raises(SystemExit, match="is not a sharded checkpoint"):
         main([str(tmp_path / "there.torch"), "--out", str(tmp_path / "x.torch")])
     broken = tmp_path / "model_iteration2.shards"
     shutil.copytree(cut / broken.name, broken)

@@ -94,7 +94,7 @@ def test_interrupted_it_goes_on(
         make(source, out, copies, "birds", workers=1)
     with pytest.raises(DataError, match=r"is not complete: run make_image_cache.py again"):
         cached(out)
-    with pytest.raises(DataError, match=r"was begun otherwise, and what differs is changes"):
+    with pytest.raises(DataError, match=r"was begun with other settings: changes"):
         make(source, out, Copies(30, 80), "birds", workers=1)
     make(source, out, copies, "birds", workers=1)
     assert written == [0, 1, 1, 2]
@@ -110,7 +110,7 @@ def test_other_images_are_not_mixed_in(source: FolderSource, tmp_path: Path) -> 
     out = tmp_path / "out"
     out.mkdir()
     (out / "making.json").write_text(json.dumps({"version": 1}))
-    with pytest.raises(DataError, match=r"what differs is of, changes, images, .*names"):
+    with pytest.raises(DataError, match=r"other settings: of, changes, images, .*names"):
         make(source, out, Copies(20, 80), "birds", workers=1)
     with pytest.raises(DataError, match=r"is not empty, and holds no cache"):
         make(source, tmp_path / "data", Copies(20, 80), "birds", workers=1)
@@ -146,7 +146,7 @@ def test_images_of_more_than_8_bits_need_a_range(
         main(command)
     with pytest.raises(SystemExit, match=r"PIXEL_RANGE: expected .*got 'twelve'"):
         main([*command, "--pixel-range=twelve"])
-    with pytest.raises(SystemExit, match="was begun otherwise, and what differs is changes"):
+    with pytest.raises(SystemExit, match="was begun with other settings: changes"):
         main([*command, "--pixel-range=[0, 4095]"])
     shutil.rmtree(tmp_path / "out")
     main([*command, "--pixel-range=[0, 4095]"])

@@ -17,7 +17,7 @@ from PIL import Image
 
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
-from sslengine.models.trunks.resnet import ResNet
+from sslengine.models.trunks.base import Trunk
 from tests.config.recipes import resolved
 from tests.data.deep_files import numbers, png, tiff
 
@@ -70,13 +70,13 @@ def write(root: Path, kind: str) -> Files:
 def reached(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """What the trunk gets."""
     seen: list[torch.Tensor] = []
-    features: Callable[..., Any] = ResNet.features
+    forward: Callable[..., Any] = Trunk.forward
 
-    def spy(self: ResNet, x: torch.Tensor, wanted: Any) -> Any:
+    def spy(self: Trunk, x: torch.Tensor, *more: Any) -> Any:
         seen.append(x.detach().clone())
-        return features(self, x, wanted)
+        return forward(self, x, *more)
 
-    monkeypatch.setattr(ResNet, "features", spy)
+    monkeypatch.setattr(Trunk, "forward", spy)
     return seen
 
 

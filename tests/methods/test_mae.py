@@ -323,7 +323,7 @@ def test_without_a_class_token() -> None:
 
 
 def test_too_few_patches() -> None:
-    with pytest.raises(ConfigError, match="0.99 of 16 patches leaves 0 to see"):
+    with pytest.raises(ConfigError, match="0.99 of 16 patches leaves 0 visible"):
         make(MASK_RATIO=0.99)(images(), mode="loss")
 
 

@@ -484,7 +484,7 @@ def test_outputs_that_are_not_crops_with_scores() -> None:
     for wrong in (scores, [embeddings], [embeddings, scores, scores]):
         with pytest.raises(TrainingError, match="single swav_head"):
             _value(_loss(), wrong)
-    with pytest.raises(TrainingError, match="4 crops of every image, the model gave 6 rows"):
+    with pytest.raises(TrainingError, match="4 crops of every image, the model returned 6 rows"):
         _value(_loss(num_crops=4), [embeddings, scores])
 
 

@@ -31,7 +31,7 @@ def _found(folder: Path) -> dict[str, Prediction]:
     return found
 
 
-PREDICTOR: Any = SimpleNamespace(training_image=_training_image, open=Image.open)
+PREDICTOR: Any = SimpleNamespace(training_image=_training_image, open=Image.open, class_names=[])
 
 
 def test_queries_and_their_neighbours_are_in_their_places(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def _calls(**changes: Any) -> Session:
             r"data: list_iterator can be read only once",
         ),
         ({"data": (b for b in batches(Points()))}, DataError, r"generator can be read only once"),
-        ({"data": 3}, DataError, r"data: expected a data set or a loader of batches, got int"),
+        ({"data": 3}, DataError, r"data: expected a dataset or a loader of batches, got int"),
         ({"data": []}, DataError, r"data: the loader has no batches"),
         ({"data": {1, 2}}, DataError, r"expected batches \(input, target\).* got a int"),
         ({"data": [(torch.ones(1), 1, 2)]}, DataError, r"got a tuple of 3. Give a collate_fn"),

@@ -95,7 +95,7 @@ def test_what_fails_while_it_runs(root: Path) -> None:
 
 def test_one_that_takes_too_long(root: Path) -> None:
     trial = Trial(("config=clr/run",), root, train=True)
-    assert judge(trial, timeout=0.001).problem == "not done after 0 s"
+    assert judge(trial, timeout=0.001).problem == "not finished after 0 s"
 
 
 def test_one_that_is_killed(root: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from sslengine.data.augment.operation import Operation, Size
 
-# RGB; an array is height x width x 3, uint8. Views share it: nobody writes to it.
+# RGB; an array is height x width x 3, uint8. Views share it and do not write to it.
 Source = Image.Image | NDArray[np.uint8]
 
 
@@ -42,7 +42,7 @@ def size_of(source: Source) -> Size:
 
 
 def as_view(image: Any) -> View | None:
-    """Of an RGB image. Whatever else a transform gave has no view."""
+    """Of an RGB image. Other results of a transform have no view."""
     if isinstance(image, View):
         return image
     if isinstance(image, Image.Image) and image.mode == "RGB":

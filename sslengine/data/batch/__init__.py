@@ -1,1 +1,1 @@
-"""Which samples are a batch, and how it is put together."""
+"""Which samples are a batch, and how they are collated."""

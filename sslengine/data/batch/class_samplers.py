@@ -83,7 +83,7 @@ class StratifiedBatchSampler(ClassBatchSampler):
             ranks = f", {self._per_rank} on each of {self._groups} ranks" * (self._groups > 1)
             raise DataError(
                 f"{where}.STRATIFIED_SAMPLER: a batch is to hold {self._at_once} classes{ranks}; "
-                f"the data set has {len(self._members)}. Lower CLASSES_PER_BATCH."
+                f"the dataset has {len(self._members)}. Lower CLASSES_PER_BATCH."
             )
         return chosen.STEP_PER_EPOCH
 

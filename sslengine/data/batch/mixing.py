@@ -7,7 +7,7 @@ with the one at the same place from the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ def cutmixup_collator(
     label_smoothing: float = 0.1,
     num_classes: int = 1000,
 ) -> Batch:
-    """Each view of the samples is mixed by itself; `label` holds probabilities of classes.
+    """Each view of the samples is mixed by itself; `label` holds probabilities of classes. Rows of
+    indicators are mixed as the images are; what of one of two images is not known (-1) stays so.
 
     ssl_method: simclr or moco lays the views out as the collator of that name does;
         without it `data` is the list of the views.
@@ -58,14 +59,14 @@ def cutmixup_collator(
             f"{HERE}: expected a mode of {MODES} and an ssl_method of one of {LAYOUTS}, got "
             f"{mode!r} and {ssl_method!r}."
         )
-    mixup = _mixup(
-        mixup_alpha, cutmix_alpha, minmax, prob, switch_prob, mode, correct_lam, label_smoothing,
-        num_classes,
-    )  # fmt: skip
     collated = multicrop_collator(batch)
     (views,), (labels,) = collated["data"], collated["label"]
     _check_fit(labels, len(batch), num_classes)
-    mixed = [mixup(*each) for each in zip(views, labels.chunk(len(views)))]
+    of_rows = labels.ndim == 2
+    how = (mixup_alpha, cutmix_alpha, minmax, prob, switch_prob, mode, correct_lam)
+    mixup = _mixup(*how, *((0.0, len(batch)) if of_rows else (label_smoothing, num_classes)))
+    mix = partial(_mix_rows, mixup, label_smoothing) if of_rows else mixup
+    mixed = [mix(*each) for each in zip(views, labels.chunk(len(views)))]
     images, probabilities = [list(each) for each in zip(*mixed)]
     mixed_labels = torch.cat(probabilities)
     if not layout:
@@ -102,6 +103,15 @@ def multicrop_mixup_collator(batch: Sequence[Sample], beta: float = 0.2) -> Batc
     return {**collated, "data": [mixed]}
 
 
+def _mix_rows(mixup: Mixup, smoothing: float, images: Tensor, rows: Tensor) -> tuple[Any, Any]:
+    """Labels that are each image's number tell which share of the mixed ones is whose."""
+    mixed, shares = mixup(images, torch.arange(len(images)))
+    known, shares = rows >= 0, shares.to(torch.float32)
+    smoothed = rows.clamp(min=0) * (1 - smoothing) + smoothing / rows.shape[1]
+    unknown = shares @ (~known).to(torch.float32) > 0
+    return mixed, (shares @ smoothed).masked_fill(unknown, -1.0)
+
+
 @lru_cache(maxsize=8)
 def _mixup(*arguments: Any) -> Mixup:
     return Mixup(*arguments)
@@ -113,8 +123,12 @@ def _check_fit(labels: Tensor, count: int, num_classes: int) -> None:
             f"{HERE}: images are mixed in pairs, and a batch has {count}. Set "
             f"BATCHSIZE_PER_REPLICA to an even number and DROP_LAST to true."
         )
+    if labels.ndim == 2 and not labels.is_floating_point() and labels.shape[1] == num_classes:
+        return
     if labels.ndim != 1 or not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        found = tuple(labels.shape[1:]) or int(labels.max())
         raise DataError(
-            f"{HERE}: labels must be classes from 0 to num_classes - 1, {num_classes - 1}; found "
-            f"{labels.shape[1:] or int(labels.max())}. If labels do not matter, LABEL_TYPE: zero."
+            f"{HERE}: labels must be classes from 0 to num_classes - 1, {num_classes - 1}, or rows "
+            f"of {num_classes} indicators; found {found}. If labels do not matter, set LABEL_TYPE: "
+            f"zero."
         )

@@ -33,7 +33,7 @@ class BatchSampler(ABC):
         last_step = len(self.batch_sizes) if last_step is None else last_step
         assert 0 <= first_step <= last_step <= len(self.batch_sizes)
         self._steps = range(first_step, last_step)
-        # A list of its own: an iteration that is under way keeps its windows.
+        # A new list: a running iteration keeps its windows.
         self._windows = [(epoch, self._steps)]
 
     def then(self, epoch: int, first_step: int, last_step: int) -> None:
@@ -108,7 +108,7 @@ class DistributedBatchSampler(BatchSampler):
         last = [] if drop_last or not rest else [-(-rest // world_size)]
         if not full and not last:
             raise DataError(
-                f"{where}: the data set has {num_samples} samples, fewer than the global batch of "
+                f"{where}: the dataset has {num_samples} samples, fewer than the global batch of "
                 f"{self._global_batch} ({batch_size} on each of {world_size} processes), and "
                 f"DROP_LAST drops what does not fill a batch. Set {where}.DROP_LAST=false, or "
                 f"lower {where}.BATCHSIZE_PER_REPLICA to {num_samples // world_size} or less."

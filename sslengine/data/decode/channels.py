@@ -22,7 +22,7 @@ TO_RGB = frozenset({"MNISTImgPil2RGB", "ImgPil2LabTensor"})
 
 
 def channels_after(entries: Sequence[Any], channels: int | None, where: str) -> int | None:
-    """entries: a TRANSFORMS list. None: behind a transform of one's own, which may do anything.
+    """entries: a TRANSFORMS list. None: after a custom transform, which may do anything.
 
     Raises ConfigError at a transform that does not take what it gets.
     """

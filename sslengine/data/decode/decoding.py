@@ -94,7 +94,7 @@ class Decoder:
         )
 
     def __call__(self, encoded: bytes) -> Image.Image:
-        """The image; with IMAGE_MODE stored perhaps an array. Raises why it cannot be had."""
+        """The image; with IMAGE_MODE stored perhaps an array. Raises if it cannot be decoded."""
         return self.pixels(self.opened(encoded))
 
     def given(self, image: Image.Image | NDArray[Any]) -> Image.Image:

@@ -105,8 +105,8 @@ def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int
             return told or known
     if seen is None:
         raise DataError(
-            f"config.DATA.{split}: none of the first images can be read, so nobody knows their "
-            f"channels. Set config.MODEL.INPUT_CHANNELS, or mend the images."
+            f"config.DATA.{split}: none of the first images can be read, so the number of channels "
+            f"is unknown. Set config.MODEL.INPUT_CHANNELS, or replace the images."
         )
     told = channels_after(options.TRANSFORMS, seen.format.channels, where)
     try:

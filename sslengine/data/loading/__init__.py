@@ -1,1 +1,1 @@
-"""Data sets, loader workers, and the way of a batch to the device."""
+"""Datasets, loader workers, and the way of a batch to the device."""

@@ -20,7 +20,7 @@ class LoadedAhead:
     def __init__(self, loader: Loader, sampler: BatchSampler) -> None:
         self._loader, self._sampler = loader, sampler
         self._stream: Iterator[Batch] = iter(())
-        self._left = 0  # batches of the window under way
+        self._left = 0  # batches of the current window
         self._next: Window | None = None
 
     def batches(self, *window: int) -> Iterator[Batch]:
@@ -33,7 +33,7 @@ class LoadedAhead:
         return self._of_window(self._stream, end - first)
 
     def then(self, *window: int) -> None:
-        """After the window under way this one will be asked for; if it is not, nothing is lost."""
+        """The window expected after the current one; if it is not used, nothing is lost."""
         if self._next is None:  # else one has been said before, and is being loaded
             epoch, first, end = window
             self._sampler.then(epoch, first, end)

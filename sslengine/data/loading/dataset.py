@@ -1,4 +1,4 @@
-"""The data set: a sample by its key, read, labelled and augmented.
+"""The dataset: a sample by its key, read, labelled and augmented.
 
 A sample is VISSL's: each of its keys holds a list over the data sources, which a transform
 such as ImgReplicatePil makes into a list over views:
@@ -57,7 +57,7 @@ class Samples(list[Sample]):
     def __init__(self, samples: Iterable[Sample], seed: int, key: SampleKey) -> None:
         super().__init__(samples)
         self.seed, self.key = seed, key
-        self.unreadable: list[int] = []  # samples that were asked for in vain
+        self.unreadable: list[int] = []  # samples that could not be read
 
 
 def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -> T:

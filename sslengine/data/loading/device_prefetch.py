@@ -84,7 +84,7 @@ def _move(batch: Batch, device: torch.device) -> Batch:
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=True)
 
-    if not isinstance(batch, dict):  # a collator of one's own may make anything
+    if not isinstance(batch, dict):  # a custom collator may make anything
         return _each(batch, move)  # type: ignore[no-any-return]
     return {
         key: values if key in HOST_KEYS else _each(values, move) for key, values in batch.items()

@@ -1,5 +1,5 @@
-"""Samples that could not be read: the first is told, others are logged and counted, and too many
-of them end the run."""
+"""Samples that could not be read: the first is reported, others are logged and counted; too many of
+them end the run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class InvalidSamples:
         self._stop_if_too_many(bad[0])
 
     def tell_count(self) -> None:
-        """After a pass over the data: if there are more of them than was told before."""
+        """After a pass over the data: if there are more of them than were reported before."""
         if len(self.samples) > self._told:
             self._told = len(self.samples)
             logger.warning(

@@ -54,7 +54,7 @@ WORKER_MODULES = (
 
 
 class Loader:
-    """torch's DataLoader for one data set and sampler. `batches` may be called again and again."""
+    """torch's DataLoader for one dataset and sampler. `batches` may be called again and again."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Loader:
 def boot_server(more: Sequence[str] = ()) -> None:
     """Start the process that workers are forked from; does not wait for it.
 
-    more: modules that this data set needs beside WORKER_MODULES.
+    more: modules that this dataset needs beside WORKER_MODULES.
     """
     first, *others, last = WORKER_MODULES
     multiprocessing.set_forkserver_preload([first, *others, *more, last])
@@ -224,7 +224,7 @@ def _refers_to_main(*sent: object) -> bool:
         return b"__main__" in pickle.dumps(sent)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DataError(
-            f"The data set cannot be sent to loader workers: {error}. Let sources, transforms "
+            f"The dataset cannot be sent to loader workers: {error}. Let sources, transforms "
             f"and collators hold no lambda, local function or open file; or set "
             f"config.MULTI_PROCESSING_METHOD=fork, or config.DATA.NUM_DATALOADER_WORKERS=0."
         ) from error

@@ -5,7 +5,7 @@ labels that are numbers stay what they are. `in_numbers_of` gives those of anoth
 numbers that TRAIN has, by name. A class that TRAIN lacks is an error; TRAIN may have more.
 
 Where samples have several classes, a label is a row of indicators with a column for each class:
-1 where the sample shows it, 0 where not, -1 where nobody knows.
+1 where the sample shows it, 0 where not, -1 where unknown.
 """
 
 from __future__ import annotations

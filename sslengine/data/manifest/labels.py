@@ -1,4 +1,4 @@
-"""The labels of a split: one column for each source, read whole when the data set is opened.
+"""The labels of a split: one column for each source, read whole when the dataset is opened.
 
 LABEL_TYPE says what a label is: `standard`, what LABEL_SOURCES has; `sample_index`, the
 sample's own number; `zero`. A label source is either the data source itself, with labels

@@ -24,7 +24,7 @@ def local_copy(original: Path, folder: Path, where: str) -> Path:
     if not original.exists():
         return original  # the data source tells what is missing
     whole = original.resolve()
-    # Two data sets may have the same name: `train`.
+    # Two datasets may have the same name: `train`.
     copy = folder / hashlib.sha256(str(whole).encode()).hexdigest()[:8] / whole.name
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)

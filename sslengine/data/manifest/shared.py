@@ -1,10 +1,10 @@
 """Arrays that all processes of a machine read from one place in memory.
 
-What a data set keeps for each of its samples (paths, labels, the rows of a subset) goes to every
+What a dataset keeps for each of its samples (paths, labels, the rows of a subset) goes to every
 loader worker. As plain arrays each would get a copy, and ten million samples would take
 gigabytes. A SharedArray goes to another process as a reference to an open file: a nameless one
 in memory, which the kernel frees with the last process that uses it, or one on a disk. Whoever
-sends it keeps it until it has arrived, as a data set does that has loader workers.
+sends it keeps it until it has arrived, as a dataset does that has loader workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DATA_LIMIT: which samples of a data set are used. The same on every rank; VISSL's choice.
+"""DATA_LIMIT: which samples of a dataset are used. The same on every rank; VISSL's choice.
 
 The legacy generator is meant: its stream is frozen, so a subset is the same under every
 version of numpy, and is the one that VISSL takes under the same seed.
@@ -25,7 +25,7 @@ def choose_rows(options: SplitOptions, split: str, total: int, labels: Column | 
     if limit + skip > total:
         skipped = f" after {skip} skipped ones" if skip else ""
         raise DataError(
-            f"{where}: asks for {limit} samples{skipped}; the data set has {total}. -1 takes all."
+            f"{where}: asks for {limit} samples{skipped}; the dataset has {total}. -1 takes all."
         )
     draw = np.random.RandomState(options.DATA_LIMIT_SAMPLING.SEED)
     if not options.DATA_LIMIT_SAMPLING.IS_BALANCED:

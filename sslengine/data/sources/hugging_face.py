@@ -1,4 +1,4 @@
-"""`huggingface_dataset`: a data set of the package `datasets` on disk, as save_to_disk left it.
+"""`huggingface_dataset`: a dataset of the package `datasets` on disk, as save_to_disk left it.
 
 DATA_PATHS is its folder. One with several splits gives TRAIN its `train`, and TEST its
 `validation`, `val` or `test`, whichever is there first. IMAGE_COLUMN and LABEL_COLUMN name the
@@ -136,7 +136,7 @@ def _load(root: Path, split: str, where: str) -> Any:
         found = datasets.load_from_disk(str(root))
     except (FileNotFoundError, ValueError) as error:
         raise DataError(
-            f"{where}: {root} is not a data set that save_to_disk wrote: {error}"
+            f"{where}: {root} is not a dataset that save_to_disk wrote: {error}"
         ) from error
     if not isinstance(found, datasets.DatasetDict):
         return found

@@ -1,6 +1,6 @@
 """Bytes of regular files alone.
 
-A FIFO would be waited for, a device read for ever, and their names may come from anybody's list.
+A FIFO would be waited for, a device read for ever, and their names may come from anyone's list.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _kind(status: os.stat_result) -> str:
 
 
 def read_file(path: str | Path) -> bytes:
-    # Nobody may be at the other end of a FIFO: it is opened without waiting, and looked at.
+    # The other end of a FIFO may be closed: it is opened without waiting, and checked.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         kind = _kind(os.fstat(descriptor))

@@ -20,7 +20,7 @@ from sslengine.data.sources.paths import data_path
 from sslengine.errors import DataError, nearest
 from sslengine.registry import register_data_source
 
-# How each is told which part to read, and where it keeps its labels.
+# How each chooses the part to read, and where it keeps its labels.
 BY_FLAG = dict.fromkeys(
     ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "USPS"), "targets"
 )

@@ -31,6 +31,7 @@ class AlexNet(LibraryTrunk, TorchvisionAlexNet):  # type: ignore[misc] # Trunk's
     vissl_names = ((r"^layers\.", "features."),)
     # torchvision's name for them is that of a trunk's verb.
     features: Any = property(lambda self: self._modules["layers"])
+    find = LibraryTrunk.features
 
     def __init__(self, in_chans: int = 3) -> None:
         super().__init__(num_classes=1)

@@ -37,7 +37,7 @@ class Trunk(nn.Module, ABC):
     vissl_names: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = ()
     # VISSL saves these too, though nothing in them is learned (a regular expression on names).
     vissl_constants: str | None = None
-    # Channels of the images; None: nobody said.
+    # Channels of the images; None: not set.
     in_chans: int | None = None
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Trunk(nn.Module, ABC):
         return [found[name] for name in out_feat_keys]
 
     def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
-        """`features`, whatever else may be called so in a trunk."""
+        """`features`, also if the trunk has another attribute of that name."""
         return self.features(x, wanted, **extra)
 
     def check_features(self, names: Sequence[str], where: str = "out_feat_keys") -> None:

@@ -63,13 +63,13 @@ class Beit(PatchTrunk, TimmBeit):  # type: ignore[misc] # Trunk's forward
         if options.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), options.QK_SCALE)
 
-    def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
+    def features(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         if self.grid(x) != self.patch_embed.grid_size:
             raise ConfigError(
                 f"{self.section}.IMAGE_SIZE: it is {self.patch_embed.img_size[0]}, and "
                 f"images are {x.shape[-2]} x {x.shape[-1]}; resize or crop them in DATA."
             )
-        return super().find(x, wanted, **extra)
+        return super().features(x, wanted)
 
 
 def _class_tokens(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:

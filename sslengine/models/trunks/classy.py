@@ -1,6 +1,6 @@
 """The trunks that we take from Classy Vision.
 
-Importing it imports what it deprecated itself, and the warnings of that are nobody's business.
+Importing it imports what it deprecated itself, and those warnings do not concern users.
 """
 
 from __future__ import annotations

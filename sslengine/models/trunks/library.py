@@ -86,10 +86,7 @@ class LibraryTrunk(Trunk):
         """The network's output, as the library computes it."""
         return super(Trunk, self).forward(x)  # type: ignore[no-any-return]
 
-    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        return self.find(x, wanted)
-
-    def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
+    def features(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         features = {name: self.table.get(name) or Feature((name,)) for name in wanted}
         sources = dict.fromkeys(each for one in features.values() for each in one.sources)
         own = all(name in self.table for name in wanted)
@@ -124,7 +121,7 @@ class LibraryTrunk(Trunk):
         return cast(dict[str, Tensor], given)
 
     def _run(self, x: Tensor, sources: Collection[str]) -> dict[str, Tensor]:
-        """Those of the sources that nobody listens to."""
+        """The final feature, if it is among the sources."""
         output = self.final_feature(x)
         return {"": output} if "" in sources else {}
 
@@ -212,8 +209,9 @@ def adopt(network: nn.Module, kind: type[L], table: Mapping[str, Feature]) -> L:
 @cache
 def _mixed(kind: type[Trunk], network: type[nn.Module], has_features: bool) -> type[nn.Module]:
     # A part of some networks has the name of a trunk's verb, and is found by it.
-    part = {"features": property(lambda self: self._modules["features"])}
-    return type(network.__name__, (kind, network), part if has_features else {})
+    part = property(lambda self: self._modules["features"])
+    own = {"features": part, "find": LibraryTrunk.features} if has_features else {}
+    return type(network.__name__, (kind, network), own)
 
 
 def rows_of_blocks(network: nn.Module) -> str | None:

@@ -17,9 +17,9 @@ from sslengine.models.trunks.options import BeitOptions, SwinTransformerOptions,
 class PatchTrunk(LibraryTrunk):
     patch_size: int
 
-    def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
+    def features(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         self.grid(x)
-        return super().find(x, wanted, **extra)
+        return super().features(x, wanted)
 
     def grid(self, x: Tensor) -> tuple[int, int]:
         return patch_grid(x, self.patch_size, self.section.rpartition(".")[2])

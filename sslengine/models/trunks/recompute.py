@@ -33,7 +33,7 @@ LOG = logging.getLogger("sslengine")
 
 @dataclass(eq=False)
 class Part:
-    """Blocks in a row; `done` hears of each pass through it."""
+    """Blocks in a row; `done` is called after each pass through it."""
 
     blocks: list[nn.Module]
     done: Callable[[], None]

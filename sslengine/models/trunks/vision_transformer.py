@@ -62,15 +62,12 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
         if options.CHECKPOINT_BLOCK:
             self.checkpoint_activations(options.NUM_LAYERS)
 
-    def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
-        return self.features(x, wanted, **extra)
-
     def features(
-        self, x: Tensor, wanted: Collection[str], shown: Tensor | None = None
+        self, x: Tensor, wanted: Collection[str], shown: Tensor | None = None, **extra: Tensor
     ) -> dict[str, Tensor]:
         self._shown = shown
         try:
-            return super().find(x, wanted)
+            return super().features(x, wanted)
         finally:
             self._shown = None
 

@@ -167,7 +167,7 @@ def test_without_a_class_for_each_image(labels: list[Any]) -> None:
 
 
 def test_more_classes_than_there_are() -> None:
-    with pytest.raises(DataError, match=r"is to hold 13 classes; the data set has 12"):
+    with pytest.raises(DataError, match=r"is to hold 13 classes; the dataset has 12"):
         stratified(13, CLASSES_PER_BATCH=13)
     with pytest.raises(DataError, match=r"16 classes, 8 on each of 2 ranks; .* has 12"):
         stratified(8, 2, CLASSES_PER_BATCH=8, UNIQUE_CLASSES=True)

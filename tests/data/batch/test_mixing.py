@@ -108,7 +108,7 @@ def test_the_draws_depend_on_the_batch_and_not_on_the_process() -> None:
     ("count", "arguments", "message"),
     [
         (3, {}, "mixed in pairs, and a batch has 3"),
-        (4, {"num_classes": 2}, "from 0 to num_classes - 1, 1; found 2. .*LABEL_TYPE: zero"),
+        (4, {"num_classes": 2}, "from 0 to num_classes - 1, 1, or .*; found 2. .*LABEL_TYPE: zero"),
         (4, {"mixup_alpha": 0.0}, "set one of mixup_alpha, cutmix_alpha and cutmix_minmax"),
         (4, {"mode": "all"}, "expected a mode of .* got 'all' and None"),
         (4, {"ssl_method": "byol"}, "an ssl_method of .* got 'batch' and 'byol'"),
@@ -145,3 +145,25 @@ def test_pairs_need_an_even_batch_and_a_beta_distribution() -> None:
         multicrop_mixup_collator(batch(count=3))
     with pytest.raises(DataError, match="beta: expected more than 0, got 0"):
         multicrop_mixup_collator(batch(count=4), beta=0)
+
+
+def test_rows_of_indicators_are_mixed_as_images_are() -> None:
+    samples = batch(views=1)
+    rows = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 0], [0, -1, 1]], dtype=torch.int8)
+    for sample, row in zip(samples, rows, strict=True):
+        sample["label"] = [row]
+    images = torch.stack([each["data"][0] for each in samples])
+    np.random.seed(3)  # noqa: NPY002
+    np.random.rand()  # noqa: NPY002
+    share = np.random.beta(1.0, 1.0)  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    collated = cutmixup_collator(samples, num_classes=3, label_smoothing=0.3)
+    torch.testing.assert_close(
+        collated["data"][0][0], share * images + (1 - share) * images.flip(0)
+    )
+    known = rows.clamp(min=0) * 0.7 + 0.1
+    mixed = share * known + (1 - share) * known.flip(0)
+    mixed[[0, 3], 1] = -1.0
+    torch.testing.assert_close(collated["label"][0], mixed.float())
+    with pytest.raises(DataError, match=r"or rows of 4 indicators; found \(3,\)"):
+        cutmixup_collator(samples, num_classes=4)

@@ -151,7 +151,7 @@ def test_every_epoch_and_every_seed_has_its_order() -> None:
 def test_a_batch_larger_than_the_data_set() -> None:
     with pytest.raises(
         DataError,
-        match=r"config.DATA.TRAIN: the data set has 100 samples, fewer than the global batch of "
+        match=r"config.DATA.TRAIN: the dataset has 100 samples, fewer than the global batch of "
         r"256 \(64 on each of 4 processes\), .*DROP_LAST=false, .*BATCHSIZE_PER_REPLICA to 25 or",
     ):
         shuffled(100, 64, 4, drop_last=True)

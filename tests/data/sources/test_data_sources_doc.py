@@ -31,6 +31,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(root / "labels.npy", np.array([0, 0, 1, 1]))
     rows = [f"{name},{Path(name).parent.name}" for name in files]
     (root / "images.csv").write_text("\n".join(["path,species", *rows]))
+    tags = [f"{name},{'cat|dog' if number < 2 else 'cat'}" for number, name in enumerate(files)]
+    (root / "tags.csv").write_text("\n".join(["path,tags", *tags]))
     for shard in range(2):
         members = {}
         for number in (2 * shard, 2 * shard + 1):
@@ -66,7 +68,10 @@ def test_it_opens_and_gives_images_with_their_labels(example: dict[str, Any], da
     samples = [found[0, index] for index in range(len(found))]
     images_each = len(samples[0]["data"])
     assert [sample["data_valid"] for sample in samples] == [[1] * images_each] * 4
-    if "LABEL_SOURCES" in example:
+    if "LABEL_SEPARATOR" in example:
+        rows = [sample["label"][0].tolist() for sample in samples]
+        assert rows == [[1, 1], [1, 1], [1, 0], [1, 0]]
+    elif "LABEL_SOURCES" in example:
         assert [sample["label"] for sample in samples] == [[0], [0], [1], [1]]
     if "IMAGE_MODE" in example:
         assert images_each == 2  # views

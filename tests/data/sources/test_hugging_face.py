@@ -107,7 +107,7 @@ def test_splits(datasets: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_told(datasets: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone is not a data set that save_to_disk wrote"):
+    with pytest.raises(DataError, match=r"gone is not a dataset that save_to_disk wrote"):
         source(tmp_path / "gone")
     rows(datasets, [0]).save_to_disk(str(tmp_path / "data"))
     with pytest.raises(

@@ -186,7 +186,7 @@ def _weigh_rows(rows: Array, taps: Taps, out: Array) -> None:
 
 @inlined
 def _pixel(row: Array, x: int) -> Number:
-    """And a byte of the next one, which nobody looks at: so it is one load of four bytes."""
+    """And a byte of the next one, which is ignored: so it is one load of four bytes."""
     three = np.uint32(row[3 * x]) | np.uint32(row[3 * x + 1]) << 8 | np.uint32(row[3 * x + 2]) << 16
     return three | np.uint32(row[3 * x + 3]) << 24
 

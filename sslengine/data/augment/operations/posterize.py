@@ -44,6 +44,6 @@ class Posterize(Operation):
 
 @draw_for(RandomPosterize)
 def _random_posterize(transform: Any) -> Draw | None:
-    # Whether zero bits are an error is told by Pillow's version.
+    # Whether zero bits are an error depends on Pillow's version.
     known = transform.bits in range(1, 9)
     return partial(by_chance, transform.p, Posterize(transform.bits)) if known else None

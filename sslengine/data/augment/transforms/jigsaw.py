@@ -1,4 +1,4 @@
-"""The jigsaw pretext task: patches of an image in an order that is to be told."""
+"""The jigsaw pretext task: patches of an image in an order that the model predicts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The back-end that leaves colour and blur to the device.
 
 Workers decode, crop and flip, and put what is left below the pixels. It is done to whole
-batches when they arrive. Between the two nobody looks at the pixels.
+batches when they arrive. Between the two the pixels are not read.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _groups(program: Program) -> Iterator[Group]:
     while pending.any():
         following = kinds[views, done]
         ready = np.bincount(following, minlength=len(pending))
-        # The kind of which the least has to wait for another turn. 0 is nobody's.
+        # The kind of which the least has to wait for another turn. 0 is none.
         kind = int(np.argmax(ready[1:] / np.maximum(pending[1:], 1))) + 1
         chosen = np.flatnonzero(following == kind)
         yield kind, chosen, parameters[chosen, done[chosen]]
