@@ -65,14 +65,13 @@ def test_all_prints_the_meaning_of_every_key_above_it_in_80_columns() -> None:
     assert above("SEED_VALUE")[-1] == "# [the given dict]"
     assert above("GRAD_SCALER") == ["# The loss scaling of float16."]
     assert above("FEATURE_EVAL_SETTINGS") == ["# A trained trunk under examination."]
-    assert above("temperature") == []  # of a loss; it says nothing of itself
+    assert above("temperature") == ["# The similarities are divided by it."]
 
 
 def test_every_key_of_the_schema_says_what_it_means() -> None:
     silent = [
         f"{path}.{key}"
         for path, node in typed_nodes(schema())
-        if not path.startswith("config.MODEL.TRUNK")
         for key in fields_of(node)
         if not meanings(OmegaConf.get_type(node)).get(key) and not fields_of(node._get_node(key))
     ]
