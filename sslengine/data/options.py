@@ -113,7 +113,8 @@ class SplitOptions:
     IMAGE_MODE: str = "RGB"
     # Of images with more than 8 bits in modes RGB and L: the values that become black and white,
     # [0, 4095]; shares of each image's values, [1%, 99%]; image, its least and greatest; type,
-    # those of its type. Without it such images are refused. 8-bit images stay as they are.
+    # those of its type. Without it such images are refused. 8-bit images stay as they are. In mode
+    # stored: the limits of what transforms make of images of more than 8 bits, [0, 4095].
     PIXEL_RANGE: Any = ""
     # Of files with several pages: the number of one, from 0; all, with mode stored, makes bands of
     # them. null: the first frame of an animation, and no stack in mode stored.
@@ -169,13 +170,22 @@ class SplitOptions:
         except ValueError as error:
             yield f"PIXEL_RANGE: {error}"
             return
-        if given is not None and self.IMAGE_MODE == "stored":
-            yield "PIXEL_RANGE: mode stored keeps all values; leave one of the two out."
+        if given is not None and given.limits is None and self.IMAGE_MODE == "stored":
+            yield (
+                "PIXEL_RANGE: mode stored keeps all values. Give the limits of what transforms "
+                f"make of them, [low, high], or nothing; got {self.PIXEL_RANGE!r}."
+            )
         page = self.IMAGE_PAGE
         if page == "all" and self.IMAGE_MODE != "stored":
             yield "IMAGE_PAGE: all makes bands of pages, which takes IMAGE_MODE stored."
         elif page not in (None, "all") and (not isinstance(page, int) or page < 0):
             yield f"IMAGE_PAGE: expected a number from 0, all or null; got {page!r}."
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """Of what transforms make of arrays."""
+        given = PixelRange.parse(self.PIXEL_RANGE) if self.IMAGE_MODE == "stored" else None
+        return given.limits if given else None
 
     @property
     def chooses_by_class(self) -> bool:

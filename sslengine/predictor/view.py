@@ -13,7 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.transform import MakesViews, Sample, TakesAll
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions
@@ -27,7 +29,8 @@ class View:
 
     def __init__(self, data: DataOptions, seed: int) -> None:
         self.entries, self.description = choose(data)
-        self._pipeline = Pipeline(self.entries, "the predictor's transforms")
+        pipeline = Pipeline(self.entries, "the predictor's transforms")
+        self._plan = Plan(pipeline, build_backend("pil"), limits=data.TRAIN.limits)
         self._seed = seed
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -35,7 +38,7 @@ class View:
         with streams_kept():
             # Random transforms draw as for the first image of a test set, every time.
             seed_sample(self._seed, (0, 0))
-            result = self._pipeline(sample)["data"][0]
+            result = self._plan(sample)["data"][0]
         if not isinstance(result, Tensor):
             raise ConfigError(
                 f"config.DATA.TEST.TRANSFORMS: they return {type(result).__name__}; a model needs "
@@ -57,8 +60,6 @@ def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
         {"name": "CenterCrop", "size": side},
         {"name": "ToTensor"},
     ]
-    if data.TRAIN.IMAGE_MODE == "stored":  # an array is possible, which only ToTensor accepts
-        entries.insert(0, entries.pop())
     normalise = next(_entries_named("Normalize", data.TRAIN.TRANSFORMS), None)
     if normalise is not None:
         entries.append({key: normalise[key] for key in ("name", "mean", "std")})

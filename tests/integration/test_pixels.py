@@ -15,7 +15,8 @@ import torch
 import yaml
 from PIL import Image
 
-from sslengine.errors import ConfigError, DataError, SSLEngineError
+from sslengine.config.fast import why_not
+from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.local import launch
 from sslengine.models.trunks.base import Trunk
 from tests.config.recipes import resolved
@@ -102,6 +103,46 @@ def test_two_steps_on_the_values_of_the_files(
     assert kept["config"]["MODEL"]["INPUT_CHANNELS"] == channels
 
 
+SIMCLR = [
+    {"name": "RandomResizedCrop", "size": 6}, {"name": "RandomHorizontalFlip"},
+    {"name": "RandomApply", "p": 0.8, "transforms": [
+        {"name": "ColorJitter", "brightness": 0.8, "contrast": 0.8}]},
+    {"name": "ImgPilGaussianBlur"},
+]  # fmt: skip
+# What draws nothing that matters: the same for each image.
+FIXED = [
+    {"name": "RandomHorizontalFlip", "p": 1.0},
+    {"name": "ColorJitter", "brightness": [1.5, 1.5]},
+    {"name": "ColorJitter", "contrast": [0.5, 0.5]},
+]
+
+
+@pytest.mark.parametrize("kind", ["png_16", "tiff_4", "tiff_13"])
+@pytest.mark.parametrize("backend", ["pil", "numba"])
+def test_simclrs_list_and_its_values(
+    kind: str, backend: str, tmp_path: Path, reached: list[torch.Tensor]
+) -> None:
+    if why_not(backend):
+        pytest.skip(why_not(backend))
+    files = write(tmp_path, kind)
+    keys = {"DATA__TRAIN__IMAGE_MODE": "stored", "DATA__AUGMENT_BACKEND": backend}
+    tensor = {"name": "ToTensor"}
+    run(tmp_path, [*SIMCLR, tensor], **keys)
+    assert [each.shape for each in reached] == [(4, files[0].shape[2], 6, 6)] * 2
+    assert not torch.equal(*(reached[0][start : start + 2] for start in (0, 2)))
+    del reached[:]
+    run(tmp_path, [*FIXED, tensor], CHECKPOINT__APPEND_DISTR_RUN_ID=False,
+        CHECKPOINT__OVERWRITE_EXISTING=True, **keys)  # fmt: skip
+    brighter = [1.5 * image[:, ::-1].astype(np.float64) for image in files]
+    expected = sorted(
+        (image.mean() + 0.5 * (image - image.mean()) for image in brighter), key=np.sum
+    )
+    made = sorted((each.double().permute(1, 2, 0).numpy() for each in torch.cat(reached)),
+                  key=np.sum)  # fmt: skip
+    for view, image in zip(made, [each for each in expected for _ in "12"], strict=True):
+        np.testing.assert_allclose(view, image, rtol=1e-5, atol=1e-5 * np.abs(image).max())
+
+
 def test_grey_levels_alone_train_a_trunk_of_one_channel(
     tmp_path: Path, reached: list[torch.Tensor]
 ) -> None:
@@ -126,7 +167,13 @@ REFUSED: list[tuple[str, dict[str, Any], type[SSLEngineError], str]] = [
         {"name": "ToTensor"}, {"name": "RandomApply", "transforms": [{"name": "ColorJitter"}]}]},
      ConfigError, r"TRANSFORMS.2.transforms.0 \(ColorJitter\).*they have 13"),
     ("tiff_13", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [{"name": "RandomRotation",
-      "degrees": 9}]}, DataError, r"RandomRotation\) failed[\s\S]*Put ToTensor first"),
+      "degrees": 9}]}, ConfigError, r"TRANSFORMS.1 \(RandomRotation\): .*behind ToTensor"),
+    ("png_16", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [
+        {"name": "RandomGrayscale", "p": 0.1}, {"name": "ToTensor"}]},
+     ConfigError, r"TRANSFORMS.1 \(RandomGrayscale\).*Grey asks for RGB: remove it"),
+    ("tiff_4", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [
+        {"name": "ColorJitter", "hue": 0.1}, {"name": "ToTensor"}]},
+     ConfigError, r"TRANSFORMS.1 \(ColorJitter\).*Hue asks for RGB: write ColorJitter"),
 ]  # fmt: skip
 
 

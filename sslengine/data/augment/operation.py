@@ -7,13 +7,14 @@ the same bytes, and the transforms that draw it. Frozen dataclasses: plans and v
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from sslengine.data.augment.arrays import Limits, Pixels
 from sslengine.data.augment.compiling import Array, kernel
 
 Size = tuple[int, int]  # height, width
@@ -31,8 +32,17 @@ class Given(NamedTuple):
 class Operation(ABC):
     """`on_pil` is what an operation is. The others compute the same bits, and need not be."""
 
+    # What to do where images are arrays, and it cannot take them.
+    instead: ClassVar[str] = "remove it"
+
     @abstractmethod
     def on_pil(self, image: Image.Image) -> Image.Image: ...
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        """Of any number of channels and any type; see arrays.py."""
+        raise TypeError(
+            f"{type(self).__name__} asks for RGB: {self.instead}, or set IMAGE_MODE: RGB."
+        )
 
     def size(self, before: Size) -> Size:
         """Of the image afterwards."""
@@ -68,7 +78,7 @@ class Operation(ABC):
         """Who changes what an operation is, gets none of the fast ways of the original."""
         super().__init_subclass__()
         if "on_pil" in vars(cls):
-            for name in ("on_planes", "on_device"):
+            for name in ("on_array", "on_planes", "on_device"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Operation)[name])
 

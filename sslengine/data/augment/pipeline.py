@@ -102,6 +102,7 @@ def _why_not_pil(images: Sequence[Any]) -> str:
     if not any(isinstance(image, np.ndarray) for image in images):
         return ""
     return (
-        "\n  Images are arrays here, height x width x channels (IMAGE_MODE: stored). Put ToTensor "
-        "first, and after it transforms that take tensors, such as torchvision's."
+        "\n  Images are arrays here, height x width x channels (IMAGE_MODE: stored), which "
+        "docs/augmentation.md says what takes. After ToTensor follow transforms of tensors, such "
+        "as torchvision's."
     )

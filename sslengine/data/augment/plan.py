@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sslengine.data.augment.arrays import OnArrays, is_array
 from sslengine.data.augment.arrival import Arrival
 from sslengine.data.augment.backends.base import Backend
 from sslengine.data.augment.drawing import draw_of
@@ -44,9 +45,16 @@ class Plan:
     """`plan(sample)` is what the Pipeline makes of the sample."""
 
     def __init__(
-        self, pipeline: Pipeline, backend: Backend, image_keys: Sequence[str] = ()
+        self,
+        pipeline: Pipeline,
+        backend: Backend,
+        image_keys: Sequence[str] = (),
+        limits: tuple[float, float] | None = None,
     ) -> None:
-        """image_keys: of the batch, if its collator only moves images; else floats leave here."""
+        """
+        image_keys: of the batch, if its collator only moves images; else floats leave here.
+        limits: of the values of images that are arrays of floats.
+        """
         self.backend = backend
         self._keys = tuple(image_keys)
         self.cut = cut(pipeline.steps) if image_keys else Cut(pipeline.steps)
@@ -55,7 +63,7 @@ class Plan:
         self._finish = _finish_of(self.cut.waits) if self.cut.waits else None
         self.order = [step.where for step in pipeline.steps]
         self.steps = [
-            *(planned(step, backend) for step in self.cut.on_views),
+            *(planned(step, backend, OnArrays(limits)) for step in self.cut.on_views),
             _made_by(backend, self.cut.waits),
             *(_of_bytes(step) for step in self.cut.on_bytes),
         ]
@@ -179,7 +187,7 @@ def _of_bytes(step: Step) -> Step:
 # ---- transforms of views
 
 
-def planned(step: Step, backend: Backend) -> Step:
+def planned(step: Step, backend: Backend, on_arrays: OnArrays) -> Step:
     """The step with its transform replaced by one that takes views."""
     if takes_labels(step):
         return step
@@ -190,9 +198,9 @@ def planned(step: Step, backend: Backend) -> Step:
     elif draw is None:
         transform = OnImages(step.transform, backend)
     elif issubclass(step.kind, TakesAll):
-        transform = DrawnForAll(step.transform, draw, backend)
+        transform = DrawnForAll(step.transform, draw, backend, on_arrays)
     else:
-        transform = Drawn(step.transform, draw, backend)
+        transform = Drawn(step.transform, draw, backend, on_arrays)
     return replace(step, transform=transform)
 
 
@@ -216,21 +224,38 @@ class OnImages:
 class Drawn(OnImages):
     """A transform that says what it draws, for each image."""
 
-    def __init__(self, transform: Change, draw: Any, backend: Backend) -> None:
+    def __init__(self, transform: Change, draw: Any, backend: Backend, on_arrays: OnArrays) -> None:
         super().__init__(transform, backend)
-        self.draw = draw
+        self.draw, self.on_arrays = draw, on_arrays
 
     def __call__(self, image: Any) -> Any:
+        if is_array(image):
+            view = View.of(image)
+            return self.made(self.kind.lazily(view, self.draw(view.size), self.on_arrays))
         view = image if type(image) is View else as_view(image)
         if view is None:
             return self.transform(self.visible(image))
         return self.kind.lazily(view, self.draw(view.size), self.backend.rendered)
+
+    def made(self, result: Any) -> Any:
+        """With arrays in the place of views of arrays, which are not made together."""
+        if isinstance(result, View):
+            return self.on_arrays(result.source, result.ops)
+        if isinstance(result, dict):
+            return {key: self.made(value) for key, value in result.items()}
+        if isinstance(result, (list, tuple)):
+            return type(result)(self.made(each) for each in result)
+        return result
 
 
 class DrawnForAll(Drawn):
     """The same, for all images at once."""
 
     def __call__(self, images: Any) -> Any:
+        if all(is_array(image) for image in images):
+            views = [View.of(image) for image in images]
+            drawn = self.draw([view.size for view in views])
+            return self.made(self.kind.lazily(views, drawn, self.on_arrays))  # type: ignore[arg-type]
         views = [as_view(image) for image in images]
         if not all(views):
             return self.transform(self.visible(images))

@@ -12,7 +12,8 @@ from PIL import Image
 
 from sslengine.data.augment.operation import Operation, Size
 
-# RGB; an array is height x width x 3, uint8. Views share it and do not write to it.
+# RGB; an array is height x width x 3, uint8. (Of other arrays views live within one step of a
+# plan.) Views share it and do not write to it.
 Source = Image.Image | NDArray[np.uint8]
 
 

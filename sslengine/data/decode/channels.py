@@ -21,13 +21,16 @@ KNOWN = ("sslengine.", "torchvision.", "classy_vision.")
 TO_RGB = frozenset({"MNISTImgPil2RGB", "ImgPil2LabTensor"})
 
 
-def channels_after(entries: Sequence[Any], channels: int | None, where: str) -> int | None:
+def channels_after(
+    entries: Sequence[Any], channels: int | None, where: str, first: int = 0
+) -> int | None:
     """entries: a TRANSFORMS list. None: after a custom transform, which may do anything.
+    first: of them to look at; those before it take any number of channels, and leave it.
 
     Raises ConfigError at a transform that does not take what it gets.
     """
     for number, entry in enumerate(entries):
-        if isinstance(entry, Mapping) and "name" in entry:
+        if number >= first and isinstance(entry, Mapping) and "name" in entry:
             channels = _after(entry, channels, f"{where}.{number}")
     return channels
 

@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sslengine.data.augment.arrays import is_array
+from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.plan import Plan
+from sslengine.data.augment.refusals import count_on_arrays
 from sslengine.data.augment.transform import Sample, TakesLabels
 from sslengine.data.decode.channels import KNOWN, channels_after
 from sslengine.data.decode.decoding import NarrowedError
@@ -108,7 +112,10 @@ def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int
             f"config.DATA.{split}: none of the first images can be read, so the number of channels "
             f"is unknown. Set config.MODEL.INPUT_CHANNELS, or replace the images."
         )
-    told = channels_after(options.TRANSFORMS, seen.format.channels, where)
+    first = 0
+    if is_array(seen.image):
+        first = count_on_arrays(options.TRANSFORMS, seen.image, options.limits, where)
+    told = channels_after(options.TRANSFORMS, seen.format.channels, where, first)
     try:
         made = _made(options, split, seen)
     except DataError:
@@ -146,8 +153,8 @@ def _made(options: SplitOptions, split: str, seen: Seen) -> int | None:
     sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]}
     with streams_kept():
         seed_sample(0, (0, 0))
-        for step in Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS").steps:
-            if not issubclass(step.kind, TakesLabels):
-                step(sample)
+        pipeline = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
+        pipeline.steps = [step for step in pipeline.steps if not issubclass(step.kind, TakesLabels)]
+        Plan(pipeline, build_backend("pil"), limits=options.limits)(sample)
     shape: tuple[int, ...] = getattr(sample["data"][0], "shape", ())
     return int(shape[-3]) if len(shape) >= 3 else None

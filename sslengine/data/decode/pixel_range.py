@@ -43,6 +43,11 @@ class PixelRange:
                 return cls("fixed", float(low), float(high))
         raise ValueError(f"expected {FORMS}; got {given!r}.")
 
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """If they are the same for all images."""
+        return (self.low, self.high) if self.kind == "fixed" else None
+
     def to_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
         import numpy as np
 

@@ -107,7 +107,7 @@ class SSLDataset(Dataset[Sample]):
         self._where, self._replace = f"config.DATA.{split}", replace
         self._unreadable: list[int] = []  # of the batch that is being made
         pipeline = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
-        self.plan = Plan(pipeline, build_backend(backend), image_keys)
+        self.plan = Plan(pipeline, build_backend(backend), image_keys, options.limits)
 
     @property
     def worker_modules(self) -> tuple[str, ...]:

@@ -263,12 +263,14 @@ def test_arrays_of_five_channels_from_file_to_batch(tmp_path: Path) -> None:
     assert samples[0]["data"][0].shape == (5, 8, 8)
     assert torch.equal(samples[0]["data"][0], expected)
     assert torch.equal(samples[2]["data"][0], expected)  # another one stands for it
-    pil_only = dataset(tmp_path, TRANSFORMS=[{"name": "ImgPilGaussianBlur", "p": 1.0,
-                                              "radius_min": 1, "radius_max": 2}], **keys)  # fmt: skip
+    moved = [{"name": "RandomHorizontalFlip", "p": 1.0}, {"name": "CenterCrop", "size": 8}]
+    of_arrays = dataset(tmp_path, TRANSFORMS=[*moved, {"name": "ToTensor"}], **keys)
+    assert torch.equal(of_arrays[0, 0]["data"][0], expected)
+    rgb_only = dataset(tmp_path, TRANSFORMS=[{"name": "RandomGrayscale", "p": 1.0}], **keys)
     with pytest.raises(
-        DataError, match=r"GaussianBlur.*failed on sample 0.*\n.*Put ToTensor first"
+        DataError, match=r"Grayscale.*failed on sample 0.*Grey asks for RGB[\s\S]*After ToTensor"
     ):
-        pil_only[0, 0]
+        rgb_only[0, 0]
 
 
 @pytest.mark.parametrize("mode", ["L", "stored"])

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from torch import Tensor
 
+from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel, subroutine
 from sslengine.data.augment.operation import Given, Operation, Planes, Size
 from sslengine.data.augment.transform import Transform, probability
@@ -33,6 +34,16 @@ class Blur(Operation):
 
     def on_pil(self, image: Image.Image) -> Image.Image:
         return image.filter(ImageFilter.GaussianBlur(self.radius))
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        """The same boxes in floats, and no rounding between them."""
+        reach, *weights = box_of(self.radius)
+        near, far = (weight / ONE for weight in weights)
+        values = as_floats(pixels)
+        for axis in (1, 0):
+            for _ in range(PASSES):
+                values = _box_of_floats(values, axis, reach, near, far)
+        return limits.rounded(values, pixels)
 
     def on_planes(self, planes: Planes) -> Planes:
         reach, near, far = box_of(self.radius)
@@ -99,6 +110,17 @@ def boxes(radii: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.flo
     reach = whole + part
     weight = np.floor(single(ONE) / (reach * single(2) + single(1)))
     return reach.astype(np.int64), weight.astype(single)
+
+
+def _box_of_floats(
+    values: NDArray[Any], axis: int, reach: int, near: float, far: float
+) -> NDArray[Any]:
+    size, beyond = values.shape[axis], reach + 1
+    margins = [(beyond, beyond) if number == axis else (0, 0) for number in range(3)]
+    wide = np.moveaxis(np.pad(values, margins, "edge"), axis, 0)
+    ends = wide[:size] + wide[2 * beyond :]
+    inside = sum(wide[shift : shift + size] for shift in range(1, 2 * beyond))
+    return np.moveaxis(far * ends + near * inside, 0, axis)
 
 
 # ---- compiled

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
+from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.luminance import WHITE, ZERO, as_bytes, each
@@ -20,6 +21,9 @@ class Brightness(Operation):
 
     def on_pil(self, image: Image.Image) -> Any:
         return ImageEnhance.Brightness(image).enhance(self.factor)
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        return limits.keep(as_floats(pixels) * self.factor, pixels)
 
     def on_planes(self, planes: Planes) -> Planes:
         blend_with(planes, 0, self.factor)

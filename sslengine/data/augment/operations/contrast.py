@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
+from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.operation import Given, Operation, Planes
 from sslengine.data.augment.operations.brightness import blend_with
@@ -30,6 +31,11 @@ class Contrast(Operation):
 
     def on_pil(self, image: Image.Image) -> Any:
         return ImageEnhance.Contrast(image).enhance(self.factor)
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        """About the mean of all channels: there is no grey level of them."""
+        values, mean = as_floats(pixels), float(pixels.mean(dtype=np.float64))
+        return limits.keep(mean + self.factor * (values - mean), pixels)
 
     def on_planes(self, planes: Planes) -> Planes:
         blend_with(planes, mean_luminance(planes), self.factor)

@@ -17,14 +17,23 @@ from typing import Any
 
 import numpy as np
 import PIL
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.nn.functional import interpolate
 from torchvision.transforms import InterpolationMode, functional
 
+from sslengine.data.augment.arrays import Limits, Pixels, as_floats, window
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel, subroutine
 from sslengine.data.augment.operation import Operation, Planes, Size, interleaved
 
 F: Any = functional  # takes images as well as the tensors that its hints name
+# As torch calls them.
+MODES = {
+    InterpolationMode.BILINEAR: "bilinear",
+    InterpolationMode.BICUBIC: "bicubic",
+    InterpolationMode.NEAREST: "nearest-exact",
+}
 FILTERS = (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)  # compiled ones
 
 
@@ -45,6 +54,21 @@ class Crop(Operation):
         if (self.height, self.width) == self.to:
             return part
         return F.resize(part, list(self.to), self.interpolation)
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        """torch's resize in floats, whose filters are Pillow's."""
+        part = window(pixels, self.top, self.left, self.height, self.width)
+        if (self.height, self.width) == self.to:
+            return part
+        if self.interpolation not in MODES:
+            raise TypeError(
+                f"interpolation {self.interpolation.value} asks for RGB: for arrays it is one of "
+                f"{', '.join(each.value for each in MODES)}."
+            )
+        planes = torch.from_numpy(np.ascontiguousarray(as_floats(part).transpose(2, 0, 1)))
+        mode = MODES[self.interpolation]
+        made = interpolate(planes[None], self.to, mode=mode, antialias=mode != "nearest-exact")
+        return limits.rounded(made[0].numpy().transpose(1, 2, 0), pixels)
 
     def size(self, before: Size) -> Size:
         return self.to

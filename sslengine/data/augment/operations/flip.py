@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 from torchvision.transforms import RandomHorizontalFlip
 
+from sslengine.data.augment.arrays import Limits, Pixels
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
 from sslengine.data.augment.operation import Operation, Planes
 from sslengine.data.augment.stream import as_compared
@@ -18,6 +19,9 @@ from sslengine.data.augment.stream import as_compared
 class FlipLeftRight(Operation):
     def on_pil(self, image: Image.Image) -> Image.Image:
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        return pixels[:, ::-1]
 
     def on_planes(self, planes: Planes) -> Planes:
         # A copy: of one column, a view with a negative stride counts as contiguous.

@@ -7,7 +7,7 @@ Integers are float32 too, because numba makes 64 bits of each, and loops over th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ F: Any = functional  # takes images as well as the tensors that its hints name
 @dataclass(frozen=True)
 class Hue(Operation):
     """Turn the hue by `shift` of the circle, from -0.5 to 0.5."""
+
+    instead: ClassVar[str] = "write ColorJitter with saturation: 0 and hue: 0"
 
     shift: float
 

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import RandomInvert
 
+from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
 from sslengine.data.augment.operation import Given, Operation, Planes
 
@@ -19,6 +20,10 @@ from sslengine.data.augment.operation import Given, Operation, Planes
 class Invert(Operation):
     def on_pil(self, image: Image.Image) -> Image.Image:
         return ImageOps.invert(image)
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        low, high = limits.declared("Invert")
+        return limits.keep(low + high - as_floats(pixels), pixels)
 
     def on_planes(self, planes: Planes) -> Planes:
         return np.invert(planes, out=planes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageEnhance
@@ -26,6 +26,8 @@ from sslengine.data.augment.operations.luminance import (
 
 @dataclass(frozen=True)
 class Saturation(Operation):
+    instead: ClassVar[str] = "write ColorJitter with saturation: 0 and hue: 0"
+
     factor: float
 
     def on_pil(self, image: Image.Image) -> Any:

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import RandomSolarize
 
+from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
 from sslengine.data.augment.operation import Given, Operation, Planes, Size
@@ -27,6 +28,12 @@ class Solarize(Operation):
 
     def on_pil(self, image: Image.Image) -> Image.Image:
         return ImageOps.solarize(image, self.threshold)
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        low, high = limits.declared("Solarize")
+        values = as_floats(pixels)
+        level = low + self.threshold / 255 * (high - low)
+        return limits.keep(np.where(values < level, values, low + high - values), pixels)
 
     def on_planes(self, planes: Planes) -> Planes:
         solarize(planes, self.threshold)

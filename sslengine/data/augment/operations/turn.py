@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from sslengine.data.augment.arrays import Limits, Pixels
 from sslengine.data.augment.operation import Operation, Planes, Size
 
 
@@ -20,6 +21,9 @@ class QuarterTurns(Operation):
         kind = Image.Transpose
         turns = {1: kind.ROTATE_90, 2: kind.ROTATE_180, 3: kind.ROTATE_270}
         return image.transpose(turns[self.times])
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        return np.rot90(pixels, self.times, (0, 1))
 
     def size(self, before: Size) -> Size:
         return before if self.times == 2 else before[::-1]
@@ -37,6 +41,15 @@ class Turn(Operation):
 
     def on_pil(self, image: Image.Image) -> Image.Image:
         return image.rotate(self.degrees)
+
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels:
+        """Pillow turns the numbers of the pixels; zero where nothing is."""
+        height, width, channels = pixels.shape
+        numbers = np.arange(1, height * width + 1, dtype=np.int32).reshape(height, width)
+        from_where = np.asarray(Image.fromarray(numbers).rotate(self.degrees))
+        nothing = np.zeros((1, channels), pixels.dtype)
+        flat: Pixels = np.concatenate([nothing, pixels.reshape(-1, channels)])
+        return flat[from_where]
 
 
 def turned(angle: float) -> list[Operation]:

@@ -1,0 +1,114 @@
+"""Which transforms cannot take images that are arrays: found before the launch.
+
+Each entry draws a number of times, and every kind of operation that it drew is tried on a small
+array. Entries behind the first that makes tensors, or that is the user's own, are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sslengine.data.augment.arrays import OnArrays, Pixels
+from sslengine.data.augment.drawing import draw_of
+from sslengine.data.augment.operation import Operation
+from sslengine.data.augment.pipeline import build_transform
+from sslengine.data.augment.transform import TakesAll, TakesLabels, kind_of
+from sslengine.data.decode.channels import KNOWN
+from sslengine.data.loading.seeding import seed_sample, streams_kept
+from sslengine.errors import ConfigError
+from sslengine.registry import TRANSFORMS
+
+DRAWS, SIDE = 128, 64
+# Take arrays by themselves, and return something else.
+CONVERT = frozenset({"ToTensor", "ImgToTensor", "ImgPilToRawTensor", "ToPILImage", "Lambda"})
+INSTEAD = {
+    "ImgPilResizeLargerSide": "write Resize",
+    "RandomVerticalFlip": "put it behind ToTensor",
+}
+
+
+def count_on_arrays(
+    entries: Sequence[Any], image: Pixels, limits: tuple[float, float] | None, where: str
+) -> int:
+    """How many entries at the head of a TRANSFORMS list get arrays like this one.
+
+    Raises ConfigError at one that does not take them.
+    """
+    small = np.zeros((SIDE, SIDE, *image.shape[2:]), image.dtype)
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, Mapping) or "name" not in entry:
+            continue
+        here = f"{where}.{number}"
+        if entry["name"] in CONVERT or not _is_known(entry, here):
+            return number
+        _check(entry, small, limits, here)
+    return len(entries)
+
+
+def _is_known(entry: Mapping[str, Any], where: str) -> bool:
+    module = str(getattr(TRANSFORMS.get(entry["name"], where), "__module__", ""))
+    return module.startswith(KNOWN)
+
+
+def _check(
+    entry: Mapping[str, Any], small: Pixels, limits: tuple[float, float] | None, where: str
+) -> None:
+    inner = [(key, value) for key, value in entry.items() if _are_entries(value)]
+    for key, value in inner:
+        count_on_arrays(value, small, limits, f"{where}.{key}")
+    transform = build_transform(entry, where)
+    draw, kind = draw_of(transform), kind_of(transform)
+    if issubclass(kind, TakesLabels) or (inner and (draw or issubclass(kind, TakesAll))):
+        return
+    if draw is None:
+        raise ConfigError(_refused(entry, where, _not_drawn(entry)))
+    render = OnArrays(limits)
+    for operation in _kinds_drawn(draw):
+        try:
+            render(small, [operation])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(_refused(entry, where, str(error))) from error
+
+
+def _are_entries(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, Mapping) for each in value)
+
+
+def _refused(entry: Mapping[str, Any], where: str, why: str) -> str:
+    return (
+        f"{where} ({entry['name']}): images are arrays of any number of channels (IMAGE_MODE: "
+        f"stored). {why}"
+    )
+
+
+def _not_drawn(entry: Mapping[str, Any]) -> str:
+    if entry["name"] in INSTEAD:
+        return f"It takes PIL images: {INSTEAD[entry['name']]}."
+    return (
+        "With these arguments it takes PIL images, or tensors, behind ToTensor: put it there, "
+        "remove it, or set IMAGE_MODE: RGB."
+    )
+
+
+def _kinds_drawn(draw: Any) -> list[Operation]:
+    """One operation of each kind."""
+    kinds: dict[type, Operation] = {}
+    with streams_kept():
+        for number in range(DRAWS):
+            seed_sample(0, (0, number))
+            for operation in _operations(draw((SIDE, SIDE))):
+                kinds.setdefault(type(operation), operation)
+    return list(kinds.values())
+
+
+def _operations(drawn: Any) -> Iterator[Operation]:
+    if isinstance(drawn, Operation):
+        yield drawn
+    elif isinstance(drawn, dict):
+        yield from _operations(drawn["data"])
+    elif isinstance(drawn, (list, tuple)):
+        for each in drawn:
+            yield from _operations(each)
