@@ -36,7 +36,7 @@ from sslengine.data.augment.transform import (
     kind_of,
     takes_bytes,
 )
-from sslengine.data.augment.view import View, as_view
+from sslengine.data.augment.view import View, as_view, size_of
 from sslengine.data.decode.decoding import Decoder
 from sslengine.errors import DataError
 
@@ -230,12 +230,14 @@ class Drawn(OnImages):
 
     def __call__(self, image: Any) -> Any:
         if is_array(image):
-            view = View.of(image)
-            return self.made(self.kind.lazily(view, self.draw(view.size), self.on_arrays))
+            return self.of_arrays(View.of(image), self.draw(size_of(image)))
         view = image if type(image) is View else as_view(image)
         if view is None:
             return self.transform(self.visible(image))
         return self.kind.lazily(view, self.draw(view.size), self.backend.rendered)
+
+    def of_arrays(self, views: Any, drawn: Any) -> Any:
+        return self.made(self.kind.lazily(views, drawn, self.on_arrays))
 
     def made(self, result: Any) -> Any:
         """With arrays in the place of views of arrays, which are not made together."""
@@ -253,9 +255,8 @@ class DrawnForAll(Drawn):
 
     def __call__(self, images: Any) -> Any:
         if all(is_array(image) for image in images):
-            views = [View.of(image) for image in images]
-            drawn = self.draw([view.size for view in views])
-            return self.made(self.kind.lazily(views, drawn, self.on_arrays))  # type: ignore[arg-type]
+            sizes = [size_of(image) for image in images]
+            return self.of_arrays([View.of(image) for image in images], self.draw(sizes))
         views = [as_view(image) for image in images]
         if not all(views):
             return self.transform(self.visible(images))

@@ -49,7 +49,8 @@ class Turn(Operation):
         from_where = np.asarray(Image.fromarray(numbers).rotate(self.degrees))
         nothing = np.zeros((1, channels), pixels.dtype)
         flat: Pixels = np.concatenate([nothing, pixels.reshape(-1, channels)])
-        return flat[from_where]
+        turned: Pixels = flat[from_where]
+        return turned
 
 
 def turned(angle: float) -> list[Operation]:

@@ -67,7 +67,7 @@ def test_pillows_blur_but_for_its_roundings(blur: Blur) -> None:
         expected = np.asarray(blur.on_pil(Image.fromarray(pixels))).astype(int)
         error = np.abs(OnArrays()(pixels, [blur]).astype(int) - expected)
         assert error.max() <= 3
-        assert error.mean() < 1
+        assert error.mean() < 1.2
 
 
 @pytest.mark.parametrize("operation", WITHIN_ONE, ids=str)
