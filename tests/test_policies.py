@@ -288,6 +288,7 @@ WORDS = {
     r"\bin shards\b": "sharded",
     r"\b(go(es|ing)?|went|gone) on\b": "resume, continue",
     r"(?<!\")\bfigures?\b": "metric; a number",
+    r"\bnobody\b": "no rank; unknown",
     r"\bdata sets?\b": "dataset",
     r"\banybody": "anyone; untrusted",
     r"\bone's own\b": "custom, your own",

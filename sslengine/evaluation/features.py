@@ -18,7 +18,7 @@ def check_features(
         )
     if train_labels.ndim == 2 and not ((train_labels >= -1) & (train_labels <= 1)).all():
         raise DataError(
-            f"{judge}: expected indicators 1, 0, or -1 where nobody knows, in the rows."
+            f"{judge}: expected indicators 1, 0, or -1 for unknown, in the rows."
         )
     if not train_labels.numel() or (train_labels.ndim == 1 and train_labels.min() < 0):
         raise DataError(f"{judge}: expected training labels that are class numbers, 0 and up.")
