@@ -158,6 +158,12 @@ def test_of_hydra_and_omegaconf_what_is_public_is_imported(path: Path) -> None:
             assert not private, f"{path}:{node.lineno} imports {name}"
 
 
+def test_every_folder_is_a_package() -> None:
+    """Or the wheel leaves it out."""
+    folders = {path.parent for path in MODULES}
+    assert [each for each in folders if not (each / "__init__.py").exists()] == []
+
+
 @of_each(MODULES)
 def test_nobody_writes_to_the_config_but_its_own_folder(path: Path) -> None:
     if _floor(path) == "config":
