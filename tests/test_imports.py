@@ -96,6 +96,12 @@ def test_to_check_a_run_is_to_import_components_alone(tmp_path: Path) -> None:
     assert found[-1] <= OF_COMPONENTS
 
 
+def test_a_resnet_needs_neither_torchs_compiler_nor_torchvisions_operators(tmp_path: Path) -> None:
+    lines = [f"import sslengine.{name}" for name in ("data.loading.lean_torchvision",
+                                                     "models.trunks.resnet")]  # fmt: skip
+    assert imported(tmp_path, *lines) == [{"torch"}]
+
+
 def test_what_workers_are_forked_from_has_the_data_side_alone(tmp_path: Path) -> None:
     lines = [f"import {module}" for module in WORKER_MODULES]  # in that order
     assert imported(tmp_path, *lines) == [{"torch"}]

@@ -158,6 +158,12 @@ def test_of_hydra_and_omegaconf_what_is_public_is_imported(path: Path) -> None:
             assert not private, f"{path}:{node.lineno} imports {name}"
 
 
+def test_every_folder_is_a_package() -> None:
+    """Or the wheel leaves it out."""
+    folders = {path.parent for path in MODULES}
+    assert [each for each in folders if not (each / "__init__.py").exists()] == []
+
+
 @of_each(MODULES)
 def test_nobody_writes_to_the_config_but_its_own_folder(path: Path) -> None:
     if _floor(path) == "config":
@@ -288,6 +294,7 @@ WORDS = {
     r"\bin shards\b": "sharded",
     r"\b(go(es|ing)?|went|gone) on\b": "resume, continue",
     r"(?<!\")\bfigures?\b": "metric; a number",
+    r"\bnobody\b": "no rank; unknown",
     r"\bdata sets?\b": "dataset",
     r"\banybody": "anyone; untrusted",
     r"\bone's own\b": "custom, your own",

@@ -17,9 +17,7 @@ def check_features(
             f"features, got labels of shape {tuple(train_labels.shape)}."
         )
     if train_labels.ndim == 2 and not ((train_labels >= -1) & (train_labels <= 1)).all():
-        raise DataError(
-            f"{judge}: expected indicators 1, 0, or -1 where nobody knows, in the rows."
-        )
+        raise DataError(f"{judge}: expected indicators 1, 0, or -1 for unknown, in the rows.")
     if not train_labels.numel() or (train_labels.ndim == 1 and train_labels.min() < 0):
         raise DataError(f"{judge}: expected training labels that are class numbers, 0 and up.")
     if train_features.shape[1:] != test_features.shape[1:]:

@@ -65,7 +65,7 @@ def knn_scores(
     """Where images show several classes: which share of the votes is for each class.
 
     train_rows: indicators N x classes. A neighbour of which a class is not known (-1) has no vote
-    on it; a class on which nobody votes has the score 0.
+    on it; a class without a vote has the score 0.
     """
     check_features(NAME, train_features, train_rows, test_features)
     train, test = _prepared(train_features, test_features, k, metric)

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.errors import TrainingError
-from sslengine.meters.base import Meter
-from sslengine.meters.targets import as_indicators, as_outputs, output_names
+from sslengine.meters.targets import as_indicators, as_outputs
+from sslengine.meters.top_k import TopKMeter
 from sslengine.registry import register_meter
 
 
 @register_meter("accuracy_list_meter")
-class AccuracyListMeter(Meter):
+class AccuracyListMeter(TopKMeter):
     """`value()["top_1"]["0"]`: the percentage of images whose label is the top guess.
 
     Images without a class (a label below 0) are not counted; of one that shows several classes
@@ -24,16 +23,6 @@ class AccuracyListMeter(Meter):
     """
 
     name = "accuracy_list_meter"
-
-    def __init__(
-        self,
-        num_meters: int = 1,
-        topk_values: Sequence[int] = (1,),
-        meter_names: Sequence[str] = (),
-    ) -> None:
-        super().__init__()
-        self.topk_values = list(topk_values)
-        self.output_names = output_names(num_meters, meter_names)
 
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
         outputs = as_outputs(self.name, output, self.output_names)
@@ -44,12 +33,7 @@ class AccuracyListMeter(Meter):
 
     def _count(self, logits: Tensor, target: Tensor) -> Tensor:
         """[images, right at k for each k], as a tensor on the device."""
-        largest = max(self.topk_values)
-        if largest > logits.shape[1]:
-            raise TrainingError(
-                f"accuracy_list_meter.topk_values: top {largest} of {logits.shape[1]} classes."
-            )
-        guesses = logits.topk(largest, dim=1).indices
+        guesses = self.guesses(logits)
         if target.ndim == 1:
             hits, counted = guesses == target.unsqueeze(1), target >= 0
         else:

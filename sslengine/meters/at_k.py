@@ -8,23 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.errors import TrainingError
-from sslengine.meters.base import Meter
-from sslengine.meters.targets import as_indicators, as_outputs, output_names
+from sslengine.meters.targets import as_indicators, as_outputs
+from sslengine.meters.top_k import TopKMeter
 from sslengine.registry import register_meter
 
 
-class _AtKMeter(Meter):
-    def __init__(
-        self,
-        num_meters: int = 1,
-        topk_values: Sequence[int] = (1,),
-        meter_names: Sequence[str] = (),
-    ) -> None:
-        super().__init__()
-        self.topk_values = list(topk_values)
-        self.output_names = output_names(num_meters, meter_names)
-
+class _AtKMeter(TopKMeter):
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
         outputs = as_outputs(self.name, output, self.output_names)
         rows = as_indicators(self.name, target, outputs[0])
@@ -32,12 +21,7 @@ class _AtKMeter(Meter):
 
     def _count(self, logits: Tensor, rows: Tensor) -> Tensor:
         """[guesses of known classes for each k, classes shown, right guesses for each k]"""
-        largest = max(self.topk_values)
-        if largest > logits.shape[1]:
-            raise TrainingError(
-                f"{self.name}.topk_values: top {largest} of {logits.shape[1]} classes."
-            )
-        guessed = rows.gather(1, logits.float().topk(largest, dim=1).indices)
+        guessed = rows.gather(1, self.guesses(logits.float()))
         known = [(guessed[:, :k] >= 0).sum() for k in self.topk_values]
         right = [(guessed[:, :k] > 0).sum() for k in self.topk_values]
         return torch.stack([*known, (rows > 0).sum(), *right])

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,7 +75,7 @@ class Writer(ABC):
 
 
 class JsonLinesWriter(Writer):
-    """metrics.jsonl: one JSON object a line, written at once and not buffered."""
+    """metrics.jsonl: one JSON object a line, written at once."""
 
     def __init__(self, path: Path, iteration: float = 0, mark: Mark | None = None) -> None:
         """A run that resumes cuts the file at the mark of its checkpoint; without one, after the
@@ -84,7 +83,6 @@ class JsonLinesWriter(Writer):
         self.path = path
         self._failed = False
         self._file = RecordFile(path)
-        self._open: _OpenFile | None = None
         make_folder(path.parent)
         cut_back(path, mark, lambda line: _iteration(line) <= iteration)
 
@@ -114,49 +112,21 @@ class JsonLinesWriter(Writer):
             self._failed = True
 
     def _append(self, line: bytes) -> None:
-        if self._open is None or self._open.is_gone():
-            self.close()
-            self._open = _OpenFile(self.path)
-        self._open.append(line)
-
-    def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-
-
-class _OpenFile:
-    """A file to append to, as long as it has its name: it may be moved or removed with its folder.
-
-    To look takes as long as to write a line: it is done once a second.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._name = str(path)
-        make_folder(path.parent)
-        self._number = os.open(self._name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._facts = os.fstat(self._number)
-        self._looked = time.monotonic()
-
-    def is_gone(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked < 1.0:
-            return False
-        self._looked = now
+        """Opened again for each line (30 us): the folder may have been moved or removed."""
         try:
-            return not os.path.samestat(os.stat(self._name), self._facts)
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            make_folder(self.path.parent)
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        before = os.fstat(file).st_size
+        try:
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         except OSError:
-            return True
-
-    def append(self, line: bytes) -> None:
-        """Whole, or not at all."""
-        written = os.write(self._number, line)
-        if written < len(line):
-            os.ftruncate(self._number, os.fstat(self._number).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._name)
-
-    def close(self) -> None:
-        os.close(self._number)
+            os.ftruncate(file, before)  # no half of a line
+            raise
+        finally:
+            os.close(file)
 
 
 def _iteration(line: bytes) -> float:

@@ -77,7 +77,7 @@ def _check_rows(loss: nn.Module, column: Any, outputs: int, where: str) -> None:
             f"head (config.MODEL.HEAD.PARAMS) has {outputs} outputs."
         )
     if isinstance(loss, SEVERAL) and not ((column >= -1) & (column <= 1)).all():
-        raise DataError(f"{where}: expected indicators 1, 0, or -1 where nobody knows.")
+        raise DataError(f"{where}: expected indicators 1, 0, or -1 for unknown.")
 
 
 def _outputs(model: nn.Module) -> int:

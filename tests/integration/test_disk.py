@@ -98,7 +98,7 @@ def test_a_full_disk_costs_only_the_saves_that_it_prevents(
     assert f"cannot write the checkpoint {small_disk}/checkpoints/model_iteration3.torch" in (
         caplog.text
     )
-    assert "MB are free. Delete something" in caplog.text
+    assert "MB are free. Delete files" in caplog.text
     assert "model_final_checkpoint_phase1.torch" in _names(small_disk)
     assert not list((small_disk / "checkpoints").glob(".*.tmp"))
 

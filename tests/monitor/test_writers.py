@@ -14,7 +14,6 @@ import PIL.Image
 import pytest
 
 from sslengine.errors import ConfigError
-from sslengine.monitor import writers
 from sslengine.monitor.pictures import Histogram
 from sslengine.monitor.writers import JsonLinesWriter, Record, TensorBoardWriter
 
@@ -59,42 +58,13 @@ def test_a_disk_that_cannot_be_written_is_told_once_and_ends_nothing(
     assert caplog.text.count("metrics.jsonl: a line could not be written: No space left") == 1
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(writers.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, clock: list[float]) -> None:
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     writer = JsonLinesWriter(path)
     writer.write(_record(1))
     shutil.rmtree(path.parent)
-    clock[0] += 1.0
     writer.write(_record(2))
     assert _iterations(path) == [2]
-
-
-def test_the_file_stays_open_until_it_has_another_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    opened: list[str] = []
-    original = os.open
-    monkeypatch.setattr(os, "open", lambda name, *how: opened.append(name) or original(name, *how))
-    path, aside = tmp_path / "metrics.jsonl", tmp_path / "aside.jsonl"
-    writer = JsonLinesWriter(path)
-    for iteration in (1, 2):
-        writer.write(_record(iteration))
-        assert _iterations(path)[-1] == iteration  # nothing waits in a buffer
-    path.rename(aside)
-    clock[0] += 1.0
-    writer.write(_record(3))
-    assert (_iterations(aside), _iterations(path)) == ([1, 2], [3])
-    writer.close()
-    writer.write(_record(4))
-    assert _iterations(path) == [3, 4]
-    assert opened == [str(path)] * 3
 
 
 def test_a_disk_that_takes_half_a_line_keeps_none_of_it(

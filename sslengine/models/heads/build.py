@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.models.options import HeadOptions
 from sslengine.models.routing import HeadSpec, head_specs
 from sslengine.registry import HEADS
@@ -43,6 +43,8 @@ def build_module(entry: Any, where: str) -> nn.Module:
 def _module(name: str, arguments: dict[str, Any], where: str) -> nn.Module:
     try:
         return HEADS.make(name, arguments, where)  # type: ignore[no-any-return]
+    except UnknownNameError:
+        raise  # says where
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torchvision.models import AlexNet as TorchvisionAlexNet
+from torchvision.models.alexnet import AlexNet as TorchvisionAlexNet
 
 from sslengine.models.trunks.inputs import with_inputs
 from sslengine.models.trunks.library import Feature, LibraryTrunk, named

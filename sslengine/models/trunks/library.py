@@ -99,7 +99,8 @@ class LibraryTrunk(Trunk):
     def _heard(self, x: Tensor, sources: Collection[str], can_stop: bool) -> dict[str, Tensor]:
         """What the submodules give in a forward pass, which may end as soon as they have."""
         self._given = given = dict.fromkeys(sources)
-        self._can_stop = can_stop and not torch.compiler.is_compiling()
+        # Whoever records the pass, the compiler or a trace, does not survive an exception.
+        self._can_stop = can_stop and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
         try:
             given.update(self._run(x, sources))
         except _Enough:

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, cast
 
 from torch import nn
-from torchvision.models import ResNet as TorchvisionResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from sslengine.models.options import ResNetOptions
 from sslengine.models.trunks.inputs import by_fan_out

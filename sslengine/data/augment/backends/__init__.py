@@ -1,0 +1,1 @@
+"""The ways to compute operations: Pillow, numba, the device."""
