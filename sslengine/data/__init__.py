@@ -50,6 +50,8 @@ TRANSFORMS.declare(
 )
 TRANSFORMS.declare("sslengine.data.augment.transforms.photometric", "ImgPilRandomPhotometric")
 TRANSFORMS.declare("sslengine.data.augment.operations.blur", "ImgPilGaussianBlur")
+TRANSFORMS.declare("sslengine.data.augment.operations.noise", "GaussianNoise")
+TRANSFORMS.declare("sslengine.data.augment.operations.channel_drop", "ChannelDrop")
 TRANSFORMS.declare("sslengine.data.augment.operations.solarize", "ImgPilRandomSolarize")
 
 COLLATORS.declare(

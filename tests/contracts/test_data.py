@@ -47,6 +47,8 @@ TRANSFORMS_SMALL: dict[str, Of] = {
     "ImgPilRandomColorJitter": of(),
     "ImgPilRandomPhotometric": of(p=0.9),
     "ImgPilRandomSolarize": of(p=0.9),
+    "GaussianNoise": of(std=[0.01, 0.1], p=0.9),
+    "ChannelDrop": of(p=0.5, fill="mean"),
 }  # fmt: skip
 COLLATORS_SMALL: dict[str, Of] = {
     "default_collate": of(),

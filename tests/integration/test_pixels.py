@@ -107,7 +107,7 @@ SIMCLR = [
     {"name": "RandomResizedCrop", "size": 6}, {"name": "RandomHorizontalFlip"},
     {"name": "RandomApply", "p": 0.8, "transforms": [
         {"name": "ColorJitter", "brightness": 0.8, "contrast": 0.8}]},
-    {"name": "ImgPilGaussianBlur"},
+    {"name": "ImgPilGaussianBlur"}, {"name": "GaussianNoise"}, {"name": "ChannelDrop"},
 ]  # fmt: skip
 # What draws nothing that matters: the same for each image.
 FIXED = [

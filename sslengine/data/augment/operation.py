@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from sslengine.data.augment.arrays import Limits, Pixels
+from sslengine.data.augment.arrays import Limits, OnArrays, Pixels
 from sslengine.data.augment.compiling import Array, kernel
 
 Size = tuple[int, int]  # height, width
@@ -81,6 +81,17 @@ class Operation(ABC):
             for name in ("on_array", "on_planes", "on_device"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Operation)[name])
+
+
+class OfValues(Operation):
+    """One that `on_array` says all of: images of Pillow go through it too."""
+
+    @abstractmethod
+    def on_array(self, pixels: Pixels, limits: Limits) -> Pixels: ...
+
+    def on_pil(self, image: Image.Image) -> Image.Image:
+        made = OnArrays()(np.asarray(image), [self])
+        return Image.frombytes(image.mode, image.size, made.tobytes())
 
 
 def has_kernel(kind: type[Operation]) -> bool:

@@ -146,6 +146,15 @@ LISTS: dict[str, Entries] = {
         {"name": "ShuffleImgPatches", "num_perms": 4, "num_patches": 4},
         {"name": "OneHotEncode", "num_classes": 4},
     ],
+    "noise": [
+        TWO,
+        CROP,
+        JITTER,
+        {"name": "GaussianNoise", "std": [0.01, 0.1], "p": 0.8},
+        {"name": "ChannelDrop", "p": 0.3},
+        BLUR,
+        *TENSOR,
+    ],
     "rotation": [CROP, FLIP, {"name": "ImgRotatePil", "num_angles": 4}, *TENSOR],
     "many angles": [CROP, {"name": "ImgRotatePil", "num_angles": 8}, COLOUR, *TENSOR],
     "ibot": [

@@ -17,7 +17,8 @@ JITTER = {"name": "ColorJitter", "brightness": 0.8, "contrast": 0.8}
 BLUR = {"name": "ImgPilGaussianBlur"}
 TAKEN: list[list[dict[str, Any]]] = [
     [{"name": "ImgReplicatePil"}, {"name": "RandomResizedCrop", "size": 8},
-     {"name": "RandomHorizontalFlip"}, JITTER, BLUR],
+     {"name": "RandomHorizontalFlip"}, JITTER, BLUR, {"name": "GaussianNoise"},
+     {"name": "ChannelDrop"}],
     [CROPS, {"name": "ImgPilMultiCropRandomApply", "prob": [1, 0.5], "transforms": [BLUR]}],
     [{"name": "ImgRotatePil", "num_angles": 8}, {"name": "Resize", "size": 9},
      {"name": "CenterCrop", "size": 8}, {"name": "RandomApply", "transforms": [JITTER]}],
