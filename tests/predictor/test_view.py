@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -68,6 +69,18 @@ def test_what_draws_draws_the_same_and_leaves_the_streams_alone() -> None:
     assert torch.equal(torch.rand(1), draw)
     assert torch.equal(view(image), first)
     assert first.shape == (3, 3, 3)
+
+
+def test_an_array_of_many_bands_is_resized_and_cropped() -> None:
+    data = _data([{"name": "RandomCrop", "size": 7}], [])
+    data.TRAIN.IMAGE_MODE = "stored"
+    across = np.linspace(0, 4000, 24, dtype=np.float32)
+    image = np.broadcast_to(across[None, :, None], (16, 24, 5)).copy()
+    made = View(data, seed=0)(image)
+    # Resized to 8 x 12, cut to 7 x 7: each pixel is in the middle of two old ones.
+    middle = across.reshape(12, 2).mean(1)[2:9]
+    assert made.shape == (5, 7, 7)
+    np.testing.assert_allclose(made, np.broadcast_to(middle, (5, 7, 7)), rtol=1e-5)
 
 
 def test_a_view_must_be_a_tensor() -> None:

@@ -100,7 +100,8 @@ class LibraryTrunk(Trunk):
         """What the submodules give in a forward pass, which may end as soon as they have."""
         self._given = given = dict.fromkeys(sources)
         # Whoever records the pass, the compiler or a trace, does not survive an exception.
-        self._can_stop = can_stop and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        self._can_stop = can_stop and not (torch.compiler.is_compiling() or traced)
         try:
             given.update(self._run(x, sources))
         except _Enough:
