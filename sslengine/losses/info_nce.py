@@ -50,13 +50,13 @@ def info_nce(
         ]
     else:
         losses = [
-            _in_parts(anchors, candidates, positives, temperature, excluded)
+            info_nce_in_parts(anchors, candidates, positives, temperature, excluded)
             for positives, excluded in pairs
         ]
     return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
 
-def _in_parts(
+def info_nce_in_parts(
     anchors: Tensor,
     candidates: Tensor,
     positives: Tensor,
