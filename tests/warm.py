@@ -9,6 +9,7 @@ tests of what a command does, not of how it starts.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.process
 import os
 import runpy
 import subprocess
@@ -46,6 +47,7 @@ def _become(words: list[str], cwd: Path, env: dict[str, str], printed: list[Path
     for number, file in enumerate(printed, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(cwd)
+    multiprocessing.process.ORIGINAL_DIR = str(cwd)  # where "" in sys.path is for its children
     os.environ.clear()
     os.environ.update(env)
     if words[0] == "-c":

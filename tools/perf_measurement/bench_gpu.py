@@ -53,16 +53,12 @@ MAE_SMALL = [
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=12",
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=1536",
 ]
-BF16 = {
-    "MODEL.AMP_PARAMS.USE_AMP": "true",
-    "MODEL.AMP_PARAMS.AMP_TYPE": "pytorch",
-    "MODEL.AMP_PARAMS.AMP_DTYPE": "bfloat16",
-}
 # The switches: what is changed for a row of the ablation.
 SWITCHES: dict[str, dict[str, str]] = {
     "as it is": {},
-    "float32, TF32": {"MODEL.AMP_PARAMS.USE_AMP": "false"},
-    "float16": {"MODEL.AMP_PARAMS.AMP_DTYPE": "float16"},
+    "float32": {"MACHINE.PRECISION": "fp32"},
+    "float32, TF32": {"MACHINE.PRECISION": "tf32"},
+    "float16": {"MACHINE.PRECISION": "fp16"},
     "rows, not channels, last": {"MODEL.CHANNELS_LAST": "false"},
     "compiled": {"MODEL.COMPILE.USE_COMPILE": "true"},
 }
@@ -79,7 +75,10 @@ class Ours:
     def __init__(self, case: str, given: argparse.Namespace, changed: Mapping[str, str]) -> None:
         self.device = torch.device(given.device)
         words = [f"config={CASES[case]}", *_sizes(case, given)]
-        words += [f"config.{key}={value}" for key, value in {**BF16, **changed}.items()]
+        words += [
+            f"config.{key}={value}"
+            for key, value in {"MACHINE.PRECISION": "bf16", **changed}.items()
+        ]
         config = resolve(words).config
         folder = Path(tempfile.mkdtemp(prefix="bench_gpu_"))
         self.task = TASKS.get(config.TRAINER.TASK_NAME)(
