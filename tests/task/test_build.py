@@ -12,6 +12,8 @@ from sslengine.config.facts import RunFacts
 from sslengine.methods.simclr import SimCLRLoss
 from sslengine.registry import LOSSES
 from sslengine.task import build
+from sslengine.testing.of_runs import BF16
+from sslengine.testing.runs import Spec, run
 from tests.config.recipes import resolved
 from tests.data.pictures import write_tree
 
@@ -119,3 +121,12 @@ def test_classes_of_train_without_its_feed(
     assert not caplog.text
     assert classes("gone") == []
     assert "TRAIN's classes are not known, TEST's are numbered by themselves" in caplog.text
+
+
+def test_one_word_for_the_precision_trains_as_the_keys_of_amp_do(tmp_path: Path) -> None:
+    """Through real runs: the same losses to the bit, and others than in float32."""
+    ways = {"word": {"MACHINE.PRECISION": "bf16"}, "keys": BF16, "fp32": {}}
+    losses = {
+        name: run(Spec((), (values,)), tmp_path / name).losses for name, values in ways.items()
+    }
+    assert losses["word"] == losses["keys"] != losses["fp32"]

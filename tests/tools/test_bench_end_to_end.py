@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from PIL import Image
 
 from sslengine.config.resolve import resolve
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    path = ROOT / "tools" / "perf_measurement" / "bench_end_to_end.py"
-    spec = importlib.util.spec_from_file_location("bench_end_to_end", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_end_to_end"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+from tools.perf_measurement import bench_end_to_end as bench
 
 
 @pytest.mark.parametrize("name", ["fashion48", "jpeg224"])
-def test_the_engine_gets_the_files_and_views_of_the_case(
-    bench: ModuleType, name: str, tmp_path: Path
-) -> None:
+def test_the_engine_gets_the_files_and_views_of_the_case(name: str, tmp_path: Path) -> None:
     case = bench.CASES[name]
     bench.write_files(case, 3, tmp_path)
     files = sorted((tmp_path / "images").iterdir())
@@ -52,7 +34,7 @@ def test_the_engine_gets_the_files_and_views_of_the_case(
 
 
 @pytest.mark.slow
-def test_the_engine_runs(bench: ModuleType) -> None:
+def test_the_engine_runs() -> None:
     words = ["--only", "sslengine", "--images", "256", "--epochs", "2", "--rounds", "1"]
     (rate,) = bench.main([*words, "--workers", "0"])["sslengine"]
     assert rate > 0
