@@ -115,6 +115,36 @@ def _barlow_twins(case: Case) -> ByHand:
     return loss, []
 
 
+def _vicreg(case: Case) -> ByHand:
+    """As the authors': the two views apart."""
+    options = case.loss.options
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        first, second = model(batch["data"])[0].chunk(2)
+        loss = options.sim_coeff * F.mse_loss(first, second)
+        for view in (first, second):
+            rows = view - view.mean(dim=0)
+            variance = F.relu(1 - torch.sqrt(rows.var(dim=0) + 1e-4)).mean() / 2
+            matrix = rows.T @ rows / (len(rows) - 1)
+            covariance = _off_diagonal(matrix).pow(2).sum() / matrix.shape[1]
+            loss = loss + options.std_coeff * variance + options.cov_coeff * covariance
+        return loss
+
+    return loss, []
+
+
+def _simsiam(case: Case) -> ByHand:
+    """As the authors' pseudocode."""
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        projections, predictions = model(batch["data"])
+        (first, second), (own, other) = predictions.chunk(2), projections.detach().chunk(2)
+        cosines = (F.cosine_similarity(*pair).mean() for pair in ((first, other), (second, own)))
+        return -0.5 * sum(cosines)
+
+    return loss, []
+
+
 def _byol(case: Case) -> ByHand:
     teacher = copy.deepcopy(case.loss.teacher.module)
 
@@ -154,6 +184,8 @@ GOLDEN = {
     "swav": (_swav, 293, 306),
     "dino": (_dino, 380, 379),
     "barlow_twins": (_barlow_twins, 146, 156),
+    "vicreg": (_vicreg, 171, 217),
+    "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 212, 210),
     "mae": (_mae, 249, 244),
 }
