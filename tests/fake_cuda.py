@@ -49,6 +49,10 @@ class NothingOfTheHost(TorchDispatchMode):
     CUDA would run a foreach operation tensor by tensor.
     """
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # torch compiles nothing below any other mode
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = func.overloadpacket.__name__
         if name == "_local_scalar_dense" and args[0].device.type == "cpu":

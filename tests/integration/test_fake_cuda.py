@@ -13,6 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.data.feed import DataFeed
@@ -77,6 +78,25 @@ def test_a_step_stays_on_the_gpu(
     kind: str, name: str, half: str, form: str, tmp_path: Path
 ) -> None:
     fake_cuda.two_steps(task_of(small(kind, name, FORMS[form]), tmp_path), half)
+
+
+def _compiled() -> list[Any]:
+    """Each but those whose model is no trunk with heads."""
+    refused = ("mae", "model_train_step", "loss_dict_train_step")
+    quick = ("byol_loss", "cross_entropy_multiple_output_single_target")
+    return [pytest.param(kind, name, id=name, marks=() if name in quick else pytest.mark.slow)
+            for kind, name in TRIED if name not in refused]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), _compiled())
+def test_a_compiled_step_stays_on_the_gpu(kind: str, name: str, tmp_path: Path) -> None:
+    """What torch's compiler made of the model, run by itself: other back-ends need a real GPU."""
+    torch.compiler.reset()
+    counters.clear()
+    compiled = {"MODEL.COMPILE.USE_COMPILE": True, "MODEL.COMPILE.BACKEND": "eager"}
+    fake_cuda.two_steps(task_of(small(kind, name, compiled), tmp_path), "bf16")
+    assert counters["stats"]["unique_graphs"] > 0
+    assert not counters["graph_break"], counters["graph_break"]
 
 
 @pytest.mark.slow
