@@ -40,7 +40,7 @@ log = logging.getLogger("sslengine")
 
 def run_rank(resolved: Resolved, join: bool) -> None:
     """join: the environment describes a process group to join (RANK, WORLD_SIZE ...)."""
-    with closed(resolved.opened):
+    with closed(resolved.opened), startup.without_garbage_collection():
         _run_rank(resolved, join)
 
 
@@ -68,7 +68,9 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         for warning in resolved.warnings:
             log.warning("%s", warning)
         with heartbeat(silence, partial(_leave_at_once, folder)):
-            ENGINES.get(resolved.engine_name, "engine_name")(Run(resolved, folder, device))
+            engine = ENGINES.get(resolved.engine_name, "engine_name")
+            startup.imported()
+            engine(Run(resolved, folder, device))
     except Preempted:
         raise
     except BaseException:
