@@ -100,20 +100,23 @@ class EncodedSource(DataSource):
         return self.decoder(self.encoded(index))
 
     def stand_in(self, side: int) -> Any:
-        if self.decoder.mode != "stored":
-            return grey_image(side).convert(self.decoder.mode)
-        return self._like_the_first(side)
+        return such_as(self, self.decoder.mode, side)
 
-    def _like_the_first(self, side: int) -> Any:
-        """As the first image that can be read, of the first hundred; the same in each worker."""
-        for index in range(min(len(self), 100)):
-            with suppress(Exception):
-                image: Any = self.image(index)
-                if isinstance(image, Image.Image):
-                    return grey_image(side).convert(image.mode)
-                level = 128 if image.dtype == np.uint8 else 0
-                return np.full((side, side, image.shape[2]), level, image.dtype)
-        return grey_image(side)
+
+def such_as(source: DataSource, mode: str, side: int) -> Any:
+    """A grey image of this IMAGE_MODE; where that is stored, as the first of the first hundred
+    images that can be read: the same in each worker.
+    """
+    if mode != "stored":
+        return grey_image(side).convert(mode)
+    for index in range(min(len(source), 100)):
+        with suppress(Exception):
+            image: Any = source.image(index)
+            if isinstance(image, Image.Image):
+                return grey_image(side).convert(image.mode)
+            level = 128 if image.dtype == np.uint8 else 0
+            return np.full((side, side, image.shape[2]), level, image.dtype)
+    return grey_image(side)
 
 
 def build_sources(options: SplitOptions, split: str) -> list[DataSource]:
