@@ -104,6 +104,13 @@ class TableSource(ListedFiles):
         for number, (path, *label) in enumerate(rows):
             if not path:
                 raise DataError(f"{self.where}: row {number + 1} of {self._list} has no path.")
+            if not isinstance(path, str):
+                raise DataError(
+                    f"{self.where}: row {number + 1} of {self._list} holds a {type(path).__name__} "
+                    f"where a path is expected. Name the column of paths with "
+                    f"config.DATA.{self._split}.IMAGE_COLUMN; if the images themselves are in the "
+                    f"file, set DATA_SOURCES to huggingface_dataset."
+                )
             classes.add(label[0] if label else None)
             progress.tell(number, "rows")
             yield os.fsencode(path)
