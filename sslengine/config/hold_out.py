@@ -26,7 +26,8 @@ def values_of_test(data: DictConfig) -> Iterator[tuple[str, Any]]:
             "config.DATA.HOLD_OUT.STRATIFIED: labels say which class an image is of. Name "
             "config.DATA.TRAIN.LABEL_SOURCES, or set STRATIFIED to false."
         )
-    default: Any = OmegaConf.get_type(data.TEST)()
+    make_default: Any = OmegaConf.get_type(data.TEST)
+    default = make_default()
     same = OF_IMAGES + (OF_LABELS if data.HOLD_OUT.STRATIFIED else ())
     for key in OF_IMAGES + OF_LABELS:
         train, test = data.TRAIN[key], data.TEST[key]

@@ -24,7 +24,7 @@ def table(root: Path, count: int) -> dict[str, Any]:
     return {"DATA_SOURCES": ["csv_filelist"], "DATA_PATHS": [str(root / "list.csv")]}
 
 
-LABELLED = {"LABEL_SOURCES": ["csv_filelist"]}
+LABELLED: dict[str, Any] = {"LABEL_SOURCES": ["csv_filelist"]}
 
 
 def split(
@@ -36,7 +36,7 @@ def split(
     )
 
 
-UNLABELLED = {"LABEL_TYPE": "sample_index"}
+UNLABELLED: dict[str, Any] = {"LABEL_TYPE": "sample_index"}
 
 
 @pytest.mark.parametrize("stratified", [False, True])
