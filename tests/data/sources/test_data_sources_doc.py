@@ -14,7 +14,7 @@ import yaml
 
 from extra_scripts import make_image_cache
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import HoldOut, SplitOptions
 from tests.data.pictures import picture, write_tree
 from tests.data.sources.test_tar_shards import png, write_shard
 
@@ -96,5 +96,5 @@ def test_every_source_of_files_has_an_example() -> None:
 
 def test_the_keys_that_it_names_are_there() -> None:
     named = set(re.findall(r"`([A-Z][A-Z_]{4,})[`:]", DOC))
-    known = set(vars(SplitOptions())) | {"TRAIN", "TEST", "INPUT_CHANNELS"}
+    known = set(vars(SplitOptions())) | set(vars(HoldOut())) | {"TRAIN", "TEST", "INPUT_CHANNELS"}
     assert named - known == set()
