@@ -66,7 +66,7 @@ class RunSuite(Suite):
 
     @cached_property
     def _tested(self) -> Spec:
-        if "test_phases_change_nothing" not in self.promises:
+        if "tests_change_nothing" not in self.promises:
             return self.spec
         train = OmegaConf.to_container(self.spec.resolve().config.DATA.TRAIN)
         assert isinstance(train, dict)
@@ -151,7 +151,7 @@ class RunSuite(Suite):
         expect(not differs, f"{self.name}: these values differ after a resume: {names(differs)}")
 
     @promise()
-    def test_phases_change_nothing(self) -> None:
+    def tests_change_nothing(self) -> None:
         """A test phase changes no weights, state or random streams."""
         expect(bool(self.whole.test_losses), f"{self.name}: no test step was made")
         changed = self.whole.changed_by_tests

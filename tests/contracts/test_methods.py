@@ -18,9 +18,7 @@ SIDE = "config.DATA.TRAIN.TRANSFORMS.1.size=16"
 CROPS = "config.DATA.TRAIN.TRANSFORMS.0.size_crops"
 SAMPLE_INDEX = "config.DATA.TRAIN.LABEL_TYPE=sample_index"
 EQUAL = "ranks_equal_one_process"
-NO_TESTS = {
-    "test_phases_change_nothing": "it has a row for each training sample, and refuses others"
-}
+NO_TESTS = {"tests_change_nothing": "it has a row for each training sample, and refuses others"}
 NOT_SHARDED = {"ranks_stay_equal_sharded": "refused: only trunks with heads can be sharded"}
 SUMMED = "accumulation_equals_one_large_batch"
 

@@ -49,7 +49,7 @@ GROUPS: dict[str, Of] = {
 LATE = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_with_manual_reduction", "ranks_stay_equal_sharded",
         "trains_in_bfloat16", "first_loss_is_close_in_bfloat16")  # fmt: skip
 # Schedules are told apart by their values: the rest is the optimizer's business.
-OF_RUNS = (*LATE, "trains_every_parameter", "test_phases_change_nothing", "trains_with_finite_losses",
+OF_RUNS = (*LATE, "trains_every_parameter", "tests_change_nothing", "trains_with_finite_losses",
            "resumes_bit_exactly")  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def test_the_test_that_it_shows(tmp_path: Path) -> None:
     (tmp_path / "my_loss.py").write_text(METHOD)
     (tmp_path / "test_my_loss.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py", "-k", "finite or resumes or phases"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py", "-k", "finite or resumes or tests"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{DOC.parents[1]}"},
     )  # fmt: skip

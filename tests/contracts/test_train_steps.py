@@ -55,7 +55,7 @@ STEPS: dict[str, Of] = {
         {"OPTIMIZERS": TWO_OPTIMIZERS},
         more={"without": {"ranks_stay_equal_sharded": "refused: it makes several backward passes"}}),
     "multi_input_train_step": Of(overrides=("config=quickstart/pirl", *TINY, *PIRL),
-                                 more={"without": {"test_phases_change_nothing": "the method's: see there"}}),
+                                 more={"without": {"tests_change_nothing": "the method's: see there"}}),
     "model_train_step": MODELS_SMALL["mae"],
     "loss_dict_train_step": Of(
         overrides=(f"config.MODEL.BASE_MODEL_NAME={__name__}:GivesLosses", "config.LOSS.name=''",
