@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
+from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_run
@@ -28,7 +30,6 @@ from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
 from sslengine.predictor.view import DEFAULT_SIZE, View
-from sslengine.task.build import run_facts
 from sslengine.task.channels import input_channels
 from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.trust import closed
@@ -39,7 +40,7 @@ IMAGES = 16  # on which an export is compared with its source
 _SIDES = (41, 29)  # added to the size of the view: pictures are larger, and not square
 
 
-@dataclass(frozen=True)
+@dataclass
 class Subject:
     trunk: Trunk  # on the CPU, in float32, in eval mode; it takes RGB
     network: str  # student, teacher, or model where there is one network
@@ -47,6 +48,7 @@ class Subject:
     checkpoint: Path
     config: DictConfig
     options: ModelOptions  # with a number of channels
+    program: Any = None  # of torch.export, once it was made
 
     @property
     def layer(self) -> str:
@@ -90,7 +92,8 @@ class Subject:
 
     @torch.no_grad()
     def features_of(self, images: Tensor) -> Tensor:
-        return self.trunk(images)[0].flatten(1)
+        (feature,) = self.trunk(images)
+        return cast(Tensor, feature).flatten(1)
 
 
 @contextmanager
