@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -152,3 +153,28 @@ def test_a_process_knows_when_it_was_started() -> None:
     born, now = map(float, done.stdout.split())
     assert before - 0.05 <= born <= now <= startup.now()  # born is told in hundredths
     assert startup.born() < born
+
+
+def test_garbage_is_not_collected_among_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[str] = []
+    monkeypatch.setattr(startup, "_frozen", False)
+    monkeypatch.setattr(startup.gc, "freeze", lambda: frozen.append("once"))
+    for _ in range(2):
+        with startup.without_garbage_collection():
+            assert not gc.isenabled()
+            with startup.without_garbage_collection():  # a rank in the command's process
+                startup.imported()
+                assert gc.isenabled()
+        assert gc.isenabled()
+    assert frozen == ["once"]
+
+
+def test_who_collects_no_garbage_keeps_it_so() -> None:
+    gc.disable()
+    try:
+        with startup.without_garbage_collection():
+            startup.imported()
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -262,6 +262,28 @@ class SplitOptions:
                 )
 
 
+@dataclass
+class HoldOut:
+    """A share of TRAIN's images is TEST, and is not trained on; see manifest/hold_out.py."""
+
+    # 0: TEST has images of its own; 0.1: a tenth of TRAIN's.
+    SHARE: float = 0.0
+    # Another draw of the images.
+    SEED: int = 0
+    # The share of every class; needs LABEL_SOURCES.
+    STRATIFIED: bool = False
+    # Of tables and Hugging Face datasets: images with the same value here are in one split.
+    GROUP_COLUMN: str = ""
+
+    def check(self) -> Iterator[str]:
+        if not 0 <= self.SHARE < 1:
+            yield f"SHARE: expected from 0 to less than 1, got {self.SHARE}."
+        if self.GROUP_COLUMN and self.STRATIFIED:
+            yield "STRATIFIED: not together with GROUP_COLUMN, whose groups are kept whole."
+        if not self.SHARE and (self.GROUP_COLUMN or self.STRATIFIED or self.SEED):
+            yield "SHARE: with 0 nothing is held out, and the other keys have no effect."
+
+
 @section("DATA")
 @dataclass
 class DataOptions:
@@ -269,6 +291,8 @@ class DataOptions:
     TRAIN: SplitOptions = field(default_factory=SplitOptions)
     # The set of test phases.
     TEST: SplitOptions = field(default_factory=SplitOptions)
+    # A share of TRAIN's images as TEST.
+    HOLD_OUT: HoldOut = field(default_factory=HoldOut)
     # Processes of each rank that load images; 0: the rank loads them itself.
     NUM_DATALOADER_WORKERS: int = 4
     # Batches that each worker prepares ahead.

@@ -67,6 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@startup.without_garbage_collection()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status. 0: done. 1: the run failed. 2: the config is wrong, nothing started.
     75: the run was asked to end and is saved; the same command resumes it. 130: Ctrl-C elsewhere.

@@ -41,7 +41,7 @@ log = logging.getLogger("sslengine")
 
 def run_rank(resolved: Resolved, join: bool) -> None:
     """join: the environment describes a process group to join (RANK, WORLD_SIZE ...)."""
-    with closed(resolved.opened):
+    with closed(resolved.opened), startup.without_garbage_collection():
         _run_rank(resolved, join)
 
 
@@ -69,8 +69,12 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         for warning in resolved.warnings:
             log.warning("%s", warning)
         with heartbeat(silence, partial(_leave_at_once, folder)):
-            run = Run(resolved, folder, device)
-            trained = ENGINES.get(resolved.engine_name, "engine_name")(run)
+            engine, run = (
+                ENGINES.get(resolved.engine_name, "engine_name"),
+                Run(resolved, folder, device),
+            )
+            startup.imported()
+            trained = engine(run)
         if trained and is_primary():
             write_weights(run)
     except Preempted:

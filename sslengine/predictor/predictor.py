@@ -187,7 +187,7 @@ class Predictor:
     @cached_property
     @_untrusting
     def dataset(self) -> SSLDataset:
-        return SSLDataset(self.data.TRAIN, "TRAIN", self.seed)
+        return SSLDataset(self.data.TRAIN, "TRAIN", self.seed, hold_out=self.data.HOLD_OUT)
 
     def training_path(self, index: int) -> str:
         return self.dataset.sources[0].path(int(self.dataset.rows[index]))

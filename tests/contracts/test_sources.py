@@ -13,7 +13,10 @@ from tests.data.sources.every import EVERY, INSTALLED, OF_PICTURES, mnist
 # dill, by which `datasets` makes its fingerprints, of types of pyarrow.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
 
-LABELLED = {"disk_folder", "csv_filelist", "webdataset", "image_cache", "shapes", "upright_shapes"}
+LABELLED = {
+    "disk_folder", "csv_filelist", "webdataset", "array_file", "image_cache", "shapes",
+    "upright_shapes",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=INSTALLED)

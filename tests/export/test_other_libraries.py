@@ -79,7 +79,8 @@ def test_transformers_own_dinov2(name: str, tmp_path: Path) -> None:
     assert given.pictures is not None
     pixels = processor(Image.fromarray(given.pictures[0]), return_tensors="pt")["pixel_values"]
     assert pixels.shape[1:] == given.images.shape[1:]
-    maps = transformers.AutoBackbone.from_pretrained(tmp_path)(given.images).feature_maps
+    backbone = getattr(transformers, kind.replace("Model", "Backbone"))
+    maps = backbone.from_pretrained(tmp_path)(given.images).feature_maps
     assert maps[-1].shape == (len(given.images), 32, 4, 4)
 
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from sslengine import startup
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.rank import run_rank
 from tests.config.recipes import resolved
@@ -24,6 +28,20 @@ def test_warnings_about_the_config_reach_the_screen(
 ) -> None:
     run_rank(resolved(CHECKPOINT__DIR=str(tmp_path), MONITOR_PERF_STATS=True), join=False)
     assert "WARNING: config.MONITOR_PERF_STATS has no effect" in capsys.readouterr().err
+
+
+class CollectsGarbage(nn.Module):
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        assert gc.isenabled()
+        return output.mean()
+
+
+def test_garbage_is_collected_in_a_run(tmp_path: Path) -> None:
+    """The command pauses that while modules are imported."""
+    run = resolved(CHECKPOINT__DIR=str(tmp_path), LOSS__name=f"{__name__}:CollectsGarbage")
+    with startup.without_garbage_collection():
+        run_rank(run, join=False)
+        assert gc.isenabled()
 
 
 @pytest.mark.parametrize("key", ["CUDDN_DETERMINISTIC", "CUDNN_BENCHMARK"])

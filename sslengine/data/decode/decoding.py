@@ -104,6 +104,10 @@ class Decoder:
         bands = of_pillow(image)
         return self.pixels(image) if bands is None else self._of_bands(bands, image)
 
+    def of_array(self, values: NDArray[Any]) -> Image.Image:
+        """What a file with these values, height x width x channels, would become."""
+        return self.pixels(self._of_bands(Bands(values, values.shape[2]), None))
+
     def opened(self, encoded: bytes) -> Image.Image:
         """With its header read, and no pixels yet, if it is one of 8 bits."""
         if not encoded:

@@ -34,9 +34,11 @@ class _OpenFile:
 class SharedArray:
     """A read-only array. `array` is it as numpy knows it."""
 
-    def __init__(self, values: NDArray[Any], file: _OpenFile | None = None) -> None:
+    def __init__(
+        self, values: NDArray[Any], file: _OpenFile | None = None, offset: int = 0
+    ) -> None:
         self.array = values
-        self._file = file  # held open, so that others can open it as well
+        self._file, self._offset = file, offset  # held open, so that others can open it as well
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> SharedArray:
@@ -49,18 +51,22 @@ class SharedArray:
         return cls._of_file(file, values.dtype, values.shape)
 
     @classmethod
-    def on_disk(cls, path: str | Path, dtype: DTypeLike, shape: Sequence[int]) -> SharedArray:
-        """The values that a file holds, and nothing but values."""
+    def on_disk(
+        cls, path: str | Path, dtype: DTypeLike, shape: Sequence[int], offset: int = 0
+    ) -> SharedArray:
+        """The values that a file holds after so many bytes."""
         file = _OpenFile(os.open(path, os.O_RDONLY), str(path))
-        return cls._of_file(file, dtype, shape)
+        return cls._of_file(file, dtype, shape, offset)
 
     @classmethod
-    def _of_file(cls, file: _OpenFile, dtype: DTypeLike, shape: Sequence[int]) -> SharedArray:
+    def _of_file(
+        cls, file: _OpenFile, dtype: DTypeLike, shape: Sequence[int], offset: int = 0
+    ) -> SharedArray:
         if 0 in shape:  # nothing can be mapped
             return cls(np.zeros(tuple(shape), dtype))
         with open(file.descriptor, "rb", closefd=False) as stream:
-            mapped = np.memmap(stream, dtype, mode="r", shape=tuple(shape))
-        return cls(np.asarray(mapped), file)
+            mapped = np.memmap(stream, dtype, "r", offset, tuple(shape))
+        return cls(np.asarray(mapped), file, offset)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -71,7 +77,7 @@ class SharedArray:
         # Also a file that has no name, or has lost it, can be opened by way of who holds it.
         held = f"/proc/{os.getpid()}/fd/{self._file.descriptor}"
         place = held if os.path.exists(held) else self._file.name
-        return SharedArray.on_disk, (place, self.array.dtype.str, self.array.shape)
+        return SharedArray.on_disk, (place, self.array.dtype.str, self.array.shape, self._offset)
 
 
 class SharedStrings(Sequence[bytes]):

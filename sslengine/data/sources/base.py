@@ -71,6 +71,13 @@ class DataSource(ABC):
         """The classes of all images; of several each a matrix: 1, 0, or -1 for not known."""
         return np.fromiter((self.label(index) for index in range(len(self))), np.int64, len(self))
 
+    def column(self, name: str, where: str) -> Sequence[Any]:
+        """A value for each image, if the source has columns. where: the key that names it."""
+        raise DataError(
+            f"{where}: {type(self).__name__} has no columns; expected a table (csv_filelist) or a "
+            f"huggingface_dataset."
+        )
+
     def path(self, index: int) -> str:
         """What to call an image in a message: its file, where there is one."""
         return f"image {index} of {type(self).__name__}"
@@ -100,20 +107,23 @@ class EncodedSource(DataSource):
         return self.decoder(self.encoded(index))
 
     def stand_in(self, side: int) -> Any:
-        if self.decoder.mode != "stored":
-            return grey_image(side).convert(self.decoder.mode)
-        return self._like_the_first(side)
+        return such_as(self, self.decoder.mode, side)
 
-    def _like_the_first(self, side: int) -> Any:
-        """As the first image that can be read, of the first hundred; the same in each worker."""
-        for index in range(min(len(self), 100)):
-            with suppress(Exception):
-                image: Any = self.image(index)
-                if isinstance(image, Image.Image):
-                    return grey_image(side).convert(image.mode)
-                level = 128 if image.dtype == np.uint8 else 0
-                return np.full((side, side, image.shape[2]), level, image.dtype)
-        return grey_image(side)
+
+def such_as(source: DataSource, mode: str, side: int) -> Any:
+    """A grey image of this IMAGE_MODE; where that is stored, as the first of the first hundred
+    images that can be read: the same in each worker.
+    """
+    if mode != "stored":
+        return grey_image(side).convert(mode)
+    for index in range(min(len(source), 100)):
+        with suppress(Exception):
+            image: Any = source.image(index)
+            if isinstance(image, Image.Image):
+                return grey_image(side).convert(image.mode)
+            level = 128 if image.dtype == np.uint8 else 0
+            return np.full((side, side, image.shape[2]), level, image.dtype)
+    return grey_image(side)
 
 
 def build_sources(options: SplitOptions, split: str) -> list[DataSource]:

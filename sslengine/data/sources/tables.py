@@ -61,6 +61,11 @@ class TableSource(ListedFiles):
             ),
         )
 
+    def column(self, name: str, where: str) -> list[Any]:
+        names, rows = open_table(self._list)
+        expect_column(names, name, where, self._list)
+        return [value for (value,) in rows([list(names).index(name)])]
+
     def _kind(self) -> str:
         return f"table, numbers and names, columns {self._wanted}, {self._separator!r}"
 
@@ -90,11 +95,8 @@ class TableSource(ListedFiles):
     def _column(
         self, names: Sequence[str], wanted: str, usual: Sequence[str], key: str
     ) -> int | None:
-        if wanted and wanted not in names:
-            raise DataError(
-                f"config.DATA.{self._split}.{key}: {self._list} has no column {wanted!r}. "
-                f"{nearest(wanted, names)}\n  It has: {listing(names)}"
-            )
+        if wanted:
+            expect_column(names, wanted, f"config.DATA.{self._split}.{key}", self._list)
         lowered = [name.lower() for name in names]
         found = [lowered.index(name) for name in usual if name in lowered]
         return names.index(wanted) if wanted else next(iter(found), None)
@@ -104,9 +106,24 @@ class TableSource(ListedFiles):
         for number, (path, *label) in enumerate(rows):
             if not path:
                 raise DataError(f"{self.where}: row {number + 1} of {self._list} has no path.")
+            if not isinstance(path, str):
+                raise DataError(
+                    f"{self.where}: row {number + 1} of {self._list} holds a {type(path).__name__} "
+                    f"where a path is expected. Name the column of paths with "
+                    f"config.DATA.{self._split}.IMAGE_COLUMN; if the images themselves are in the "
+                    f"file, set DATA_SOURCES to huggingface_dataset."
+                )
             classes.add(label[0] if label else None)
             progress.tell(number, "rows")
             yield os.fsencode(path)
+
+
+def expect_column(names: Sequence[str], wanted: str, where: str, table: Any) -> None:
+    if wanted not in names:
+        raise DataError(
+            f"{where}: {table} has no column {wanted!r}. {nearest(wanted, names)}\n  "
+            f"It has: {listing(names)}"
+        )
 
 
 def open_table(file: Path) -> Table:

@@ -18,7 +18,7 @@ from sslengine.data.options import SplitOptions
 from sslengine.data.sources import shapes, synthetic
 from sslengine.data.sources.disk import FolderSource
 from sslengine.data.sources.image_cache import MANIFEST
-from tests.data.pictures import write_picture
+from tests.data.pictures import picture, write_picture
 from tests.data.sources.test_hugging_face import rows
 from tests.data.sources.test_tar_shards import png, write_shard
 from tests.data.sources.test_torchvision_sets import write_mnist
@@ -78,6 +78,12 @@ def hugging_face(root: Path) -> Path:
     return root / "rows"
 
 
+def array(root: Path) -> Path:
+    images = np.stack([picture(number) for number in range(COUNT)])
+    np.savez(root / "images.npz", images=images, labels=np.arange(COUNT) % 3)
+    return root / "images.npz"
+
+
 def mnist(root: Path) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (COUNT, 28, 28), np.uint8)
     for part in ("train", "t10k"):
@@ -91,6 +97,7 @@ OF_PICTURES: dict[str, Callable[[Path], Path]] = {
     "disk_filelist": file_list,
     "csv_filelist": table,
     "webdataset": shards,
+    "array_file": array,
     "disk_roi_annotations": regions,
     "image_cache": image_cache,
     "huggingface_dataset": hugging_face,

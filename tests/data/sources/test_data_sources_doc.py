@@ -14,7 +14,7 @@ import yaml
 
 from extra_scripts import make_image_cache
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import HoldOut, SplitOptions
 from tests.data.pictures import picture, write_tree
 from tests.data.sources.test_tar_shards import png, write_shard
 
@@ -40,6 +40,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_shard(root / "shards" / f"train-{shard:03}.tar", members)
     boxes = [{"path": name, "bbox": [0, 0, 8, 8]} for name in files]
     (root / "boxes.json").write_text(json.dumps(boxes))
+    pictures = np.stack([picture(number) for number in range(4)])
+    np.savez(root / "images.npz", images=pictures, labels=np.array([0, 0, 1, 1]))
     (root / "bands").mkdir()
     for number in range(4):
         np.save(root / "bands" / f"{number}.npy", np.full((9, 9, 6), number, np.uint16))
@@ -87,12 +89,12 @@ def test_it_opens_and_gives_images_with_their_labels(example: dict[str, Any], da
 def test_every_source_of_files_has_an_example() -> None:
     shown = {name for example in EXAMPLES for name in example["DATA_SOURCES"]}
     assert {
-        "disk_folder", "disk_filelist", "csv_filelist", "webdataset", "huggingface_dataset",
+        "disk_folder", "disk_filelist", "csv_filelist", "webdataset", "array_file", "huggingface_dataset",
         "disk_roi_annotations", "image_cache",
     } == shown  # fmt: skip
 
 
 def test_the_keys_that_it_names_are_there() -> None:
     named = set(re.findall(r"`([A-Z][A-Z_]{4,})[`:]", DOC))
-    known = set(vars(SplitOptions())) | {"TRAIN", "TEST", "INPUT_CHANNELS"}
+    known = set(vars(SplitOptions())) | set(vars(HoldOut())) | {"TRAIN", "TEST", "INPUT_CHANNELS"}
     assert named - known == set()

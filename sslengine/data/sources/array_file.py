@@ -1,0 +1,188 @@
+"""`array_file`: images that lie in one array.
+
+    .npy     memory-mapped; labels come from LABEL_PATHS
+    .npz     images, x, data ... and labels, y ... (IMAGE_COLUMN and LABEL_COLUMN name others); with
+             train, val or test in the name where the file holds several splits
+    IDX      MNIST's format, also .gz: the file of images, or the folder of all four files
+
+Images are N x height x width, N x height x width x channels or N x channels x height x width.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from sslengine.data.decode.decoding import Decoder
+from sslengine.data.manifest.shared import SharedArray
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.base import DataSource, such_as
+from sslengine.data.sources.class_numbers import count_classes
+from sslengine.data.sources.paths import data_path, how_far
+from sslengine.errors import DataError, listing, nearest
+from sslengine.registry import register_data_source
+
+Array = NDArray[Any]
+
+IMAGE_NAMES = ("images", "image", "imgs", "x", "data")
+LABEL_NAMES = ("labels", "label", "y", "targets", "target")
+SPLITS = {"TRAIN": ("train",), "TEST": ("val", "valid", "validation", "test", "t10k")}
+_OF_ANY_SPLIT = {name for names in SPLITS.values() for name in names}
+_IDX_IMAGES = re.compile(r"(?P<split>\w+?)-images[-.]idx3-ubyte(\.gz)?")
+# The third byte of an IDX file: the type of its numbers, which are big-endian.
+_IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+# Of images that are not square.
+_USUAL_CHANNELS = (1, 3, 4)
+
+
+@register_data_source("array_file")
+class ArraySource(DataSource):
+    reads = ("IMAGE_MODE", "PIXEL_RANGE", "MAX_IMAGE_PIXELS", "IMAGE_COLUMN", "LABEL_COLUMN")
+    needs_path = True
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        self._file, self.where = data_path(options, split, position)
+        self._decoder, self._split = Decoder.of(options, split), split
+        self._wanted = options.IMAGE_COLUMN, options.LABEL_COLUMN
+        try:
+            self._images, labels = self._open(self._file)
+        except FileNotFoundError:
+            why = how_far(self._file)
+            raise DataError(f"{self.where}: {self._file} is not there: {why}") from None
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{self.where}: {self._file} cannot be read: {error}") from error
+        self._axis = channel_axis(self._images.array.shape, f"{self.where}: {self._file}")
+        self._labels = None if labels is None else SharedArray.of(self._checked(labels))
+        self.num_classes = 0 if self._labels is None else count_classes(self._labels.array)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def image(self, index: int) -> Image.Image:
+        values = self._images.array[index]
+        values = values[..., None] if self._axis is None else np.moveaxis(values, self._axis - 1, 2)
+        return self._decoder.of_array(values.astype(values.dtype.newbyteorder("="), copy=False))
+
+    def stand_in(self, side: int) -> Any:
+        return such_as(self, self._decoder.mode, side)
+
+    def labels(self) -> Array:
+        if self._labels is None:
+            raise DataError(
+                f"{self.where}: labels are asked for, and {self._file} has none. Give a .npy file "
+                f"of them: LABEL_SOURCES [disk_filelist] with LABEL_PATHS."
+            )
+        return self._labels.array
+
+    def path(self, index: int) -> str:
+        return f"image {index} of {self._file}"
+
+    def _open(self, file: Path) -> tuple[SharedArray, Array | None]:
+        if file.is_dir() or _IDX_IMAGES.fullmatch(file.name):
+            return self._open_idx(file)
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as held:
+                return self._chosen(held)
+        mapped = np.load(file, mmap_mode="r", allow_pickle=False)
+        if not isinstance(mapped, np.memmap):
+            raise ValueError("it holds no array; expected .npy, .npz, or a file of the IDX format")
+        if not mapped.flags.c_contiguous:
+            return SharedArray.of(mapped), None
+        return SharedArray.on_disk(file, mapped.dtype, mapped.shape, mapped.offset), None
+
+    def _open_idx(self, path: Path) -> tuple[SharedArray, Array | None]:
+        file = self._idx_of_split(path) if path.is_dir() else path
+        labels = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
+        found = read_idx(labels) if labels.exists() else None
+        return SharedArray.of(read_idx(file)), found
+
+    def _idx_of_split(self, folder: Path) -> Path:
+        found = {match["split"]: each for each in sorted(folder.iterdir())
+                 if (match := _IDX_IMAGES.fullmatch(each.name))}  # fmt: skip
+        for name in SPLITS[self._split]:
+            if name in found:
+                return found[name]
+        raise DataError(
+            f"{self.where}: {folder} has no file of images in the IDX format for {self._split} "
+            f"({SPLITS[self._split][0]}-images-idx3-ubyte, also .gz). It has: "
+            f"{listing(each.name for each in sorted(folder.iterdir()))}. An image in each file: "
+            f"set DATA_SOURCES to disk_folder."
+        )
+
+    def _chosen(self, held: Any) -> tuple[SharedArray, Array | None]:
+        only = held.files if len(held.files) == 1 else []
+        images = self._name(held.files, self._wanted[0], IMAGE_NAMES, "IMAGE_COLUMN") or only[:1]
+        if not images:
+            raise DataError(
+                f"{self.where}: which array of {self._file} holds the images? Name it with "
+                f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(held.files)}"
+            )
+        labels = self._name(held.files, self._wanted[1], LABEL_NAMES, "LABEL_COLUMN")
+        return SharedArray.of(held[images[0]]), held[labels[0]] if labels else None
+
+    def _name(self, names: Iterable[str], wanted: str, usual: Iterable[str], key: str) -> list[str]:
+        """Of the array that is wanted, or has a usual name: this split's before all others."""
+        if wanted:
+            if wanted not in names:
+                raise DataError(
+                    f"config.DATA.{self._split}.{key}: {self._file} has no array {wanted!r}. "
+                    f"{nearest(wanted, names)}\n  It has: {listing(names)}"
+                )
+            return [wanted]
+        parts = {name: set(re.split(r"[_\W]", name.lower())) for name in names}
+        ours = [name for split in SPLITS[self._split] for name, each in parts.items()
+                if split in each]  # fmt: skip
+        shared = [name for name, each in parts.items() if not each & _OF_ANY_SPLIT]
+        return [name for kind in usual for name in (*ours, *shared) if kind in parts[name]][:1]
+
+    def _checked(self, labels: Array) -> Array:
+        labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        if labels.ndim not in (1, 2) or labels.dtype.kind not in "iub":
+            raise DataError(
+                f"{self.where}: the labels of {self._file} have the shape {labels.shape} and the "
+                f"type {labels.dtype}; expected a whole number for each image, or a row of class "
+                f"indicators."
+            )
+        return labels.astype(np.int8 if labels.ndim == 2 else np.int64)
+
+
+def read_idx(file: Path) -> Array:
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        content = stream.read()
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
+        raise ValueError(f"{file.name} is no file of the IDX format")
+    begin = 4 + 4 * content[3]
+    shape = np.frombuffer(content[4:begin], ">u4").astype(int)
+    values = np.frombuffer(content, _IDX_TYPES[content[2]], offset=begin)
+    if values.size != shape.prod():
+        raise ValueError(
+            f"{file.name} says that it holds {shape.prod()} values, and has {values.size}"
+        )
+    return values.reshape(shape)
+
+
+def channel_axis(shape: tuple[int, ...], where: str) -> int | None:
+    """Of N images: 1, 3, or None where there is none. Height and width of an image are equal, or
+    the channels are as many as usual; anything else could be either.
+    """
+    if len(shape) == 3:
+        return None
+    if len(shape) == 4:
+        _, first, middle, last = shape
+        if (first == middle) != (middle == last):
+            return 3 if first == middle else 1
+        if (first in _USUAL_CHANNELS) != (last in _USUAL_CHANNELS):
+            return 3 if last in _USUAL_CHANNELS else 1
+    raise DataError(
+        f"{where}: an array of shape {shape}; expected N x height x width, N x height x width x "
+        f"channels or N x channels x height x width, of square images or with 1, 3 or 4 channels."
+    )
