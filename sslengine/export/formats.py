@@ -45,7 +45,7 @@ class Made:
 
 class Format(Protocol):
     def prepare(self, subject: Subject, license: str) -> Made:
-        """Raise ExportError if the trunk cannot be had in this format. Nothing is written."""
+        """Raise ExportError if this trunk has no such format. Nothing is written."""
 
 
 def find(name: str) -> Format:
@@ -58,7 +58,7 @@ def find(name: str) -> Format:
 
 
 def prepare(subject: Subject, name: str, license: str = "") -> Made:
-    """The error of a trunk that cannot be had in this format names those in which it can."""
+    """The error of a trunk without this format names those that it has."""
     try:
         return find(name).prepare(subject, license)
     except ExportError as error:

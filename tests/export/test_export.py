@@ -274,3 +274,9 @@ def test_detectron2_gets_a_resnet_by_its_names(tmp_path: Path) -> None:
         np.testing.assert_array_equal(content["model"][theirs], own[ours].numpy())
     assert "cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD = [127.5, 102.0, 76.5]" in made.usage
     assert prove(made, tmp_path, given) == [{"not_proved": made.not_proved}]
+
+
+def test_the_page_lists_all_formats() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text()
+    rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert [each for each in rows if each != "to"] == list(FORMATS)
