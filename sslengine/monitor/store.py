@@ -279,8 +279,8 @@ class _Read:
     def __init__(self, losses: Sequence[OpenLoss], opened: dict[str, Open], alone: bool) -> None:
         self.losses, self.opened = losses, opened
         self._own = [name for name, each in opened.items() if alone or each.reduce is None]
-        self._exchange = None if alone else Exchange(_of_all_ranks(losses, opened))
-        cells: list[Any] = [_of_one(each) for each in losses] if alone else [self._exchange.sent]
+        self._exchange = exchange = None if alone else Exchange(_of_all_ranks(losses, opened))
+        cells = [_of_one(each) for each in losses] if exchange is None else [exchange.sent]
         self._others = len(cells)
         self.copy = HostCopy([*cells, *(v for name in self._own for v in opened[name].values)])
 

@@ -112,11 +112,9 @@ class LogMetrics(Hook):
         values = {**_losses(entries), **line.values, "images_per_s": round(speed, 1)}
         if len(entries) > 1:
             values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
-        eta = {"eta_seconds": step_seconds * (self._total_steps - line.iteration)}
-        images, histograms = pictures.read()
-        _hand_out(task, line._replace(
-            values=values | put, display=line.display | eta, images=images, histograms=histograms
-        ))  # fmt: skip
+        left = self._total_steps - line.iteration
+        display = {**line.display, "eta_seconds": step_seconds * left}
+        _hand_out(task, line._replace(values=values | put, display=display), pictures)
 
     def _note_waiting(self, task: TaskView) -> None:
         """How long a step waited for its batch, on the rank that waited longest."""
@@ -127,10 +125,8 @@ class LogMetrics(Hook):
 
     def _write(self, task: TaskView, kind: str, values: dict[str, Any]) -> None:
         record = Record(kind, *_place(task), values, {"epochs": self._epochs})
-        if kind != "exception":  # then pictures may have to be waited for
-            images, histograms = task.storage.take_pictures().read()
-            record = record._replace(images=images, histograms=histograms)
-        _hand_out(task, record)
+        failed = kind == "exception"  # then pictures may have to be waited for
+        _hand_out(task, record, None if failed else task.storage.take_pictures())
 
     def _speed(self) -> tuple[float, float]:
         """(images per second, seconds per step) over the marks kept."""
@@ -158,6 +154,9 @@ def _place(task: TaskView) -> tuple[int, int, str]:
     return task.iteration, task.phase.epoch, "train" if task.train else "test"
 
 
-def _hand_out(task: TaskView, record: Record) -> None:
+def _hand_out(task: TaskView, record: Record, pictures: OpenPictures | None) -> None:
+    if pictures is not None:
+        images, histograms = pictures.read()
+        record = record._replace(images=images, histograms=histograms)
     for writer in task.writers:
         writer.write(record._replace(values=dict(record.values)))
