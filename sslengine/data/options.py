@@ -18,7 +18,7 @@ OF_ENCODED_SOURCES = (
     "MAX_IMAGE_PIXELS",
 )  # fmt: skip
 OF_LISTS = ("IMAGE_COLUMN", "LABEL_COLUMN", "LABEL_SEPARATOR")
-OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, *OF_LISTS)
+OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, *OF_LISTS, "LABEL_COLUMNS")
 
 
 @dataclass
@@ -77,6 +77,8 @@ class SplitOptions:
     IMAGE_COLUMN: str = ""
     # Of these sources: what holds the label.
     LABEL_COLUMN: str = ""
+    # Of tables: a column for each class, with 1, 0, or -1 or nothing for unknown.
+    LABEL_COLUMNS: list[str] = field(default_factory=list)
     # Of these sources: what stands between the classes of an image that has several, "|" say.
     LABEL_SEPARATOR: str = ""
     # Images in a batch of each rank.
@@ -248,6 +250,12 @@ class SplitOptions:
                 )
 
     def _source_problems(self) -> Iterator[str]:
+        columns = self.LABEL_COLUMNS
+        if len({*columns}) < len(columns):
+            yield f"LABEL_COLUMNS: a column is listed twice: {', '.join(columns)}."
+        for key in ("LABEL_COLUMN", "LABEL_SEPARATOR") if columns else ():
+            if getattr(self, key):
+                yield f"LABEL_COLUMNS: {key} has no effect with it. Set one of them."
         """Do the lists that say where the data comes from fit each other?"""
         count = len(self.DATA_SOURCES)
         for key in ("DATA_PATHS", "LABEL_SOURCES", "LABEL_PATHS"):
@@ -262,6 +270,28 @@ class SplitOptions:
                 )
 
 
+@dataclass
+class HoldOut:
+    """A share of TRAIN's images is TEST, and is not trained on; see manifest/hold_out.py."""
+
+    # 0: TEST has images of its own; 0.1: a tenth of TRAIN's.
+    SHARE: float = 0.0
+    # Another draw of the images.
+    SEED: int = 0
+    # The share of every class; needs LABEL_SOURCES.
+    STRATIFIED: bool = False
+    # Of tables and Hugging Face datasets: images with the same value here are in one split.
+    GROUP_COLUMN: str = ""
+
+    def check(self) -> Iterator[str]:
+        if not 0 <= self.SHARE < 1:
+            yield f"SHARE: expected from 0 to less than 1, got {self.SHARE}."
+        if self.GROUP_COLUMN and self.STRATIFIED:
+            yield "STRATIFIED: not together with GROUP_COLUMN, whose groups are kept whole."
+        if not self.SHARE and (self.GROUP_COLUMN or self.STRATIFIED or self.SEED):
+            yield "SHARE: with 0 nothing is held out, and the other keys have no effect."
+
+
 @section("DATA")
 @dataclass
 class DataOptions:
@@ -269,6 +299,8 @@ class DataOptions:
     TRAIN: SplitOptions = field(default_factory=SplitOptions)
     # The set of test phases.
     TEST: SplitOptions = field(default_factory=SplitOptions)
+    # A share of TRAIN's images as TEST.
+    HOLD_OUT: HoldOut = field(default_factory=HoldOut)
     # Processes of each rank that load images; 0: the rank loads them itself.
     NUM_DATALOADER_WORKERS: int = 4
     # Batches that each worker prepares ahead.

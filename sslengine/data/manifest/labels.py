@@ -25,11 +25,11 @@ from sslengine.errors import DataError
 
 
 def standard_labels(
-    options: SplitOptions, split: str, sources: Sequence[DataSource]
+    options: SplitOptions, split: str, sources: Sequence[DataSource], needed: bool = False
 ) -> list[Labels]:
     """What LABEL_SOURCES has, one column for each data source; none where nothing asks for it."""
     columns: list[Labels] = []
-    if options.LABEL_TYPE != "standard" and not options.chooses_by_class:
+    if options.LABEL_TYPE != "standard" and not (options.chooses_by_class or needed):
         return columns
     for position, name in enumerate(options.LABEL_SOURCES):
         source = sources[position]
@@ -38,7 +38,9 @@ def standard_labels(
         labels = (
             _read(options, split, position)
             if from_file
-            else Labels(source.labels(), tuple(source.class_names), where)
+            else Labels(
+                source.labels(), tuple(source.class_names), where, bool(options.LABEL_COLUMNS)
+            )
         )
         if len(labels.column) != len(source):
             file = f" in {label_path(options, split, position).path}" if from_file else ""

@@ -71,6 +71,13 @@ class DataSource(ABC):
         """The classes of all images; of several each a matrix: 1, 0, or -1 for not known."""
         return np.fromiter((self.label(index) for index in range(len(self))), np.int64, len(self))
 
+    def column(self, name: str, where: str) -> Sequence[Any]:
+        """A value for each image, if the source has columns. where: the key that names it."""
+        raise DataError(
+            f"{where}: {type(self).__name__} has no columns; expected a table (csv_filelist) or a "
+            f"huggingface_dataset."
+        )
+
     def path(self, index: int) -> str:
         """What to call an image in a message: its file, where there is one."""
         return f"image {index} of {type(self).__name__}"

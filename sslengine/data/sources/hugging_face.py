@@ -1,13 +1,21 @@
-"""`huggingface_dataset`: a dataset of the package `datasets` on disk, as save_to_disk left it.
+"""`huggingface_dataset`: a dataset of the package `datasets` on disk, as save_to_disk left it, or
+as the hub ships it: parquet files with the images in them.
 
-DATA_PATHS is its folder. One with several splits gives TRAIN its `train`, and TEST its
-`validation`, `val` or `test`, whichever is there first. IMAGE_COLUMN and LABEL_COLUMN name the
-columns; without them the image is the one column of images, and the label the one of class labels,
-or the one called `label`. Images are read as the bytes that are stored, without decoding.
+DATA_PATHS is its folder, or one parquet file. One with several splits gives TRAIN its `train`, and
+TEST its `validation`, `val` or `test`, whichever is there first. IMAGE_COLUMN and LABEL_COLUMN name
+the columns; without them the image is the one column of images, and the label the one of class
+labels, or the one called `label`. Images are read as the bytes that are stored, without decoding.
+
+A parquet file cannot be read row by row, so `datasets` copies the rows once into its own cache
+($HF_DATASETS_CACHE), from where they are mapped into memory.
 """
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +32,11 @@ from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.regular_file import read_file
-from sslengine.errors import DataError, listing, nearest
+from sslengine.data.sources.tables import expect_column
+from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
+
+log = logging.getLogger("sslengine")
 
 SPLITS = {"TRAIN": ("train",), "TEST": ("validation", "val", "test")}
 
@@ -38,8 +49,8 @@ class HuggingFaceSource(EncodedSource):
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self._split = split
-        root, self.where = data_path(options, split, position)
-        rows = _load(root, split, self.where)
+        self._root, self.where = data_path(options, split, position)
+        rows = _load(self._root, split, self.where)
         self._image = self._image_column(rows, options.IMAGE_COLUMN)
         self._label = self._label_column(rows, options.LABEL_COLUMN)
         self._separator = options.LABEL_SEPARATOR
@@ -75,6 +86,11 @@ class HuggingFaceSource(EncodedSource):
             ),
         )
 
+    def column(self, name: str, where: str) -> list[Any]:
+        rows = _load(self._root, self._split, self.where)
+        expect_column(rows.column_names, name, where, self._root)
+        return list(rows.with_format(None)[name][:])
+
     def _read_labels(self, rows: Any) -> tuple[NDArray[Any], list[str]]:
         """Numbers, and the names of the classes: those that the set knows, or the text."""
         column = rows.features[self._label]
@@ -105,7 +121,7 @@ class HuggingFaceSource(EncodedSource):
     def _image_column(self, rows: Any, wanted: str) -> str:
         if wanted:
             return self._checked(rows, wanted, "IMAGE_COLUMN")
-        found = [n for n, each in rows.features.items() if isinstance(each, datasets.Image)]
+        found = [name for name, each in rows.features.items() if _holds_images(each)]
         if len(found) != 1:
             raise DataError(
                 f"{self.where}: {len(found) or 'none'} of its columns hold images. Name one with "
@@ -121,22 +137,32 @@ class HuggingFaceSource(EncodedSource):
         return str(found[0]) if len(found) == 1 else next(iter(usual), "")
 
     def _checked(self, rows: Any, wanted: str, key: str) -> str:
-        if wanted not in rows.column_names:
-            raise DataError(
-                f"config.DATA.{self._split}.{key}: there is no column {wanted!r}. "
-                f"{nearest(wanted, rows.column_names)}\n  It has: {listing(rows.column_names)}"
-            )
+        expect_column(rows.column_names, wanted, f"config.DATA.{self._split}.{key}", self._root)
         return wanted
+
+
+def _holds_images(feature: Any) -> bool:
+    """In a parquet file of another program, images are bytes, or {bytes, path}."""
+    kinds = [feature["bytes"]] if isinstance(feature, dict) and "bytes" in feature else [feature]
+    return any(
+        isinstance(each, datasets.Image) or str(getattr(each, "dtype", "")).endswith("binary")
+        for each in kinds
+    )
 
 
 def _load(root: Path, split: str, where: str) -> Any:
     if datasets is None:
         raise DataError(f"{where}: to read it install datasets: pip install datasets.")
+    parquet = _parquet_files(root)
+    if parquet:
+        several = root.is_dir()
+        return _of_parquet(_of_split(parquet, root, split, where) if several else parquet, where)
     try:
         found = datasets.load_from_disk(str(root))
     except (FileNotFoundError, ValueError) as error:
         raise DataError(
-            f"{where}: {root} is not a dataset that save_to_disk wrote: {error}"
+            f"{where}: {root} is neither a dataset that save_to_disk wrote, nor does it hold "
+            f"parquet files: {error}"
         ) from error
     if not isinstance(found, datasets.DatasetDict):
         return found
@@ -147,3 +173,47 @@ def _load(root: Path, split: str, where: str) -> Any:
             f"{listing(found)}. Give the folder of one of them."
         )
     return found[names[0]]
+
+
+def _parquet_files(root: Path) -> list[Path]:
+    if root.suffix == ".parquet" and root.is_file():
+        return [root]
+    below = ((each, each.relative_to(root).parts) for each in root.rglob("*.parquet"))
+    return sorted(each for each, parts in below if not any(part[0] == "." for part in parts))
+
+
+def _of_split(files: Sequence[Path], root: Path, split: str, where: str) -> list[Path]:
+    """Those whose path names the split (train-00000-of-00002, train/0); all, if none names any."""
+    words = {each: re.split(r"[^a-z0-9]", str(each.relative_to(root)).lower()) for each in files}
+    named = {name: [each for each in files if name in words[each]]
+             for names in SPLITS.values() for name in names}  # fmt: skip
+    if not any(named.values()):
+        return list(files)
+    for name in SPLITS[split]:
+        if named[name]:
+            return named[name]
+    raise DataError(
+        f"{where}: no parquet file in {root} is of the split {' or '.join(SPLITS[split])}. It has: "
+        f"{listing(str(each.relative_to(root)) for each in files)}. Give the path of a file."
+    )
+
+
+def _of_parquet(files: Sequence[Path], where: str) -> Any:
+    log.info("%s: `datasets` copies %d parquet files into its cache, once", where, len(files))
+    try:
+        with _quiet():
+            return datasets.Dataset.from_parquet([str(each) for each in files])
+    except Exception as error:  # of pyarrow and of `datasets`, for a file that is no parquet
+        raise DataError(f"{where}: {files[0]} and the files like it: {error}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Each rank would show a bar."""
+    shown = not datasets.utils.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

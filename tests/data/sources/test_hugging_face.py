@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import pickle
 from io import BytesIO
 from pathlib import Path
@@ -107,11 +108,11 @@ def test_splits(datasets: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_told(datasets: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone is not a dataset that save_to_disk wrote"):
+    with pytest.raises(DataError, match=r"gone is neither a dataset that save_to_disk"):
         source(tmp_path / "gone")
     rows(datasets, [0]).save_to_disk(str(tmp_path / "data"))
     with pytest.raises(
-        DataError, match=r"IMAGE_COLUMN: there is no column 'imgs'. Did you mean 'img'"
+        DataError, match=r"IMAGE_COLUMN: .*data has no column 'imgs'. Did you mean 'img'"
     ):
         source(tmp_path / "data", IMAGE_COLUMN="imgs")
     rows(datasets, [0]).remove_columns(["img"]).save_to_disk(str(tmp_path / "none"))
@@ -120,3 +121,62 @@ def test_what_is_wrong_is_told(datasets: Any, tmp_path: Path) -> None:
     rows(datasets, [0]).remove_columns(["label"]).save_to_disk(str(tmp_path / "bare"))
     with pytest.raises(DataError, match=r"no column is one of class labels.*TRAIN.LABEL_COLUMN"):
         source(tmp_path / "bare").labels()
+
+
+def parquet(file: Path, numbers: list[int], form: str) -> Path:
+    """As pyarrow alone writes it, without what `datasets` says of its columns."""
+    arrow = pytest.importorskip("pyarrow")
+    images = [png(number) for number in numbers]
+    column = images if form == "bytes" else [{"bytes": each, "path": "a.png"} for each in images]
+    table = arrow.table({"picture": column, "label": [number % 2 for number in numbers]})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    importlib.import_module("pyarrow.parquet").write_table(table, file)
+    return file
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, datasets: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("form", ["bytes", "bytes and path"])
+def test_images_in_parquet_files_of_other_programs(form: str, tmp_path: Path) -> None:
+    file = parquet(tmp_path / "a.parquet", [3, 1], form)
+    found = source(file)
+    for each in (found, pickle.loads(pickle.dumps(found))):
+        assert [each.image(index).tobytes() for index in (0, 1)] == [
+            picture(number).tobytes() for number in (3, 1)
+        ]
+        assert each.labels().tolist() == [1, 1]
+    parquet(file, [0, 2, 4], form)  # what was copied into the cache is not used for another file
+    assert source(file).labels().tolist() == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_folder_as_the_hub_ships_it(datasets: Any, tmp_path: Path) -> None:
+    """Images and classes as to_parquet writes them; the log of a run knows the classes' names."""
+    data = tmp_path / "train-set" / "data"
+    data.mkdir(parents=True)
+    for name, numbers in {"train-00000-of-00002": [0, 1], "train-00001-of-00002": [2],
+                          "test-00000-of-00001": [3]}.items():  # fmt: skip
+        rows(datasets, numbers).to_parquet(str(data / f"{name}.parquet"))
+    found = source(data.parent)
+    assert [each.tobytes() for each in map(found.image, range(3))] == [
+        picture(number).tobytes() for number in range(3)
+    ]
+    assert (found.labels().tolist(), list(found.class_names)) == ([0, 1, 0], ["even", "odd"])
+    assert len(source(data.parent, "TEST")) == 1
+    (data / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(DataError, match=r"(?s)is of the split validation or val or test.*train-0"):
+        source(data.parent, "TEST")
+    for file in sorted(data.iterdir()):
+        file.rename(data / f"{file.stem[6:11]}.parquet")
+    assert len(source(data.parent, "TEST")) == 3
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_file_that_is_no_parquet(datasets: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match=r"a.parquet and the files like it: "):
+        source(tmp_path / "a.parquet")
