@@ -151,7 +151,7 @@ class DataFeed:
     def then(self, epoch: int, first_step: int, last_step: int) -> None:
         """Workers load the first batches of these steps while the last of the others are used.
 
-        For the next call of `batches`; if that asks for other steps, it gets them as ever.
+        For the next call of `batches`; a call with other steps works as usual.
         """
         self._ahead.then(epoch, first_step, last_step)
 

@@ -22,7 +22,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class Arrival:
-    """Images that are not uint8 came finished from the worker, and stay as they are."""
+    """Images that are not uint8 were finished by the worker, and are not changed."""
 
     keys: Sequence[str]  # those of the batch that hold images
     backend: Backend
@@ -30,16 +30,11 @@ class Arrival:
 
     def on_host(self, batch: Batch) -> Batch:
         """Right after collate. Waits for nothing."""
-        return self._each(batch, self._open)
+        return {**batch, **{key: self._open(batch[key]) for key in self.keys if key in batch}}
 
     def on_device(self, batch: Batch) -> Batch:
         """On the stream of the copy. The host does not wait."""
-        return self._each(batch, self._finish)
-
-    def _each(self, batch: Batch, change: Callable[[Any], Any]) -> Batch:
-        return {
-            key: change(values) if key in self.keys else values for key, values in batch.items()
-        }
+        return {**batch, **{key: self._finish(batch[key]) for key in self.keys if key in batch}}
 
     def _open(self, values: Any) -> Opened:
         parcels: list[Tensor] = []

@@ -1,10 +1,10 @@
 """How kernels are compiled: together, when a back-end asks for them, so that an operation can keep
-its kernel beside everything else of it, and who does not compile need not have numba.
+its kernel in its file, and only a back-end that compiles requires numba.
 
     @kernel("void(uint8[:, :, ::1], float32)")
     def darken(planes, factor): ...
 
-Until then these are plain functions of Python. What was compiled is kept beside the module or,
+Until then these are plain functions of Python. Compiled code is kept next to the module or,
 where that cannot be written, in the user's cache folder. A kernel calls none of another module:
 numba looks for changes in the kernel's own file alone.
 """

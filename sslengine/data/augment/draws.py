@@ -3,8 +3,8 @@
 A draw makes the same calls on the same random streams, in the same order, as the transform
 does when it is called; so the plan and the plain list give the same views under one seed.
 
-Transforms of torchvision have their draws beside the operations that they come to, registered here
-by exact type: what a subclass changed is not known.
+The draw of a transform of torchvision is in the file of its operation. It is registered here by
+exact type: what a subclass changed is not known.
 """
 
 from __future__ import annotations

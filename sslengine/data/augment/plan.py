@@ -9,8 +9,8 @@ lazy views:
     Pixels      ToTensor: the back-end makes the pixels
 
 Where the list ends with ToTensor and Normalize, and its collator only moves images, these two
-wait: they are done after collate (`Arrival`) and views leave the worker as uint8. Between or behind
-them may stand what only moves pixels (`cut`), such as jigsaw's cutting into patches.
+wait: they are done after collate (`Arrival`) and views leave the worker as uint8. Transforms that
+only move pixels (`cut`), such as jigsaw's cutting into patches, may follow either of them.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class OnImages:
         return self.transform(self.visible(image))
 
     def visible(self, image: Any) -> Any:
-        """A view, or each of a list of views, as the PIL image that it stands for."""
+        """A view, or each of a list of views, as the PIL image that it describes."""
         if isinstance(image, list):
             return [self.visible(each) for each in image]
         return self.backend.image(image.source, image.ops) if isinstance(image, View) else image
@@ -229,12 +229,12 @@ class Drawn(OnImages):
         self.draw, self.on_arrays = draw, on_arrays
 
     def __call__(self, image: Any) -> Any:
+        view = as_view(image)
+        if view is not None:
+            return self.kind.lazily(view, self.draw(view.size), self.backend.rendered)
         if is_array(image):
             return self.of_arrays(View.of(image), self.draw(size_of(image)))
-        view = image if type(image) is View else as_view(image)
-        if view is None:
-            return self.transform(self.visible(image))
-        return self.kind.lazily(view, self.draw(view.size), self.backend.rendered)
+        return self.transform(self.visible(image))
 
     def of_arrays(self, views: Any, drawn: Any) -> Any:
         return self.made(self.kind.lazily(views, drawn, self.on_arrays))
@@ -289,7 +289,7 @@ class Rendered:
 
 
 class Parcel:
-    """In place of ToTensor and Normalize: uint8. What is not RGB they take as they are."""
+    """In place of ToTensor and Normalize: uint8. Images that are not RGB are converted at once."""
 
     def __init__(self, waits: Sequence[Step], backend: Backend) -> None:
         self.waits = [step.transform for step in waits]

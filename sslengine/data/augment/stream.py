@@ -1,7 +1,7 @@
 """Single numbers from torch's global stream, as torchvision's transforms draw them.
 
 torchvision makes a tensor for each, which takes as long as to draw it. Here one tensor is drawn
-into again and again. Each function says what it stands for.
+into again and again. Each docstring has the call that the function replaces.
 """
 
 from __future__ import annotations

@@ -29,9 +29,6 @@ def note_in(places: torch.Tensor, worker: int) -> None:
     _mine = places.numpy()[worker : worker + 1]
 
 
-def begin(index: int) -> None:
+def note(index: int = NONE) -> None:
+    """This process is at work on this sample; by default on none."""
     _mine[0] = index
-
-
-def end() -> None:
-    _mine[0] = NONE

@@ -5,9 +5,9 @@ such as ImgReplicatePil makes into a list over views:
 
     {"data": [image], "data_valid": [1], "data_idx": [17], "label": [3]}
 
-In place of a sample that cannot be read stands another one, with its image, its number and its
-label. Which one depends on (seed, epoch, number) alone. Where each sample is to count once, as in
-tests, it is left out of its batch.
+A sample that cannot be read is replaced by another one, with that one's image, number and label.
+Which one depends on (seed, epoch, number) alone. Where each sample must count once, as in tests,
+it is left out of its batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 # So many others are tried in place of an unreadable sample, and then those that follow the last.
 STAND_INS, FOLLOWING = 16, 1000
-# The number of what stands for a batch that is left out as a whole.
+# The number of the placeholder for a batch of which no sample could be read.
 NO_SAMPLE = -1
 # Where a batch has the numbers of the samples that could not be read, if there are any.
 UNREADABLE = "unreadable"
@@ -86,7 +86,7 @@ class SSLDataset(Dataset[Sample]):
         hold_out: HoldOut | None = None,
     ) -> None:
         """
-        replace: another sample stands for an unreadable one; otherwise it is left out.
+        replace: an unreadable sample is replaced by another; otherwise it is left out.
         backend: as config.DATA.AUGMENT_BACKEND has it.
         image_keys: where a batch holds images, if these may be uint8 until its `arrival`.
         classes: of TRAIN, for another split, whose labels get the same numbers.
@@ -148,13 +148,13 @@ class SSLDataset(Dataset[Sample]):
                 samples.append(self._nothing(keys[0]))
         samples.unreadable, self._unreadable = self._unreadable, []
         self.plan.settle(samples)
-        current_sample.end()
+        current_sample.note()
         return samples
 
     def _sample(self, key: SampleKey) -> Sample | None:
         """None where it cannot be read, and is left out."""
         seed_sample(self._seed, key)
-        current_sample.begin(key[1])
+        current_sample.note(key[1])
         images = self._images(key[1])
         if images is not None:
             return self._of(images, key[1])

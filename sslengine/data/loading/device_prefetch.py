@@ -1,7 +1,7 @@
 """Batches on the device.
 
-With a GPU, and if that is wished, the copy of the next batch runs on a stream of its own
-while the step before it computes. The host waits for neither.
+With a GPU, and if ENABLE_ASYNC_GPU_COPY is set, the next batch is copied on a separate stream
+while the current step computes. The host waits for neither.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _move(batch: Batch, device: torch.device) -> Batch:
 
 
 def _each(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """`function` of every tensor in nested lists, tuples and dictionaries; the rest as it is."""
+    """`function` of every tensor in nested lists, tuples and dictionaries; keeps other values."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):

@@ -122,7 +122,7 @@ class Loader:
 def boot_server(more: Sequence[str] = ()) -> None:
     """Start the process that workers are forked from; does not wait for it.
 
-    more: modules that this dataset needs beside WORKER_MODULES.
+    more: modules that this dataset needs in addition to WORKER_MODULES.
     """
     first, *others, last = WORKER_MODULES
     multiprocessing.set_forkserver_preload([first, *others, *more, last])

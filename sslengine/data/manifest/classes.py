@@ -27,7 +27,7 @@ class Labels:
     """What a source, or a file, has: a number for each sample, or a row of class indicators."""
 
     column: Column
-    # Of the classes, by number; (): labels are numbers, and stand for themselves.
+    # Of the classes, by number; (): labels are class numbers already.
     names: tuple[str, ...] = ()
     # Where they come from, for messages.
     where: str = ""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-# A smaller array is sent as it is: an open file costs more.
+# A smaller array is pickled: an open file costs more.
 BY_VALUE = 2**12
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sslengine.data.manifest.shared import SharedArray, SharedStrings, joined
 
 # So many names at a time are looked at as strings of Python, and shortened if there are so many:
-# what they have in common is kept beside them, and is to be less than what they lose.
+# what they have in common is kept next to them, and must be smaller than what they lose.
 AT_ONCE, WORTH_SHORTENING = 2**16, 16
 
 

@@ -27,7 +27,7 @@ def choose_rows(options: SplitOptions, split: str, total: int, labels: Column | 
     if limit + skip > total:
         skipped = f" after {skip} skipped ones" if skip else ""
         raise DataError(
-            f"{where}: asks for {limit} samples{skipped}; the dataset has {total}. -1 takes all."
+            f"{where}: requires {limit} samples{skipped}; the dataset has {total}. -1 takes all."
         )
     draw = np.random.RandomState(options.DATA_LIMIT_SAMPLING.SEED)
     if not options.DATA_LIMIT_SAMPLING.IS_BALANCED:
@@ -59,7 +59,7 @@ def _balanced(
         )
         if wanted + skipped > len(members):
             raise DataError(
-                f"{where}: IS_BALANCED asks for {wanted + skipped} samples of class {label}; "
+                f"{where}: IS_BALANCED requires {wanted + skipped} samples of class {label}; "
                 f"it has {len(members)}."
             )
         chosen.append(draw.choice(members, skipped + wanted, replace=False)[skipped:])

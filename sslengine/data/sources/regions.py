@@ -57,7 +57,7 @@ def _as_boxes(given: list[Any]) -> NDArray[np.float64]:
 
 @register_data_source("disk_roi_annotations")
 class RegionSource(DataSource):
-    """Each entry of the list is an image of its own."""
+    """Each entry of the list is a separate image."""
 
     reads = OF_ENCODED_SOURCES
     needs_path = True

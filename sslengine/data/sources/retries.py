@@ -1,4 +1,4 @@
-"""Storage that fails for a moment is asked again, and waited for longer each time."""
+"""Repeat reads that fail, with a longer wait before each attempt."""
 
 from __future__ import annotations
 

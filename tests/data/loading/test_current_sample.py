@@ -22,7 +22,7 @@ def own_place() -> Iterator[None]:
 
 def work(places: torch.Tensor) -> None:
     current_sample.note_in(places, 2)
-    current_sample.begin(17)
+    current_sample.note(17)
 
 
 def test_another_process_notes_in_its_place() -> None:
@@ -57,5 +57,5 @@ def test_a_data_set_notes_what_it_reads(tmp_path: Path) -> None:
 
 
 def test_without_a_place_nothing_is_noted_anywhere() -> None:
-    current_sample.begin(3)
-    current_sample.end()
+    current_sample.note(3)
+    current_sample.note()

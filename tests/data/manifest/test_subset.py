@@ -52,14 +52,14 @@ def test_the_global_stream_is_left_alone() -> None:
 
 def test_what_cannot_be() -> None:
     with pytest.raises(
-        DataError, match=r"TRAIN.DATA_LIMIT: asks for 36 samples; the dataset has 35"
+        DataError, match=r"TRAIN.DATA_LIMIT: requires 36 samples; the dataset has 35"
     ):
         rows(36)
     with pytest.raises(DataError, match=r"30 samples after 6 skipped ones; the dataset has 35"):
         rows(30, SKIP_NUM_SAMPLES=6)
     with pytest.raises(DataError, match=r"IS_BALANCED needs LABEL_SOURCES"):
         rows(3, labels=None, IS_BALANCED=True)
-    with pytest.raises(DataError, match=r"asks for 6 samples of class 0; it has 5"):
+    with pytest.raises(DataError, match=r"requires 6 samples of class 0; it has 5"):
         rows(18, IS_BALANCED=True)
     with pytest.raises(DataError, match=r"2 samples cannot be balanced over 3 classes"):
         rows(2, IS_BALANCED=True)

@@ -46,7 +46,7 @@ class Backend(ABC):
 
     @abstractmethod
     def image(self, source: Source, ops: Sequence[Operation]) -> Image.Image:
-        """An image of its own, for a transform that may draw into it."""
+        """A new image, for a transform that may draw into it."""
 
     @abstractmethod
     def tensor(self, source: Source, ops: Sequence[Operation]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Crop: a part of the image, scaled to a size of its own. Pillow's bilinear and bicubic resize.
+"""Crop: a part of the image, scaled to a given size. Pillow's bilinear and bicubic resize.
 
 A pass along rows and one along columns, each of which rounds to a byte, with weights of 22 bits
 after the point. So the result is Pillow's to the bit, if the passes are in the same order:

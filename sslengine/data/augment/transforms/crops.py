@@ -120,5 +120,5 @@ def _resized(wanted: int | Sequence[int], size: Size) -> Size:
 
 
 def _of_size(size: Size) -> Tensor:
-    """Stands for an image where only its size is asked for; it has one value in memory."""
+    """Replaces an image where only its size is needed; it holds one value in memory."""
     return torch.empty(()).expand(size)

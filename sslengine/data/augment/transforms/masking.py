@@ -17,7 +17,7 @@ from sslengine.data.augment.transform import MakesKeys
 from sslengine.data.augment.view import size_of
 from sslengine.registry import register_transform
 
-# So often a block is tried that has room, before the mask stays as it is.
+# How often to try to place a block before the mask is left unchanged.
 ATTEMPTS = 10
 
 

@@ -1,4 +1,4 @@
-"""Crops of several sizes of one image, and what is done to each with a chance of its own."""
+"""Crops of several sizes of one image, and what is done to each, with a probability per crop."""
 
 from __future__ import annotations
 
