@@ -22,7 +22,7 @@ from tests.models.test_build import build
 PACKAGE = str(Path(sslengine.__file__).parent)
 
 # Functions and files, as reached: lower them with the code. Of the files eight are SimCLR's
-# operations, one each, and four are the trunk's; the rest read, decode, draw, render, collate.
+# operations, one each, and four the trunk's (and its sharding's); the rest read, decode, draw, render, collate.
 MOST = {"pil": (112, 45), "numba": (120, 45), "device": (143, 49)}
 
 
