@@ -229,12 +229,12 @@ class Drawn(OnImages):
         self.draw, self.on_arrays = draw, on_arrays
 
     def __call__(self, image: Any) -> Any:
-        view = as_view(image)
-        if view is not None:
-            return self.kind.lazily(view, self.draw(view.size), self.backend.rendered)
         if is_array(image):
             return self.of_arrays(View.of(image), self.draw(size_of(image)))
-        return self.transform(self.visible(image))
+        view = image if type(image) is View else as_view(image)
+        if view is None:
+            return self.transform(self.visible(image))
+        return self.kind.lazily(view, self.draw(view.size), self.backend.rendered)
 
     def of_arrays(self, views: Any, drawn: Any) -> Any:
         return self.made(self.kind.lazily(views, drawn, self.on_arrays))

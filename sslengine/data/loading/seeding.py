@@ -12,7 +12,6 @@ import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 import torch
@@ -23,17 +22,22 @@ import torch
 SampleKey = tuple[int, int]
 
 
-def seed_sample(seed: int, key: SampleKey, purpose: bytes = b"sample") -> None:
+def seed_sample(seed: int, key: SampleKey) -> None:
     """Seed the global streams of this process for one sample."""
-    for_python, for_numpy, for_torch = struct.unpack("<QII", _hash(purpose, seed, *key))
+    _seed_streams(_hash(b"sample", seed, *key))
+
+
+def seed_batch(seed: int, key: SampleKey) -> None:
+    """The same for putting together the batch whose first sample is `key`."""
+    _seed_streams(_hash(b"batch", seed, *key))
+
+
+def _seed_streams(number: bytes) -> None:
+    for_python, for_numpy, for_torch = struct.unpack("<QII", number)
     random.seed(for_python)
     np.random.seed(for_numpy)  # noqa: NPY002 (the stream that transforms draw from)
     # Not torch.manual_seed: it would seed the GPU as well, and takes 80 microseconds.
     torch.default_generator.manual_seed(for_torch)
-
-
-# The same for collating the batch whose first sample is `key`.
-seed_batch = partial(seed_sample, purpose=b"batch")
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
@@ -42,7 +46,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def generator(purpose: bytes, *numbers: int) -> torch.Generator:
-    """A separate stream for each purpose (at most 16 letters) and its numbers."""
+    """A stream of its own for each purpose, of at most 16 letters, and for each of its numbers."""
     (number,) = struct.unpack("<q8x", _hash(purpose, *numbers))
     return torch.Generator().manual_seed(number)
 
