@@ -272,9 +272,11 @@ class AmpOptions:
 
 @dataclass
 class WeightsInitOptions:
-    # A file with weights to start from; not read when there is a checkpoint to resume.
+    # Weights to start from: a checkpoint of sslengine, VISSL or another library (docs/weights.md),
+    # or the folder of a run or a model. Not read when there is a checkpoint to resume.
     PARAMS_FILE: str = ""
-    # Where in the file the state dict is: a key, a list of keys one inside the other, or "".
+    # Where in the file the state dict is: a key, a list of keys one inside the other, or "". Other
+    # libraries' checkpoints are recognised if neither this nor a prefix is set.
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
     # Of a checkpoint whose method keeps a slow copy of the model (a teacher, a momentum encoder):
     # student, teacher, or auto, as the method has it (DINO: teacher; BYOL and MoCo: student).
@@ -290,6 +292,11 @@ class WeightsInitOptions:
     REMOVE_PREFIX: str = ""
     # ... then this is put there.
     APPEND_PREFIX: str = ""
+
+    def says_where(self) -> bool:
+        """Which tensors of the file are the trunk's, instead of what is recognised."""
+        other = self.STATE_DICT_KEY_NAME != WeightsInitOptions.STATE_DICT_KEY_NAME
+        return other or bool(self.REMOVE_PREFIX or self.APPEND_PREFIX)
 
     def key_path(self) -> list[str]:
         key = self.STATE_DICT_KEY_NAME
