@@ -142,7 +142,7 @@ METHODS_AND_MODELS = [
         "'standard_train_step'"),
     row("config.TRAINER.TASK_NAME=x", "config.TRAINER.TASK_NAME", "there is no task named 'x'"),
     row("config.MODEL.TRUNK.NAME=resnett", "config.MODEL.TRUNK.NAME", "'resnet'"),
-    row("config.MODEL.TRUNK.NAME=os:getcwd", "config.MODEL.TRUNK.NAME: 'os:getcwd' is no trunk"),
+    row("config.MODEL.TRUNK.NAME=os:getcwd", "config.MODEL.TRUNK.NAME: 'os:getcwd' is not a subclass"),
     row("config.MODEL.TRUNK.RESNETS.DEPTH=51", "RESNETS.DEPTH: expected one of 18, 34, 50"),
     row("config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER=0", "leaves a layer without channels"),
     row("config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_HEADS=7", "7 heads do not divide"),

@@ -193,7 +193,7 @@ def test_a_trunk_of_ones_own_brings_its_section() -> None:
 
 @pytest.mark.usefixtures("plugin")
 def test_a_trunk_whose_options_are_no_section() -> None:
-    with pytest.raises(ConfigError, match="'mine' brings MineOptions, which is no section"):
+    with pytest.raises(ConfigError, match="'mine', MineOptions, are not a section"):
         build_trunk(options(NAME="mine"))
 
 
@@ -208,7 +208,7 @@ def test_a_trunk_by_its_path() -> None:
 
 
 def test_what_is_no_trunk_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"TRUNK\.NAME: 'torch\.nn:Identity' is no trunk"):
+    with pytest.raises(ConfigError, match=r"TRUNK\.NAME: 'torch\.nn:Identity' is not a subclass"):
         build(NAME="torch.nn:Identity")
 
 
