@@ -105,7 +105,7 @@ def test_what_never_counts_stays() -> None:
 
 def test_show_tells_why_and_what_it_shows_can_be_run_again() -> None:
     run = resolved(REFERENCE_WORLD_SIZE=2, **COUNTED, **{RANKS: 4})
-    why = "# derived: REFERENCE_WORLD_SIZE, 4 ranks in place of 2"
+    why = "# derived: REFERENCE_WORLD_SIZE, 4 ranks instead of 2"
     told = {line.split(":")[0].strip() for line in show(run).splitlines() if line.endswith(why)}
     assert told == {
         "REFERENCE_WORLD_SIZE",

@@ -45,7 +45,9 @@ def schedule(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["adamw", "lars"])
 def test_vissls_learning_rate_is_for_sgd_alone(name: str) -> None:
     tree = recipe(OPTIMIZER={"name": name, "num_epochs": 2})
-    with pytest.raises(ConfigError, match=rf"^{LR}: {name} needs a schedule; .* from 0.1, is for"):
+    with pytest.raises(
+        ConfigError, match=rf"^{LR}: {name} requires a schedule; .* from 0.1, is for"
+    ):
         resolve_dict(tree)
     tree["OPTIMIZER"]["name"] = "sgd"
     assert lr(resolve_dict(tree))["values"] == [0.1, 0.01, 0.001]
@@ -55,7 +57,9 @@ def test_nor_are_single_arguments_of_it_for_others() -> None:
     """VISSL's cosine starts at 0.1 where nothing is said."""
     cosine = {"num_epochs": 2, "param_schedulers": {"lr": {"name": "cosine", "end_value": 0.0}}}
     assert lr(resolve_dict(recipe(OPTIMIZER=cosine)))["start_value"] == 0.1
-    with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine needs a value; .* adamw\."):
+    with pytest.raises(
+        ConfigError, match=rf"^{LR}.start_value: cosine requires a value; .* adamw\."
+    ):
         resolve_dict(recipe(OPTIMIZER={"name": "adamw", **cosine}))
 
 
@@ -68,7 +72,7 @@ def test_heads_with_a_rate_of_their_own() -> None:
             "head_optimizer_params": {"use_different_lr": True},
         }
     )
-    with pytest.raises(ConfigError, match=rf"^{LR}_head: adamw needs a schedule"):
+    with pytest.raises(ConfigError, match=rf"^{LR}_head: adamw requires a schedule"):
         resolve_dict(tree)
 
 
@@ -108,7 +112,7 @@ def test_so_does_a_later_file_and_for_sgd() -> None:
     )
     found = lr(given(base, schedule(name="polynomial", base_value=0.2, power=2.0)))
     assert (found["name"], found["base_value"], "lengths" in found) == ("polynomial", 0.2, False)
-    with pytest.raises(ConfigError, match="needs a value; what composite had was replaced"):
+    with pytest.raises(ConfigError, match="requires a value; it replaces composite"):
         given(base, schedule(name="cosine"))
 
 

@@ -27,7 +27,7 @@ def test_each_changed_value_has_its_origin_beside_it() -> None:
 
     assert line("SEED_VALUE").endswith("# the given dict")
     # Two other sections have a BACKEND.
-    (backend,) = [each for each in lines if each.endswith("# derived: nccl needs GPUs")]
+    (backend,) = [each for each in lines if each.endswith("# derived: nccl requires GPUs")]
     assert backend.split("#")[0].strip() == "BACKEND: gloo"
     assert line("VERBOSE").strip() == "VERBOSE: false"
 

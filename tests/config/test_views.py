@@ -46,7 +46,7 @@ def test_views_that_one_tensor_holds_and_crops_in_a_list() -> None:
         ),
         (
             {"TRAINER__TRAIN_STEP_NAME": "gradcache_train_step"},
-            "gradcache_train_step gives the model a batch in chunks",
+            "gradcache_train_step splits a batch into chunks",
         ),
     ],
 )

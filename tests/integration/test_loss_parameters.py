@@ -294,7 +294,7 @@ def test_an_optimizer_without_them_is_refused(form: str) -> None:
 
 def test_an_optimizer_of_some_parameters_alone() -> None:
     model = net()
-    with pytest.raises(ConfigError, match="first values: 0.bias, 0.weight. Give"):
+    with pytest.raises(ConfigError, match="initial values: 0.bias, 0.weight. Pass"):
         sslengine.fit(model, square, batches(Points()), sgd(model[3]), epochs=1, device="cpu")
     model[0].requires_grad_(False)
     before = model[3].weight.clone()

@@ -278,5 +278,7 @@ def test_what_needs_a_trunk_with_heads_says_so() -> None:
 
 
 def test_a_model_must_be_a_module() -> None:
-    with pytest.raises(ConfigError, match="test_build:MineOptions' makes a MineOptions, which is"):
+    with pytest.raises(
+        ConfigError, match="test_build:MineOptions' returns a MineOptions, which is"
+    ):
         build({"BASE_MODEL_NAME": "tests.models.test_build:MineOptions"})

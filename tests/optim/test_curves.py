@@ -165,7 +165,7 @@ def test_composites_nest() -> None:
     ("name", "arguments", "message"),
     [
         ("cosin", {}, r"name: there is no scheduler named 'cosin'. Did you mean 'cosine'"),
-        ("cosine", {"start_value": 1.0}, r"^end_value: cosine needs this argument"),
+        ("cosine", {"start_value": 1.0}, r"^end_value: cosine requires this argument"),
         ("linear", {"start_value": 1.0, "end_valu": 2.0}, r"^end_valu: .*Did you mean 'end_value'"),
         ("constant", {"value": "big"}, r"^value: expected float, got 'big'"),
         ("multistep", {"values": []}, r"^values: expected one value"),
@@ -206,7 +206,7 @@ def test_mistakes_are_told_with_their_key(name: str, arguments: dict, message: s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lengths": [0.5]}, r"^lengths: 2 schedulers need as many, got 1"),
+        ({"lengths": [0.5]}, r"^lengths: expected 2, as many as schedulers; got 1"),
         ({"lengths": [0.5, 0.6]}, r"^lengths: expected shares above 0 that sum to 1.*sum 1.1"),
         ({"lengths": [0.0, 1.0]}, r"^lengths: expected shares above 0"),
         ({"interval_scaling": ["fixed"]}, r"^interval_scaling: 2 schedulers"),

@@ -109,7 +109,7 @@ def test_apex_takes_one_optimizer() -> None:
 
 
 def test_who_asks_for_the_one_is_told() -> None:
-    with pytest.raises(TrainingError, match=r"asks for the one optimizer .*, and there are 2"):
+    with pytest.raises(TrainingError, match=r"reads `task.optimizer.inner`, but there are 2"):
         _ = Case(("one", "xy", ("a",)), ("two", "z", ("b",))).optimizers.inner
 
 
