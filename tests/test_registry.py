@@ -47,7 +47,7 @@ def test_two_owners_of_a_name_are_refused(things: Registry[object]) -> None:
 
     things.register("one")(One)
     with pytest.raises(
-        ConfigError, match=r"thing name 'one' is taken by .*test_registry; elsewhere"
+        ConfigError, match=r"thing name 'one' is used by .*test_registry; elsewhere"
     ):
         things.register("one")(Two)
 
