@@ -201,8 +201,8 @@ def test_files_are_found_as_hydra_finds_them(
         (["config=text"], "text.yaml: defaults: expected a list of files, got 'base'"),
         (["config=odd"], r"odd.yaml: defaults.0: expected \[optional\] \[override\] FOLDER: NAME"),
         (["config=list"], "list.yaml: expected keys such as `config:`"),
-        (["config=base", "config/models=big"], r"on top of others by \+config/models=FILE"),
-        (["config=base", "~config/models"], r"on top of others by \+config/models=FILE"),
+        (["config=base", "config/models=big"], r"to add a file write \+config/models=FILE"),
+        (["config=base", "~config/models"], r"to add a file write \+config/models=FILE"),
         (["config=base", "+config/models=null"], "expected the name of a file"),
     ],
 )

@@ -128,5 +128,5 @@ def test_a_model_that_gives_its_losses_needs_no_loss_and_takes_none(step: str) -
 
 
 def test_other_steps_need_a_loss() -> None:
-    with pytest.raises(ConfigError, match=r"LOSS.name: expected the name of a loss: standard_tr"):
+    with pytest.raises(ConfigError, match=r"LOSS.name: standard_train_step requires a loss"):
         resolved(LOSS__name="")

@@ -251,7 +251,7 @@ _SCALED = {"name": "cosine", **_COSINE, "auto_lr_scaling": {"auto_scale": True}}
 @pytest.mark.parametrize(
     ("base", "typed", "text"),
     [
-        (_SCALED, "start_value=0.2", r"start_value: has no effect, for .*lr.auto_lr_scaling sets"),
+        (_SCALED, "start_value=0.2", r"start_value: has no effect, because .*lr.auto_lr_scaling sets"),
         ({**_COSINE, "name": "cosine", "peak": 0.1}, "start_value=0.2", r"for .*\.lr\.peak sets"),
         ({"name": "constant", "value": 0.5, "peak": 0.1}, "value=0.2", rf"Set {LR}.peak\.$"),
         ({"name": "linear", "start_value": 0.0, "end_value": 0.5, "peak": 1.0}, "end_value=0.2",

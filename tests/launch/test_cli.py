@@ -53,7 +53,7 @@ def test_show_prints_the_config_and_writes_nothing(
     assert "# configs/tiny.yaml" in out
     assert sorted(path.name for path in project.iterdir()) == ["configs"]
     assert main(["config=tiny", "--show", "--all"]) == 0
-    assert "  # Steps between two log lines; " in capsys.readouterr().out
+    assert "  # Train steps between two log lines; " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["config=tiny", "--all"])
     assert "--all: needs --show" in capsys.readouterr().err

@@ -92,9 +92,9 @@ def test_vissl_defaults() -> None:
         ({"name": "lars", "use_larc": True}, "use_larc: LARS has layer-wise rates already"),
         (
             {"construct_single_param_group_only": True, "param_group_constructor": "dino"},
-            "construct_single_param_group_only: only param_group_constructor: default",
+            "construct_single_param_group_only: requires param_group_constructor: default",
         ),
-        ({"linear_eval_heads": [{"lr": 1.0}]}, "linear_eval_heads: read by"),
+        ({"linear_eval_heads": [{"lr": 1.0}]}, "linear_eval_heads: requires param_group"),
         ({"param_group_constructor": "linear_eval_heads"}, "linear_eval_heads: expected one entry"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_run_has_epochs() -> None:
         ({"parameters": []}, "parameters: expected patterns"),
         ({"losses": []}, "losses: expected names"),
         ({"clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0"),
-        ({"use_zero": True}, "use_zero: one of several"),
+        ({"use_zero": True}, "use_zero: not available for several"),
         ({"weight_decay": -1.0}, "weight_decay: expected 0 or more"),
     ],
 )

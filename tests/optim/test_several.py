@@ -121,7 +121,7 @@ def test_learning_rates_by_name() -> None:
 def test_a_checkpoint_of_other_optimizers() -> None:
     state = Case(("one", "xyz", ("a",)), ("two", "x", ("b",))).optimizers.state_dict()
     with pytest.raises(
-        CheckpointError, match=r"of the optimizers one, two, this run has one, tree"
+        CheckpointError, match=r"has the optimizers one, two, but this run has one, tree"
     ):
         Case(("one", "xyz", ("a",)), ("tree", "x", ("b",))).optimizers.load_state_dict(state)
 
