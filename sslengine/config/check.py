@@ -158,7 +158,8 @@ def _kind_problems(registry: Registry[Any], name: str, path: str) -> Iterator[st
     """Yield the problem of a dotted path that names something of another kind."""
     if ":" in name and (expected := registry.unfit(name, path)):
         thing = registry.get(name, path)
-        yield f"{path}: {name!r} cannot be used as {registry.kind}: expected {expected}, got {thing!r}."
+        problem = f"cannot be used as {registry.kind}: expected {expected}, got {thing!r}"
+        yield f"{path}: {name!r} {problem}."
 
 
 def _call_problems(
