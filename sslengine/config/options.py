@@ -141,9 +141,6 @@ class DistributedOptions:
     BROADCAST_BUFFERS: bool | str = True
     # Reduce gradients in one call after the backward pass, not in DDP's buckets.
     MANUAL_GRADIENT_REDUCTION: bool = False
-    # The number of steps whose losses are averaged over ranks in one collective. Every step's mean
-    # is exact. With more than 1, all ranks must read `task.losses` at the same time.
-    GATHER_METRIC_PERIOD: int = 1
     # Compression of the gradients that ranks exchange: none, fp16, bf16, powersgd.
     GRADIENT_COMPRESSION: str = "none"
     # powersgd: the rank of its matrices.
@@ -169,9 +166,7 @@ class DistributedOptions:
     NCCL_SOCKET_NTHREADS: int | str | None = ""
 
     def check(self) -> Iterator[str]:
-        for key in (
-            "NUM_NODES", "NUM_PROC_PER_NODE", "GATHER_METRIC_PERIOD", "POWERSGD_RANK"
-        ):  # fmt: skip
+        for key in ("NUM_NODES", "NUM_PROC_PER_NODE", "POWERSGD_RANK"):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
         if self.POWERSGD_START < 2:  # torch's condition

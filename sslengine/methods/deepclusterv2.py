@@ -39,7 +39,7 @@ from sslengine.losses.memory import (
     expect_sample_index,
     is_shared,
     overwrite,
-    sharding_named,
+    sharded_problems,
     zero_rows,
 )
 from sslengine.methods.base import Method, Step
@@ -62,7 +62,7 @@ class ClusteredMemory:
     sharded: bool | str = "auto"
 
     def check(self) -> Iterator[str]:
-        yield from sharding_named(self)
+        yield from sharded_problems(self)
         if not self.crops_for_mb:
             yield "crops_for_mb: expected one or more numbers of crops; got none."
         if self.embedding_dim < 1:
@@ -164,8 +164,9 @@ class DeepClusterLoss(Method):
         if shape != (len(target), dim) or len(target) % crops:
             raise TrainingError(
                 f"{NAME} needs an embedding of {dim} columns (memory_params.embedding_dim) for "
-                f"each of {crops} crops of each image; the model gave {shape} for {len(target)} "
-                f"labels. See config.MODEL.HEAD.PARAMS and DATA.TRAIN.COLLATE_FUNCTION."
+                f"each of {crops} crops of each image; the model returned {shape} for "
+                f"{len(target)} labels. See config.MODEL.HEAD.PARAMS and "
+                f"config.DATA.TRAIN.COLLATE_FUNCTION."
             )
 
     def _images(self, target: Tensor) -> int:
