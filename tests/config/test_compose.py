@@ -90,7 +90,7 @@ def test_the_last_to_set_a_key_wins(folder: Path) -> None:
         ([], "no config is given"),
         (["config=bse"], "config=bse: there is no such config file. Did you mean 'base'"),
         (["config=base", "+config/models=bg"], "models=bg: there is no such .* mean 'models/big'"),
-        (["config=base", "+config=plugins"], "config=base, .* on top .*: .config/FOLDER=FILE"),
+        (["config=base", "+config=plugins"], "config=base, .* Add others .*: .config/FOLDER=FILE"),
         (["config=broken"], "broken.yaml: not valid YAML"),
         (["config=base", "config.A"], "(?s)command line: .*Write KEY=VALUE"),
         (["base.yaml"], "command line: 'base.yaml' is not KEY=VALUE. .*: config=base$"),

@@ -132,7 +132,7 @@ def test_a_scheduler_that_names_no_rate_is_refused() -> None:
         register_scheduler("test_by_peak")(_by_peak)
     own = {"name": "test_by_peak", "args": {"peak": 1.0}, "update_interval": "step"}
     resolved(**{LR: own})
-    with pytest.raises(ConfigError, match="which argument of the scheduler 'test_by_peak' is a le"):
+    with pytest.raises(ConfigError, match="cannot scale the scheduler 'test_by_peak'"):
         resolved(REFERENCE_WORLD_SIZE=1, **{RANKS: 2, LR: own})
 
 

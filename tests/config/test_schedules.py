@@ -80,12 +80,12 @@ def test_one_of_several_optimizers() -> None:
     own = {"parameters": ["*"], "losses": ["loss"], "name": "adamw"}
     step = "multi_optimizer_train_step"
     tree = recipe(TRAINER={"TRAIN_STEP_NAME": step, step: {"OPTIMIZERS": {"all": own}}})
-    with pytest.raises(ConfigError, match=r"OPTIMIZERS\.all\.param_schedulers\.lr: adamw needs"):
+    with pytest.raises(ConfigError, match=r"OPTIMIZERS\.all\.param_schedulers\.lr: adamw requires"):
         resolve_dict(tree)
 
 
 def test_a_later_name_replaces_the_schedule() -> None:
-    with pytest.raises(ConfigError, match=rf"^{LR}.start_value and {LR}.end_value: cosine needs"):
+    with pytest.raises(ConfigError, match=rf"^{LR}.start_value and {LR}.end_value: cosine requires"):
         resolve([QUICKSTART, f"{LR}.name=cosine"])
     values = [f"{LR}.name=cosine", f"{LR}.start_value=0.001", f"{LR}.end_value=0.0"]
     whole = f"{LR}={{name: cosine, start_value: 0.001, end_value: 0.0}}"
@@ -186,7 +186,7 @@ def test_the_largest_value_of_any_schedule(values: dict[str, Any], expected: Any
     [
         ({"peak": 0}, rf"{LR}.peak: expected a number above 0, got 0"),
         ({"peak": 0.1, "auto_lr_scaling": {"auto_scale": True}}, rf"{LR}.peak: auto_lr_scaling s"),
-        ({"peak": 0.1, "start_value": 0.0}, rf"{LR}.peak: the schedule 'cosine' has no value abo"),
+        ({"peak": 0.1, "start_value": 0.0}, rf"{LR}.peak: the schedule 'cosine' has no value other"),
     ],
 )
 def test_where_there_is_none(changes: dict[str, Any], text: str) -> None:
@@ -252,7 +252,7 @@ _SCALED = {"name": "cosine", **_COSINE, "auto_lr_scaling": {"auto_scale": True}}
     ("base", "typed", "text"),
     [
         (_SCALED, "start_value=0.2", r"start_value: has no effect, because .*lr.auto_lr_scaling sets"),
-        ({**_COSINE, "name": "cosine", "peak": 0.1}, "start_value=0.2", r"for .*\.lr\.peak sets"),
+        ({**_COSINE, "name": "cosine", "peak": 0.1}, "start_value=0.2", r"because .*\.lr\.peak sets"),
         ({"name": "constant", "value": 0.5, "peak": 0.1}, "value=0.2", rf"Set {LR}.peak\.$"),
         ({"name": "linear", "start_value": 0.0, "end_value": 0.5, "peak": 1.0}, "end_value=0.2",
          "end_value: has no effect"),

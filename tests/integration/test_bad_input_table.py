@@ -71,7 +71,7 @@ FILES = [
     row("config=nothing", "config: expected keys, got null", "nothing.yaml"),
     row("config=number", "config: expected a section with keys, got 3", "number.yaml"),
     row("config=circle", "config=circle", "circle"),
-    row("config=itself", "config=itself", "names itself"),
+    row("config=itself", "config=itself", "form a cycle"),
     row("config=alias", "alias.yaml: an alias (*NAME) is inside the value that it refers to"),
     row("config=deep_alias", "deep_alias.yaml: an alias"),
     row("config=no_header", "no_header.yaml"),
@@ -185,7 +185,7 @@ DATA = [
     row(f"config.DATA.TRAIN.IMAGE_MODE=L {FOLDER}=[images] {TRANSFORMS}=[{{name: ToTensor}},"
         "{name: Normalize, mean: [0,0,0], std: [1,1,1]}] config.LOSS.name=CrossEntropyLoss "
         "config.DATA.TRAIN.COLLATE_FUNCTION=default_collate",
-        f"{TRANSFORMS}.1 (Normalize)", "Images are L", phase=CHECK),
+        f"{TRANSFORMS}.1 (Normalize)", "IMAGE_MODE is L", phase=CHECK),
     row("config.DATA.TRAIN.IMAGE_MODE=CMYK", "config.DATA.TRAIN.IMAGE_MODE: expected one of RGB"),
     row("config.DATA.TRAIN.COLLATE_FUNCTION=simclr_colator", "COLLATE_FUNCTION", "simclr_collator"),
     row("config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={x: 1}", "COLLATE_FUNCTION_PARAMS.x: "),
