@@ -149,7 +149,7 @@ class DeepClusterLoss(Method):
         counts = (self.assignments[:, all_targets] != NO_CLUSTER).sum(dim=1).clamp(min=1)
         sums = torch.stack([self._sum(i, embeddings, target) for i in range(len(counts))])
         if self.training:
-            self.remember(self._remembered_crops(embeddings), target[: self._images(target)])
+            self.store(self._stored_crops(embeddings), target[: self._images(target)])
         # Divided by the mean count per rank, so the mean over ranks is the mean over samples.
         return (sums * (world_size() if self.training else 1) / counts).mean()
 
@@ -172,12 +172,12 @@ class DeepClusterLoss(Method):
     def _images(self, target: Tensor) -> int:
         return len(target) // self.options.num_crops
 
-    def _remembered_crops(self, embeddings: Tensor) -> Tensor:
+    def _stored_crops(self, embeddings: Tensor) -> Tensor:
         """(B, crops, D) of the crops in the memory."""
         by_crop = embeddings.detach().chunk(self.options.num_crops)
         return torch.stack([by_crop[crop] for crop in self.crops], dim=1)
 
-    def remember(self, embeddings: Tensor, samples: Tensor) -> None:
+    def store(self, embeddings: Tensor, samples: Tensor) -> None:
         """Overwrite the rows of all ranks' samples (B,) with embeddings (B, crops, D)."""
         rows = gather(samples).rows
         values = gather(embeddings).rows
@@ -193,7 +193,7 @@ class DeepClusterLoss(Method):
             with step.autocast():
                 output = model(crops)
             embeddings = F.normalize(step.full(output)[0], dim=1).chunk(len(crops))
-            self.remember(torch.stack(embeddings, dim=1), sample["target"][: len(crops[0])])
+            self.store(torch.stack(embeddings, dim=1), sample["target"][: len(crops[0])])
 
     @torch.no_grad()
     def cluster(self, generator: torch.Generator) -> None:

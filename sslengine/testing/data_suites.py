@@ -110,7 +110,7 @@ class TransformSuite(DataSuite):
 
     @promise()
     def is_determined_by_the_seed(self) -> None:
-        """The same seed and image give the same sample, whatever ran before, also in a copy."""
+        """The same seed and image give the same sample, also after other samples and in a copy."""
         first = self.made(self.pipeline)
         self.made(self.pipeline, 1)
         again = differences(first, self.made(self.pipeline))

@@ -117,13 +117,11 @@ class RunSuite(Suite):
         """Each trainable parameter changes, or is named in `unchanged`."""
         start, end = self.whole.start, self.whole.end
         unmoved = [name for name in start if torch.equal(start[name], end[name])]
-        forgotten = [
-            n for n in unmoved if not any(fnmatch(n, pattern) for pattern in self.unchanged)
-        ]
+        missed = [n for n in unmoved if not any(fnmatch(n, pattern) for pattern in self.unchanged)]
         expect(
-            not forgotten,
+            not missed,
             f"{self.name}: after {len(self.whole.losses)} steps these trainable parameters have "
-            f"not changed: {names(forgotten)}. Does the loss depend on them, and does an optimizer "
+            f"not changed: {names(missed)}. Does the loss depend on them, and does an optimizer "
             f"own them? If they should not change: requires_grad_(False), or unchanged=[...] here.",
         )
         unused = [p for p in self.unchanged if not any(fnmatch(name, p) for name in unmoved)]
