@@ -1,7 +1,7 @@
-"""Where a pass over data is and what it has found: all that a step changes.
+"""The progress and results of a pass over data: all that a step changes.
 
-A run has one `RunState`. A pass beside it, as that over a whole set for its loss, makes one of
-its own, so nothing of the run is swapped. What no step changes is in `Parts`.
+A run has one `RunState`. Another pass, such as one over a whole dataset for its loss, creates a
+separate one, so the run's is never swapped. `Parts` has all that no step changes.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ def test_one_of_several_optimizers() -> None:
 
 
 def test_a_later_name_replaces_the_schedule() -> None:
-    with pytest.raises(ConfigError, match=rf"^{LR}.start_value and {LR}.end_value: cosine requires"):
+    with pytest.raises(
+        ConfigError, match=rf"^{LR}.start_value and {LR}.end_value: cosine requires"
+    ):
         resolve([QUICKSTART, f"{LR}.name=cosine"])
     values = [f"{LR}.name=cosine", f"{LR}.start_value=0.001", f"{LR}.end_value=0.0"]
     whole = f"{LR}={{name: cosine, start_value: 0.001, end_value: 0.0}}"
@@ -186,7 +188,10 @@ def test_the_largest_value_of_any_schedule(values: dict[str, Any], expected: Any
     [
         ({"peak": 0}, rf"{LR}.peak: expected a number above 0, got 0"),
         ({"peak": 0.1, "auto_lr_scaling": {"auto_scale": True}}, rf"{LR}.peak: auto_lr_scaling s"),
-        ({"peak": 0.1, "start_value": 0.0}, rf"{LR}.peak: the schedule 'cosine' has no value other"),
+        (
+            {"peak": 0.1, "start_value": 0.0},
+            rf"{LR}.peak: the schedule 'cosine' has no value other",
+        ),
     ],
 )
 def test_where_there_is_none(changes: dict[str, Any], text: str) -> None:
