@@ -91,7 +91,7 @@ LAZY: Registry = Registry("lazy thing")
 
 def test_a_declared_name_cannot_be_taken_by_another_module(things: Registry[object]) -> None:
     things.declare("some.module", "name")
-    with pytest.raises(ConfigError, match="taken by some.module"):
+    with pytest.raises(ConfigError, match="used by some.module"):
         things.register("name")(object())
 
 

@@ -288,7 +288,7 @@ def test_from_python_as_a_plain_loop_does(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["module", "bound"])
 def test_an_optimizer_without_them_is_refused(form: str) -> None:
-    with pytest.raises(ConfigError, match=r"would keep .*: loss\.(owner\.)?scale\. Give them"):
+    with pytest.raises(ConfigError, match=r"would keep .*: loss\.(owner\.)?scale\. Pass them"):
         _fit(form, with_loss=False)
 
 
