@@ -67,7 +67,7 @@ def test_all_prints_the_meaning_of_every_key_above_it_in_80_columns() -> None:
     assert above("SEED_VALUE")[-1] == "# [the given dict]"
     assert above("GRAD_SCALER") == ["# The loss scaling of float16."]
     assert above("FEATURE_EVAL_SETTINGS") == ["# Evaluation of a trained trunk's features."]
-    assert above("temperature") == ["# The similarities are divided by it."]
+    assert above("temperature") == ["# Similarities are divided by it."]
 
 
 def test_every_key_of_the_schema_says_what_it_means() -> None:
