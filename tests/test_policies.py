@@ -43,7 +43,8 @@ FLOORS = (
     ("train_steps",),
     ("trainer",),
     ("engines",),
-    ("catalog", "contrib", "launch", "predictor", "python", "testing", "__main__"),
+    ("catalog", "contrib", "export", "launch", "predictor", "python", "testing"),
+    ("command", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
@@ -310,6 +311,19 @@ WORDS = {
     r"\bbe had\b|\bwhatever else\b": "available; all other",
     r"\b(is|are|be|being|been|was|were) told\b": "reported, signalled, gets",
     r"\bunder way\b": "current, pending, running",
+    r"\bgoes with\b": "belongs to",
+    r"\bhas (no|the) say\b": "decides, does not decide",
+    r"\bin any case\b": "always",
+    r"\bin a circle\b": "form a cycle",
+    r"\bnone such\b": "does not have it",
+    r"\bwhat it has\b": "name the things: imported modules, names, results",
+    r"\blest\b": "so that ... not",
+    r"\bput right\b": "correct",
+    r"\bcomes? back\b": "return",
+    r"\bturned round\b": "inverted",
+    r"\bpart ways\b": "differ",
+    r"\beverybody": "all; all ranks",
+    r"\btalkative\b": "verbose; loggers",
 }
 
 

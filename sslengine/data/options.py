@@ -18,7 +18,7 @@ OF_ENCODED_SOURCES = (
     "MAX_IMAGE_PIXELS",
 )  # fmt: skip
 OF_LISTS = ("IMAGE_COLUMN", "LABEL_COLUMN", "LABEL_SEPARATOR")
-OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, *OF_LISTS)
+OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, *OF_LISTS, "LABEL_COLUMNS")
 
 
 @dataclass
@@ -77,6 +77,8 @@ class SplitOptions:
     IMAGE_COLUMN: str = ""
     # Of these sources: what holds the label.
     LABEL_COLUMN: str = ""
+    # Of tables: a column for each class, with 1, 0, or -1 or nothing for unknown.
+    LABEL_COLUMNS: list[str] = field(default_factory=list)
     # Of these sources: what stands between the classes of an image that has several, "|" say.
     LABEL_SEPARATOR: str = ""
     # Images in a batch of each rank.
@@ -248,6 +250,12 @@ class SplitOptions:
                 )
 
     def _source_problems(self) -> Iterator[str]:
+        columns = self.LABEL_COLUMNS
+        if len({*columns}) < len(columns):
+            yield f"LABEL_COLUMNS: a column is listed twice: {', '.join(columns)}."
+        for key in ("LABEL_COLUMN", "LABEL_SEPARATOR") if columns else ():
+            if getattr(self, key):
+                yield f"LABEL_COLUMNS: {key} has no effect with it. Set one of them."
         """Do the lists that say where the data comes from fit each other?"""
         count = len(self.DATA_SOURCES)
         for key in ("DATA_PATHS", "LABEL_SOURCES", "LABEL_PATHS"):

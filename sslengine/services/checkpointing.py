@@ -23,7 +23,8 @@ RECORDS = "records"  # the key of a checkpoint under which they stand
 
 class SaveCheckpoints(Hook):
     """Reading the losses comes first: a run whose loss is not finite stops instead of being
-    saved. Collecting the state is collective; rank 0 copies it and writes beside training.
+    saved. Collecting the state is collective; rank 0 copies it and writes it while
+    training continues.
     """
 
     def __init__(self, folder: Path, options: CheckpointOptions) -> None:
@@ -100,6 +101,7 @@ class SaveCheckpoints(Hook):
 
     def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
         self._saved_at = task.iteration
+        task.storage.read()  # a line that waits for its values belongs to the files' records
         # How far each file of records is: a run that resumes from here cuts it there.
         records = {name: mark for each in task.writers for name, mark in each.marks().items()}
         state = {**checkpoint_state(task), RECORDS: records}

@@ -1,4 +1,4 @@
-"""From a config to the parts of its run. Each method makes one; whoever has one already overrides.
+"""From a config to the parts of its run. Each method makes one part, and may be overridden.
 
 Nothing is written, no step is made, no weights are read.
 """
@@ -43,7 +43,7 @@ class PartsOfConfig:
     config: DictConfig
     run_dir: Path
     device: torch.device
-    # In place of those that the config asks for; the method's hooks come in any case.
+    # Replace those that the config requests; the method's hooks are always added.
     hooks: list[Any] | None = None
     services: Services | None = None
 

@@ -1,7 +1,7 @@
-"""Where a pass over data is and what it has found: all that a step changes.
+"""The progress and results of a pass over data: all that a step changes.
 
-A run has one `RunState`. A pass beside it, as that over a whole set for its loss, makes one of
-its own, so nothing of the run is swapped. What no step changes is in `Parts`.
+A run has one `RunState`. A separate pass, such as the one that computes the loss of a whole set,
+makes another one, so nothing of the run is swapped. What no step changes is in `Parts`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Reading:
         self.global_sizes = feed.global_batch_sizes[stretch]
         self.accumulate = accumulate
         # Ranks may hold unequal shares of a batch; what they average is weighted by them then.
-        shares = zip(self.sizes, self.global_sizes, strict=True)
-        uneven = any(world_size() * size != of_all for size, of_all in shares)
+        ranks, shares = world_size(), zip(self.sizes, self.global_sizes, strict=True)
+        uneven = any(ranks * size != of_all for size, of_all in shares)
         self._each_alone = accumulate == 1 and not uneven
         self.batches: Iterator[Any] = feed.batches(epoch, stretch.start + made, stretch.stop)
 
@@ -126,7 +126,7 @@ class RunState:
         self.exception = error
 
     def beside(self, reading: Reading, calls: Calls) -> RunState:
-        """For a test pass at this moment of the run: it counts, measures and keeps by itself."""
+        """For a separate test pass at this point of the run, with its own counts and metrics."""
         return RunState(
             MetricStore(active=False, check_finite=False), PerfStats(), calls, self.phase,
             reading=reading, train=False, progress=replace(self.progress, step=0),

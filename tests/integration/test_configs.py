@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from sslengine import catalog  # noqa: F401
+from sslengine.command.check import main
+from sslengine.command.config_verdicts import SMALL, find, for_this_machine
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.errors import ConfigError
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
-from tools.check_configs import SMALL, find, for_this_machine, main
 
 ROOT = Path(__file__).resolve().parents[2]
 VISSL = ROOT.parent / "shared" / "vissl-configs"
@@ -93,7 +94,7 @@ NOT_THERE = (
     r"no head named 'msn_head'",
     r"INPUT_TYPE: expected one of rgb, bgr; got 'lab'",
     # Of a composition with a run that the part was not made for.
-    r"OPTIMIZER: there is nothing to train, every parameter of the model is frozen",
+    r"OPTIMIZER: there is nothing to train: every parameter of the model is frozen",
     r"HEAD.PARAMS: 1 heads for the \d features",
     r"\w+ has no feature '(lastCLS|res5)'",
     r"float16 needs the loss scaling of MODEL.AMP_PARAMS.USE_AMP=true",

@@ -160,7 +160,7 @@ def _error(folder: Path, changes: dict[str, Any]) -> str:
 def test_a_single_number_cannot_be_in_shards(two_ranks: RankPool, tmp_path: Path) -> None:
     changes = {**_of(Predicting, scalar=True), **SHARDED}
     for text in two_ranks.run(_error, tmp_path, changes):
-        assert "the parameter loss.temperature of Predicting is a single number" in text
+        assert "the parameter loss.temperature of Predicting is a scalar" in text
 
 
 def test_a_parameter_that_one_rank_reaches(two_ranks: RankPool, tmp_path: Path) -> None:
@@ -288,13 +288,13 @@ def test_from_python_as_a_plain_loop_does(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["module", "bound"])
 def test_an_optimizer_without_them_is_refused(form: str) -> None:
-    with pytest.raises(ConfigError, match=r"would keep .*: loss\.(owner\.)?scale\. Give them"):
+    with pytest.raises(ConfigError, match=r"would keep .*: loss\.(owner\.)?scale\. Pass them"):
         _fit(form, with_loss=False)
 
 
 def test_an_optimizer_of_some_parameters_alone() -> None:
     model = net()
-    with pytest.raises(ConfigError, match="first values: 0.bias, 0.weight. Give"):
+    with pytest.raises(ConfigError, match="initial values: 0.bias, 0.weight. Pass"):
         sslengine.fit(model, square, batches(Points()), sgd(model[3]), epochs=1, device="cpu")
     model[0].requires_grad_(False)
     before = model[3].weight.clone()

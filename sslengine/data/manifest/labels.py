@@ -38,7 +38,9 @@ def standard_labels(
         labels = (
             _read(options, split, position)
             if from_file
-            else Labels(source.labels(), tuple(source.class_names), where)
+            else Labels(
+                source.labels(), tuple(source.class_names), where, bool(options.LABEL_COLUMNS)
+            )
         )
         if len(labels.column) != len(source):
             file = f" in {label_path(options, split, position).path}" if from_file else ""

@@ -3,6 +3,7 @@
 The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
 meant; without them a column of a usual name is taken. Labels are numbers (3, or 3.0), or names,
 which are numbered in their order; lists of them (.parquet), or text with LABEL_SEPARATOR between.
+With LABEL_COLUMNS there is a column for each class (class_columns.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sslengine.data.loading.progress import Progress
 from sslengine.data.manifest.index_cache import Found, stamp
 from sslengine.data.manifest.shared_paths import by_folder, path_arrays
 from sslengine.data.options import OF_ENCODED_SOURCES, OF_LISTS, SplitOptions
+from sslengine.data.sources.class_columns import ClassColumns
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.disk import ListedFiles
 from sslengine.errors import DataError, listing, nearest
@@ -36,10 +38,11 @@ Table = tuple[Sequence[str], Callable[[Sequence[int]], Iterator[Sequence[Any]]]]
 class TableSource(ListedFiles):
     """A row is an image. A table without a column of labels has none."""
 
-    reads = (*OF_ENCODED_SOURCES, *OF_LISTS)
+    reads = (*OF_ENCODED_SOURCES, *OF_LISTS, "LABEL_COLUMNS")
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         self._wanted = options.IMAGE_COLUMN, options.LABEL_COLUMN
+        self._classes = tuple(options.LABEL_COLUMNS)
         self._separator = options.LABEL_SEPARATOR
         self._split = split
         super().__init__(options, split, position)
@@ -50,6 +53,8 @@ class TableSource(ListedFiles):
         self.num_classes = count_classes(self._labels.array)
 
     def labels(self) -> NDArray[np.generic]:
+        if self._classes:
+            return self._labels.array
         return all_known(
             self._labels.array,
             lambda missing: (
@@ -67,11 +72,11 @@ class TableSource(ListedFiles):
         return [value for (value,) in rows([list(names).index(name)])]
 
     def _kind(self) -> str:
-        return f"table, numbers and names, columns {self._wanted}, {self._separator!r}"
+        return f"table, columns {self._wanted}, {self._classes}, {self._separator!r}"
 
     def _find(self) -> Found:
         marked = stamp(self._list)
-        classes = ClassNumbers(self._separator)
+        classes = ClassColumns(self._classes) if self._classes else ClassNumbers(self._separator)
         try:
             names, rows = open_table(self._list)
             columns = self._columns(names)
@@ -89,6 +94,9 @@ class TableSource(ListedFiles):
                 f"{self.where}: which column of {self._list} holds the paths? Name it with "
                 f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(names)}"
             )
+        if self._classes:
+            found = [self._column(names, each, (), "LABEL_COLUMNS") for each in self._classes]
+            return [image, *(each for each in found if each is not None)]
         label = self._column(names, self._wanted[1], LABEL_NAMES, "LABEL_COLUMN")
         return [image] if label is None else [image, label]
 
@@ -101,9 +109,11 @@ class TableSource(ListedFiles):
         found = [lowered.index(name) for name in usual if name in lowered]
         return names.index(wanted) if wanted else next(iter(found), None)
 
-    def _paths_of(self, rows: Iterable[Sequence[Any]], classes: ClassNumbers) -> Iterator[bytes]:
+    def _paths_of(
+        self, rows: Iterable[Sequence[Any]], classes: ClassNumbers | ClassColumns
+    ) -> Iterator[bytes]:
         progress = Progress(f"reading {self._list}")
-        for number, (path, *label) in enumerate(rows):
+        for number, (path, *labels) in enumerate(rows):
             if not path:
                 raise DataError(f"{self.where}: row {number + 1} of {self._list} has no path.")
             if not isinstance(path, str):
@@ -113,7 +123,10 @@ class TableSource(ListedFiles):
                     f"config.DATA.{self._split}.IMAGE_COLUMN; if the images themselves are in the "
                     f"file, set DATA_SOURCES to huggingface_dataset."
                 )
-            classes.add(label[0] if label else None)
+            if isinstance(classes, ClassColumns):
+                classes.add(labels)
+            else:
+                classes.add(labels[0] if labels else None)
             progress.tell(number, "rows")
             yield os.fsencode(path)
 
