@@ -91,6 +91,8 @@ def test_verbs_and_their_flags_exist(page: Path) -> None:
     text = page.read_text().replace("\\\n", " ")
     command = r"(?:`|^    )sslengine ([a-z]+)(?![a-z]*[=.])([^`\n#]*)"
     for verb, arguments in re.findall(command, text, re.MULTILINE):
+        if verb == "job":
+            continue  # the name of a job that submits itself
         assert verb in VERBS, verb
         assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", arguments)) <= set(words(verb)), arguments
 
