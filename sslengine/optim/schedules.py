@@ -1,4 +1,4 @@
-"""A schedule: a curve, and whether it is followed step by step or epoch by epoch."""
+"""A schedule: a curve, and whether its value is set in every step or in every epoch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
 
 @dataclass
 class AutoLrScaling:
-    # Let the learning rate follow the batch size.
+    # Scale the learning rate with the batch size.
     auto_scale: bool = False
     # The learning rate at base_lr_batch_size.
     base_value: float = 0.1
-    # The batch size for which base_value is meant.
+    # The batch size to which base_value belongs.
     base_lr_batch_size: int = 256
-    # linear, or sqrt of the ratio of the batch sizes.
+    # linear in the ratio of the batch sizes, or sqrt of it.
     scaling_type: str = "linear"
-    # Where a linear warm-up begins: one_node, at the learning rate of one node's batch; as_written,
-    # at its start_value. One that is written to begin at 0 does so in any case.
+    # The start of a linear warm-up. one_node: the learning rate of one node's batch; as_written:
+    # its start_value. A start_value of 0 is never changed.
     warmup_start: str = "one_node"
 
     def check(self) -> Iterator[str]:
@@ -39,33 +39,32 @@ class AutoLrScaling:
 
 @dataclass
 class SchedulerOptions:
-    """The arguments of all schedulers together; each takes its own."""
+    """The arguments of all schedulers; each scheduler takes some of them."""
 
     # constant, linear, cosine, multistep, composite, ...
     name: str = named(SCHEDULERS, "")
-    # step, epoch, or null: what suits the scheduler.
+    # step, epoch, or null: the scheduler's default.
     update_interval: str | None = None
-    # The largest value of the whole schedule, whatever its name, of all parts of a composite: every
-    # value is scaled with it. It wins over the auto_lr_scaling of an earlier file. null: the values
-    # are as they stand.
+    # The largest value of the whole schedule, also of a composite: all values are scaled so that
+    # the largest is this. It overrides the auto_lr_scaling of an earlier file. null: no scaling.
     peak: float | None = None
     # constant: the value.
     value: float | None = None
-    # linear, cosine, cosine_warm_restart: the first value. inverse_sqrt: that at the warm-up's end.
+    # linear, cosine, cosine_warm_restart: the first value. inverse_sqrt: the value after warm-up.
     start_value: float | None = None
     # linear, cosine, cosine_warm_restart: the last value.
     end_value: float | None = None
-    # multistep, step: the values, one after the other.
+    # multistep, step: the values in order.
     values: list[float] = field(default_factory=list)
-    # multistep: the epochs at which the next value begins.
+    # multistep: the epochs at which the next value starts.
     milestones: list[int] = field(default_factory=list)
     # polynomial, step_with_fixed_gamma: the first value.
     base_value: float | None = None
     # polynomial: the exponent.
     power: float | None = None
-    # step_with_fixed_gamma: how often the value is multiplied,
+    # step_with_fixed_gamma: how many times the value is multiplied by gamma.
     num_decays: int | None = None
-    # ... by this.
+    # step_with_fixed_gamma: the factor.
     gamma: float | None = None
     # inverse_sqrt: the warm-up's share of training.
     warmup_interval_length: float | None = None
@@ -73,9 +72,9 @@ class SchedulerOptions:
     restart_interval_length: float | None = None
     # cosine_warm_restart: half or full waves.
     wave_type: str | None = None
-    # cosine_warm_restart: the largest value of a wave over that of the one before.
+    # cosine_warm_restart: the largest value of a wave, divided by that of the wave before.
     lr_multiplier: float | None = None
-    # cosine_warm_restart: each wave begins where a single cosine over the run would be.
+    # cosine_warm_restart: each wave starts at the value of a single cosine over the run.
     is_adaptive: bool | None = None
     # composite: the parts, each with its name and arguments.
     schedulers: list[dict[str, Any]] = field(default_factory=list)
@@ -83,7 +82,7 @@ class SchedulerOptions:
     lengths: list[float] = field(default_factory=list)
     # composite: rescaled or fixed, for each part.
     interval_scaling: list[str] = field(default_factory=list)
-    # Further arguments of a scheduler of your own.
+    # Other arguments of a custom scheduler.
     args: dict[str, Any] = field(default_factory=dict)
     auto_lr_scaling: AutoLrScaling = field(default_factory=AutoLrScaling)
 
@@ -102,14 +101,14 @@ class Schedule:
 
 
 def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
-    """A mistake raises a ConfigError whose text begins with the key."""
+    """Build the schedule; a mistake raises a ConfigError whose text starts with the key."""
     curve = build_curve(options.name, _arguments(options), num_epochs)
     own_interval = "epoch" if options.name in PER_EPOCH else "step"
     return Schedule(curve, options.update_interval or own_interval)
 
 
 def _arguments(options: SchedulerOptions) -> dict[str, Any]:
-    """Those that are set and that the scheduler knows, and `args`."""
+    """Return the arguments that are set and that the scheduler has, and `args`."""
     known = SCHEDULERS.parameters(options.name, "name")
     names = [each.name for each in fields(options) if each.name not in _NO_ARGUMENTS]
     offered = {name: getattr(options, name) for name in names}
@@ -120,7 +119,7 @@ def _arguments(options: SchedulerOptions) -> dict[str, Any]:
 
 
 def schedule_problems(options: SchedulerOptions, num_epochs: float, path: str) -> Iterator[str]:
-    """What is wrong with a schedule, told with its key path."""
+    """Yield the problem of a schedule with its key path."""
     try:
         build_schedule(options, num_epochs)
     except ConfigError as error:
