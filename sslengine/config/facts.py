@@ -76,12 +76,12 @@ def world_size(config: DictConfig) -> int:
 def views_per_image(transforms: Iterable[Mapping[str, Any]]) -> int:
     """How many views the transforms make of one image.
 
-    A transform that makes several says so: `count_views(**its_arguments)`.
+    A transform that makes several says so: `count_views`, called with what it is made with.
     """
     views = 1
     for entry in transforms:
-        count = getattr(TRANSFORMS.get(TRANSFORMS.name_in(entry)), "count_views", None)
-        if count is not None:
+        name = TRANSFORMS.name_in(entry)
+        if hasattr(TRANSFORMS.get(name), "count_views"):
             arguments = {k: v for k, v in entry.items() if k not in TRANSFORMS.entry_keys}
-            views *= count(**arguments)
+            views *= TRANSFORMS.maker(name, arguments, method="count_views")()
     return views

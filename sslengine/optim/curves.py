@@ -8,8 +8,9 @@ One of your own works the same way:
         return lambda where: start_value * (1 - where * teeth % 1)
 
 An argument `num_epochs` is given by the engine. With `options=Cls` it takes one object of that
-dataclass instead; an argument that no shipped scheduler has stands under `args`. An impossible
-argument raises a ConfigError that begins with the argument's name.
+dataclass instead. Its arguments stand beside its name in YAML; those of a curve that is named by a
+dotted path stand under `args`. An impossible argument raises a ConfigError that begins with the
+argument's name.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ Curve = Callable[[float], float]
 # Curves that jump between epochs; by default their values are set once per epoch.
 PER_EPOCH = ("constant", "multistep", "step")
 
-_ENGINE_ARGUMENTS = ("num_epochs",)
 _EPSILON = fvcore.ParamScheduler.WHERE_EPSILON
 
 
 def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> Curve:
     """The curve called `name`; a mistake is reported with the path below the schedule's own."""
     builder, options = SCHEDULERS.get(name, "name"), SCHEDULERS.options(name)
-    for problem in argument_problems(options or builder, arguments, "", _ENGINE_ARGUMENTS):
+    for problem in argument_problems(
+        options or builder, arguments, "", SCHEDULERS.engine_arguments
+    ):
         raise ConfigError(problem.removeprefix("."))
     if options is not None:
         for text in getattr(options(**arguments), "check", list)():
@@ -53,23 +55,35 @@ def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> C
 
 @register_scheduler("constant")
 def constant(value: float) -> Curve:
+    """value: throughout."""
     return cast(Curve, fvcore.ConstantParamScheduler(value))
 
 
 @register_scheduler("linear")
 def linear(start_value: float, end_value: float) -> Curve:
+    """start_value: the first value.
+    end_value: the last value.
+    """
     return cast(Curve, fvcore.LinearParamScheduler(start_value, end_value))
 
 
 @register_scheduler("cosine")
 def cosine(start_value: float, end_value: float) -> Curve:
-    """Half a wave from start to end."""
+    """Half a wave from start to end.
+
+    start_value: the first value.
+    end_value: the last value.
+    """
     return cast(Curve, fvcore.CosineParamScheduler(start_value, end_value))
 
 
 @register_scheduler("polynomial")
 def polynomial(base_value: float, power: float) -> Curve:
-    """base_value * (1 - where) ** power"""
+    """base_value * (1 - where) ** power
+
+    base_value: the first value.
+    power: the exponent.
+    """
     return cast(Curve, fvcore.PolynomialDecayParamScheduler(base_value, power))
 
 
@@ -77,7 +91,9 @@ def polynomial(base_value: float, power: float) -> Curve:
 def multistep(values: list[float], num_epochs: float, milestones: list[int] | None = None) -> Curve:
     """Another value from each milestone (an epoch) on; without milestones, equal shares.
 
-    Milestones that the run is too short to reach do nothing.
+    values: one after the other.
+    milestones: the epochs at which the next value begins. Those that the run is too short to
+    reach do nothing.
     """
     if milestones is not None:
         _check_milestones(milestones, len(values))
@@ -106,7 +122,10 @@ def _check_milestones(milestones: list[int], num_values: int) -> None:
 
 @register_scheduler("step")
 def step(values: list[float], num_epochs: float) -> Curve:
-    """Each value for an equal share of training."""
+    """Each value for an equal share of training.
+
+    values: one after the other.
+    """
     if not values:
         raise ConfigError("values: expected one value or more.")
     return _before_the_end(fvcore.StepParamScheduler(num_epochs, list(values)))
@@ -114,7 +133,12 @@ def step(values: list[float], num_epochs: float) -> Curve:
 
 @register_scheduler("step_with_fixed_gamma")
 def step_with_fixed_gamma(base_value: float, num_decays: int, gamma: float) -> Curve:
-    """base_value, then `num_decays` times gamma times the value before, in equal shares."""
+    """base_value, then `num_decays` times gamma times the value before, in equal shares.
+
+    base_value: the first value.
+    num_decays: how often the value is multiplied.
+    gamma: the factor.
+    """
     # fvcore asks for a length and makes no use of it.
     return _before_the_end(
         fvcore.StepWithFixedGammaParamScheduler(base_value, num_decays, gamma, num_updates=1)
@@ -132,6 +156,9 @@ def inverse_sqrt(start_value: float, warmup_interval_length: float) -> Curve:
 
     As in VISSL: sqrt(w) * start_value at where = 0, and w = 0 counts as 1. It is meant for
     the second part of a composite, with interval scaling `fixed`.
+
+    start_value: the value at the end of the warm-up.
+    warmup_interval_length: the warm-up's share of training.
     """
     if warmup_interval_length < 0:
         raise ConfigError(f"warmup_interval_length: expected 0 to 1, got {warmup_interval_length}.")
@@ -159,6 +186,13 @@ def cosine_warm_restart(
     peak_n = start * lr_multiplier ** n; if adaptive, where a single cosine from start to
     end stands at the place of the peak (nr for half; for full 2nr, and r for n = 0, which
     is VISSL's value: such a wave begins below start).
+
+    start_value: the first value.
+    end_value: the last value.
+    restart_interval_length: share of training between restarts.
+    wave_type: half or full waves.
+    lr_multiplier: the largest value of a wave over that of the one before.
+    is_adaptive: each wave begins where a single cosine over the run would be.
     """
     _check_restarts(restart_interval_length, wave_type)
     full = wave_type == "full"
@@ -203,8 +237,10 @@ def composite(
 ) -> Curve:
     """Curves one after another, each for its share of training.
 
-    rescaled: the part runs its whole course within its share; fixed: it is read at
-    the `where` of the whole training.
+    schedulers: the parts, each with its name and arguments.
+    lengths: their shares of training, which sum to 1.
+    interval_scaling: for each part, rescaled, it runs its whole course within its share, or
+    fixed, it is read at the `where` of the whole training.
     """
     scaling = interval_scaling or ["rescaled"] * len(schedulers)
     _check_shares(len(schedulers), lengths, scaling)

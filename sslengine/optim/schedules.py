@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sslengine.config.sections import named, one_of
+from sslengine.config.sections import beside, named, one_of, with_chosen
 from sslengine.errors import ConfigError
 from sslengine.optim.curves import PER_EPOCH, Curve, build_curve
 from sslengine.registry import SCHEDULERS
 
 # Fields of SchedulerOptions that are not a scheduler's.
-_NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
+NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
 
 
 @dataclass
@@ -37,9 +37,10 @@ class AutoLrScaling:
             yield f"base_lr_batch_size: expected 1 or more, got {self.base_lr_batch_size}."
 
 
+@beside(SCHEDULERS, "name")
 @dataclass
 class SchedulerOptions:
-    """The arguments of all schedulers together; each takes its own."""
+    """A scheduler; its arguments stand beside its name."""
 
     # constant, linear, cosine, multistep, composite, ...
     name: str = named(SCHEDULERS, "")
@@ -49,41 +50,7 @@ class SchedulerOptions:
     # value is scaled with it. It wins over the auto_lr_scaling of an earlier file. null: the values
     # are as they stand.
     peak: float | None = None
-    # constant: the value.
-    value: float | None = None
-    # linear, cosine, cosine_warm_restart: the first value. inverse_sqrt: that at the warm-up's end.
-    start_value: float | None = None
-    # linear, cosine, cosine_warm_restart: the last value.
-    end_value: float | None = None
-    # multistep, step: the values, one after the other.
-    values: list[float] = field(default_factory=list)
-    # multistep: the epochs at which the next value begins.
-    milestones: list[int] = field(default_factory=list)
-    # polynomial, step_with_fixed_gamma: the first value.
-    base_value: float | None = None
-    # polynomial: the exponent.
-    power: float | None = None
-    # step_with_fixed_gamma: how often the value is multiplied,
-    num_decays: int | None = None
-    # ... by this.
-    gamma: float | None = None
-    # inverse_sqrt: the warm-up's share of training.
-    warmup_interval_length: float | None = None
-    # cosine_warm_restart: share of training between restarts.
-    restart_interval_length: float | None = None
-    # cosine_warm_restart: half or full waves.
-    wave_type: str | None = None
-    # cosine_warm_restart: the largest value of a wave over that of the one before.
-    lr_multiplier: float | None = None
-    # cosine_warm_restart: each wave begins where a single cosine over the run would be.
-    is_adaptive: bool | None = None
-    # composite: the parts, each with its name and arguments.
-    schedulers: list[dict[str, Any]] = field(default_factory=list)
-    # composite: their shares of training, which sum to 1.
-    lengths: list[float] = field(default_factory=list)
-    # composite: rescaled or fixed, for each part.
-    interval_scaling: list[str] = field(default_factory=list)
-    # Further arguments of a scheduler of your own.
+    # Arguments of a scheduler that is named by a dotted path.
     args: dict[str, Any] = field(default_factory=dict)
     auto_lr_scaling: AutoLrScaling = field(default_factory=AutoLrScaling)
 
@@ -101,6 +68,11 @@ class Schedule:
     interval: str
 
 
+def schedule(name: str, **keys: Any) -> SchedulerOptions:
+    """Options of one that is made in Python."""
+    return with_chosen(SchedulerOptions, [name])(name=name, **keys)
+
+
 def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
     """A mistake raises a ConfigError whose text begins with the key."""
     curve = build_curve(options.name, _arguments(options), num_epochs)
@@ -111,7 +83,7 @@ def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
 def _arguments(options: SchedulerOptions) -> dict[str, Any]:
     """Those that are set and that the scheduler knows, and `args`."""
     known = SCHEDULERS.parameters(options.name, "name")
-    names = [each.name for each in fields(options) if each.name not in _NO_ARGUMENTS]
+    names = [each.name for each in fields(options) if each.name not in NO_ARGUMENTS]
     offered = {name: getattr(options, name) for name in names}
     chosen = {
         name: value for name, value in offered.items() if name in known and value not in (None, [])

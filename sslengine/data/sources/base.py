@@ -35,7 +35,7 @@ from sslengine.registry import DATA_SOURCES
 class DataSource(ABC):
     # Does it read what DATA_PATHS or DATASET_NAMES point to?
     needs_path: ClassVar[bool] = False
-    # Of OF_SOME_SOURCES (data/options.py) those options that it reads. None: unknown.
+    # Of OF_ENCODED_SOURCES (data/options.py) those options that it reads. None: unknown.
     reads: ClassVar[tuple[str, ...] | None] = None
     # How many classes its own labels have; 0: it has no labels.
     num_classes: int = 0

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources.tables import TableSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_tree
 
 
 def table(path: Path, **keys: object) -> TableSource:
-    return TableSource(SplitOptions(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
+    return TableSource(split_options(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
 
 
 def write(path: Path, text: str) -> Path:
@@ -46,7 +46,7 @@ def test_columns_by_name_and_by_usual_names(root: Path) -> None:
 
 
 def test_a_table_of_paths_alone(root: Path) -> None:
-    options = SplitOptions(
+    options = split_options(
         DATA_SOURCES=["csv_filelist"],
         DATA_PATHS=[str(write(root / "list.csv", "path\na/0.png\n\na/1.png\n"))],
         LABEL_TYPE="sample_index",
