@@ -219,8 +219,10 @@ def _argument_problems(node: DictConfig, path: str) -> Iterator[str]:
     """Of a component whose arguments stand in another field than its name."""
     for key, field in fields_of(node).items():
         arguments = field.metadata.get("arguments")
-        registry, name = field.metadata.get("registry"), node[key]
-        if arguments and name and not [*_name_problems(registry, name, "")]:
+        if not arguments:
+            continue
+        registry, name = field.metadata["registry"], node[key]
+        if name and not [*_name_problems(registry, name, "")]:
             given = _value_of(node, arguments)
             yield from _call_problems(registry, name, given, f"{path}.{arguments}")
 

@@ -52,7 +52,7 @@ def named_entries(registry: Registry[Any], value: Any) -> Iterator[tuple[str, Ma
     match value:
         case str() if value:
             yield value, {}
-        case {"name": str()}:
+        case Mapping() if "name" in value:
             yield registry.name_in(value), value
         case [str(name), Mapping() as arguments, *_] if "name" not in arguments:
             yield name, arguments
@@ -110,8 +110,8 @@ def _parameters(thing: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def type_hints(thing: Any) -> dict[str, Any]:
-    """Of its arguments; none where they cannot be told."""
-    function: Callable[..., Any] = thing.__init__ if isinstance(thing, type) else thing
+    """Of its arguments, where they can be read."""
+    function: Callable[..., Any] = thing.__init__ if isinstance(thing, type) else thing  # type: ignore[misc]
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-
 _ARGUMENT = re.compile(r"\s*(\w+(?:, \w+)*)(?: \(.*?\))?: (.+)")
 
 
@@ -24,7 +23,7 @@ def meanings(cls: type[Any]) -> dict[str, str]:
     of_arguments: dict[str, dict[str, str]] = {}
     for each in reversed(cls.__mro__):
         if "described_by" in vars(each):
-            for key, text in of_docstring(each.described_by):
+            for key, text in of_docstring(vars(each)["described_by"]):
                 of_arguments.setdefault(key, {}).setdefault(text, each.__name__)
         elif "__dataclass_fields__" in vars(each):
             found.update(_comments(each))
@@ -36,7 +35,9 @@ def meanings(cls: type[Any]) -> dict[str, str]:
 
 def of_docstring(thing: Any) -> Iterator[tuple[str, str]]:
     """(argument, meaning) of what a function or a class says of its arguments."""
-    docs = [thing.__doc__, thing.__init__.__doc__] if isinstance(thing, type) else [thing.__doc__]
+    docs = [thing.__doc__]
+    if isinstance(thing, type):
+        docs.append(vars(thing).get("__init__", None).__doc__)
     names, words = [""], list[str]()
     for line in "\n\n".join(inspect.cleandoc(each or "") for each in docs).splitlines():
         begin = _ARGUMENT.match(line)

@@ -73,7 +73,7 @@ def beside(registry: Registry[Any], chosen_by: str) -> Callable[[type[C]], type[
 
 
 @lru_cache(maxsize=256)
-def joined(cls: type[C], options: tuple[type[Any], ...], of_all: bool = False) -> type[C]:
+def joined(cls: type[Any], options: tuple[type[Any], ...], of_all: bool = False) -> type[Any]:
     """A subclass of `cls` and of these dataclasses. of_all: nothing has a value of its own."""
     own = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
     found: dict[str, list[Any]] = {}
@@ -95,7 +95,7 @@ def joined(cls: type[C], options: tuple[type[Any], ...], of_all: bool = False) -
         "__annotations__": {**{name: each.type for name, each in own.items()}, **nulls},
         "__module__": cls.__module__, "made_by": (joined, (cls, options, of_all)),
     })  # fmt: skip
-    return dataclasses.dataclass(made)  # type: ignore[return-value]
+    return dataclasses.dataclass(made)  # type: ignore[arg-type, return-value]
 
 
 def _common(types: list[Any]) -> Any:
@@ -103,18 +103,20 @@ def _common(types: list[Any]) -> Any:
     return types[0] if len({str(each).removesuffix(" | None") for each in types}) == 1 else Any
 
 
-def with_all(cls: type[C]) -> type[C]:
+def with_all(cls: type[C], nulls: bool = True) -> type[C]:
     """With the keys of all components, if they have keys beside those of `cls`."""
     if cls not in _BESIDE:
         return cls
     registry, _ = _BESIDE[cls]
-    return joined(cls, tuple(dict.fromkeys(_known_options(registry))), True)
+    options = tuple(dict.fromkeys(_known_options(registry)))
+    return joined(cls, options, nulls)  # type: ignore[arg-type]
 
 
 def with_chosen(cls: type[C], names: Iterable[str]) -> type[C]:
     """With the keys of these components alone."""
     registry, _ = _BESIDE[cls]
-    return joined(cls, tuple(dict.fromkeys(options_of(registry, name) for name in names)))
+    options = tuple(dict.fromkeys(options_of(registry, name) for name in names))
+    return joined(cls, options)  # type: ignore[arg-type]
 
 
 def _known_options(registry: Registry[Any]) -> Iterator[type[Any]]:
@@ -186,8 +188,11 @@ def components_of(node: DictConfig) -> Registry[Any] | None:
 def keys_beside(node: DictConfig) -> tuple[type[Any], Registry[Any], str] | None:
     """Of a node whose components have keys in it: its dataclass without them, what the
     components are, and the field that names them."""
-    function, arguments = getattr(OmegaConf.get_type(node), "made_by", (None, ()))
-    return (arguments[0], *_BESIDE[arguments[0]]) if function is joined else None
+    made_by: Any = getattr(OmegaConf.get_type(node), "made_by", (None,))
+    if made_by[0] is not joined:
+        return None
+    cls = made_by[1][0]
+    return (cls, *_BESIDE[cls])
 
 
 def fields_of(node: DictConfig) -> dict[str, dataclasses.Field[Any]]:

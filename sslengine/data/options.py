@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sslengine.config.fast import why_not
-from sslengine.config.sections import beside, named, one_of, section, with_all, with_chosen
+from sslengine.config.sections import beside, named, one_of, section, with_all
 from sslengine.data.decode.pixel_range import PixelRange
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
@@ -303,8 +303,8 @@ def own(options: object, cls: type[C]) -> C:
 
 
 def split_options(**keys: Any) -> SplitOptions:
-    """Options of a split that is made in Python."""
-    return with_chosen(SplitOptions, keys.get("DATA_SOURCES", []))(**keys)
+    """Options of a split that is made in Python, with those of any source."""
+    return with_all(SplitOptions, nulls=False)(**keys)
 
 
 @section("DATA")
