@@ -12,6 +12,10 @@ SLURM = ["submitit>=1.5"]
 FAST = ["numba>=0.60", "simplejpeg>=1.7.4"]
 # Sources of images that are in other formats than files and folders of them.
 TABLES = ["pyarrow>=14", "datasets>=2.16", "tifffile>=2023.1"]
+# Weights for other libraries; the last two prove them.
+EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18", "transformers>=4.48"]
+# imagecodecs: compressions of TIFFs of many bands that tifffile alone cannot read.
+TIFF = ["tifffile>=2023.1", "imagecodecs>=2023.1.23"]
 TEST = [
     "pytest>=7.4",
     "setuptools>=68",  # a test builds the wheel
@@ -25,6 +29,7 @@ TEST = [
     *SLURM,
     *FAST,
     *TABLES,
+    *TIFF,
 ]
 
 setup(
@@ -59,6 +64,8 @@ setup(
         "slurm": SLURM,
         "fast": FAST,
         "tables": TABLES,
+        "export": EXPORT,
+        "tiff": TIFF,
         "bench": ["lightning>=2.2", "accelerate>=0.30", "lightly>=1.5"],
         "test": TEST,
     },

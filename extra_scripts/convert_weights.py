@@ -121,7 +121,9 @@ def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, 
     """The trunk's feature that the other model outputs, and the largest difference."""
     expected = other(images).flatten(1)
     if torch.equal(expected[0], expected[1]):
-        raise CheckpointError("the model gives two images the same output: nothing can be proved.")
+        raise CheckpointError(
+            "the model has the same output for two images, so outputs cannot be compared."
+        )
     names = model.trunk.feature_names
     differences = {
         name: (feature.flatten(1) - expected).abs().max().item()
@@ -148,7 +150,7 @@ def prove_reload(options: ModelOptions, model: Model, file: str, images: Tensor)
     again, _ = load(options, file, skip=())
     features = zip(model.trunk(images), again.trunk(images), strict=True)
     if not all(torch.equal(one, other) for one, other in features):
-        raise CheckpointError("read again, the file gives other outputs. Nothing was written.")
+        raise CheckpointError("the outputs of the written file differ. Nothing was written.")
     return "outputs equal bit by bit after reading the file again"
 
 
@@ -168,13 +170,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--network",
         choices=CHOICES,
         default=AUTO,
-        help="of a method that has both; auto: the one that the method is judged by",
+        help="of a method with a teacher; auto: the one that the method's authors evaluate",
     )
-    parser.add_argument("--skip", action="append", default=[], help="names that contain this")
-    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
-    parser.add_argument("--image-size", type=int, default=224, help="of the images to compare on")
     parser.add_argument(
-        "--trust-pickle", action="store_true", help="run the code in the file: only for your own"
+        "--skip", action="append", default=[], help="skip tensors whose name contains this"
+    )
+    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
+    parser.add_argument(
+        "--image-size",
+        type=int,
+        default=224,
+        help="side of the images on which outputs are compared",
+    )
+    parser.add_argument(
+        "--trust-pickle", action="store_true", help="allow the weights file to run code"
     )
     options = parser.parse_intermixed_args(arguments)
     for form in (options.to, *([options.made_by] if options.made_by else [])):
@@ -261,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for line in convert(parse(arguments)):
             print(line)
     except SSLEngineError as error:
-        raise SystemExit(f"error: {error}\n  Here --skip NAME leaves tensors out.") from error
+        raise SystemExit(f"error: {error}\n  --skip NAME omits tensors.") from error
 
 
 if __name__ == "__main__":

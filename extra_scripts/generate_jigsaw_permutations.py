@@ -21,12 +21,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=(__doc__ or "").strip().splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("file", type=Path, help="where to write them: a .npy file")
-    parser.add_argument("--count", type=int, default=2000, help="of permutations: the classes")
+    parser.add_argument("file", type=Path, help="the .npy file to write")
     parser.add_argument(
-        "--patches", type=int, default=9, help=f"of an image, at most {MOST_PIECES}"
+        "--count", type=int, default=2000, help="number of permutations, which are the classes"
     )
-    parser.add_argument("--seed", type=int, default=0, help="for other permutations")
+    parser.add_argument(
+        "--patches", type=int, default=9, help=f"patches of an image, at most {MOST_PIECES}"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the permutations")
     options = parser.parse_args(arguments)
     if options.file.suffix != ".npy":
         parser.error(f"expected a name that ends in .npy, got {options.file}")
@@ -34,7 +36,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def distances(permutations: Permutations) -> tuple[float, int]:
-    """In how many places two of them differ: on average, and at least."""
+    """The number of places in which two permutations differ: the mean, and the least."""
     count, patches = permutations.shape
     nearest, total = patches, 0
     for number, each in enumerate(permutations[:-1], 1):
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         permutations = distinct_permutations(options.count, options.patches, options.seed)
     except ValueError as error:
-        raise SystemExit(f"Cannot make them: {error}") from error
+        raise SystemExit(f"error: {error}") from error
     options.file.parent.mkdir(parents=True, exist_ok=True)
     np.save(options.file, permutations)
     average, least = distances(permutations)

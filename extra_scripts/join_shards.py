@@ -36,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", type=Path, help="a folder *.shards, or what points to one")
+    parser.add_argument("source", type=Path, help="a folder *.shards, or a link to one")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--weights-only", action="store_true", help="without the optimizer")
+    parser.add_argument("--weights-only", action="store_true", help="omit the optimizer's state")
     options = parser.parse_args(arguments)
     try:
         join(options.source, options.out, options.weights_only)

@@ -90,9 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="of images, with or without splits and classes")
+    parser.add_argument(
+        "folder", type=Path, help="the images, with or without folders for splits and classes"
+    )
     parser.add_argument("out", type=Path, help="the folder to write into")
-    parser.add_argument("--name", help="in the catalogue; without it, that of the folder")
+    parser.add_argument("--name", help="name in the catalogue (default: that of the folder)")
     options = parser.parse_args(arguments)
     name = options.name or options.folder.resolve().name
     try:

@@ -7,8 +7,8 @@ Each image is scaled so that its shorter side is --side (none is enlarged), and 
 images that differ from the originals: crops have fewer pixels, and JPEG adds artefacts. The source
 notes this in the log of each run.
 
-Images of more than 8 bits need --pixel-range, which means what PIXEL_RANGE of config.DATA does:
-image, type, [0, 4095], [1%, 99%].
+Images of more than 8 bits need --pixel-range, with the values of PIXEL_RANGE in config.DATA: image,
+type, [0, 4095], [1%, 99%].
 
 If interrupted, the same command resumes. To use the cache:
 
@@ -129,7 +129,7 @@ def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> No
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
     if (out / MANIFEST).exists():
-        raise DataError(f"{out} is a complete cache; it is not made again. Name another folder.")
+        raise DataError(f"{out} already has a complete cache. Name another folder.")
     if (out / PLAN).exists():
         begun = json.loads((out / PLAN).read_text())
         changed = [key for key in plan if begun.get(key) != plan[key]]
@@ -172,13 +172,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", help="a data source: disk_folder, disk_filelist, webdataset ...")
-    parser.add_argument("path", help="what DATA_PATHS would say")
+    parser.add_argument("path", help="the value of DATA_PATHS")
     parser.add_argument("out", type=Path, help="the folder to write into")
-    parser.add_argument("--side", type=int, default=256, help="of the copies, the shorter one")
-    parser.add_argument("--quality", type=int, default=90, help="of JPEG")
-    parser.add_argument("--raw", action="store_true", help="plain pixels instead of JPEG")
-    parser.add_argument("--exif-rotation", action="store_true", help="turn images as EXIF says")
-    parser.add_argument("--pixel-range", default="", help="of images of more than 8 bits")
+    parser.add_argument(
+        "--side", type=int, default=256, help="shorter side of the copies, in pixels"
+    )
+    parser.add_argument("--quality", type=int, default=90, help="JPEG quality")
+    parser.add_argument("--raw", action="store_true", help="store pixels without compression")
+    parser.add_argument(
+        "--exif-rotation", action="store_true", help="rotate images by their EXIF data"
+    )
+    parser.add_argument(
+        "--pixel-range", default="", help="as PIXEL_RANGE, for images of more than 8 bits"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     given = parser.parse_args(arguments)
     pixel_range = yaml.safe_load(given.pixel_range)

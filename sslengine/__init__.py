@@ -1,21 +1,23 @@
 """sslengine: self-supervised training in PyTorch, one YAML and one command.
 
 From Python, with objects in place of YAML: `sslengine.fit`, `sslengine.predict`,
-`sslengine.evaluate_loss`. They are imported on first use.
+`sslengine.evaluate_loss`; `sslengine.export` for its weights. They are imported on first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; importing sslengine loads none of it
+    from sslengine.export import export
     from sslengine.python.fit import fit
     from sslengine.python.passes import evaluate_loss, predict
 
-__all__ = ["evaluate_loss", "fit", "predict"]
+__all__ = ["evaluate_loss", "export", "fit", "predict"]
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "export": "sslengine.export",
     "fit": "sslengine.python.fit",
     "predict": "sslengine.python.passes",
     "evaluate_loss": "sslengine.python.passes",

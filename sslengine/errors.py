@@ -38,6 +38,10 @@ class CheckpointError(SSLEngineError):
     """A checkpoint that is missing, broken, or made by another model."""
 
 
+class ExportError(SSLEngineError):
+    """The trunk cannot be written in a format, or what was written is not the same network."""
+
+
 class TrainingError(SSLEngineError):
     """Training cannot continue."""
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -83,6 +84,24 @@ def _check(func: Any, tensors: list[Tensor]) -> None:
             raise Unwanted(f"{func}: a tensor of shape {tuple(each.shape)} on the host")
 
 
+class CopiesToTheHost(NothingOfTheHost):
+    """Allows copies to the host that nobody waits for, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        to_host = kwargs.get("device") == torch.device("cpu") and kwargs.get("non_blocking")
+        if func.overloadpacket.__name__ != "_to_copy" or not to_host:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self.started += 1
+        made = func(*args, **kwargs)
+        made.of_the_host = True
+        return made
+
+
 class Answers(TorchDispatchMode):
     """For what may wait, at the end of a phase or outside of training: one is what is read, and a
     mask lets all through. Two devices in one operation are still an error, torch's own.
@@ -121,8 +140,10 @@ def two_steps(task: SelfSupervisionTask, half: str = "") -> None:
 
 
 @contextmanager
-def on_cuda(task: SelfSupervisionTask, half: str = "") -> Iterator[FakeTensorMode]:
-    """A task that is made on the CPU, on fake tensors of a GPU, with two batches before it.
+def on_cuda(
+    task: SelfSupervisionTask, half: str = "", batches: int = 2
+) -> Iterator[FakeTensorMode]:
+    """A task that is made on the CPU, on fake tensors of a GPU, with some batches before it.
 
     half: fp16 with a gradient scaler, or bf16; "" for float32.
     """
@@ -133,12 +154,12 @@ def on_cuda(task: SelfSupervisionTask, half: str = "") -> Iterator[FakeTensorMod
     task.on_start()
     task.start_phase()
     task.on_phase_start()
-    batches = [task.next_batch() for _ in range(2)]
+    read = [task.next_batch() for _ in range(batches)]
     with Mode(allow_non_fake_inputs=False) as mode, _backward_in_python(), _as_with_a_gpu():
         memo: dict[int, Tensor] = {}
         for part in (task.base_model, task.loss):
             _move(part, mode, memo)
-        read_these(task, batches, mode)
+        read_these(task, read, mode)
         task.device = task.made_by.device = CUDA
         parts, made_by = task.parts, task.made_by
         task.parts = replace(
@@ -180,6 +201,7 @@ def _as_with_a_gpu() -> Iterator[None]:
         patch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
         patch.setattr(torch.cuda, "get_rng_state", lambda *_: None)
         patch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
+        patch.setattr(torch.cuda, "current_stream", Mock())
         yield
 
 

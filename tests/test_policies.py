@@ -43,7 +43,7 @@ FLOORS = (
     ("train_steps",),
     ("trainer",),
     ("engines",),
-    ("catalog", "contrib", "launch", "predictor", "python", "testing", "__main__"),
+    ("catalog", "contrib", "export", "launch", "predictor", "python", "testing", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
@@ -310,6 +310,13 @@ WORDS = {
     r"\bbe had\b|\bwhatever else\b": "available; all other",
     r"\b(is|are|be|being|been|was|were) told\b": "reported, signalled, gets",
     r"\bunder way\b": "current, pending, running",
+    r"\blest\b": "so that ... not",
+    r"\bput right\b": "correct",
+    r"\bcomes? back\b": "return",
+    r"\bturned round\b": "inverted",
+    r"\bpart ways\b": "differ",
+    r"\beverybody": "all; all ranks",
+    r"\btalkative\b": "verbose; loggers",
 }
 
 

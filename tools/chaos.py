@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kill a run repeatedly, and prove that its result equals that of an undisturbed run.
+"""Kill a run repeatedly, and check that its result equals that of an undisturbed run.
 
     python tools/chaos.py config=quickstart/simclr config.OPTIMIZER.num_epochs=2 --kills 20
     python tools/chaos.py --series --kills 100        # small runs of many methods, 1 and 2 ranks
@@ -153,13 +153,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--ranks", nargs="+", type=int, choices=(1, 2), default=[1, 2])
     parser.add_argument("--workers", nargs="+", type=int, choices=(0, 2), default=[0, 2])
-    parser.add_argument("--kills", type=int, default=20, help="in total (default: 20)")
+    parser.add_argument("--kills", type=int, default=20, help="number of kills (default: 20)")
     parser.add_argument(
-        "--power-cuts", type=float, default=0.5, metavar="SHARE", help="of all kills (default: 0.5)"
+        "--power-cuts",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="share of kills (default: 0.5)",
     )
     parser.add_argument("--tests", action="store_true", help="add test phases (--series has them)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random times")
-    parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="is emptied")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random times")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/chaos"), help="its contents are deleted"
+    )
     given = parser.parse_intermixed_args(arguments)
     sys.path.insert(0, "")  # a user's own hooks and methods
     torch.set_num_threads(1)  # no thread before a fork

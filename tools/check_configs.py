@@ -14,7 +14,7 @@ program; it is listed and skipped.
 Each verdict is printed at once and kept in the file of --resume: the same command then continues
 with files that have no verdict or have changed. Without --train nothing is computed: models are
 built on the meta device. With it each run gets one process, the CPU, fp32, generated images and a
-batch of 4; the values of --set have the last word.
+batch of 4; the values of --set take precedence.
 """
 
 from __future__ import annotations
@@ -463,11 +463,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="folders, or files")
     parser.add_argument("--train", action="store_true", help="train two steps of each")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at the same time")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one")
-    parser.add_argument("--all", action="store_true", help="print the right ones too")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts, and continue")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override of every run"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="number of parallel checks"
+    )
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds per check")
+    parser.add_argument("--all", action="store_true", help="print files without problems too")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="store verdicts here, and resume"
+    )
     options = parser.parse_args(arguments)
     for path in options.paths:
         if not path.exists():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""All that there is to learn of this engine on a GPU, in one command and one report.
+"""Test and measure the engine on a GPU, and write one report.
 
     make gpu                                        or, with packages from a folder: WHEELS=DIR
     python tools/gpu_report.py --out docs/gpu       with the packages that are installed
@@ -7,7 +7,7 @@
 It runs tests/gpu, then tools/perf_measurement/bench_gpu.py, and writes `<card>-<date>.md` and
 `.json` into the folder. Each part has a time limit, and the report is written after each part.
 
-`--device cpu --tiny` tries the command itself where there is no GPU.
+`--device cpu --tiny` tests the command itself on a machine without a GPU.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def make_model(
 
 
 def simclr_loss(embeddings: Tensor, temperature: float) -> Tensor:
-    """Tell the other view of the same image from all other views in the batch."""
+    """Classify the other view of the same image among all other views in the batch."""
     embeddings = F.normalize(embeddings)
     views = torch.arange(len(embeddings), device=embeddings.device)
     logits = embeddings @ embeddings.T / temperature

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a trained run makes of single images: features, classes, the nearest training images.
+"""Apply a trained run to images: features, classes, the nearest training images.
 
     python tools/predict.py runs/mine cat.png dog.png
     python tools/predict.py runs/mine cat.png --json > cat.json
@@ -19,27 +19,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="of the run")
+    parser.add_argument("folder", type=Path, help="the run's folder")
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     parser.add_argument("--nearest", type=int, default=5, metavar="N", help="neighbours to find")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="the images beside their neighbours"
+        "--picture", type=Path, metavar="FILE", help="draw the images and their neighbours"
     )
     parser.add_argument(
         "--network",
         choices=("auto", "student", "teacher"),
         default="auto",
-        help="of a method that has both; auto: the one that the method is judged by",
+        help="of a method with a teacher; auto: the one that the method's authors evaluate",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="a value of the run's config, as config.DATA.TRAIN.DATA_PATHS=[/images]; repeatable",
     )  # fmt: skip
-    parser.add_argument(
-        "--trust-config", action="store_true", help="let config.yaml run code: only for your own"
-    )
+    parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
     given = parser.parse_args(arguments)
 
     from sslengine.errors import SSLEngineError

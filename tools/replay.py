@@ -17,11 +17,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="of the run")
+    parser.add_argument("folder", type=Path, help="the run's folder")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a run")
-    parser.add_argument(
-        "--trust-config", action="store_true", help="let config.yaml run code: only for your own"
-    )
+    parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
     given = parser.parse_intermixed_args(arguments)
 
     from sslengine import catalog

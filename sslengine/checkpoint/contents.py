@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 # The files of one run: they are moved aside together when another run takes the folder.
 RESULTS = re.compile(
     r"config(_\w+)?\.yaml|environment(_\w+)?\.json|log(_rank\d+)?\.txt|metrics\.(jsonl|csv)"
     r"|checkpoints|images|tb_logs|superseded|profile|flight_recorder"
-    r"|features|predictor|evaluation\.json"
+    r"|features|predictor|weights|evaluation\.json"
 )
 # Not moved: runs that were moved aside, the lock (it is held), and the runs of a sweep.
 _NOT_MOVED = re.compile(r"earlier|\.lock(_held(\.\w+)?)?|sweep_\d+")
@@ -76,5 +77,9 @@ def results(folder: Path) -> list[Path]:
 def remove_leftovers(folder: Path) -> None:
     """Remove the unfinished files of a run that was killed. They have no final name yet."""
     for path in folder.glob(".*.tmp"):
-        if _UNFINISHED.fullmatch(path.name):
+        if not _UNFINISHED.fullmatch(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
             path.unlink(missing_ok=True)

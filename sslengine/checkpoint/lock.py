@@ -64,8 +64,8 @@ def _take(folder: Path) -> tuple[Callable[[], None] | None, str | None]:
     if release is None:
         os.close(file)
         return None, (
-            f"another run is using {folder}: {_owner(path)}. Wait for its end, or give this one a "
-            f"folder of its own: config.CHECKPOINT.DIR."
+            f"another run is using {folder}: {_owner(path)}. Wait for its end, or set another "
+            f"folder for this one: config.CHECKPOINT.DIR."
         )
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}

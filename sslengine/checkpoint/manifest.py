@@ -51,7 +51,7 @@ class Manifest:
             return "it is not a regular file"
         size = path.stat().st_size
         if size != self.bytes and not self.replaces:
-            return f"it has {size} bytes, and its manifest says {self.bytes}"
+            return f"it has {size} bytes; its manifest has {self.bytes}"
         if sha256_of(path) not in (self.sha256, self.replaces):
             return "its sha256 is not that of its manifest"
         return None
@@ -63,7 +63,7 @@ class Manifest:
                 return f"its file {name} is missing"
             size = path.stat().st_size
             if size != facts["bytes"]:
-                return f"its file {name} has {size} bytes, and the manifest says {facts['bytes']}"
+                return f"its file {name} has {size} bytes; the manifest has {facts['bytes']}"
             if sha256_of(path) != facts["sha256"]:
                 return f"the sha256 of its file {name} is not that of the manifest"
         return None

@@ -48,6 +48,9 @@ class CheckpointOptions:
     # At the end of a sharded run, also write one file with all weights, as VISSL reads it. Rank 0
     # holds them in host memory.
     WHOLE_AT_END: bool = True
+    # At the end of a run, write DIR/weights: the trunk for timm, transformers and lightly, or in
+    # the nearest format that it has.
+    EXPORT_AT_END: bool = True
     # Resume although the model or the method has changed since the last start.
     ALLOW_CHANGED_CONFIG: bool = False
     # Which checkpoint to resume from: 1 is the newest, 2 the one before it, and so on.

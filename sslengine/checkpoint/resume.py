@@ -1,4 +1,4 @@
-"""Find the checkpoint that a run resumes from. Rank 0 looks and tells the other ranks."""
+"""Find the checkpoint that a run resumes from. Rank 0 chooses it for all ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -
 
 
 def newest_path(folder: Path) -> Path | None:
-    """The newest checkpoint that verifies, whatever the pointer says. Collective."""
+    """The newest checkpoint that verifies; the pointer is not used. Collective."""
     return _agreed(_newest(folder) if is_primary() else (None, None))
 
 

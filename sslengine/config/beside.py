@@ -61,7 +61,8 @@ def _settle(
 
 def _default(registry: Registry[Any], owners: Sequence[str], key: str) -> Any:
     found = {each.name: each for each in dataclasses.fields(options_of(registry, owners[0]))}[key]
-    return found.default
+    made = found.default_factory
+    return found.default if made is dataclasses.MISSING else made()
 
 
 def keep_chosen(config: DictConfig) -> None:

@@ -57,6 +57,9 @@ DEAD_KEYS: dict[str, DeadKey] = {
         "processes always meet through a store; DISTRIBUTED.RUN_ID=host:port says where several "
         "nodes meet."
     ),
+    "DISTRIBUTED.GATHER_METRIC_PERIOD": DeadKey(
+        "losses of all ranks are averaged when they are read, by one collective per LOG_FREQUENCY."
+    ),
     # ---- data
     "DATA.TRANSFORMS": DeadKey("set TRANSFORMS of DATA.TRAIN and DATA.TEST."),
     "DATA.*.BASE_DATASET": _off(

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.facts import run_facts, world_size
+from sslengine.config.hold_out import values_of_test
 from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
 from sslengine.config.merge import Merged
 from sslengine.config.reference_world_size import scale_to_ranks
@@ -76,6 +77,11 @@ def _loss_of_the_model(config: DictConfig, origins: dict[str, str]) -> Iterator[
 def _meter_names(config: DictConfig) -> Iterator[Derived]:
     if config.METERS.name and not config.METERS.names:
         yield Derived("METERS.names", [config.METERS.name], "METERS.name")
+
+
+def _held_out(config: DictConfig) -> Iterator[Derived]:
+    for path, value in values_of_test(config.DATA):
+        yield Derived(path, value, "DATA.HOLD_OUT, as TRAIN's")
 
 
 def _label_type(config: DictConfig) -> Iterator[Derived]:
@@ -173,6 +179,7 @@ def _changes(path: str, old: dict[str, Any], new: dict[str, Any], reason: str) -
 
 RULES: tuple[Callable[[DictConfig], Iterator[Derived]], ...] = (
     _meter_names,
+    _held_out,
     _label_type,
     _backend,
     _reference_world_size,

@@ -140,9 +140,6 @@ class DistributedOptions:
     BROADCAST_BUFFERS: bool | str = True
     # Reduce gradients by one call after backward instead of in DDP's buckets.
     MANUAL_GRADIENT_REDUCTION: bool = False
-    # Steps whose losses are averaged over ranks by one collective. Every step's mean stays exact;
-    # with more than 1, reading `task.losses` must be done by all ranks at once.
-    GATHER_METRIC_PERIOD: int = 1
     # What ranks send each other of gradients: none (all of them), fp16, bf16, powersgd.
     GRADIENT_COMPRESSION: str = "none"
     # Of powersgd: the rank of its matrices.
@@ -168,9 +165,7 @@ class DistributedOptions:
     NCCL_SOCKET_NTHREADS: int | str | None = ""
 
     def check(self) -> Iterator[str]:
-        for key in (
-            "NUM_NODES", "NUM_PROC_PER_NODE", "GATHER_METRIC_PERIOD", "POWERSGD_RANK"
-        ):  # fmt: skip
+        for key in ("NUM_NODES", "NUM_PROC_PER_NODE", "POWERSGD_RANK"):
             if getattr(self, key) < 1:
                 yield f"{key}: expected 1 or more, got {getattr(self, key)}."
         if self.POWERSGD_START < 2:  # torch's condition

@@ -74,8 +74,9 @@ class DataFeed:
         self.where = f"config.DATA.{split}"
         collate = COLLATORS.get(chosen.COLLATE_FUNCTION, f"{self.where}.COLLATE_FUNCTION")
         self.dataset = SSLDataset(
-            chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate), classes, training
-        )
+            chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate), classes, training,
+            options.HOLD_OUT,
+        )  # fmt: skip
         self._arrival = self.dataset.arrival(self.device)
         if self.dataset.plan.backend.packs:
             self._check_what_is_left_to_the_device(

@@ -97,6 +97,17 @@ class ColumnOptions(ArrayOptions):
 class TableOptions(ColumnOptions, PathOptions):
     """Of tables whose images are files."""
 
+    # A column for each class, with 1, 0, or -1 or nothing for unknown.
+    LABEL_COLUMNS: list[str] = field(default_factory=list)
+
+    def check(self) -> Iterator[str]:
+        columns = self.LABEL_COLUMNS
+        if len({*columns}) < len(columns):
+            yield f"LABEL_COLUMNS: a column is listed twice: {', '.join(columns)}."
+        for key in ("LABEL_COLUMN", "LABEL_SEPARATOR") if columns else ():
+            if getattr(self, key):
+                yield f"LABEL_COLUMNS: {key} has no effect with it. Set one of them."
+
 
 @dataclass
 class ShardOptions(ColumnOptions, IndexOptions):
@@ -307,6 +318,28 @@ def split_options(**keys: Any) -> SplitOptions:
     return with_all(SplitOptions, nulls=False)(**keys)
 
 
+@dataclass
+class HoldOut:
+    """A share of TRAIN's images is TEST, and is not trained on; see manifest/hold_out.py."""
+
+    # 0: TEST has images of its own; 0.1: a tenth of TRAIN's.
+    SHARE: float = 0.0
+    # Another draw of the images.
+    SEED: int = 0
+    # The share of every class; needs LABEL_SOURCES.
+    STRATIFIED: bool = False
+    # Of tables and Hugging Face datasets: images with the same value here are in one split.
+    GROUP_COLUMN: str = ""
+
+    def check(self) -> Iterator[str]:
+        if not 0 <= self.SHARE < 1:
+            yield f"SHARE: expected from 0 to less than 1, got {self.SHARE}."
+        if self.GROUP_COLUMN and self.STRATIFIED:
+            yield "STRATIFIED: not together with GROUP_COLUMN, whose groups are kept whole."
+        if not self.SHARE and (self.GROUP_COLUMN or self.STRATIFIED or self.SEED):
+            yield "SHARE: with 0 nothing is held out, and the other keys have no effect."
+
+
 @section("DATA")
 @dataclass
 class DataOptions:
@@ -314,6 +347,8 @@ class DataOptions:
     TRAIN: SplitOptions = field(default_factory=lambda: with_all(SplitOptions)())
     # The set of test phases.
     TEST: SplitOptions = field(default_factory=lambda: with_all(SplitOptions)())
+    # A share of TRAIN's images as TEST.
+    HOLD_OUT: HoldOut = field(default_factory=HoldOut)
     # Processes of each rank that load images; 0: the rank loads them itself.
     NUM_DATALOADER_WORKERS: int = 4
     # Batches that each worker prepares ahead.

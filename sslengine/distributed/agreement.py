@@ -1,15 +1,15 @@
-"""All ranks end at the same step, whichever of them got the signal.
+"""Let all ranks end after the same step, whichever of them got the signal.
 
     stop = Agreement()          # collective
     stop.ask()                  # on any rank, at any time, from any thread
     if stop.reached(step):      # on each rank after each step, with the same count
 
-A rank may be a step behind another, so "after this step" is not the same step everywhere.
-A thread of each rank looks at the process group's store, four times a second. Once someone
-has asked, each rank tells how far it is and promises to wait after its next step; the
-furthest of them decides, and that is the last step of all. No rank can have passed it.
+A rank may be a step behind another, so "after this step" is not the same step on all ranks.
+A thread of each rank polls the process group's store four times a second. After a request,
+each rank writes the number of its current step and waits after its next step. The last step
+of all ranks is one after the largest of these numbers: no rank has passed it.
 
-Cost: a comparison a step. The store is used by the thread alone.
+Cost: one comparison per step. Only the thread uses the store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from sslengine.distributed.process_group import own_store
 from sslengine.distributed.ranks import rank, world_size
 
-LOOK = 0.25  # seconds
+POLL = 0.25  # seconds
 _numbers = itertools.count()
 
 
@@ -44,13 +44,13 @@ class Agreement:
         self._asked.set()
 
     def reached(self, step: int) -> bool:
-        """Is this the last step? Waits where the answer is just being found."""
+        """Is this the last step? Waits while the ranks are agreeing on it."""
         if self._store is None:
             return self._asked.is_set()
         with self._changed:
             self._step = step
             while self._must_wait():
-                self._changed.wait(LOOK)
+                self._changed.wait(POLL)
         return self._last is not None and step >= self._last
 
     def _must_wait(self) -> bool:
@@ -58,18 +58,18 @@ class Agreement:
         return waiting and self._last is None and not self._closed.is_set()
 
     def close(self) -> None:
-        """The run is over; the thread ends by itself."""
+        """Let the thread end."""
         self._closed.set()
 
     def _look(self) -> None:
         try:
-            while not self._closed.wait(LOOK):
+            while not self._closed.wait(POLL):
                 if self._asked.is_set():
                     self._store.set("asked", "1")
                 if self._store.check(["asked"]):
                     self._decide()
                     return
-        except RuntimeError:  # the store has gone: another rank has left, and this one will
+        except RuntimeError:  # the store is closed: another rank has ended, and this one will
             self.close()
 
     def _decide(self) -> None:
@@ -78,10 +78,10 @@ class Agreement:
             self._wait_after = made + 1
         self._store.set(f"made/{rank()}", str(made))
         keys = [f"made/{each}" for each in range(world_size())]
-        while not self._store.check(keys):  # polled: a store that waits serves no other rank
+        while not self._store.check(keys):  # polled: a blocking wait would block other requests
             if self._closed.is_set():
                 return
-            time.sleep(LOOK / 10)
+            time.sleep(POLL / 10)
         with self._changed:
             self._last = 1 + max(int(self._store.get(key)) for key in keys)
             self._changed.notify_all()

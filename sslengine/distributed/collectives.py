@@ -1,8 +1,8 @@
-"""What ranks tell each other. Each is the identity when there is one process.
+"""Collective operations. With one process each returns its input.
 
-Gradients: the engine's loss is the mean of the ranks' losses, and DDP averages
-gradients over ranks. So the gradient of a value that several ranks used is the SUM
-of what they send back: no factor of the world size anywhere.
+Gradients: the engine's loss is the mean of the ranks' losses, and DDP averages gradients
+over ranks. So the gradient of a value that several ranks used is the SUM of their gradients,
+without a factor of the world size.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Thing = TypeVar("Thing")
 
 
 class Gathered(NamedTuple):
-    """The rows of all ranks, in rank order, and where this rank's rows begin."""
+    """The rows of all ranks in rank order, and the index of this rank's first row."""
 
     rows: Tensor
     start: int
 
 
 def gather(tensor: Tensor) -> Gathered:
-    """All ranks' rows, with gradient.
+    """The rows of all ranks, with gradient.
 
-    In training all ranks hold equally many rows, which costs one collective. Without
-    gradient (evaluation, where shares differ) the sizes are exchanged first: two
-    more collectives and a host synchronisation.
+    In training all ranks must have the same number of rows, which costs one collective.
+    Without gradient (evaluation, where numbers differ) the sizes are exchanged first: one
+    more collective and a host synchronisation.
     """
     if world_size() == 1:
         return Gathered(tensor, 0)
@@ -55,7 +55,7 @@ class _Gather(torch.autograd.Function):
         return own
 
 
-# torch 2.14 renamed them, and warns of the old names.
+# torch 2.14 renamed these functions; the old names cause a warning.
 _all_gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_rows = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -77,18 +77,18 @@ def _gather_uneven(tensor: Tensor) -> Gathered:
 
 
 class Counts(NamedTuple):
-    """Rows that go to each rank, and rows that come from each."""
+    """How many rows are sent to each rank, and how many are received from each."""
 
     leaving: list[int]
     arriving: list[int]
 
     def back(self) -> Counts:
-        """Of an answer to each row."""
+        """The counts for sending one row back for each row received."""
         return Counts(self.arriving, self.leaving)
 
 
 def exchange_counts(leaving: Tensor) -> Counts:
-    """leaving (ranks,): how many rows this rank has for each. The host waits, once."""
+    """leaving (ranks,): how many rows this rank sends to each. One host synchronisation."""
     if world_size() == 1:
         return Counts([int(leaving)], [int(leaving)])
     arriving = torch.empty_like(leaving)
@@ -97,9 +97,9 @@ def exchange_counts(leaving: Tensor) -> Counts:
 
 
 def exchange(rows: Tensor, counts: Counts) -> Tensor:
-    """The first leaving[0] rows go to rank 0, the next leaving[1] to rank 1, and so on.
+    """Send the first leaving[0] rows to rank 0, the next leaving[1] to rank 1, and so on.
 
-    What came, in rank order. Without gradient; the host does not wait.
+    Returns the received rows in rank order, without gradient and host synchronisation.
     """
     if world_size() == 1:
         return rows
@@ -109,28 +109,29 @@ def exchange(rows: Tensor, counts: Counts) -> Tensor:
 
 
 def permuted(rows: Tensor, order: Tensor) -> Tensor:
-    """This rank's share of all ranks' rows put into `order`, without gradient.
+    """Permute the rows of all ranks by `order`; return this rank's share, without gradient.
 
-    Equally many on all ranks. The order is on the host, and the same everywhere: a row travels
-    to the rank that gets it, and no rank has to ask.
+    All ranks have the same number of rows, and the same order, a tensor on the host. So each
+    rank knows what to send, and each row is sent once.
     """
     if world_size() == 1:
         return rows[order.to(rows.device)]
     share = len(rows)
-    host: NDArray[Any] = np.from_dlpack(order)  # refuses what is on a device
+    host: NDArray[Any] = np.from_dlpack(order)  # raises for a tensor on a device
     owners = host[rank() * share : (rank() + 1) * share] // share
     places = np.flatnonzero(host // share == rank())  # of this rank's rows, afterwards
     leaving, arriving = (
         np.bincount(each, minlength=world_size()) for each in (places // share, owners)
     )
-    sent = rows[_beside(rows, host[places] - rank() * share)].contiguous()
+    sent = rows[_on_device_of(rows, host[places] - rank() * share)].contiguous()
     came = torch.empty_like(sent)
     dist.all_to_all_single(came, sent, arriving.tolist(), leaving.tolist())
-    # By the ranks they come from; those of one rank as they follow each other in the order.
-    return torch.empty_like(came).index_copy_(0, _beside(rows, owners.argsort(kind="stable")), came)
+    # Received rows are sorted by rank, and those of one rank by their place in the order.
+    found = _on_device_of(rows, owners.argsort(kind="stable"))
+    return torch.empty_like(came).index_copy_(0, found, came)
 
 
-def _beside(tensor: Tensor, indices: Any) -> Tensor:
+def _on_device_of(tensor: Tensor, indices: Any) -> Tensor:
     return torch.from_numpy(indices).to(tensor.device, non_blocking=True)
 
 
@@ -172,7 +173,7 @@ _DONE = Pending()
 
 
 def start_sum(tensor: Tensor) -> Pending:
-    """Begin to sum `tensor` in place over ranks; neither host nor device waits for it here."""
+    """Start to sum `tensor` in place over ranks, without waiting for the result."""
     if world_size() == 1:
         return _DONE
     return Pending(dist.all_reduce(tensor, async_op=True))
@@ -186,21 +187,21 @@ def sum_in_place(tensor: Tensor) -> Tensor:
 
 
 def max_in_place(tensor: Tensor) -> Tensor:
-    """The largest over ranks, entry by entry, without gradient."""
+    """The element-wise maximum over ranks, without gradient."""
     if world_size() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
 
 
 def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
-    """Overwrite `tensor` with the source rank's, without gradient."""
+    """Overwrite `tensor` with the tensor of the source rank, without gradient."""
     if world_size() > 1:
         dist.broadcast(tensor, source)
     return tensor
 
 
 def broadcast_object(thing: Thing, source: int = 0) -> Thing:
-    """The source rank's picklable object, on every rank."""
+    """Return the source rank's picklable object on every rank."""
     if world_size() == 1:
         return thing
     box = [thing]
@@ -209,7 +210,7 @@ def broadcast_object(thing: Thing, source: int = 0) -> Thing:
 
 
 def gather_objects(thing: Thing) -> list[Thing]:
-    """Every rank's picklable object, in rank order, on every rank."""
+    """Return the picklable objects of all ranks, in rank order, on every rank."""
     if world_size() == 1:
         return [thing]
     things: list[Any] = [None] * world_size()
@@ -218,7 +219,7 @@ def gather_objects(thing: Thing) -> list[Thing]:
 
 
 def any_rank(flag: bool) -> bool:
-    """Is it so on any rank? All ranks get the same answer."""
+    """Is the flag true on any rank? All ranks get the same answer."""
     return any(gather_objects(flag))
 
 

@@ -1,7 +1,7 @@
-"""Less to send of gradients, by torch's own hooks in DDP's reduction.
+"""Compress gradients before DDP reduces them, with torch's communication hooks.
 
-fp16, bf16    each gradient rounded, then summed in that format
-powersgd      low-rank factors of each matrix; what they miss is added to the next gradient
+fp16, bf16    each gradient is rounded to that format and summed in it
+powersgd      low-rank factors of each matrix; their error is added to the next gradient
               (Vogels, Karimireddy, Jaggi, 2019)
 """
 
@@ -22,22 +22,22 @@ _TENSORS = ("error_dict", "p_memory_dict", "q_memory_dict")
 
 
 def _one_at_a_time(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """torch's hook talks to other ranks again when it has their first answer, from a thread of
-    its own: beside the next bucket's messages, ranks would take one for the other.
+    """Torch's hook starts a second collective from another thread when the first one is done. If
+    the next bucket's collectives ran at the same time, ranks could mix them up: wait here.
     """
     future = powerSGD_hook.powerSGD_hook(state, bucket)
     future.wait()
     return future
 
 
-# DDP compares the annotations with the types, and not with their names.
+# DDP compares the annotations with types, so they must not be strings.
 _one_at_a_time.__annotations__ = {
     "bucket": GradBucket, "return": torch.futures.Future[Tensor]
 }  # fmt: skip
 
 
 class Compression:
-    """`kind`: fp16, bf16 or powersgd; the latter of rank `rank`, after `start` plain steps."""
+    """kind: fp16, bf16 or powersgd. rank: of PowerSGD's factors. start: steps without PowerSGD."""
 
     def __init__(self, kind: str, rank: int = 1, start: int = 1000) -> None:
         self.kind = kind
@@ -49,9 +49,9 @@ class Compression:
 
     @property
     def needs_fixed_buckets(self) -> bool:
-        """What is remembered is remembered by bucket. DDP would lay the buckets out again after its
-        first step, also after the first of a run that continues; not when it looks for unused
-        parameters, which costs a walk through the graph in each step.
+        """PowerSGD keeps its state per bucket. DDP rebuilds the buckets after its first step, also
+        after the first step of a resumed run, unless it looks for unused parameters, which costs
+        a traversal of the graph in each step.
         """
         if self._power is not None:
             warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
@@ -64,7 +64,7 @@ class Compression:
             model.register_comm_hook(self._power, _one_at_a_time)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank: each has errors of its own."""
+        """This rank's state: the errors differ between ranks."""
         if self._power is None:
             return {}
         stream: Any = self._power.rng.get_state()

@@ -1,8 +1,8 @@
-"""One model on several ranks: DDP, or the same by hand.
+"""One model on several ranks: DDP, or manual reduction.
 
-By hand (`DISTRIBUTED.MANUAL_GRADIENT_REDUCTION`, and always with activation
-checkpointing, whose second forward confuses DDP's hooks): forward and backward run
-inside `no_sync`, buffers are broadcast before, gradients reduced after.
+With manual reduction (`DISTRIBUTED.MANUAL_GRADIENT_REDUCTION`, and always with activation
+checkpointing, whose second forward DDP's hooks do not support), buffers are broadcast before
+forward, forward and backward run inside `no_sync`, and gradients are reduced after them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def wrap(
     broadcast_buffers: bool,
     compression: Compression | None = None,
 ) -> nn.Module:
-    """DDP around the model; the model itself when there is one process, or nothing to train."""
+    """Wrap the model in DDP. With one process, or without trainable parameters, return it."""
     if world_size() == 1 or not any(p.requires_grad for p in model.parameters()):
         return model
     fixed = compression is not None and compression.needs_fixed_buckets
@@ -57,19 +57,19 @@ _BUFFERS = (
 
 
 def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContextManager[None]:
-    """Within it, forward and backward leave each rank its own gradients."""
+    """A context in which backward does not reduce gradients over ranks."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     sharded = [each for each in (model, method) if is_unit(each)]
     return gradients_kept(*sharded) if sharded else nullcontext()
 
 
-# A tensor with more numbers is a message of its own, for which no memory is taken.
+# A tensor with more elements is sent alone, without a copy.
 LARGE = 2**22
 
 
 def broadcast_all(tensors: Iterable[Tensor]) -> None:
-    """Rank 0's values into the tensors of every rank, the small ones in one message per dtype."""
+    """Copy rank 0's values into the tensors of all ranks; small ones in one message per dtype."""
     if world_size() == 1:
         return
     small = []
@@ -85,13 +85,14 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
 
 
 def batch_norm_buffers(module: nn.Module) -> list[Tensor]:
-    """Of a module that DDP is not around: what is the same on all ranks only if it is sent."""
+    """The buffers of batch norms. In a module without DDP they differ between ranks unless they
+    are broadcast."""
     norms = (each for each in module.modules() if isinstance(each, _NormBase))
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
 
 def manual_gradient_all_reduce(model: nn.Module) -> None:
-    """After a backward by hand: every rank takes the mean gradient, in one message per dtype."""
+    """Replace each gradient by its mean over ranks, with one message per dtype."""
     trained = [p for p in model.parameters() if p.requires_grad]
     means = mean_of_gradients(trained, [p.grad for p in trained])
     for parameter, mean in zip(trained, means, strict=True):
@@ -101,19 +102,20 @@ def manual_gradient_all_reduce(model: nn.Module) -> None:
 def mean_of_gradients(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Over all ranks, each in its tensor where there is one.
+    """Means over ranks, in place where a gradient exists.
 
-    What one rank lacks counts as zero there; what all lack stays None, as it would on one
-    rank: no weight decay, no momentum. A rank that lacks one synchronises to learn which.
+    A gradient that is None on some ranks counts as zero there. One that is None on all ranks
+    stays None, as with one rank, so that it has no weight decay and momentum. A rank with a
+    gradient of None needs a host synchronisation to find this out.
     """
     if world_size() == 1:
         return list(gradients)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients)]
     layout = {id(mean): p for mean, p in zip(filled, parameters, strict=True)}
     lacked = {id(mean) for mean, given in zip(filled, gradients) if given is None}
-    nobodys: set[int] = set()
+    none_on_all: set[int] = set()
     for grads in by_dtype(filled):
-        owners = grads[0].new_ones(len(grads))  # travels with them: which ranks have each
+        owners = grads[0].new_ones(len(grads))  # sent along: how many ranks have each
         missing = [number for number, grad in enumerate(grads) if id(grad) in lacked]
         for number in missing:
             owners[number].zero_()
@@ -123,13 +125,14 @@ def mean_of_gradients(
         torch._foreach_copy_(own, means)
         if missing:
             had = owners.tolist()
-            nobodys.update(id(grads[number]) for number in missing if not had[number])
-    return [None if id(mean) in nobodys else mean for mean in filled]
+            none_on_all.update(id(grads[number]) for number in missing if not had[number])
+    return [None if id(mean) in none_on_all else mean for mean in filled]
 
 
 def _in_memory_order(tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
-    """Views with the dimensions as they lie in memory (in channels-last, channels last), so that
-    a flat copy takes no copy before. `layout`: of the same shapes, alike on all ranks.
+    """Views with their dimensions in memory order (channels last for channels-last tensors), so
+    that flattening copies once. layout: tensors of the same shapes whose strides define the order
+    and are the same on all ranks.
     """
     return [each.permute(_order(like)) for each, like in zip(tensors, layout, strict=True)]
 

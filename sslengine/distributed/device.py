@@ -17,7 +17,7 @@ def pick_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise LaunchError(
-            "config.MACHINE.DEVICE is gpu, and torch finds no GPU on this machine. "
+            "config.MACHINE.DEVICE is gpu, but torch finds no GPU on this machine. "
             "Set config.MACHINE.DEVICE=cpu (or auto)."
         )
     if local_rank() >= count:

@@ -1,4 +1,5 @@
-"""Several processes on this node, by torch's elastic agent: one fails, all end or start again."""
+"""Start several processes on this node with torch's elastic agent. If one fails, all end or are
+restarted."""
 
 from __future__ import annotations
 
@@ -32,23 +33,27 @@ from sslengine.errors import LaunchError, Preempted, SSLEngineError
 
 log = logging.getLogger("sslengine")
 
-# The agent would print each failed rank's traceback, and each signal that it gets and sends. What
-# happened is reported below.
-_TALKATIVE = (
+# These loggers would print each failed rank's traceback and each signal. The error below reports
+# what happened.
+_SILENCED = (
     "torch.distributed.elastic",
     "torch.distributed.elastic.agent.server.api",
     "torch.multiprocessing.spawn",
 )
 
-# How long ranks may take to save on a signal; then they are killed.
+# After a signal, ranks have this time to save; then they are killed.
 GRACE = 600  # seconds
 _OPEN = 60.0  # seconds, for a store
 
-# What a scheduler sends to all processes of a job alike. A rank that is still importing dies of it.
+# A scheduler sends these to all processes of a job. They end a rank that is still importing.
 _SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
-# What the agent listens to.
+# The agent installs handlers for these.
 _AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_WAS_TOLD = (os.EX_TEMPFAIL, *(-number for number in _SCHEDULERS))
+# Exit codes of ranks that ended because of a signal.
+_SIGNALLED = (os.EX_TEMPFAIL, *(-number for number in _SCHEDULERS))
+_PREEMPTED = (
+    "stopped by {}; the ranks have ended. The same command resumes from the newest checkpoint."
+)
 
 
 def start_processes(
@@ -61,14 +66,14 @@ def start_processes(
     endpoint: str = "",
     max_restarts: int = 0,
 ) -> None:
-    """`function(*arguments)` in each of `processes` new processes, as ranks of one run.
+    """Call `function(*arguments)` in each of `processes` new processes, the ranks of one run.
 
-    If one fails all end, and are started again up to `max_restarts` times. Not by the agent:
-    it would also restart a run after a signal to end, or after a user's error.
-    Several nodes have met at the endpoint (meeting.py), and the first holds the store there. The
-    store of one node is reached from this machine alone.
+    If one fails, all end and are restarted, up to `max_restarts` times. The agent's own restarts
+    are not used: it would also restart a run after a signal, or after a user's error.
+    endpoint: the address of the store for several nodes (meeting.py), which the first node holds.
+    Empty: one node, whose store accepts connections from this machine only.
     """
-    for name in _TALKATIVE:
+    for name in _SILENCED:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if not endpoint:
         store = open_store("127.0.0.1", 0, True, _OPEN)  # kept for all attempts
@@ -80,7 +85,7 @@ def start_processes(
             max_nodes=nodes,
             nproc_per_node=processes,
             run_id=f"{run_id}-{attempt}",
-            rdzv_backend="static",  # c10d's reads pickles out of its store
+            rdzv_backend="static",  # the c10d backend unpickles what its store holds
             rdzv_endpoint=endpoint,
             rdzv_configs={"rank": node_id},
             max_restarts=0,
@@ -89,52 +94,50 @@ def start_processes(
         )
         try:
             with _as_sigterm(*_SCHEDULERS):
-                elastic_launch(config, _until_told)(function, arguments, attempt)
+                elastic_launch(config, _run_rank)(function, arguments, attempt)
             break
         except ChildFailedError as error:
-            if any(failure.exitcode in _WAS_TOLD for failure in error.failures.values()):
-                raise Preempted(_TOLD.format("a signal to a rank")) from None
+            if any(failure.exitcode in _SIGNALLED for failure in error.failures.values()):
+                raise Preempted(_PREEMPTED.format("a signal to a rank")) from None
             text, by_user = _describe(error)
             if by_user or attempt == max_restarts:
                 raise LaunchError(text) from None
-            log.warning("%s\nstarting all ranks again: %d of %d", text, attempt + 1, max_restarts)
-        except SignalException as told:
-            raise Preempted(_TOLD.format(told.sigval.name)) from None
+            log.warning("%s\nrestarting all ranks: %d of %d", text, attempt + 1, max_restarts)
+        except SignalException as error:
+            raise Preempted(_PREEMPTED.format(error.sigval.name)) from None
 
 
-_TOLD = "stopped by {}; the ranks have ended. The same command resumes from the newest checkpoint."
-
-
-def _until_told(function: Callable[..., Any], arguments: tuple[Any, ...], attempt: int) -> None:
-    """In each rank. It leaves by a status: to return would be to wait for the agent, which
-    reads what ranks return only when it is not ending them itself."""
+def _run_rank(function: Callable[..., Any], arguments: tuple[Any, ...], attempt: int) -> None:
+    """The main function of each rank. A preempted rank exits with a status instead of returning:
+    to return it would wait for the agent, which does not read results while it ends the ranks."""
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # as if the agent had restarted it
     os.environ[LAUNCHED] = "1"
-    _follow_the_launchers_end()
+    _end_with_the_launcher()
     try:
         function(*arguments)
     except Preempted:
         sys.exit(os.EX_TEMPFAIL)
 
 
-def _follow_the_launchers_end() -> None:
-    """A launcher that is killed sends no signal. This rank is then signalled as by a scheduler: it
-    saves if it trains. Torch's own signal, SIGINT and on Linux alone, would come on top of it."""
+def _end_with_the_launcher() -> None:
+    """Send SIGTERM to this rank when the launcher ends: a killed launcher sends no signal. The rank
+    saves if it is training. Torch's own signal (SIGINT, only on Linux) is disabled."""
     set_parent_death_signal(0)
     launcher = multiprocessing.parent_process()
     assert launcher is not None
-    threading.Thread(target=_follow, args=(launcher,), daemon=True, name="launcher").start()
+    watch = threading.Thread(target=_wait_for, args=(launcher,), daemon=True, name="launcher")
+    watch.start()
 
 
-def _follow(launcher: Any) -> None:
+def _wait_for(launcher: Any) -> None:
     launcher.join()
-    log.warning("the process that started the ranks has ended; they save and end as well")
+    log.warning("the process that started the ranks has ended; the ranks save and end as well")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def fail_at_once(error: Exception) -> NoReturn:
-    """End this rank from any thread, whatever the main one waits for. The agent, which then
-    ends the others, tells the user; where there is none, this does."""
+    """End this rank from any thread, even if the main thread is blocked. The agent then ends the
+    other ranks and reports the error; without an agent it is printed here."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         get_error_handler().record_exception(error)
     else:
@@ -143,28 +146,28 @@ def fail_at_once(error: Exception) -> NoReturn:
 
 
 def _grace() -> dict[str, Any]:
-    """Older agents wait for 30 seconds, and nothing changes that."""
+    """In older versions of torch the grace period is 30 seconds and cannot be changed."""
     known = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
     return {"shutdown_timeout": GRACE} if known else {}
 
 
-def _start_tracker(*deaf_to: signal.Signals) -> None:
-    """multiprocessing's helper process, shared by all ranks. A scheduler sends its signals to
-    all processes alike, and this one would not survive them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, deaf_to)  # it inherits that
+def _start_tracker(*blocked: signal.Signals) -> None:
+    """Start multiprocessing's resource tracker, which all ranks share, with these signals blocked:
+    a scheduler sends them to all processes, and they would end the tracker."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # the child process inherits the mask
     try:
         resource_tracker.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, deaf_to)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
 
 @contextmanager
 def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
-    """The agent passes SIGTERM on to its ranks; let it do so for these as well. Who listened
-    to them before gets them too.
+    """Within this context, send SIGTERM to this process on each of these signals: the agent
+    forwards SIGTERM to its ranks. Earlier handlers are called as well.
 
-    Handlers are put back, the agent's as well: it leaves its own behind, and Ctrl-C in a notebook
-    would be no Ctrl-C.
+    All handlers are restored at the end. The agent does not restore those that it replaces, so
+    Ctrl-C in a notebook would not work afterwards.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -187,8 +190,8 @@ def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _describe(error: ChildFailedError) -> tuple[str, bool]:
-    """The rank that failed first, for those that followed only lost their peer; but if ranks
-    say why they all end, that. And is it something that a user has to put right?"""
+    """The message of the rank that failed first, since later failures are its consequence; a
+    LaunchError takes precedence. And whether it is an error that the user has to correct."""
     rank, failure = min(
         error.failures.items(),
         key=lambda item: (_name(item[1]) != "LaunchError", item[1].timestamp),
@@ -209,7 +212,7 @@ def _message(failure: ProcessFailure) -> str:
 
 
 def _name(failure: ProcessFailure) -> str:
-    """The exception's class; empty if the process ended without one."""
+    """The name of the exception's class; empty if the process ended without an exception."""
     return str(_recorded(failure).get("message", "")).partition(": ")[0]
 
 

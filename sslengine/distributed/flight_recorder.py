@@ -1,7 +1,6 @@
-"""What each rank was doing when a run failed: its last collectives, and where its threads are.
+"""Record what each rank was doing when a run failed: its last collectives and its threads' stacks.
 
-torch's flight recorder keeps the collectives in a ring; `arm` must come before the process
-group is made.
+torch's flight recorder keeps the last collectives. Call `arm` before the process group is made.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def arm() -> None:
 
 
 def keep(folder: Path) -> Path | None:
-    """Write `folder`/rank<N>.json and .txt; None with one process, which has no collectives,
-    and where nothing can be written: the error that brought us here is the one to tell."""
+    """Write `folder`/rank<N>.json and .txt. Returns None with one process, which has no
+    collectives, and if writing fails: the run's own error is then the one to report."""
     if world_size() == 1:
         return None
     path = folder / f"rank{rank()}.json"
@@ -43,7 +42,7 @@ def keep(folder: Path) -> Path | None:
         with path.with_suffix(".txt").open("w", encoding="utf-8") as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)
     except OSError as error:
-        log.warning("%s could not be written: %s", path, error)
+        log.warning("could not write %s: %s", path, error)
         return None
     return path
 

@@ -1,15 +1,14 @@
-"""A rank that has gone silent is noticed, so that the others do not wait for it for ever.
+"""Detect a rank that no longer responds, so that the others do not wait for it for ever.
 
-    with heartbeat(silence=20, on_lost=leave_at_once): ...        # collective
+    with heartbeat(silence=20, on_lost=end_at_once): ...        # collective
 
-A thread of each rank counts in the store of the process group, and looks at the count of
-the rank after it: a ring, so that each beat costs a rank three small messages however many
-ranks there are. A count that stands still for `silence` seconds means that the process is
-stopped, that it or its node has gone, or that its connection has: a rank which is only
-slow, in a step or in reading data, continues counting. On every rank `on_lost` is then
-called with a text that names the lost one, from the thread: the main thread is most likely
-in a collective that will not end. A lost process of the same host is killed, lest it wake up
-later.
+A thread of each rank increments a counter in the store of the process group and watches the
+counter of the next rank. In this ring each beat costs a rank three small messages, for any
+number of ranks. If a counter does not change for `silence` seconds, its process is stopped, or
+the process, its node or its connection is lost. A rank that is only slow, in a step or in
+reading data, still counts. `on_lost` is then called on every rank with a text that names the
+lost rank. The thread calls it, since the main thread is probably blocked in a collective. A lost
+process on the same host is killed, so that it cannot continue later.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _LOST = "lost"
 
 @contextmanager
 def heartbeat(silence: float, on_lost: Callable[[str], None]) -> Iterator[None]:
-    """Within it all ranks watch each other. silence 0: they do not.
+    """A context in which ranks watch each other; with silence 0 they do not.
 
-    Rank 0 leaves last: it may hold the store.
+    Rank 0 leaves it last, since it may hold the store.
     """
     if world_size() == 1 or silence <= 0:
         yield
@@ -47,7 +46,7 @@ def heartbeat(silence: float, on_lost: Callable[[str], None]) -> Iterator[None]:
     together = True
     try:
         yield
-    except Preempted:  # all ranks leave after the same step
+    except Preempted:  # all ranks end after the same step
         raise
     except BaseException:
         together = False
@@ -63,11 +62,11 @@ class _Watch(threading.Thread):
         super().__init__(daemon=True, name="heartbeat")
         self._silence = silence
         self._on_lost = on_lost
-        # The thread's own connection: in the other one the main thread may be waiting.
+        # A separate connection: the main thread may be blocked in the shared one.
         self._store = own_store("heartbeat")
         self._watched = (rank() + 1) % world_size()
         self._last = ""
-        self._silent_for = 0.0  # counted in own beats: a job that is suspended as a whole continues
+        self._silent_for = 0.0  # in own beats: a job suspended as a whole continues
         self._closed = threading.Event()
         self._store.set(f"who/{rank()}", f"{socket.gethostname()} {os.getpid()}")
 
@@ -79,15 +78,15 @@ class _Watch(threading.Thread):
                 self._store.set(f"beat/{rank()}", str(count))
                 self._look()
                 if self._store.check([_LOST]):
-                    self._tell(self._store.get(_LOST).decode())
+                    self._report(self._store.get(_LOST).decode())
                     return
             self._store.set(f"beat/{rank()}", _DONE)
-        except RuntimeError:  # at a run's end its store goes with the process that holds it
+        except RuntimeError:  # at the end of a run the store closes with the process that holds it
             if not self._closed.wait(self._silence):
-                self._tell("the process that holds the ranks' store (on the first node) has gone")
+                self._report("the process that holds the ranks' store (on the first node) is lost")
 
     def wait_for_others(self) -> None:
-        """Until all are done, or none of the rest has given a sign of life for `silence`."""
+        """Return when all ranks are done, or no counter of the others changes for `silence`."""
         still, before = 0.0, [""]
         with contextlib.suppress(RuntimeError):  # another process held the store
             while still <= self._silence:
@@ -121,17 +120,17 @@ class _Watch(threading.Thread):
             _kill_after_this(process)
         self._store.set(
             _LOST,
-            f"rank {self._watched} (process {process} on {host}) has given no sign of life for "
+            f"rank {self._watched} (process {process} on {host}) has not responded for "
             f"{self._silence:g} seconds (config.DISTRIBUTED.HEARTBEAT_SECONDS): it was stopped, or "
-            f"it, its node or the connection has gone",
+            f"the process, its node or the connection is lost",
         )
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         if not self._closed.is_set():
             self._on_lost(text)
 
 
-# Not for longer than a minute, if this process does not end.
+# Wait for at most a minute if this process does not end.
 _KILL = """\
 for tenth in $(seq 600); do kill -0 "$0" && sleep 0.1 || break; done
 kill -KILL "$1"
@@ -139,8 +138,8 @@ kill -KILL "$1"
 
 
 def _kill_after_this(process: str) -> None:
-    """As soon as this process has ended and its parent, an agent, has seen that: of several ranks
-    that fail, an agent tells of the first alone, and this one says why."""
+    """Kill a process after this one has ended: the agent reports only the first rank that fails,
+    and the report of this one has the reason."""
     quiet = subprocess.DEVNULL
     subprocess.Popen(
         ["/bin/sh", "-c", _KILL, str(os.getpid()), process],

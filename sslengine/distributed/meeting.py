@@ -1,11 +1,11 @@
-"""Processes on several nodes find each other, and who does not come is named.
+"""Rendezvous of processes on several nodes; the error for a timeout names the missing ones.
 
     place = meet("node1", range(40050, 40066), "job 17", who=2, of=4, minutes=10, noun="node")
 
-torch's own ways to meet take one port, and count the missing without naming them. Here number 0
-opens a store on the first of the ports that is free; the others look at the same ports for the
-store that has their token, so a port which another program (or another run) uses does not matter.
-`place.store` must be kept for as long as they may meet again.
+torch's rendezvous uses one port and does not name the missing processes. Here number 0 opens a
+store on the first free port, and the others look on the same ports for the store with their
+token. So a port that another program or run uses has no effect. Keep `place.store` as long as
+the processes may meet again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from sslengine.errors import LaunchError
 
-_LOOK = 0.05  # seconds; between two looks it doubles up to
-_LOOK_AT_MOST = 1.0
+_POLL = 0.05  # seconds between two polls; doubled after each, up to
+_LONGEST_POLL = 1.0
 _ANSWER = 10.0  # seconds that a store may take to answer
-_NAMED = 20  # of the missing
-_BACKLOG = 2048  # connections that wait to be taken: those of all ranks may come at once
+_NAMED = 20  # missing processes that a message names
+_BACKLOG = 2048  # pending connections: those of all ranks may arrive at the same time
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Place:
 def meet(
     host: str, ports: Sequence[int], token: str, who: int, of: int, minutes: float, noun: str
 ) -> Place:
-    """Collective: comes back when all have come. `host` is number 0's."""
+    """Wait for all processes (collective). `host` is the host of number 0."""
     place = find(host, ports, token, who, minutes, noun)
     wait_for_all(PrefixStore(token, place.store), who, of, 60 * minutes, noun)
     return place
 
 
 def find(host: str, ports: Sequence[int], token: str, who: int, minutes: float, noun: str) -> Place:
-    """Where to meet, as soon as number 0 is there."""
+    """Open the store (number 0), or wait until it is open (all others)."""
     until = time.monotonic() + 60 * minutes
     place = _open(host, ports, token, until) if who == 0 else _find(host, ports, token, until)
     if place is None:
@@ -67,15 +67,15 @@ def find(host: str, ports: Sequence[int], token: str, who: int, minutes: float, 
 def wait_for_all(store: Store, who: int, of: int, seconds: float, noun: str) -> None:
     """Wait until all `of` processes have called this; on a timeout name the missing ones."""
     began = time.monotonic()
-    pause = _LOOK
+    pause = _POLL
     store.set(f"here/{who}", socket.gethostname())
-    if store.add("count", 1) == of:  # one key to look at, however many they are
+    if store.add("count", 1) == of:  # then a single key shows that all are there
         store.set("all", "1")
     while not store.check(["all"]):
         if time.monotonic() - began > seconds:
             raise LaunchError(_missing(store, of, seconds, noun))
-        time.sleep(pause)  # not the store's own wait: signals would not be heard in it
-        pause = min(2 * pause, _LOOK_AT_MOST)
+        time.sleep(pause)  # the store's own wait would block signal handlers
+        pause = min(2 * pause, _LONGEST_POLL)
 
 
 def _missing(store: Store, of: int, seconds: float, noun: str) -> str:
@@ -83,9 +83,9 @@ def _missing(store: Store, of: int, seconds: float, noun: str) -> str:
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     many = "s" if len(missing) > 1 else ""
     return (
-        f"{len(missing)} of {of} {noun}s did not come within {seconds / 60:.3g} minutes "
+        f"{len(missing)} of {of} {noun}s did not connect within {seconds / 60:.3g} minutes "
         f"(config.DISTRIBUTED.RENDEZVOUS_MINUTES): {noun}{many} "
-        f"{', '.join(missing[:_NAMED])}{more}. Look at what they print."
+        f"{', '.join(missing[:_NAMED])}{more}. Check their output."
     )
 
 
@@ -101,27 +101,27 @@ def _open(host: str, ports: Sequence[int], token: str, until: float) -> Place:
         return Place(host, port, store)
     if len(ports) == 1:
         raise LaunchError(
-            f"port {ports[0]} is in use on {socket.gethostname()}: give all nodes another one "
-            f"in config.DISTRIBUTED.RUN_ID=host:port."
+            f"port {ports[0]} is in use on {socket.gethostname()}: set another one on all nodes "
+            f"with config.DISTRIBUTED.RUN_ID=host:port."
         )
     raise LaunchError(f"ports {ports[0]} to {ports[-1]} are all in use on {socket.gethostname()}.")
 
 
 def _find(host: str, ports: Sequence[int], token: str, until: float) -> Place | None:
-    pause = _LOOK
+    pause = _POLL
     while time.monotonic() < until:
         for port in ports:
-            store = _look_at(host, port)
+            store = _store_at(host, port)
             if store is not None and store.check([f"{token}/open"]):
                 return Place(host, port, store)
         time.sleep(pause)
-        pause = min(2 * pause, _LOOK_AT_MOST)
+        pause = min(2 * pause, _LONGEST_POLL)
     return None
 
 
-def _look_at(host: str, port: int) -> TCPStore | None:
-    """The store that is open there. In a thread: torch waits for ever for a server that takes
-    the connection and never answers."""
+def _store_at(host: str, port: int) -> TCPStore | None:
+    """The store that is open at this port. A thread connects to it, since torch waits for ever
+    for a server that accepts the connection and never answers."""
     try:
         socket.create_connection((host, port), timeout=_ANSWER).close()
     except OSError:
@@ -129,7 +129,7 @@ def _look_at(host: str, port: int) -> TCPStore | None:
     found: list[TCPStore] = []
 
     def connect() -> None:
-        with contextlib.suppress(RuntimeError):  # something else answers
+        with contextlib.suppress(RuntimeError):  # another kind of server answers
             found.append(open_store(host, port, False, _ANSWER))
 
     thread = threading.Thread(target=connect, daemon=True)
@@ -139,15 +139,15 @@ def _look_at(host: str, port: int) -> TCPStore | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach it?"""
+    """Is the host reachable from this machine only?"""
     return host == "localhost" or host.startswith("127.")
 
 
 def open_store(host: str, port: int, mine: bool, seconds: float) -> TCPStore:
-    """mine: held by this process, and shared within it; else by another. Port 0: a free one.
+    """mine: this process holds the store; otherwise it connects to one. port 0: any free port.
 
-    Torch listens on all interfaces, and anyone who reaches a store can write to it; so at
-    `localhost` the socket is made here, and listens there alone.
+    Torch listens on all interfaces, and anyone who can connect to a store can write to it. So
+    for `localhost` the socket is made here, and listens on that interface only.
     """
     listener = _listen(port) if mine and is_loopback(host) else None
     if listener is not None:
@@ -160,13 +160,13 @@ def open_store(host: str, port: int, mine: bool, seconds: float) -> TCPStore:
         wait_for_workers=False,
         multi_tenant=mine,
         master_listen_fd=None if listener is None else listener.detach(),
-        # Its newer server takes no socket that another has opened, before torch 2.8.
+        # Before torch 2.8 the libuv server does not accept an open socket.
         use_libuv=listener is None or torch.__version__ >= "2.8",
     )
 
 
 def _listen(port: int) -> socket.socket | None:
-    """None: the port is taken. If a store of this process has it, torch shares that one."""
+    """None: the port is in use. If a store of this process uses it, torch shares that store."""
     try:
         return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Joining the other processes, leaving them, and smaller groups among them."""
+"""Join and leave the process group of a run, and make smaller groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sslengine.errors import LaunchError
 
 Group = dist.ProcessGroup
 
-# In the environment of ranks whose launcher is ours: rank 0 runs at MASTER_ADDR.
+# Set in the environment of ranks that sslengine has launched: rank 0 runs at MASTER_ADDR.
 LAUNCHED = "SSLENGINE_LAUNCHED"
 _PORT = "port of rank 0's store"
 _OPEN = 60.0  # seconds
@@ -35,8 +35,8 @@ def join(
         backend = "gloo"
     timeout = datetime.timedelta(minutes=timeout_minutes)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # An elastic agent's store outlives the attempt that failed: without a prefix of its own
-    # the next one would find the addresses of ranks that have ended.
+    # An elastic agent's store outlives a failed attempt. The prefix prevents the next attempt from
+    # reading the addresses of ranks that have ended.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store: c10d.Store = c10d.PrefixStore(f"attempt/{attempt}", _store(rank, rendezvous_minutes))
     own = _open_own(store) if rank == 0 and LAUNCHED in os.environ else None
@@ -59,12 +59,13 @@ def join(
 
 
 def _store(rank: int, minutes: float) -> c10d.Store:
-    """Rank 0 opens it where no agent has. Torch's own rendezvous would not name who is missing."""
+    """The store for the rendezvous. Rank 0 opens it if no agent has. Torch's own rendezvous would
+    not name missing ranks."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise LaunchError(
-            f"RANK and WORLD_SIZE are set, {' and '.join(missing)} not: the ranks cannot find each "
-            f"other. Start them with torchrun or srun, or set rank 0's host and a free port."
+            f"RANK and WORLD_SIZE are set, but {' and '.join(missing)} not, so the ranks cannot "
+            f"connect. Start them with torchrun or srun, or set rank 0's host and a free port."
         )
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     opens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -77,16 +78,16 @@ def _store(rank: int, minutes: float) -> c10d.Store:
 
 
 def _open_own(agents: c10d.Store) -> c10d.Store:
-    """Rank 0's store, for the time of the run. The agent's ends with the launcher; with this one
-    ranks whose launcher was killed still agree on the step after which they save."""
+    """A store that rank 0 holds for the run. The agent's store ends with the launcher; with this
+    one, ranks whose launcher was killed can still agree on the step after which they save."""
     own = open_store(os.environ["MASTER_ADDR"], 0, True, _OPEN)
     agents.set(_PORT, str(own.port))
     return own
 
 
 def _stay_on_this_machine() -> None:
-    """gloo and NCCL would listen on the interface of the host's name. Who has chosen one keeps
-    it."""
+    """Let gloo and NCCL use the loopback interface, unless the user has chosen one. By default
+    they listen on the interface of the host name."""
     interfaces = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     for interface in interfaces:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -94,13 +95,13 @@ def _stay_on_this_machine() -> None:
 
 
 def backend_device() -> torch.device:
-    """The kind of device whose tensors the ranks exchange."""
+    """The device type of tensors in collectives."""
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def own_store(prefix: str) -> c10d.Store:
-    """The group's store, for a thread. On a connection of its own where torch can open one
-    (2.7 and later): in a shared one it would wait whenever the main thread does.
+    """The group's store for use in a thread, with a separate connection (torch 2.7 and later): on
+    a shared connection the thread is blocked while the main thread waits.
     """
     store = c10d._get_default_store()
     clone = getattr(store, "clone", None)
@@ -109,14 +110,14 @@ def own_store(prefix: str) -> c10d.Store:
 
 def leave() -> None:
     if initialized():
-        # gloo's threads release the last collective's tensors, for which they need the
-        # interpreter's lock; torch 2.6 waits for these threads while it holds it, for ever.
+        # gloo's threads need the interpreter's lock to free the tensors of the last collective.
+        # torch 2.6 holds the lock while it waits for these threads: a deadlock.
         time.sleep(0.1)
         dist.destroy_process_group()
 
 
 def neighbours(size: int) -> Group | None:
-    """My group of `size` consecutive ranks; None stands for all ranks.
+    """This rank's group of `size` consecutive ranks; None means all ranks.
 
     Collective: every rank takes part in making every group.
     """

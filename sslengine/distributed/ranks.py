@@ -1,4 +1,4 @@
-"""Who am I among the processes of this run?"""
+"""The number of this process (rank) and the number of processes (world size)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """The rank among the processes of this node, which is also the GPU's number."""
+    """The rank among the processes of this node, which is also the index of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def is_primary() -> bool:
-    """Rank 0: the one that prints and writes."""
+    """Is this rank 0, which prints and writes?"""
     return rank() == 0

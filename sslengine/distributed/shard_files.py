@@ -1,13 +1,13 @@
-"""A state in a folder, each rank's shares in a file of its own (torch.distributed.checkpoint).
+"""Sharded checkpoints: a folder with one file per rank (torch.distributed.checkpoint).
 
-    rest.torch           all that is whole, with marks where shares belong
-    __<rank>_0.distcp    the shares of a rank
-    .metadata            which part of which tensor lies where
+    rest.torch           all that is not sharded, with marks in place of shards
+    __<rank>_0.distcp    the shards of a rank
+    .metadata            which part of which tensor is in which file
 
-Any number of ranks can read it, sharded over them or whole. torch would unpickle `.metadata`,
-and with it run what it holds; here nothing but the names of torch's own records is let in.
+Any number of ranks can read the folder, sharded or whole. torch would unpickle `.metadata`
+without restriction, which can run code; here only torch's record classes are allowed.
 
-torch's modules for it are imported where a folder is written or read: a second of CPU time.
+torch.distributed.checkpoint is imported on first use: the import takes a second of CPU time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _RECORDS = {
 
 
 class Peers:
-    """All ranks, for threads that write: what they say does not meet the messages of training."""
+    """A separate process group of all ranks for threads that write checkpoints, so that their
+    messages do not mix with those of training."""
 
     def __init__(self) -> None:
         """Collective."""
@@ -64,7 +65,8 @@ class Peers:
         self.mesh = DeviceMesh.from_group(self.group, "cpu")
 
     def agree(self, action: Callable[[], Thing], everyone: bool = True) -> list[Thing]:
-        """Do it on every rank, or on rank 0 alone; if one cannot, all raise what it says."""
+        """Call `action` on every rank, or on rank 0 only; if it fails on one, all raise its
+        error."""
         result, problem = None, ""
         try:
             result = action() if everyone or rank() == 0 else None
@@ -95,7 +97,7 @@ def split(state: Any) -> tuple[Any, dict[str, Share]]:
 
     def walk(value: Any, path: str) -> Any:
         if isinstance(value, Share):
-            mark = marks.setdefault(id(value), path)  # what stands twice in a state is stored once
+            mark = marks.setdefault(id(value), path)  # a tensor that occurs twice is stored once
             shares[mark] = value
             return {_MARK: mark}
         if isinstance(value, Mapping):
@@ -108,7 +110,8 @@ def split(state: Any) -> tuple[Any, dict[str, Share]]:
 
 
 def write_folder(folder: Path, rest: Any, shares: Mapping[str, Share], peers: Peers) -> list[str]:
-    """This rank's part of an empty folder; the names of its files. Collective among threads."""
+    """Write this rank's part into an empty folder and return the names of its files. Collective:
+    one thread of each rank calls it."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -117,7 +120,7 @@ def write_folder(folder: Path, rest: Any, shares: Mapping[str, Share], peers: Pe
         for mark, each in shares.items()
     }
     writer = FileSystemWriter(folder, sync_files=True)
-    # What torch 2.6 says to itself while it writes.
+    # torch 2.6 causes this warning by itself.
     warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
     save(tensors, storage_writer=writer, process_group=peers.group)
     mine = [path.name for path in folder.glob(f"__{rank()}_*")]
@@ -132,9 +135,9 @@ def is_folder_of_shards(path: Path) -> bool:
 
 
 def read_folder(folder: Path, peers: Peers | None = None, without: Collection[str] = ()) -> Any:
-    """The state: sharded over this run's ranks, which `peers` are, or whole. Not collective.
+    """Read the state: sharded over the ranks of `peers`, or whole without it. Not collective.
 
-    without: keys of mappings whose tensors are not read, nor anything else below them.
+    without: keys of mappings that are not read, with everything below them.
     """
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -201,18 +204,18 @@ class _Records(pickle.Unpickler):
         if name in _RECORDS.get(module, ()):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
-            return _member  # what Python 3.11.0 to 3.11.3 write for a member of an Enum
+            return _member  # Python 3.11.0 to 3.11.3 pickle the members of an Enum with it
         raise CheckpointError(
-            f"{METADATA} holds {module}.{name}, which is no record of torch's, and a file is not "
-            f"trusted with code: none was run."
+            f"{METADATA} contains {module}.{name}, which is not a record class of torch. No code "
+            f"from the file was run."
         )
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """getattr, but for members of an Enum alone."""
+    """getattr for members of an Enum only."""
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind[name]
     raise CheckpointError(
-        f"{METADATA} asks for {name!r} of {kind!r}, which is no record of torch's, and a file is "
-        f"not trusted with code: none was run."
+        f"{METADATA} contains {name!r} of {kind!r}, which is not a record class of torch. No code "
+        f"from the file was run."
     )

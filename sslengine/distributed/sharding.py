@@ -1,10 +1,10 @@
-"""One model, a share of it on each rank, by torch's `fully_shard` (FSDP2).
+"""Shard a model over ranks with torch's `fully_shard` (FSDP2).
 
-A unit of the model is gathered whole just before it is computed and freed right after, so
-a rank holds its share of everything and all of one or two units. Every parameter is cut along
-its first dimension; to the outside it is a DTensor, and an optimizer sees the rank's share.
+A unit of the model is gathered just before it is computed and freed right after it, so a rank
+holds its shard of all parameters, and one or two whole units. Every parameter is split along its
+first dimension. It is a DTensor; the optimizer updates the rank's shard.
 
-torch's own modules for it are imported where something is sharded: they are a second of CPU time.
+torch's FSDP modules are imported on first use: the import takes a second of CPU time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Policy:
-    """compute: of weights and inputs while a unit runs; reduce: in which gradients are added."""
+    """compute: dtype of weights and inputs in a unit. reduce: dtype of the gradients' sum."""
 
     compute: torch.dtype | None = None
     reduce: torch.dtype | None = None
@@ -42,22 +42,23 @@ class Policy:
         return self.compute not in (None, torch.float32)
 
 
-# FSDP2 asks a stream for events, which torch 2.6 has for GPUs alone.
+# FSDP2 uses stream events, which torch 2.6 supports on GPUs only.
 ON_CPU = hasattr(torch.cpu.Stream, "record_event")
 
 
 def mesh_of(device: torch.device) -> DeviceMesh:
-    """All ranks in a row."""
+    """A one-dimensional mesh of all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device.type, (world_size(),))
 
 
 def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy: Policy) -> None:
-    """Cut the model in place. `units`: what is gathered at a time, inner ones first.
+    """Shard the model in place. `units`: the modules that are gathered one at a time, inner ones
+    first.
 
-    The root is none of them: torch would keep it whole between forward and backward. Under
-    mixed precision batch norms stay in float32, as their statistics are.
+    The root must not be one of them: torch keeps it whole between forward and backward. In mixed
+    precision batch norms compute in float32, as their statistics do.
     """
     if mesh.device_type == "cpu" and not ON_CPU:
         raise ConfigError(
@@ -82,12 +83,13 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
 
 
 def shard_method(method: nn.Module, mesh: DeviceMesh, reduce: torch.dtype | None) -> None:
-    """Cut a method's own parameters. It computes in float32; copies in it are cut already."""
+    """Shard the parameters of a method, which computes in float32. Teachers in it are sharded
+    already."""
     for name, parameter in method.named_parameters():
         if not parameter.ndim:
             raise ConfigError(
                 f"config.TRAINER.TASK_NAME: the parameter loss.{name} of {type(method).__name__} "
-                f"is a single number, which cannot be sharded. Give it the shape (1,), or use "
+                f"is a scalar, which cannot be sharded. Give it the shape (1,), or use "
                 f"self_supervision_task."
             )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -97,8 +99,8 @@ def shard_method(method: nn.Module, mesh: DeviceMesh, reduce: torch.dtype | None
 
 
 def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """On a view (of a transformer's first token, say) an operation in place would undo the hook
-    by which torch gathers the unit again in the backward pass.
+    """Copy outputs that are views (a transformer's first token, for example): an in-place
+    operation on a view would remove the hook that gathers the unit in the backward pass.
     """
     return tree_map_only(Tensor, lambda each: each.clone() if each._is_view() else each, output)
 
@@ -118,17 +120,17 @@ def is_unit(thing: Any) -> TypeGuard[FSDPModule]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's share, in the same memory; any other tensor as it is."""
+    """This rank's shard, in the same memory; a tensor that is not sharded is returned unchanged."""
     return tensor.to_local() if is_share(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it, on every rank. Collective if it is sharded."""
+    """The whole tensor on every rank. Collective if it is sharded."""
     return tensor.full_tensor() if is_share(tensor) else tensor
 
 
 def like(tensor: Tensor, other: Tensor) -> Tensor:
-    """Sharded if `other` is: the share of a whole tensor. Whole if it is not: collective then."""
+    """The tensor sharded like `other`; if `other` is not sharded, the whole tensor (collective)."""
     if not is_share(other):
         return whole(tensor)
     from torch.distributed.tensor import DTensor
@@ -151,14 +153,14 @@ def _share(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """`target.copy_(source)`, whichever of them is sharded."""
+    """`target.copy_(source)`, where any of them may be sharded."""
     local(target).copy_(local(like(source, target)))
 
 
 def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The length of each tensor, a vector for each group of them; the groups are alike.
+    """The norms of the tensors, one vector for each group; all groups have the same number.
 
-    Of sharded tensors the lengths of all: one collective, no host synchronisation.
+    Sharded tensors need one collective, without host synchronisation.
     """
     every = [each for group in groups for each in group]
     lengths = torch.stack(torch._foreach_norm([local(each) for each in every]))
@@ -169,7 +171,7 @@ def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """Within it a unit is whole, for a use of its weights outside of its forward. Collective."""
+    """A context in which a unit is whole, to use its weights outside of forward. Collective."""
     if not is_unit(module):
         yield
         return
@@ -182,7 +184,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def gradients_kept(*modules: FSDPModule) -> Iterator[None]:
-    """Within it backward leaves each rank its own gradients, whole: it takes their memory."""
+    """A context in which backward does not reduce gradients: each rank keeps whole ones."""
     for module in modules:
         module.set_requires_gradient_sync(False)
     try:
@@ -193,7 +195,7 @@ def gradients_kept(*modules: FSDPModule) -> Iterator[None]:
 
 
 def on_mesh(share: Tensor, shape: torch.Size, stride: tuple[int, ...], mesh: DeviceMesh) -> Tensor:
-    """This rank's share of a tensor as one of all ranks."""
+    """The sharded tensor of which `share` is this rank's part."""
     from torch.distributed.tensor import DTensor, Shard
 
     made = DTensor.from_local(share, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)

@@ -1,8 +1,7 @@
-"""A tensor whose rows are shared out among ranks, which ask each other for them.
+"""A tensor whose rows are sharded over ranks, and the exchange of rows between them.
 
-Cut as torch cuts shards: the first ceil(rows / ranks) belong to rank 0, and so on. To the
-outside it is one tensor of all ranks (a DTensor), so that checkpoints hold it sharded and
-another number of ranks can resume from it.
+As in torch, the first ceil(rows / ranks) rows belong to rank 0, and so on. The tensor is a
+DTensor, so that checkpoints store it sharded and another number of ranks can resume from it.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from sslengine.distributed.sharding import is_sharded, local, mesh_of, on_mesh
 
 
 def rows_of_a_rank(count: int) -> int:
-    """Of so many rows; the last ranks may have fewer."""
+    """How many of `count` rows a rank has; the last ranks may have fewer."""
     return -(-count // world_size())
 
 
 def own_rows(count: int) -> slice:
-    """This rank's, of so many."""
+    """Which of `count` rows this rank has."""
     first = min(count, rank() * rows_of_a_rank(count))
     return slice(first, min(count, first + rows_of_a_rank(count)))
 
 
 def shared_out(own: Tensor, count: int) -> Tensor:
-    """The tensor of `count` rows of which each rank gives its own. One process has all of them."""
+    """The sharded tensor of `count` rows; `own` are this rank's. With one process: `own`."""
     if world_size() == 1:
         return own
     shape = torch.Size((count, *own.shape[1:]))
@@ -38,18 +37,18 @@ def shared_out(own: Tensor, count: int) -> Tensor:
 
 @torch.no_grad()
 def fetch(tensor: Tensor, rows: Tensor) -> Tensor:
-    """tensor[rows], for rows (...) of this rank's choice, without gradient.
+    """tensor[rows], without gradient; each rank may choose other rows (...).
 
-    Shared out it is collective, and the host waits twice: to learn how many different rows are
-    wanted, and how many other ranks want. A row travels once to each rank that asks for it,
-    however often.
+    If the tensor is sharded: collective, with two host synchronisations, for the number of
+    different rows and for the numbers of rows that other ranks request. A row is sent once to
+    each rank that requests it.
     """
     if not is_sharded(tensor):
         return tensor[rows]
     mine, block = local(tensor), rows_of_a_rank(len(tensor))
-    wanted, places = rows.unique(return_inverse=True)  # ordered: by their owners, too
+    wanted, places = rows.unique(return_inverse=True)  # sorted, so also by owner
     owners = wanted // block
-    # Not bincount: on a GPU that waits to see the largest number.
+    # Not bincount: on a GPU it synchronises to find the maximum.
     leaving = wanted.new_zeros(world_size()).index_add_(0, owners, torch.ones_like(owners))
     counts = exchange_counts(leaving)
     asked = exchange(wanted, counts)
@@ -58,9 +57,9 @@ def fetch(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def within(tensor: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What is here of `tensor`, the places of `rows` in it, and whether they are in it at all.
+    """This rank's part of `tensor`, the indices of `rows` in it, and whether it contains them.
 
-    A row that is elsewhere gets some place of those that are here.
+    A row of another rank gets some valid index.
     """
     here = local(tensor)
     if not is_sharded(tensor):

@@ -1,6 +1,6 @@
-"""Optimizer state split over ranks (ZeRO stage 1), by torch's own implementation.
+"""Optimizer state sharded over ranks (ZeRO stage 1), with torch's implementation.
 
-It is imported where it is asked for: with it come torch's modules for sharded models.
+torch.distributed.optim is imported on first use: it imports torch's modules for sharded models.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sslengine.distributed.ranks import rank
 def shard_optimizer(
     groups: list[dict[str, Any]], optimizer_class: type[optim.Optimizer], **arguments: Any
 ) -> optim.Optimizer:
-    """An optimizer that keeps the state of its share of the parameters alone."""
+    """An optimizer that keeps the state of this rank's share of the parameters only."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer_class, **arguments)
 
 
 def whole_state(optimizer: optim.Optimizer) -> dict[str, Any]:
-    """The state dict for a checkpoint. Collective with ZeRO: the shares meet on rank 0."""
+    """The state dict for a checkpoint. Collective with ZeRO: rank 0 gathers the shards."""
     zero = sys.modules.get("torch.distributed.optim")
     if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
         optimizer.consolidate_state_dict(to=0)

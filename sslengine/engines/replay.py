@@ -1,9 +1,9 @@
 """`replay`: after a non-finite loss, run the last steps again and find the module it comes from.
 
-A run resumes bit by bit, so the steps since its newest checkpoint can be repeated exactly (on a
-GPU as far as its kernels are deterministic). This time every module's output is checked, and
-autograd's anomaly detection checks every gradient. The run is not changed: the replay writes to
-a temporary folder.
+A resumed run is bit-exact, so the steps since its newest checkpoint can be repeated exactly (on a
+GPU if its kernels are deterministic). The replay checks every module's output, and autograd's
+anomaly detection checks every gradient. The run is not changed: the replay writes to a temporary
+folder.
 """
 
 from __future__ import annotations

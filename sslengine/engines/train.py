@@ -38,16 +38,17 @@ log = logging.getLogger("sslengine")
 
 
 @register_engine("train")
-def train(run: Run) -> None:
+def train(run: Run) -> bool:
+    """Returns whether it has trained: not where the run was complete, or only tests."""
     task = TASKS.get(read(run.config, TrainerOptions).TASK_NAME)(
         run.config, run.run_dir, run.device
     )
     task.prepare()
     with owned(run.run_dir):
-        _train(task, run)
+        return _train(task, run)
 
 
-def _train(task: Any, run: Run) -> None:
+def _train(task: Any, run: Run) -> bool:
     began = time.monotonic()
     marks = resume(task, run)
     startup.mark("checkpoint")
@@ -58,7 +59,7 @@ def _train(task: Any, run: Run) -> None:
         )
         task.close()
         check_results(run, task.results)
-        return
+        return False
     run.describe()
     task.writers.extend(make_writers(run, task.iteration, marks))
     _introduce(task, run)
@@ -71,6 +72,7 @@ def _train(task: Any, run: Run) -> None:
     metrics = [path for path in (run.run_dir / "metrics.jsonl",) if path.exists()]
     run.console.print(*(f"  metrics     {path}" for path in metrics), sep="\n")
     check_results(run, task.results)
+    return not task.test_only
 
 
 def make_writers(run: Run, iteration: int, marks: Any = None) -> list[Writer]:

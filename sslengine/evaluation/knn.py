@@ -62,10 +62,10 @@ def knn_scores(
     metric: Metric = "cosine",
     piece: int = PIECE,
 ) -> Tensor:
-    """Where images show several classes: which share of the votes is for each class.
+    """For images of several classes: the share of the votes for each class.
 
-    train_rows: indicators N x classes. A neighbour of which a class is not known (-1) has no vote
-    on it; a class without a vote has the score 0.
+    train_rows: indicators N x classes. A neighbour whose indicator is unknown (-1) has no vote on
+    that class. A class without votes has the score 0.
     """
     check_features(NAME, train_features, train_rows, test_features)
     train, test = _prepared(train_features, test_features, k, metric)

@@ -1,8 +1,8 @@
-"""A linear probe where images show several classes: a logistic regression for each class.
+"""A linear probe for images of several classes: a logistic regression for each class.
 
-Each is fitted on the images of which the class is known. One penalty for all is chosen, as in
-`linear.py`, by the mean average precision on training images that are held out. A class that all
-known training images show, or none, cannot be fitted and is left out.
+Each is fitted on the images whose indicator for the class is known. One penalty for all classes
+is chosen, as in `linear.py`, by the mean average precision on held-out training images. A class is
+left out if all its known indicators in the training set are equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rows = NDArray[np.int8]
 
 
 def mean_average_precision(scores: Tensor, rows: Tensor) -> float:
-    """In percent, over the classes that some image shows; NaN if there is none."""
+    """In percent, over the classes that have an image; NaN if there is none."""
     return 100.0 * float(average_precision(scores, rows.to(scores.device)).nanmean())
 
 
@@ -53,7 +53,7 @@ def linear_probe_of_many(
     classes = _fitted(rows[~held])
     if not classes.size:
         raise DataError(
-            "Linear probe: no class is shown by some training images and not by others."
+            "Linear probe: no class has both images that show it and images that do not."
         )
     probe = _Probe(classes, options.MAX_ITERATIONS)
     chosen, best = 0.0, -1.0

@@ -83,7 +83,7 @@ class LogComplexity(Hook):
         self.input_shape = tuple(input_shape)
 
     def on_start(self, task: TaskView) -> None:
-        from fvcore.nn import (  # type: ignore[attr-defined] # slow to import, rarely asked for
+        from fvcore.nn import (  # type: ignore[attr-defined] # slow to import, rarely used
             ActivationCountAnalysis,
             FlopCountAnalysis,
         )

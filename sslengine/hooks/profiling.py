@@ -4,7 +4,7 @@ It writes to `<run>/profile/`, for each rank of PROFILED_RANKS:
 
     rank0_trace.json               for chrome://tracing or https://ui.perfetto.dev
     rank0_ops.txt                  the operators that take most time
-    tensorboard/                   the trace for TensorBoard's profiler, if asked for
+    tensorboard/                   the trace for TensorBoard's profiler (TENSORBOARD_TRACE)
 
 Only the steps in the window are slower: compare their shares, not their times.
 """

@@ -26,9 +26,10 @@ from sslengine.distributed import flight_recorder, process_group
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.elastic import fail_at_once
 from sslengine.distributed.heartbeat import heartbeat
-from sslengine.distributed.ranks import rank
+from sslengine.distributed.ranks import is_primary, rank
 from sslengine.engines.run import Run
 from sslengine.errors import LaunchError, Preempted
+from sslengine.export.at_end import write_weights
 from sslengine.launch.folder import run_folder
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.precision import set_kernels
@@ -68,9 +69,14 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         for warning in resolved.warnings:
             log.warning("%s", warning)
         with heartbeat(silence, partial(_leave_at_once, folder)):
-            engine = ENGINES.get(resolved.engine_name, "engine_name")
+            engine, run = (
+                ENGINES.get(resolved.engine_name, "engine_name"),
+                Run(resolved, folder, device),
+            )
             startup.imported()
-            engine(Run(resolved, folder, device))
+            trained = engine(run)
+        if trained and is_primary():
+            write_weights(run)
     except Preempted:
         raise
     except BaseException:

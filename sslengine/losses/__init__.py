@@ -1,1 +1,1 @@
-"""Mathematics that methods share: tensors in, a scalar out."""
+"""Functions of tensors that several methods use."""

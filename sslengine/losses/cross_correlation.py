@@ -1,8 +1,8 @@
 """Second-order statistics of embeddings, over the images of all ranks, with gradient.
 
-`views` is (V, B, D): V views of this rank's B images. What ranks tell each other are
-sums: the D means and variances, and the D x D matrix. The embeddings stay where they
-are, so neither traffic nor work of a rank grows with the number of ranks.
+`views` is (V, B, D): V views of this rank's B images. Ranks exchange only sums: the D means and
+variances, and the D x D matrix. So the communication and the work of a rank do not depend on the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sslengine.errors import ConfigError
 
 
 def expect_several_images(facts: RunFacts, loss: str) -> None:
-    """While the config is checked: has a batch more images than one?"""
+    """Raise ConfigError if a batch has a single image."""
     if facts.global_batch_size < 2:
         raise ConfigError(
-            f"{loss} looks at how embeddings vary from image to image: "
+            f"{loss} depends on the variance over the images of a batch. "
             f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA: expected 2 or more over all ranks, "
             f"got {facts.global_batch_size}."
         )
@@ -29,8 +29,8 @@ def expect_several_images(facts: RunFacts, loss: str) -> None:
 
 def centred(views: Tensor) -> tuple[Tensor, Tensor]:
     """The embeddings less the mean of their view, and the number of images on all ranks."""
-    # The count travels with the sums: shares differ between ranks in evaluation, and a
-    # tensor on the device needs no host to read it.
+    # The count is reduced together with the sums, since it differs between ranks in evaluation. It
+    # is a tensor on the device: no host synchronisation.
     images = views.new_full((1,), float(views.shape[1]))
     sums = sum_over_ranks(torch.cat([views.sum(dim=1).flatten(), images]))
     count = sums[-1].detach()
@@ -54,7 +54,7 @@ def cross_correlation(views: Tensor, eps: float) -> Tensor:
     nothing.
     """
     images = views.shape[1]
-    if world_size() == 1 and images > 1:  # a batch norm is one operation, and so is its gradient
+    if world_size() == 1 and images > 1:  # batch_norm is one kernel forward and one backward
         first, second = (F.batch_norm(each, None, None, training=True, eps=eps) for each in views)
         return first.T @ second / images
     rows, count = centred(views)
@@ -64,9 +64,9 @@ def cross_correlation(views: Tensor, eps: float) -> Tensor:
 
 
 def off_diagonal(matrices: Tensor) -> Tensor:
-    """The entries of (..., D, D) that are not on the diagonal, as (..., D - 1, D); no copy."""
+    """The entries of (..., D, D) outside the diagonal, as a view of shape (..., D - 1, D)."""
     width = matrices.shape[-1]
-    # Row by row, and without the first entry, every (D + 1)th entry is on the diagonal.
+    # In the flattened matrix without its first entry, every (D + 1)th entry is on the diagonal.
     rest = matrices.flatten(-2)[..., 1:]
     rows: Tensor = rest.unflatten(-1, (width - 1, width + 1))
     return rows[..., :-1]

@@ -15,7 +15,7 @@ from sslengine.losses.views import described
 
 
 def projection_and_prediction(output: Any, loss: str) -> tuple[Tensor, Tensor]:
-    """Those of both views, (2B, D) each, as `predictor_head` gives them."""
+    """Projection and prediction of both views, (2B, D) each, the output of `predictor_head`."""
     match output:
         case [Tensor() as projection, Tensor() as prediction] if (
             projection.ndim == 2
@@ -24,7 +24,7 @@ def projection_and_prediction(output: Any, loss: str) -> tuple[Tensor, Tensor]:
         ):
             return projection, prediction
     raise TrainingError(
-        f"{loss} needs [projection, prediction] of two views, (2B, D) each, the model gave "
+        f"{loss} needs [projection, prediction] of two views, (2B, D) each; the model returned "
         f"{described(output)}. Is predictor_head the only head in config.MODEL.HEAD.PARAMS, and "
         f"the COLLATE_FUNCTION simclr_collator?"
     )

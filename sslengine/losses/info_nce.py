@@ -1,15 +1,14 @@
-"""The info-NCE loss: tell the positive of each anchor from all other candidates.
+"""The info-NCE loss: classify the positive of each anchor among all candidates.
 
     l_i = -log( exp(s(a_i, c_p(i)) / T) / sum_k exp(s(a_i, c_k) / T) ),   s = cosine
 
-It is a cross entropy over similarities, so log-sum-exp keeps it finite at any
-temperature.
+It is a cross entropy over similarities; log-sum-exp keeps it finite at any temperature.
 
-Candidates are those of all ranks, so the matrix of similarities grows with the number of
-ranks. A small one is torch's business. A large one is never held whole: some anchors at a time
-meet all candidates, and leave behind their share of the gradient, which is as large as the
-embeddings. That costs no more multiplications than a backward pass, which then has only to
-scale it.
+Candidates come from all ranks, so the matrix of similarities grows with the number of ranks. A
+small matrix is left to autograd. A large one is computed in blocks of anchors, and the gradient
+of each block is computed at once and added up. It has the size of the embeddings, so the whole
+matrix is never in memory. The backward pass then only scales this gradient; the number of
+multiplications is the same.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Similarities of which torch may keep some copies for the backward pass: 16 MB of float32 each.
+# Elements of a small matrix, which autograd may keep several copies of: 16 MB of float32 each.
 SMALL = 2**22
-# Similarities that are held at once: 64 MB of float32.
-AT_ONCE = 2**24
+# Elements of a block: 64 MB of float32.
+BLOCK = 2**24
 
 
 def info_nce(
@@ -36,9 +35,9 @@ def info_nce(
 ) -> Tensor:
     """The mean of l_i over the anchors and the pairs.
 
-    anchors (A, D) and candidates (C, D) have unit length. A pair: positives (A,) holds each
-    anchor's candidate; excluded (A, E), if given, candidates that do not count: the anchor
-    itself, where candidates contain the anchors.
+    anchors (A, D) and candidates (C, D) have unit length. A pair: positives (A,), the index of each
+    anchor's positive; excluded (A, E) or None, candidates to leave out of the sum, such as the
+    anchor itself.
     """
     if anchors.shape[0] * candidates.shape[0] <= SMALL:
         logits = anchors @ candidates.T / temperature
@@ -50,13 +49,13 @@ def info_nce(
         ]
     else:
         losses = [
-            info_nce_in_parts(anchors, candidates, positives, temperature, excluded)
+            info_nce_in_blocks(anchors, candidates, positives, temperature, excluded)
             for positives, excluded in pairs
         ]
     return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
 
-def info_nce_in_parts(
+def info_nce_in_blocks(
     anchors: Tensor,
     candidates: Tensor,
     positives: Tensor,
@@ -85,14 +84,13 @@ class _InfoNCE(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad[:2])
         to_anchors, to_candidates = torch.empty_like(anchors), torch.zeros_like(candidates)
         parts = []
-        for rows in _rows_at_once(len(anchors), len(candidates)):
+        for rows in _blocks(len(anchors), len(candidates)):
             logits = anchors[rows] @ candidates.T / temperature
-            # -inf is exp(-inf) = 0 in the sum.
             log_p = logits.scatter_(1, excluded[rows], float("-inf")).log_softmax(dim=1)
             of_positives = log_p.gather(1, positives[rows, None])
             parts.append(-of_positives)
             if wanted:
-                slope = log_p.exp_()  # softmax, less 1 at the positive
+                slope = log_p.exp_()  # softmax, minus 1 at the positive
                 slope.scatter_(1, positives[rows, None], of_positives.exp() - 1)
                 slope /= temperature * len(anchors)
                 to_anchors[rows] = slope @ candidates
@@ -107,6 +105,6 @@ class _InfoNCE(torch.autograd.Function):
         return (*(grad * each for each in ctx.saved_tensors), None, None, None)
 
 
-def _rows_at_once(rows: int, columns: int) -> list[slice]:
-    size = max(1, AT_ONCE // columns)
+def _blocks(rows: int, columns: int) -> list[slice]:
+    size = max(1, BLOCK // columns)
     return [slice(first, first + size) for first in range(0, rows, size)]

@@ -1,7 +1,7 @@
-"""A memory bank: one row for each sample of the training set, of what the model last said of it.
+"""A memory bank: one row for each training sample, with its latest embedding.
 
-It is whole on every rank, or shared out among them (distributed/shared_rows.py): then each
-rank writes what belongs to its rows, and `fetch` brings those of others.
+Every rank has all rows, or they are sharded over ranks (distributed/shared_rows.py): then each
+rank writes to its rows, and `fetch` gets the rows of others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("sslengine")
 
 
 def expect_sample_index(facts: RunFacts, loss: str) -> None:
-    """While the config is checked: does every sample that comes have a row?"""
+    """Raise ConfigError if the run has samples without a row."""
     if facts.label_type not in ("", "sample_index"):
         raise ConfigError(
             f"{loss} keeps a row for each sample, and config.DATA.TRAIN.LABEL_TYPE is "
@@ -37,21 +37,21 @@ def expect_sample_index(facts: RunFacts, loss: str) -> None:
         )
 
 
-# Rows that are drawn at once: nothing else is as large as the memory, while it is made either.
+# Rows that are drawn at a time, so that making the memory needs little more than its size.
 DRAWN_AT_ONCE = 2**16
-# A memory of more bytes is sharded by itself where there are several ranks: beyond 2.1 million
-# rows of 128 numbers.
+# With several ranks and `sharded: auto`, a larger memory is sharded. In bytes: 2.1 million rows of
+# 128 numbers.
 WHOLE_BELOW = 2**30
 
 
-def sharding_named(options: Any) -> Iterator[str]:
-    """What is wrong with `sharded` of the options of a memory, if anything is."""
+def sharded_problems(options: Any) -> Iterator[str]:
+    """The errors in the option `sharded` of a memory."""
     if options.sharded not in (True, False, "auto"):
         yield f"sharded: expected true, false or auto, got {options.sharded!r}."
 
 
 def is_shared(sharded: bool | str, rows: int, *shape: int) -> bool:
-    """Does each rank keep its share of so many rows alone?"""
+    """Is a memory of so many rows sharded?"""
     if sharded != "auto":
         return bool(sharded)
     size = 4 * rows * math.prod(shape)
@@ -65,9 +65,9 @@ def is_shared(sharded: bool | str, rows: int, *shape: int) -> bool:
 
 
 def random_rows(num_rows: int, dim: int, unit_length: bool, shared: bool = False) -> Tensor:
-    """Where a memory starts: uniform, each row of length 1 in the mean or exactly.
+    """The initial memory: uniform numbers. The length of a row is 1, exactly or on average.
 
-    Shared out they are the same numbers: each rank draws all of them, and keeps its own.
+    Sharded or not, the numbers are the same: each rank draws all rows and keeps its own.
     """
     mine = own_rows(num_rows) if shared else slice(0, num_rows)
     own = torch.empty(mine.stop - mine.start, dim)
@@ -85,7 +85,7 @@ def _drawn(num_rows: int, dim: int, unit_length: bool) -> Tensor:
 
 
 def zero_rows(num_rows: int, *shape: int, shared: bool = False) -> Tensor:
-    """A memory that is still empty."""
+    """An empty memory."""
     if not shared:
         return torch.zeros(num_rows, *shape)
     mine = own_rows(num_rows)
@@ -94,11 +94,10 @@ def zero_rows(num_rows: int, *shape: int, shared: bool = False) -> Tensor:
 
 @torch.no_grad()
 def overwrite(memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor) -> None:
-    """memory[rows[i]] = values[i] wherever counted[i]; of several for one row the last one stays.
+    """memory[rows[i]] = values[i] wherever counted[i]; of several values for a row the last counts.
 
-    rows (R,), values (R, ...), counted (R,) of bool, the same on all ranks. A row that does not
-    count may hold any valid number. What is written does not depend on the order in which a
-    device writes.
+    rows (R,), values (R, ...), counted (R,) of bool, the same on all ranks. Where counted is false,
+    the row may be any valid index. The result is deterministic on any device.
     """
     here, places, is_here = within(memory, rows)
     _write(here, places, values, counted & is_here)
@@ -108,7 +107,7 @@ def overwrite(memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor) -> 
 def move_towards(
     memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor, momentum: float
 ) -> None:
-    """The same with `momentum` of the old row, and unit length: m * old + (1 - m) * new."""
+    """The same with m * old + (1 - m) * new, scaled to unit length, in place of the new value."""
     here, places, is_here = within(memory, rows)
     if len(here):
         moved = here[places] * momentum + values * (1.0 - momentum)
@@ -119,16 +118,17 @@ def _write(memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor) -> Non
     if not len(memory):
         return
     last = _last_writer(rows, counted)
-    # Those that do not count write what is to stand there in any case.
+    # Entries that do not count write the final value of their row.
     found = (last >= 0).view(-1, *[1] * (values.ndim - 1))
     memory.index_copy_(0, rows, torch.where(found, values[last], memory[rows]))
 
 
 def _last_writer(rows: Tensor, counted: Tensor) -> Tensor:
-    """Of each row (R,) the place of the last that counts and has the same number; -1: none.
+    """For each entry of rows (R,), the index of the last one that counts with the same row; -1 if
+    there is none.
 
-    In the order of (number, place), so that nothing grows with the square of R, which is the
-    batch of all ranks; and without a host that waits for how many numbers there are.
+    By sorting (row, index), which needs neither R x R memory, where R is the global batch size, nor
+    a host synchronisation.
     """
     step = len(rows) + 1
     places = torch.arange(1, step, device=rows.device)

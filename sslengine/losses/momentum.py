@@ -1,9 +1,9 @@
-"""Copies of a model that follow it slowly: teachers and momentum encoders.
+"""Momentum copies of a model: teachers and key encoders.
 
     teacher = m * teacher + (1 - m) * student, for every parameter
 
-Buffers (the statistics of batch norms) are the copy's own business: they move with its
-own forward passes, and `rank_0_statistics` makes them the same on all ranks.
+Buffers (batch norm statistics) are not averaged: the copy's forward passes update them, and
+`rank_0_statistics` makes them equal on all ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def frozen_copy(model: Module) -> Module:
-    """A copy that shares nothing with the model and takes no gradient."""
+    """A copy without gradients that shares no tensors with the model."""
     return copy.deepcopy(model).requires_grad_(False)
 
 
@@ -31,15 +31,16 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 def pairs_of(teacher: nn.Module, student: nn.Module) -> Pairs:
-    """To be made once: to walk through a network takes longer than to move it."""
+    """The pairs of parameters. Make them once: listing parameters takes longer than `follow`."""
     return list(zip(teacher.parameters(), student.parameters(), strict=True))
 
 
 @torch.no_grad()
 def follow(pairs: Pairs, momentum: float) -> None:
-    """One step of each teacher's parameter towards the student's, in one kernel for all.
+    """Average the teacher's parameters with the student's, in one kernel for all.
 
-    Each rank moves its share of a sharded teacher; one that is not gathers its student.
+    Each rank updates its shard of a sharded teacher. For a teacher that is not sharded, a sharded
+    student is gathered.
     """
     mine: list[Tensor] = [local(each) for each, _ in pairs]
     theirs: list[Tensor] = [local(like(each, own)) for own, each in pairs]
@@ -56,7 +57,7 @@ def copy_buffers(teacher: nn.Module, student: nn.Module) -> None:
 
 @torch.no_grad()
 def start_as(teacher: nn.Module, student: nn.Module) -> None:
-    """Parameters and buffers, into a copy that was made before."""
+    """Copy the student's parameters and buffers into the teacher."""
     own, theirs = teacher.state_dict(), student.state_dict()
     for name, tensor in own.items():
         copy_into(tensor, theirs[name])
@@ -68,8 +69,8 @@ def rising_momentum(base: float, where: float) -> float:
 
 
 def rank_0_statistics(teacher: nn.Module) -> None:
-    """Rank 0's batch norm statistics on every rank, as DDP keeps them for the model.
+    """Copy rank 0's batch norm statistics to all ranks, as DDP does for the model.
 
-    For after a forward pass in which each rank has seen its own images.
+    Call it after each forward pass in training: the ranks have different images.
     """
     broadcast_all(each for each in teacher.buffers() if each.is_floating_point())

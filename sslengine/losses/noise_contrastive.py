@@ -1,4 +1,4 @@
-"""Noise-contrastive estimation: tell a sample's own row of a memory from rows drawn at random.
+"""Noise-contrastive estimation: classify a sample's row of the memory against random rows.
 
 Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018,
 with scores s = v . f / T of an embedding f and a row v:
@@ -8,8 +8,8 @@ with scores s = v . f / T of an embedding f and a row v:
     J = -log h(i, f) - sum over m drawn rows j of log(1 - h(j, f))       (eq. 7)
     Z = n / m * sum over m drawn rows j of exp(s_j)                      (eq. 8)
 
-log h is log-sigmoid(s - log(Z m / n)), and log(1 - h) that of the opposite, so nothing
-overflows at any temperature.
+log h is log-sigmoid(s - log(Z m / n)), and log(1 - h) is log-sigmoid of the negative argument:
+no overflow at any temperature.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def noise_contrastive(
 
 
 def estimate_log_partition(negatives: Tensor, num_samples: int) -> Tensor:
-    """log Z, from the scores of rows drawn uniformly."""
+    """log Z from the scores of uniformly drawn rows."""
     log_mean = torch.logsumexp(negatives.flatten(), dim=0) - math.log(negatives.numel())
     return log_mean + math.log(num_samples)

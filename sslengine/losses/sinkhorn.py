@@ -1,15 +1,15 @@
-"""Samples assigned to prototypes in given shares: Sinkhorn-Knopp over the batch of all ranks.
+"""Sinkhorn-Knopp: assign the samples of all ranks to prototypes with given shares.
 
 Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments,
 2020, equations 3 to 5. From scores s of samples b and prototypes k
 
     Q_bk = exp(s_bk / epsilon)
     repeat:  Q_bk *= r_k / sum_b Q_bk        every prototype gets its share r_k of the samples
-             Q_bk *= 1 / sum_k Q_bk          every sample is given away once
+             Q_bk *= 1 / sum_k Q_bk          the row of every sample sums to 1
 
-in logarithms: at any epsilon nothing overflows, and a prototype that is far from every sample
-still gets its share. What the shares and the samples add up to does not matter, for the
-second line divides it out.
+It is computed with logarithms: there is no overflow at any epsilon, and a prototype that is far
+from every sample still gets its share. The sum of the shares has no effect: the second line
+divides by it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def sinkhorn(
 ) -> Tensor:
     """Q of this rank's samples, without gradient: each row is a distribution.
 
-    scores (..., B, K): problems side by side share their collectives, two an iteration.
-    shares (K,): of each prototype, equal ones unless given.
-    counted (..., B): samples that are false get a row and weigh nothing themselves.
+    scores (..., B, K): leading dimensions are separate problems, which share the two collectives
+        per iteration.
+    shares (K,): of each prototype; None: equal.
+    counted (..., B): samples that are false get a row but have no weight.
     """
     log_q = scores.detach() / epsilon
     for _ in range(iterations):
@@ -54,9 +55,9 @@ def _without(log_q: Tensor, counted: Tensor) -> Tensor:
 
 
 def _log_mass(log_q: Tensor) -> Tensor:
-    """log sum_b Q_bk over the samples of all ranks, (..., 1, K). The same bits on each of them.
+    """log sum_b Q_bk over the samples of all ranks, (..., 1, K); bit-equal on all ranks.
 
-    Two small reductions, whose size does not grow with the number of ranks as a gather would.
+    Two reductions, whose size, unlike that of a gather, does not depend on the number of ranks.
     """
     own = log_q.logsumexp(dim=-2, keepdim=True)
     if world_size() == 1:

@@ -1,4 +1,4 @@
-"""From one crop of an image predict what was made of another one.
+"""Predict from one crop of an image the target of another crop.
 
 mean over targets a, crops v other than a's own, and images b of
     - sum_k target_abk log p_vbk
@@ -19,15 +19,15 @@ from sslengine.losses.views import expect_crops
 def swapped_prediction(targets: Tensor, log_p: Tensor, sources: Sequence[int]) -> Tensor:
     """The mean cross entropy.
 
-    targets (A, B, K): distributions, made from the crops `sources`, one number each.
-    log_p (V, B, K): the logarithms of what each crop predicts.
+    targets (A, B, K): distributions, computed from the crops with the numbers `sources`.
+    log_p (V, B, K): the logarithm of each crop's prediction.
     """
     crops, images = log_p.shape[:2]
-    # All pairs as one product of matrices; K is large, so no copy of targets or log_p is made.
+    # One matrix product for all pairs, without copies of targets and log_p: K is large.
     pairs = torch.einsum("abk,vbk->av", targets, log_p)
     own = torch.zeros_like(pairs, dtype=torch.bool)
     for row, source in enumerate(sources):
-        own[row, source].fill_(True)  # `= True` would copy a tensor of the host to the device
+        own[row, source].fill_(True)  # `= True` would copy a host tensor to the device
     return -pairs.masked_fill(own, 0.0).sum() / (len(sources) * (crops - 1) * images)
 
 
@@ -39,6 +39,6 @@ def check_crops(
     expect_crops(facts, where, collators)
     if not sources or len(set(sources)) < len(sources) or not set(sources) <= set(range(crops)):
         raise ConfigError(
-            f"{where}.{key}: expected different numbers from 0 to {crops - 1}, one for each crop "
-            f"that counts; got {list(sources)}."
+            f"{where}.{key}: expected different numbers of crops, from 0 to {crops - 1}; got "
+            f"{list(sources)}."
         )

@@ -1,6 +1,6 @@
-"""What losses on two or more views of an image ask of the run and of the model.
+"""Checks of the config and of the model's output for losses on several views of an image.
 
-A batch holds first all first views, then all second ones, and so on.
+A batch has the first views of all images first, then the second views, and so on.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from sslengine.errors import ConfigError, TrainingError
 
 
 def expect_two_views(facts: RunFacts, loss: str) -> None:
-    """While the config is checked: do the transforms make two views?"""
+    """Raise ConfigError unless the transforms make two views."""
     if facts.views_per_image != 2:
         raise ConfigError(
-            f"{loss} compares two views of an image, and config.DATA.TRAIN.TRANSFORMS make "
-            f"{facts.views_per_image}. Begin them with `name: ImgReplicatePil`, `num_times: 2`."
+            f"{loss} compares two views of an image, but config.DATA.TRAIN.TRANSFORMS make "
+            f"{facts.views_per_image}. The first entry should be `name: ImgReplicatePil`, "
+            f"`num_times: 2`."
         )
 
 
 def expect_crops(facts: RunFacts, where: str, collators: Sequence[str]) -> None:
-    """While the config is checked: are there several crops, collated as a list?"""
+    """Raise ConfigError unless there are several crops, collated as a list."""
     if facts.views_per_image < 2:
         raise ConfigError(
-            f"{where}: compares crops of an image, and config.DATA.TRAIN.TRANSFORMS make "
-            f"{facts.views_per_image}. Begin them with `name: ImgPilToMultiCrop`."
+            f"{where}: compares crops of an image, but config.DATA.TRAIN.TRANSFORMS make "
+            f"{facts.views_per_image}. The first entry should be `name: ImgPilToMultiCrop`."
         )
     if facts.collator not in collators:
         raise ConfigError(
@@ -38,18 +39,18 @@ def expect_crops(facts: RunFacts, where: str, collators: Sequence[str]) -> None:
 
 
 def split_views(output: Any, loss: str) -> Tensor:
-    """(2B, D) becomes (2, B, D): the first views of all images, then the second ones."""
+    """Reshape (2B, D) to (2, B, D): the first views of all images, then the second ones."""
     images = images_of(output, loss)
     views: Tensor = output.unflatten(0, (2, images))
     return views
 
 
 def images_of(output: Any, loss: str, count: int = 2) -> int:
-    """B, of which the output has (count B, D): a row for each view."""
+    """Check that the output is (count * B, D), a row for each view; return B."""
     if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[0] % count:
         raise TrainingError(
             f"{loss} needs one embedding ({count}B, D), a row for each of the {count} views of "
-            f"every image; the model gave {described(output)}. Is DATA.TRAIN.COLLATE_FUNCTION "
+            f"every image; the model returned {described(output)}. Is DATA.TRAIN.COLLATE_FUNCTION "
             f"{'simclr_collator' if count == 2 else 'multicrop_collator'}, and does the model end "
             f"in one head?"
         )
@@ -57,7 +58,7 @@ def images_of(output: Any, loss: str, count: int = 2) -> int:
 
 
 def described(output: object) -> str:
-    """A model's output, in an error."""
+    """The shapes of a model's output, for an error message."""
     if isinstance(output, Tensor):
         return f"a tensor of shape {tuple(output.shape)}"
     if isinstance(output, (list, tuple)):

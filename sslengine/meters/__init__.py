@@ -1,4 +1,4 @@
-"""Running measures of a phase, accumulated on the device."""
+"""Metrics of a phase, accumulated on the device."""
 
 from sslengine.registry import METERS
 

@@ -1,4 +1,4 @@
-"""Precision and recall of the k best guesses, where an image may show several classes."""
+"""Precision and recall of the top k predictions, for images with several classes."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ class _AtKMeter(TopKMeter):
         self.add(torch.stack([self._count(each.detach(), rows) for each in outputs]))
 
     def _count(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """[guesses of known classes for each k, classes shown, right guesses for each k]"""
-        guessed = rows.gather(1, self.guesses(logits.float()))
-        known = [(guessed[:, :k] >= 0).sum() for k in self.topk_values]
-        right = [(guessed[:, :k] > 0).sum() for k in self.topk_values]
-        return torch.stack([*known, (rows > 0).sum(), *right])
+        """[predictions of known classes for each k, positives, true positives for each k]"""
+        predicted = rows.gather(1, self.predictions(logits.float()))
+        known = [(predicted[:, :k] >= 0).sum() for k in self.topk_values]
+        correct = [(predicted[:, :k] > 0).sum() for k in self.topk_values]
+        return torch.stack([*known, (rows > 0).sum(), *correct])
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
         count = len(self.topk_values)
         return {
             f"top_{k}": {
-                name: 100.0 * row[count + 1 + position] / self.of(row, position)
+                name: 100.0 * row[count + 1 + position] / self.denominator(row, position)
                 for name, row in zip(self.output_names, totals, strict=True)
-                if self.of(row, position)
+                if self.denominator(row, position)
             }
             for position, k in enumerate(self.topk_values)
         }
 
-    def of(self, row: list[float], position: int) -> float:
-        """What the right guesses are a share of."""
+    def denominator(self, row: list[float], position: int) -> float:
+        """What the number of true positives is divided by."""
         raise NotImplementedError
 
 
 @register_meter("precision_at_k_list_meter")
 class PrecisionAtKListMeter(_AtKMeter):
-    """`value()["top_5"]["0"]`: the percentage of the five best guesses that are shown."""
+    """`value()["top_5"]["0"]`: the percentage of the top five predictions that are correct."""
 
     name = "precision_at_k_list_meter"
 
-    def of(self, row: list[float], position: int) -> float:
+    def denominator(self, row: list[float], position: int) -> float:
         return row[position]
 
 
 @register_meter("recall_at_k_list_meter")
 class RecallAtKListMeter(_AtKMeter):
-    """`value()["top_5"]["0"]`: the percentage of what is shown that is among five guesses."""
+    """`value()["top_5"]["0"]`: the percentage of positives among the top five predictions."""
 
     name = "recall_at_k_list_meter"
 
-    def of(self, row: list[float], position: int) -> float:
+    def denominator(self, row: list[float], position: int) -> float:
         return row[len(self.topk_values)]

@@ -1,12 +1,12 @@
-"""Average precision of each class: how far do its images come before the others?
+"""Average precision of each class.
 
-With P(i) the share of the class's images among the first i, ranked by their score for it, and M of
-them in all:
+All images are ranked by their score for the class. With P(i) the share of the class's images among
+the first i, and M the number of the class's images:
 
     AP = 1 / M  *  sum over its images, at rank i, of P(i)
 
-Images of equal score have one rank, the last of theirs. `interpolated`, as in VOC since 2010 and in
-VISSL: max over j >= i of P(j) stands for P(i). Without it, it is scikit-learn's.
+Images of equal score all get the last of their ranks. `interpolated`, as in VOC since 2010 and in
+VISSL: P(i) is replaced by the maximum of P(j) over j >= i. Without it the result is scikit-learn's.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from sslengine.errors import DataError
 
 # Scores that are sorted at a time.
-PIECE = 2**25
+BLOCK = 2**25
 
 
 def average_precision(scores: Tensor, targets: Tensor, interpolated: bool = True) -> Tensor:
     """From 0 to 1 for each class, in float64.
 
-    scores, targets: images x classes. targets: 1, 0, or below 0 where unknown; such an image
-    does not count for the class. NaN: a class without an image, or with a score that is NaN.
+    scores, targets: images x classes. targets: 1, 0, or below 0 if unknown: then the image is
+    ignored for the class. NaN: the class has no image, or a score is NaN.
     """
     if scores.shape != targets.shape or scores.ndim != 2:
         raise DataError(
@@ -33,7 +33,7 @@ def average_precision(scores: Tensor, targets: Tensor, interpolated: bool = True
         )
     if not len(scores):
         return scores.new_full(scores.shape[1:], float("nan"), dtype=torch.float64)
-    columns = max(1, PIECE // len(scores))
+    columns = max(1, BLOCK // len(scores))
     pairs = zip(scores.split(columns, dim=1), targets.split(columns, dim=1), strict=True)
     return torch.cat([_of_columns(some, wanted, interpolated) for some, wanted in pairs])
 

@@ -1,4 +1,4 @@
-"""What a meter is: totals on the device, one reduction at the end of a phase. And its making."""
+"""The base class of meters: totals on the device, one reduction at the end of a phase."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sslengine.registry import METERS, component_key
 
 
 class Meter(ABC):
-    """Accumulates totals, which add up over steps and over ranks.
+    """Accumulate totals, which are summed over steps and over ranks.
 
-    `update` runs in every step: it must not wait for the device.
+    `update` is called in every step, so it must not synchronise with the device.
     """
 
     name: str
 
     def __init__(self) -> None:
-        # Sums so far, of this rank alone. None until the first update tells the device.
+        # The sums of this rank. None before the first update, which decides the device.
         self.totals: Tensor | None = None
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Meter(ABC):
         """The value, from totals over all ranks."""
 
     def add(self, batch: Tensor) -> None:
-        """Add one batch's sums. float64 holds whole numbers to 2^53 exactly."""
+        """Add one batch's sums. float64 represents whole numbers up to 2^53 exactly."""
         batch = batch.to(torch.float64)
         self.totals = batch if self.totals is None else self.totals + batch
 
@@ -55,13 +55,13 @@ class Meter(ABC):
         self.totals = state["totals"]
 
     def load_sum(self, states: list[dict[str, Any]]) -> None:
-        """Take over what several ranks had counted."""
+        """Restore the sum of the states of several ranks."""
         counted = [state["totals"] for state in states if state["totals"] is not None]
         self.totals = torch.stack(counted).sum(dim=0) if counted else None
 
 
 def build_meters(options: MetersOptions) -> list[Meter]:
-    """Those of `config.METERS`."""
+    """Build the meters of `config.METERS`."""
     meters = []
     for name in options.names:
         given = getattr(options, component_key(name), {})

@@ -1,4 +1,4 @@
-"""Mean average precision in percent, where an image may show several classes."""
+"""Mean average precision in percent, for images with several classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.errors import TrainingError
-from sslengine.meters.average_precision import PIECE, average_precision
+from sslengine.meters.average_precision import BLOCK, average_precision
 from sslengine.meters.base import Meter
 from sslengine.meters.targets import as_indicators, as_outputs, output_names
 from sslengine.registry import register_meter
@@ -18,10 +18,10 @@ from sslengine.registry import register_meter
 
 @register_meter("mean_ap_list_meter")
 class MeanAPListMeter(Meter):
-    """`value()["mAP"]["0"]`, and `value()["AP"]["0"]` by the number of the class.
+    """`value()["mAP"]["0"]`, and `value()["AP"]["0"]` by class number.
 
-    A class that no image shows is left out of both. Keeps the scores of all images of a phase on
-    the device: 5 bytes for each image, class and output.
+    Both leave out a class without images. The scores of all images of a phase stay on the device:
+    5 bytes for each image, class and output.
     """
 
     name = "mean_ap_list_meter"
@@ -34,9 +34,9 @@ class MeanAPListMeter(Meter):
         interpolated: bool = True,
         max_cpu_capacity: int = -1,
     ) -> None:
-        """num_classes: that the model has to have outputs for. interpolated: as VISSL and VOC
-        do it; false: scikit-learn's average precision. max_cpu_capacity: the most images of a
-        phase on each rank, more are an error; -1: any number."""
+        """num_classes: the expected number of the model's outputs. interpolated: as in VISSL and
+        VOC; false: scikit-learn's average precision. max_cpu_capacity: the largest number of images
+        of a phase on each rank (more are an error); -1: any number."""
         super().__init__()
         self.capacity = max_cpu_capacity
         self.num_classes, self.interpolated = num_classes, interpolated
@@ -49,25 +49,25 @@ class MeanAPListMeter(Meter):
         width = outputs[0].shape[1]
         if self.num_classes not in (None, width):
             raise TrainingError(
-                f"config.METERS.{self.name}.num_classes is {self.num_classes}, and the model has "
+                f"config.METERS.{self.name}.num_classes is {self.num_classes}, but the model has "
                 f"{width} outputs."
             )
         if 0 <= self.capacity < sum(map(len, self._scores)) + len(outputs[0]):
             raise TrainingError(
-                f"config.METERS.{self.name}.max_cpu_capacity is {self.capacity}, and a phase has "
-                f"more images. It may be as many as the test set has, or -1 for any number."
+                f"config.METERS.{self.name}.max_cpu_capacity is {self.capacity}, but a phase has "
+                f"more images. Set it to the number of images, or to -1 for any number."
             )
         self._scores.append(torch.stack([each.detach().float() for each in outputs], dim=1))
         self._targets.append(as_indicators(self.name, target, outputs[0]))
 
     @torch.no_grad()
     def value(self) -> dict[str, Any]:
-        """Collective. Some classes at a time: their scores of all ranks are on every rank."""
+        """Collective. Every rank gathers the scores of all ranks, for some classes at a time."""
         if not self._scores:
             return {}
         scores, targets = torch.cat(self._scores), torch.cat(self._targets)
         images = int(sum_in_place(torch.tensor(len(scores), device=scores.device)))
-        columns = max(1, PIECE // (images * len(self.output_names)))
+        columns = max(1, BLOCK // (images * len(self.output_names)))
         parts = [
             self._of_classes(some, wanted)
             for some, wanted in zip(
@@ -84,7 +84,7 @@ class MeanAPListMeter(Meter):
         )
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
-        """totals: for each output the average precision of each class, perhaps NaN."""
+        """totals: the average precision of each class (or NaN) for each output."""
         means: dict[str, float] = {}
         classes: dict[str, dict[str, float]] = {}
         for name, row in zip(self.output_names, totals, strict=True):

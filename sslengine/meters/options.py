@@ -1,4 +1,4 @@
-"""`config.METERS`: what is measured in each phase."""
+"""`config.METERS`: the meters of each phase."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sslengine.registry import METERS
 class MetersOptions:
     # VISSL's older form of `names`: one meter.
     name: str = named(METERS, "")
-    # Arguments of each stand in a section of its name.
+    # The meters. The arguments of each are in a section of its name.
     names: list[str] = named(METERS, [])
     # Measure in train phases too.
     enable_training_meter: bool = True

@@ -1,4 +1,4 @@
-"""What meters are given, in one form."""
+"""Outputs and targets in the form that meters use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def output_names(num_meters: int, meter_names: Sequence[str]) -> list[str]:
 
 
 def as_outputs(meter: str, output: Tensor | Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
-    """One for each name."""
+    """A list of outputs, one for each name."""
     outputs = [output] if isinstance(output, Tensor) else list(output)
     if len(outputs) != len(names):
         raise TrainingError(
-            f"{meter} measures {len(names)} outputs and the model has {len(outputs)}: set "
+            f"{meter} expects {len(names)} outputs, but the model has {len(outputs)}: set "
             f"config.METERS.{meter}.num_meters."
         )
     return outputs
@@ -29,14 +29,14 @@ def as_outputs(meter: str, output: Tensor | Sequence[Tensor], names: Sequence[st
 
 def as_indicators(meter: str, target: Tensor, output: Tensor) -> Tensor:
     """Images x classes: 1, 0, or UNKNOWN. target: class numbers, indicators, or probabilities of
-    mixed images, of which those above one half count."""
+    mixed images; a probability above 0.5 counts as 1."""
     if target.ndim == 1:
         classes = torch.arange(output.shape[1], device=target.device)
         rows = (target.unsqueeze(1) == classes).to(torch.int8)
         return rows.masked_fill((target < 0).unsqueeze(1), UNKNOWN)
     if target.shape != output.shape:
         raise TrainingError(
-            f"{meter}: labels of shape {tuple(target.shape)}, and outputs of "
+            f"{meter}: the labels have the shape {tuple(target.shape)} and the outputs "
             f"{tuple(output.shape)}: expected an indicator for each image and class."
         )
     return (target > 0.5).to(torch.int8).masked_fill(target < 0, UNKNOWN)

@@ -1,4 +1,4 @@
-"""What meters share that look at the k best guesses of each of several outputs."""
+"""The base class of meters of the top k predictions of one or several outputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class TopKMeter(Meter):
         self.topk_values = list(topk_values)
         self.output_names = output_names(num_meters, meter_names)
 
-    def guesses(self, logits: Tensor) -> Tensor:
-        """The classes of the largest outputs, best first: as many as the largest k."""
+    def predictions(self, logits: Tensor) -> Tensor:
+        """The classes of the largest outputs, best first, for the largest k."""
         largest = max(self.topk_values)
         if largest > logits.shape[1]:
             raise TrainingError(

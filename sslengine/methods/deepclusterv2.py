@@ -39,7 +39,7 @@ from sslengine.losses.memory import (
     expect_sample_index,
     is_shared,
     overwrite,
-    sharding_named,
+    sharded_problems,
     zero_rows,
 )
 from sslengine.methods.base import Method, Step
@@ -62,7 +62,7 @@ class ClusteredMemory:
     sharded: bool | str = "auto"
 
     def check(self) -> Iterator[str]:
-        yield from sharding_named(self)
+        yield from sharded_problems(self)
         if not self.crops_for_mb:
             yield "crops_for_mb: expected one or more numbers of crops; got none."
         if self.embedding_dim < 1:
@@ -149,7 +149,7 @@ class DeepClusterLoss(Method):
         counts = (self.assignments[:, all_targets] != NO_CLUSTER).sum(dim=1).clamp(min=1)
         sums = torch.stack([self._sum(i, embeddings, target) for i in range(len(counts))])
         if self.training:
-            self.remember(self._remembered_crops(embeddings), target[: self._images(target)])
+            self.store(self._stored_crops(embeddings), target[: self._images(target)])
         # Divided by the mean count per rank, so the mean over ranks is the mean over samples.
         return (sums * (world_size() if self.training else 1) / counts).mean()
 
@@ -164,19 +164,20 @@ class DeepClusterLoss(Method):
         if shape != (len(target), dim) or len(target) % crops:
             raise TrainingError(
                 f"{NAME} needs an embedding of {dim} columns (memory_params.embedding_dim) for "
-                f"each of {crops} crops of each image; the model gave {shape} for {len(target)} "
-                f"labels. See config.MODEL.HEAD.PARAMS and DATA.TRAIN.COLLATE_FUNCTION."
+                f"each of {crops} crops of each image; the model returned {shape} for "
+                f"{len(target)} labels. See config.MODEL.HEAD.PARAMS and "
+                f"config.DATA.TRAIN.COLLATE_FUNCTION."
             )
 
     def _images(self, target: Tensor) -> int:
         return len(target) // self.options.num_crops
 
-    def _remembered_crops(self, embeddings: Tensor) -> Tensor:
+    def _stored_crops(self, embeddings: Tensor) -> Tensor:
         """(B, crops, D) of the crops in the memory."""
         by_crop = embeddings.detach().chunk(self.options.num_crops)
         return torch.stack([by_crop[crop] for crop in self.crops], dim=1)
 
-    def remember(self, embeddings: Tensor, samples: Tensor) -> None:
+    def store(self, embeddings: Tensor, samples: Tensor) -> None:
         """Overwrite the rows of all ranks' samples (B,) with embeddings (B, crops, D)."""
         rows = gather(samples).rows
         values = gather(embeddings).rows
@@ -192,7 +193,7 @@ class DeepClusterLoss(Method):
             with step.autocast():
                 output = model(crops)
             embeddings = F.normalize(step.full(output)[0], dim=1).chunk(len(crops))
-            self.remember(torch.stack(embeddings, dim=1), sample["target"][: len(crops[0])])
+            self.store(torch.stack(embeddings, dim=1), sample["target"][: len(crops[0])])
 
     @torch.no_grad()
     def cluster(self, generator: torch.Generator) -> None:

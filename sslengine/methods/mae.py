@@ -3,8 +3,8 @@ decoder reconstructs the rest.
 
     hidden = a random 75 % of the patches, drawn for each image
     tokens = trunk(visible patches)
-    painted = decoder(tokens, with one learned token in place of each hidden patch)
-    loss = mean over hidden patches of (painted - pixels)^2
+    predicted = decoder(tokens, with one learned token in place of each hidden patch)
+    loss = mean over hidden patches of (predicted - pixels)^2
 
 NORMALIZE_PIXELS subtracts each patch's own mean and divides by its own standard deviation.
 Position embeddings are fixed sines and cosines, also in the trunk. The model computes its own
@@ -37,7 +37,7 @@ from sslengine.registry import register_model
 class MaeOptions:
     # Share of the patches that are hidden from the trunk.
     MASK_RATIO: float = 0.75
-    # The target: a patch's pixels less their mean, over their deviation.
+    # The target is a patch's pixels, minus their mean, divided by their standard deviation.
     NORMALIZE_PIXELS: bool = True
     # Width of a token in the decoder.
     DECODER_DIM: int = 512
@@ -83,10 +83,10 @@ class MaskedAutoencoder(nn.Module):
         """data: images. Labels in the batch are ignored."""
         if mode == "tensor":
             return self.trunk(data)[0]
-        painted, hidden = self.paint(data, self._noise(data))
+        reconstructed, hidden = self.reconstruct(data, self._noise(data))
         if mode == "predict":
-            return painted
-        return {"loss": self.loss(data, painted, hidden)}, painted.detach(), hidden
+            return reconstructed
+        return {"loss": self.loss(data, reconstructed, hidden)}, reconstructed.detach(), hidden
 
     def val_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """The losses in test phases: the same loss in eval mode."""
@@ -97,7 +97,7 @@ class MaskedAutoencoder(nn.Module):
         frequency = self.options.PICTURES_EVERY_NUM_EPOCH
         return [SavePictures("mae", self.picture, frequency)] if frequency else []
 
-    def paint(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """(N x L x P: pixels of each patch, N x L: 1 where the patch was hidden).
 
         noise, N x L: the patches with the lowest noise in each image are visible.
@@ -112,27 +112,27 @@ class MaskedAutoencoder(nn.Module):
         shown = order[:, :kept]
         tokens = self.trunk(images, ["lastBLK"], shown=shown)[0]
         grid = patch_grid(images, self.trunk.patch_size, "VISION_TRANSFORMERS")
-        painted = self.decoder(tokens, order.argsort(dim=1), grid)
-        return painted, torch.ones_like(noise).scatter(1, shown, 0.0)
+        reconstructed = self.decoder(tokens, order.argsort(dim=1), grid)
+        return reconstructed, torch.ones_like(noise).scatter(1, shown, 0.0)
 
-    def loss(self, images: Tensor, painted: Tensor, hidden: Tensor) -> Tensor:
+    def loss(self, images: Tensor, reconstructed: Tensor, hidden: Tensor) -> Tensor:
         target = split_patches(images, self.trunk.patch_size)
         if self.options.NORMALIZE_PIXELS:
             mean, deviation = _statistics(target)
             target = (target - mean) / deviation
-        error = F.mse_loss(painted.float(), target.float(), reduction="none").mean(-1)
+        error = F.mse_loss(reconstructed.float(), target.float(), reduction="none").mean(-1)
         return (error * hidden).sum() / hidden.sum()
 
     @torch.no_grad()
-    def picture(self, images: Tensor, painted: Tensor, hidden: Tensor) -> Tensor:
+    def picture(self, images: Tensor, reconstructed: Tensor, hidden: Tensor) -> Tensor:
         """N x 3 x C x H x W: each image, its visible patches, and its reconstruction."""
         pixels = split_patches(images, self.trunk.patch_size)
         if self.options.NORMALIZE_PIXELS:
             mean, deviation = _statistics(pixels)
-            painted = painted * deviation + mean
+            reconstructed = reconstructed * deviation + mean
         away = hidden.unsqueeze(-1)
         grey = pixels.mean(dim=(1, 2), keepdim=True).expand_as(pixels)
-        panels = (pixels, torch.lerp(pixels, grey, away), torch.lerp(pixels, painted, away))
+        panels = (pixels, torch.lerp(pixels, grey, away), torch.lerp(pixels, reconstructed, away))
         size = self.trunk.patch_size
         return torch.stack([join_patches(each, size, images.shape) for each in panels], dim=1)
 
@@ -178,8 +178,8 @@ class Decoder(nn.Module):
         hidden = self.hidden_token.expand(len(shown), missing, -1)
         patches = torch.cat([shown, hidden], dim=1)
         patches = patches.gather(1, places.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
-        painted = self.blocks(torch.cat([first, patches + self._positions(grid)], dim=1))
-        return self.pixels(self.norm(painted))[:, self.first :]  # type: ignore[no-any-return]
+        reconstructed = self.blocks(torch.cat([first, patches + self._positions(grid)], dim=1))
+        return self.pixels(self.norm(reconstructed))[:, self.first :]  # type: ignore[no-any-return]
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         if grid == self.grid:

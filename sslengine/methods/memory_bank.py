@@ -44,7 +44,7 @@ from sslengine.losses.memory import (
     is_shared,
     move_towards,
     random_rows,
-    sharding_named,
+    sharded_problems,
 )
 from sslengine.losses.noise_contrastive import estimate_log_partition, noise_contrastive
 from sslengine.methods.base import Method
@@ -83,7 +83,7 @@ class MemoryOptions:
     sharded: bool | str = "auto"
 
     def check(self) -> Iterator[str]:
-        yield from sharding_named(self)
+        yield from sharded_problems(self)
         if not 0 <= self.momentum <= 1:
             yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
         if self.embedding_dim < 1:

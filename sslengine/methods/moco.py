@@ -121,7 +121,7 @@ class MoCoLoss(Method):
         images = sample.get(KEY_IMAGES)
         if images is None:
             raise TrainingError(
-                f"{NAME} needs a second view of each image under {KEY_IMAGES!r}, the batch has "
+                f"{NAME} needs a second view of each image under {KEY_IMAGES!r}; the batch has "
                 f"{', '.join(sample)}. Set the split's COLLATE_FUNCTION to moco_collator."
             )
         if not step.train:

@@ -11,7 +11,7 @@ positive once; the remaining views of the same image are not negatives:
 
     l_i = mean over p of -log( exp(s_ip / T) / (exp(s_ip / T) + sum over k of other images) )
 
-Batches hold first all first views, then all second ones, and so on.
+Batches have the first views of all images first, then the second views, and so on.
 Views of other ranks are gathered with gradient, so the gradient over ranks equals that of one
 process with the global batch.
 """
@@ -39,7 +39,7 @@ MULTI_CROP = "multicrop_simclr_info_nce_loss"
 
 @dataclass
 class SimCLROptions:
-    # The similarities are divided by it.
+    # Similarities are divided by it.
     temperature: float = 0.1
 
     def infer(self, facts: RunFacts) -> None:
@@ -67,7 +67,7 @@ class SimCLRLoss(Method):
     def __init__(self, options: SimCLROptions, run: RunFacts) -> None:
         super().__init__()
         self.temperature = options.temperature
-        # Of batches of one size: made at the first of them.
+        # Made at the first batch of a size, and used for the others.
         self._pairs_of: tuple[Any, Sequence[tuple[Tensor, Tensor]]] = (None, ())
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
@@ -81,7 +81,7 @@ class SimCLRLoss(Method):
     def _pairs(
         self, images: int, start: int, device: torch.device
     ) -> Sequence[tuple[Tensor, Tensor]]:
-        """For each other view: where an anchor's positive is, and what does not count beside it."""
+        """For each other view: the index of each anchor's positive, and the excluded indices."""
         key = (images, start, device, torch.is_inference_mode_enabled())
         known, pairs = self._pairs_of
         if key != known:

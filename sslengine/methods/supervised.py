@@ -30,7 +30,7 @@ class CrossEntropyOptions:
     ignore_index: int = -1
     # Normalise logits to unit length, as in cosine classifiers; use with a temperature.
     normalize_output: bool = False
-    # The outputs are divided by it.
+    # Outputs are divided by it.
     temperature: float = 1.0
     # The share of each target that is spread over all classes.
     label_smoothing: float = 0.0
@@ -76,7 +76,7 @@ class CrossEntropyLoss(Method):
 
 @dataclass
 class BinaryCrossEntropyOptions:
-    # Outputs of unit length.
+    # Normalise outputs to unit length.
     normalize_output: bool = False
 
 
@@ -97,8 +97,8 @@ class BinaryCrossEntropyLoss(Method):
     def _one(self, logits: Tensor, target: Tensor) -> Tensor:
         if logits.shape != target.shape:
             raise TrainingError(
-                f"binary cross entropy: outputs of shape {tuple(logits.shape)}, and labels of "
-                f"{tuple(target.shape)}: expected an indicator for each image and class."
+                f"binary cross entropy: the outputs have the shape {tuple(logits.shape)} and the "
+                f"labels {tuple(target.shape)}: expected an indicator for each image and class."
             )
         if self.normalize_output:
             logits = F.normalize(logits, dim=1)
@@ -110,8 +110,8 @@ class BinaryCrossEntropyLoss(Method):
 
 
 def _of_each_rank(count: Tensor) -> Tensor:
-    """The mean over ranks, so that the gradient is that of one process with all images. In tests
-    ranks have different numbers of batches, and each divides by its own count."""
+    """The mean count over ranks, so that the gradient is that of one process with all images. In
+    tests the ranks have different numbers of batches, so each divides by its own count."""
     count = count.detach()
     if torch.is_grad_enabled() and world_size() > 1:
         count = sum_in_place(count.clone()) / world_size()

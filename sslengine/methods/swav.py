@@ -165,7 +165,7 @@ class SwAVOptions:
     shk_powerlaw: float = 0.0
     # Embeddings of earlier batches.
     queue: SwAVQueueOptions = field(default_factory=SwAVQueueOptions)
-    # Filled in from the head and the transforms.
+    # Set from the head.
     embedding_dim: int = 128
     # Set from the head.
     num_prototypes: list[int] = field(default_factory=lambda: [3000])
@@ -209,7 +209,7 @@ class SwAVLoss(Method):
         self._heads = tuple(each for each in model.modules() if isinstance(each, SwAVHead))
         if len(self._heads) != 1:
             raise ConfigError(
-                f"{WHERE}: needs one swav_head in the model, there are {len(self._heads)}."
+                f"{WHERE}: needs one swav_head in the model; there are {len(self._heads)}."
             )
         self.normalize_prototypes()
 

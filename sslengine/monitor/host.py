@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,23 +13,54 @@ Number = Tensor | float
 HOST = torch.device("cpu")  # what is there is read as it is: there is no copy to save
 
 
+class HostCopy:
+    """A copy of cells to the host. From a CUDA device it runs while the host continues."""
+
+    def __init__(self, cells: Sequence[Number]) -> None:
+        self._cells = cells
+        kinds: dict[Any, list[Tensor]] = {}
+        for cell in cells:
+            if isinstance(cell, Tensor) and cell.device != HOST:
+                kinds.setdefault((cell.device, cell.dtype), []).append(cell)
+        self._copies: list[tuple[Tensor, list[tuple[Any, int]]]] = []
+        self._events: list[Any] = []
+        for device in {device for device, _ in kinds}:
+            columns = {kind: _column(each) for kind, each in kinds.items() if kind[0] == device}
+            self._start(device, columns)
+
+    def _start(self, device: torch.device, columns: dict[Any, Tensor]) -> None:
+        """Into pinned memory, if the device is a CUDA device: torch allocates it."""
+        parts = list(columns.values())
+        row = parts[0] if len(parts) == 1 else torch.cat([each.double() for each in parts])
+        on_cuda = device.type == "cuda"
+        lengths = [(kind, len(each)) for kind, each in columns.items()]
+        self._copies.append((row.to("cpu", non_blocking=on_cuda), lengths))
+        if on_cuda:
+            self._events.append(torch.cuda.current_stream(device).record_event())
+
+    @property
+    def from_device(self) -> bool:
+        """Is there a copy that continues beside the host?"""
+        return bool(self._events)
+
+    def is_complete(self) -> bool:
+        return all(event.query() for event in self._events)
+
+    def values(self) -> list[list[float]]:
+        """Of each cell."""
+        for event in self._events:
+            event.synchronize()
+        read: dict[Any, Any] = {}
+        for copy, lengths in self._copies:
+            row = iter(copy.tolist())
+            for kind, length in lengths:
+                read[kind] = iter(list(islice(row, length)))
+        return [_of_cell(cell, read) for cell in self._cells]
+
+
 def on_host(cells: Sequence[Number]) -> list[list[float]]:
     """The values of each cell. The host waits for the devices of the tensors among them."""
-    kinds: dict[Any, list[Tensor]] = {}
-    for cell in cells:
-        if isinstance(cell, Tensor) and cell.device != HOST:
-            kinds.setdefault((cell.device, cell.dtype), []).append(cell)
-    columns = {kind: _column(tensors) for kind, tensors in kinds.items()}
-    read: dict[Any, Any] = {}
-    for device in {device for device, _ in kinds}:
-        own = [kind for kind in kinds if kind[0] == device]
-        if len(own) == 1:
-            read[own[0]] = iter(columns[own[0]].tolist())
-            continue
-        flat = iter(torch.cat([columns[kind].double() for kind in own]).tolist())
-        for kind in own:
-            read[kind] = iter([next(flat) for _ in range(len(columns[kind]))])
-    return [_of_cell(cell, read) for cell in cells]
+    return HostCopy(cells).values()
 
 
 def _column(tensors: Sequence[Tensor]) -> Tensor:
@@ -47,10 +79,10 @@ def _of_cell(cell: Number, read: Any) -> list[float]:
 
 
 def in_order(values: Sequence[Number], device: torch.device) -> Tensor:
-    """Single values as one tensor there; the host does not wait for the device."""
+    """All numbers of the values in one row there; the host does not wait for the device."""
     kinds = {(v.device, v.dtype) if isinstance(v, Tensor) else None for v in values}
     if kinds == {None}:
         return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
     if len(kinds) == 1:
-        return torch.stack(list(values)).to(device, torch.float64, non_blocking=True)  # type: ignore[arg-type]
+        return _column(values).to(device, torch.float64, non_blocking=True)  # type: ignore[arg-type]
     return torch.cat([in_order([each], device) for each in values])

@@ -1,10 +1,8 @@
 """Every step's loss, without waiting for any: the values stay on the device.
 
-`record` keeps a reference and, with several ranks, starts a reduction that runs beside
-the backward pass; with a period N, one for the values of N steps. The store reads them with
-its other metrics, in one copy: at LOG_FREQUENCY, at the end of a phase and before a checkpoint;
-`flush` reads them alone. Reading finds the first step whose loss is not finite, so no such step
-is ever logged, averaged or saved as if nothing were wrong.
+The store reads them with its other metrics, as means over ranks, by one all-reduce and one copy:
+at LOG_FREQUENCY, at the end of a phase and before a checkpoint. Reading finds the first step whose
+loss is not finite, so no such step is ever logged, averaged or saved as if nothing were wrong.
 """
 
 from __future__ import annotations
@@ -16,10 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sslengine.distributed.collectives import Pending, start_sum
-from sslengine.distributed.ranks import world_size
 from sslengine.errors import NonFiniteLossError
-from sslengine.monitor.host import on_host
 
 MAIN = "loss"
 _MAIN_ALONE = (MAIN,)
@@ -31,44 +26,30 @@ class LossEntry(NamedTuple):
     batch_size: int  # images, over all ranks
 
 
-class _Open(NamedTuple):
+class OpenLoss(NamedTuple):
+    """A step's loss that is not read yet."""
+
     iteration: int
     names: tuple[str, ...]
-    values: Tensor
+    values: Tensor  # one for each name, of this rank
     batch_size: int
+    share: float  # of the images, on this rank
     samples: Tensor | None
-
-
-class _Sum(NamedTuple):
-    """A pending reduction: a row for each step, or the values of a single step."""
-
-    steps: int
-    values: Tensor
-    pending: Pending
-
-
-class Opened(NamedTuple):
-    steps: list[_Open]
-    values: list[Tensor]
 
 
 class LossLedger:
     def __init__(
         self,
         check_finite: bool = True,
-        period: int = 1,
+        read: Callable[[], None] = lambda: None,
         feed: Callable[[str, float], None] | None = None,
     ) -> None:
-        """period: steps whose values are averaged over ranks by one collective.
+        """read: takes what is open and notes its values; collective where something is open.
 
         feed: gets each value that is read, by its name.
         """
-        self.check_finite, self.period = check_finite, period
-        self._feed = feed
-        self._alone = world_size() == 1  # asked once: torch takes a microsecond for the answer
-        self._open: list[_Open] = []
-        self._sums: list[_Sum] = []  # of the first steps in _open
-        self._summed = 0  # how many steps these are
+        self.check_finite, self._read, self._feed = check_finite, read, feed
+        self._open: list[OpenLoss] = []
         self._unread: list[LossEntry] = []
         # Losses times batch size of the phase so far; VISSL's `task.losses`.
         self.phase_losses: list[float] = []
@@ -87,9 +68,8 @@ class LossLedger:
         share: float = 1.0,
         samples: Tensor | None = None,
     ) -> Tensor:
-        """Note a step's loss (with its parts) and begin to average it over ranks.
+        """Note a step's loss with its parts. Returns this rank's loss, without graph.
 
-        Returns this rank's loss, without graph.
         batch_size: images of the step over all ranks; share: of them, on this rank.
         samples: this rank's sample indices, on the host, for the error message.
         """
@@ -100,66 +80,54 @@ class LossLedger:
             own = loss[MAIN].detach()
             names = tuple(loss)
             values = torch.stack([part.detach().float() for part in loss.values()])
-        if share != 1.0:
-            values = values * share  # a copy: the reduction writes into it
-        opened = _Open(iteration, names, values, batch_size, samples)
-        if self._alone:
-            self._open.append(opened)
-        else:
-            self._reduce_in_time(opened)
+        self._open.append(OpenLoss(iteration, names, values, batch_size, share, samples))
         return own
 
-    def _reduce_in_time(self, opened: _Open) -> None:
-        """Steps are summed together when there are `period` of them, with the same parts."""
-        if self._summed < len(self._open) and self._open[-1].names != opened.names:
-            self._start_sum()
-        self._open.append(opened)
-        if len(self._open) - self._summed >= self.period:
-            self._start_sum()
+    @property
+    def is_open(self) -> bool:
+        """Are there losses that no read has taken?"""
+        return bool(self._open)
 
-    def _start_sum(self) -> None:
-        values = [each.values for each in self._open[self._summed :]]
-        together = values[0] if len(values) == 1 else torch.stack(values)
-        self._sums.append(_Sum(len(values), together, start_sum(together)))
-        self._summed = len(self._open)
+    @property
+    def has_entries(self) -> bool:
+        """Are there steps that `take_read` gives once all is read?"""
+        return bool(self._open or self._unread)
 
-    def flush(self) -> None:
-        """Bring all open values to the host: one synchronisation for all of them.
+    def take_open(self) -> list[OpenLoss]:
+        """What is still on the device: whoever reads it must `note` it."""
+        opened, self._open = self._open, []
+        return opened
 
-        Collective where a period has begun and is not over.
-        """
-        if self._open:
-            opened = self.take_open()
-            self.note(opened, on_host(opened.values))
-
-    def take_open(self) -> Opened:
-        """What is still on the device, summed over ranks: whoever reads it must `note` it."""
-        if not self._alone and self._summed < len(self._open):
-            self._start_sum()
-        steps, self._open = self._open, []
-        sums, self._sums, self._summed = self._sums, [], 0
-        return Opened(steps, [each.values for each in steps] if self._alone else _wait(sums))
-
-    def note(self, opened: Opened, values: Sequence[list[float]]) -> None:
-        """values: those of `opened`, on the host. Raises at the first that is not finite."""
-        for (iteration, names, _, size, samples), read in zip(opened.steps, values, strict=True):
-            entry = LossEntry(iteration, dict(zip(names, read, strict=True)), size)
+    def note(self, opened: Sequence[OpenLoss], values: Sequence[list[float]]) -> None:
+        """values: those of `opened`, over all ranks. Raises at the first that is not finite."""
+        for each, read in zip(opened, values, strict=True):
+            entry = LossEntry(
+                each.iteration, dict(zip(each.names, read, strict=True)), each.batch_size
+            )
             if self.check_finite and not all(map(math.isfinite, read)):
-                raise NonFiniteLossError(_not_finite(entry, samples))
+                raise NonFiniteLossError(_not_finite(entry, each.samples))
             self._unread.append(entry)
-            self.phase_losses.append(entry.parts[MAIN] * size)
-            self.phase_samples += size
+            self.phase_losses.append(entry.parts[MAIN] * each.batch_size)
+            self.phase_samples += each.batch_size
             if self._history is not None:
                 self._history.append(entry)
             if self._feed is not None:
                 for name, value in entry.parts.items():
                     self._feed(name if name == MAIN else f"{MAIN}.{name}", value)
 
-    def drain(self) -> list[LossEntry]:
-        """The steps since the last drain."""
-        self.flush()
+    def flush(self) -> None:
+        """Read all open values; with them the store reads its metrics."""
+        self._read()
+
+    def take_read(self) -> list[LossEntry]:
+        """The steps that were read since the last call."""
         entries, self._unread = self._unread, []
         return entries
+
+    def drain(self) -> list[LossEntry]:
+        """The steps since the last call. Collective."""
+        self.flush()
+        return self.take_read()
 
     def take_history(self) -> list[LossEntry]:
         """The steps since the last call, whether drained or not; the first call begins to keep."""
@@ -167,7 +135,7 @@ class LossLedger:
         return entries
 
     def phase_mean(self) -> float | None:
-        """The mean loss per sample of this phase so far."""
+        """The mean loss per sample of this phase so far. Collective."""
         self.flush()
         return sum(self.phase_losses) / self.phase_samples if self.phase_samples else None
 
@@ -180,19 +148,10 @@ class LossLedger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._open, self._sums, self._summed = [], [], 0
+        self._open = []
         self._unread = [LossEntry(*entry) for entry in state.get("unread", ())]
         self.phase_losses = list(state["phase_losses"])
         self.phase_samples = int(state["phase_samples"])
-
-
-def _wait(sums: list[_Sum]) -> list[Tensor]:
-    """The sums over ranks, step by step."""
-    values: list[Tensor] = []
-    for each in sums:
-        each.pending.wait()
-        values.extend((each.values,) if each.steps == 1 else each.values.unbind())
-    return values
 
 
 def _not_finite(entry: LossEntry, samples: Tensor | None) -> str:

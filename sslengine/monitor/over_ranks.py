@@ -1,4 +1,4 @@
-"""Metrics of all ranks as one, by a single all-reduce of one tensor, of the same size everywhere.
+"""Losses and metrics of all ranks by a single all-reduce of one tensor, of one size on all ranks.
 
     [ signature (4 numbers) | mean and sum: the value; max: a place for each rank | unused ]
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import TrainingError, listing
 from sslengine.monitor.host import Number, in_order, on_host
 
+Signature = Mapping[str, tuple[str, int, tuple[tuple[str, ...], ...]]]
+
 REDUCTIONS = (None, "mean", "max", "sum")
 _SIZE, _HEAD = 1024, 4  # numbers
 
@@ -32,24 +34,25 @@ class OfRank(NamedTuple):
 
     reduce: str
     values: Sequence[Number]
+    # Of losses: the names of each step's parts, which must be the same on all ranks.
+    parts: tuple[tuple[str, ...], ...] = ()
 
 
 class Exchange:
     """Of one read of metrics. `sent` is to be read with what else is read, then `values`."""
 
     def __init__(self, mine: Mapping[str, OfRank]) -> None:
-        self._mine = {name: mine[name] for name in sorted(mine)}
-        self._signature = {
-            name: (each.reduce, len(each.values)) for name, each in self._mine.items()
-        }
+        """The same names in the same order on all ranks, or `values` raises an error."""
         device = backend_device()
-        payload = self._payload(device)
-        head = torch.tensor(_hashes(self._signature), dtype=torch.float64)
+        rows = {name: in_order(mine[name].values, device) for name in sorted(mine)}
+        self._signature: Signature = {
+            name: (mine[name].reduce, len(row), mine[name].parts) for name, row in rows.items()
+        }
+        payload = torch.cat([in_order(_hashes(self._signature), device), *_places(mine, rows)])
         self.sent = torch.zeros(_SIZE, dtype=torch.float64, device=device)
-        self.sent[:_HEAD] = torch.stack([head, head.square()]).flatten()
-        fits = payload[: _SIZE - _HEAD]
-        self.sent[_HEAD : _HEAD + len(fits)] = fits
-        self._rest, self._length = payload[len(fits) :], len(payload)
+        fits = payload[:_SIZE]
+        self.sent[: len(fits)] = fits
+        self._rest, self._length = payload[len(fits) :], len(payload) - _HEAD
         sum_in_place(self.sent)
 
     def values(self, sent: Sequence[float]) -> dict[str, list[float]]:
@@ -61,23 +64,22 @@ class Exchange:
         if len(self._rest):
             sums += on_host([sum_in_place(self._rest)])[0]
         found, at = {}, 0
-        for name, (reduce, count) in self._signature.items():
+        for name, (reduce, count, _) in self._signature.items():
             each = ranks if reduce == "max" else 1
             rows = [sums[at + n * each : at + (n + 1) * each] for n in range(count)]
             found[name] = [_combined(reduce, row, ranks) for row in rows]
             at += count * each
         return found
 
-    def _payload(self, device: torch.device) -> Tensor:
-        parts = []
-        for reduce, values in self._mine.values():
-            own = in_order(values, device)
-            if reduce == "max":
-                places = own.new_zeros(len(own), world_size())
-                places[:, rank()] = own
-                own = places.flatten()
-            parts.append(own)
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
+
+def _places(mine: Mapping[str, OfRank], rows: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """What is summed over ranks."""
+    for name, row in rows.items():
+        if mine[name].reduce == "max":
+            places = row.new_zeros(len(row), world_size())
+            places[:, rank()] = row
+            row = places.flatten()
+        yield row
 
 
 def _combined(reduce: str, row: Sequence[float], ranks: int) -> float:
@@ -86,29 +88,31 @@ def _combined(reduce: str, row: Sequence[float], ranks: int) -> float:
     return row[0] / ranks if reduce == "mean" else row[0]
 
 
-def _hashes(signature: Mapping[str, tuple[str, int]]) -> list[int]:
-    """Two of 20 bits: the sum of their squares over 4,096 ranks is exact in double precision."""
+def _hashes(signature: Signature) -> list[float]:
+    """Two of 20 bits, and their squares: the sum over 4,096 ranks is exact in double precision."""
     digest = hashlib.blake2b(repr(sorted(signature.items())).encode(), digest_size=5).digest()
     both = int.from_bytes(digest, "big")
-    return [both >> 20, both & 0xFFFFF]
+    one, two = float(both >> 20), float(both & 0xFFFFF)
+    return [one, two, one * one, two * two]
 
 
-def _differences(everyones: Sequence[Mapping[str, tuple[str, int]]]) -> str:
+def _differences(everyones: Sequence[Signature]) -> str:
     told = (_difference(number, theirs, everyones[0]) for number, theirs in enumerate(everyones))
     return next(filter(None, told))
 
 
-def _difference(
-    number: int, theirs: Mapping[str, tuple[str, int]], first: Mapping[str, tuple[str, int]]
-) -> str:
+def _difference(number: int, theirs: Signature, first: Signature) -> str:
     told = []
     if missing := first.keys() - theirs.keys():
         told.append(f"did not put {listing(missing)}")
     if added := theirs.keys() - first.keys():
         told.append(f"put {listing(added)}, which rank 0 did not")
     for name in sorted(first.keys() & theirs.keys()):
-        (one, ours), (other, times) = first[name], theirs[name]
-        if one != other:
+        (one, ours, parts), (other, times, others) = first[name], theirs[name]
+        if parts != others:
+            first_s, own = next(pair for pair in zip(parts, others) if pair[0] != pair[1])
+            told.append(f"has the losses {listing(own)}, rank 0 {listing(first_s)}")
+        elif one != other:
             told.append(f"put {name} with reduce={other}, rank 0 with {one}")
         elif ours != times:
             told.append(f"put {name} {times} times, rank 0 {ours} times")

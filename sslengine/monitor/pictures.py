@@ -41,6 +41,21 @@ class OpenHistogram(NamedTuple):
         return Histogram(self.counts.tolist(), low, high, total, squares)
 
 
+class OpenPictures(NamedTuple):
+    """Images and histograms by name, on the device."""
+
+    images: dict[str, Tensor]
+    histograms: dict[str, OpenHistogram]
+
+    def read(self) -> tuple[dict[str, Image], dict[str, Histogram]]:
+        """Waits for the device, if there are any."""
+        histograms = {name: each.read() for name, each in self.histograms.items()}
+        return (
+            {name: as_image(image) for name, image in self.images.items()},
+            {name: each for name, each in histograms.items() if any(each.counts)},
+        )
+
+
 def count(name: str, tensor: Tensor, bins: int) -> OpenHistogram | None:
     """The counts, computed where the tensor is without waiting; None if it has no elements."""
     if not isinstance(tensor, Tensor) or tensor.is_complex() or bins < 1:

@@ -7,7 +7,9 @@
 A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY,
 brings all that was put since the last time to the host and into the histories, and the losses
 too, all in one copy. Any rank may put; rank 0's metrics are written. With `reduce` a metric is
-that of all ranks, which must then have put it equally often: one all-reduce for all names.
+that of all ranks, which must then have put it equally often: one all-reduce for all names and
+the losses. `read_later` does the same without waiting for the device: the values of a GPU come
+into the histories at the next call of `settle`, `read` or `read_later`.
 
 Train and test phases have histories of their own; those of a test phase start again.
 """
@@ -15,24 +17,17 @@ Train and test phases have histories of their own; those of a test phase start a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import TrainingError, nearest
-from sslengine.monitor.host import on_host
-from sslengine.monitor.loss_ledger import LossLedger
+from sslengine.monitor.host import HostCopy, in_order
+from sslengine.monitor.loss_ledger import MAIN, LossLedger, OpenLoss
 from sslengine.monitor.over_ranks import REDUCTIONS, Exchange, OfRank
-from sslengine.monitor.pictures import (
-    Histogram,
-    Image,
-    OpenHistogram,
-    as_image,
-    count,
-    picture,
-)
+from sslengine.monitor.pictures import OpenHistogram, OpenPictures, count, picture
 from sslengine.monitor.series import Series
 
 WINDOW = 20
@@ -54,17 +49,19 @@ class Open:
 
 
 class MetricStore:
-    def __init__(self, active: bool = True, check_finite: bool = True, period: int = 1) -> None:
+    def __init__(self, active: bool = True, check_finite: bool = True) -> None:
         """An inactive one takes everything and keeps the losses alone.
 
-        check_finite, period: of the losses.
+        check_finite: of the losses.
         """
         self.active = active
-        self.losses = LossLedger(check_finite, period, self._feed if active else None)
+        feed = self._feed if active else None
+        self.losses = LossLedger(check_finite, self._flush_losses, feed)
         self._alone = world_size() == 1
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}
         self._open: dict[str, Open] = {}
+        self._later: tuple[_Read, Callable[[], None]] | None = None
         self._images: dict[str, Tensor] = {}
         self._histograms: dict[str, OpenHistogram] = {}
         self._fresh: list[str] = []  # names put since they were last written
@@ -146,35 +143,48 @@ class MetricStore:
 
         For all names and the losses it takes one all-reduce and one copy.
         """
-        losses = self.losses.take_open()
-        of_losses, new = self._take_open(losses.values)
+        self.settle()
+        self._note(self._take_open(self.losses.take_open()))
+
+    def read_later(self, then: Callable[[], None]) -> None:
+        """Begin to read what is open now; `then` is called when it is in the histories.
+
+        Collective. On a CPU that is at once; from a GPU the copy has time until `settle`.
+        """
+        self.settle()
+        self._later = self._take_open(self.losses.take_open()), then
+        if not self._later[0].copy.from_device:
+            self.settle()
+
+    def settle(self, wait: bool = True) -> None:
+        """Complete what `read_later` has begun: on all ranks at the same step.
+
+        wait: for the device. Otherwise a copy that is not complete is left.
+        """
+        if self._later is None or not (wait or self._later[0].copy.is_complete()):
+            return
+        (begun, then), self._later = self._later, None
+        self._note(begun)
+        then()
+
+    def _flush_losses(self) -> None:
+        self.settle()
+        if self.losses.is_open:
+            self.read()
+
+    def _take_open(self, losses: Sequence[OpenLoss] = ()) -> _Read:
+        opened, self._open = self._open, {}
+        return _Read(losses, opened, self._alone)
+
+    def _note(self, read: _Read) -> None:
+        of_losses, found = read.values()
         known = self._series[self.split]
-        for name, (opened, values) in new.items():
-            series = known.setdefault(name, Series())
+        for name, values in found.items():
+            opened, series = read.opened[name], known.setdefault(name, Series())
             series.window, series.keep = opened.window, opened.keep
             series.extend(values)
-        self._fresh = list(dict.fromkeys((*self._fresh, *new)))
-        self.losses.note(losses, of_losses)
-
-    def _take_open(
-        self, others: Sequence[Tensor] = ()
-    ) -> tuple[list[list[float]], dict[str, tuple[Open, list[float]]]]:
-        """The values of other tensors, which are read with them, and what was put."""
-        opened, self._open = self._open, {}
-        own, reduced = {}, {}
-        for name, each in opened.items():
-            if each.reduce is None or self._alone:
-                own[name] = each.values
-            else:
-                reduced[name] = OfRank(each.reduce, each.values)
-        exchange = None if self._alone else Exchange(reduced)
-        cells = [*others, *(value for values in own.values() for value in values)]
-        read = on_host(cells if exchange is None else [*cells, exchange.sent])
-        flat = iter(read[len(others) :])
-        found = {name: [next(flat)[0] for _ in values] for name, values in own.items()}
-        if exchange is not None:
-            found |= exchange.values(next(flat))
-        return read[: len(others)], {name: (each, found[name]) for name, each in opened.items()}
+        self._fresh = list(dict.fromkeys((*self._fresh, *found)))
+        self.losses.note(read.losses, of_losses)
 
     def history(self, name: str) -> Series:
         """All that was read of a metric in this kind of phase."""
@@ -210,7 +220,7 @@ class MetricStore:
 
     def take_at_end(self) -> dict[str, float]:
         """The last of each name put since the last record; no history has it. Collective."""
-        return {name: values[-1] for name, (_, values) in self._take_open()[1].items()}
+        return {name: values[-1] for name, values in self._take_open().values()[1].items()}
 
     def take_without_waiting(self) -> dict[str, float]:
         """As take_at_end, of what this rank alone has on the host: for a run that has failed."""
@@ -224,14 +234,11 @@ class MetricStore:
             if not (isinstance(value, Tensor) and value.device.type != "cpu")
         }
 
-    def take_images(self) -> dict[str, Image]:
-        images, self._images = self._images, {}
-        return {name: as_image(image) for name, image in images.items()}
-
-    def take_histograms(self) -> dict[str, Histogram]:
-        counted, self._histograms = self._histograms, {}
-        read = {name: each.read() for name, each in counted.items()}
-        return {name: each for name, each in read.items() if any(each.counts)}
+    def take_pictures(self) -> OpenPictures:
+        """The newest image and histogram of each name, still on their devices."""
+        taken = OpenPictures(self._images, self._histograms)
+        self._images, self._histograms = {}, {}
+        return taken
 
     # ---- the run around it
 
@@ -257,13 +264,57 @@ class MetricStore:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._open, self._images, self._histograms = {}, {}, {}
+        self._open, self._images, self._histograms, self._later = {}, {}, {}, None
         self.split = str(state["split"])
         self._series = {
             split: {name: Series.from_state(each) for name, each in series.items()}
             for split, series in state["series"].items()
         }
         self._fresh = [name for name in state["fresh"] if name in self._series[self.split]]
+
+
+class _Read:
+    """What was open when a read began, and its way to the host."""
+
+    def __init__(self, losses: Sequence[OpenLoss], opened: dict[str, Open], alone: bool) -> None:
+        self.losses, self.opened = losses, opened
+        self._own = [name for name, each in opened.items() if alone or each.reduce is None]
+        self._exchange = exchange = None if alone else Exchange(_of_all_ranks(losses, opened))
+        cells = [_of_one(each) for each in losses] if exchange is None else [exchange.sent]
+        self._others = len(cells)
+        self.copy = HostCopy([*cells, *(v for name in self._own for v in opened[name].values)])
+
+    def values(self) -> tuple[list[list[float]], dict[str, list[float]]]:
+        """Of the losses, step by step, and of what was put, by its name."""
+        read = self.copy.values()
+        flat = (cell[0] for cell in read[self._others :])
+        found = {name: [next(flat) for _ in self.opened[name].values] for name in self._own}
+        if self._exchange is None:
+            return read[: self._others], found
+        found |= self._exchange.values(read[0])
+        row = iter(found.pop(MAIN, ()))
+        losses = [[next(row) for _ in each.names] for each in self.losses]
+        return losses, {name: found[name] for name in self.opened}
+
+
+def _of_one(loss: OpenLoss) -> Tensor:
+    return loss.values if loss.share == 1.0 else loss.values * loss.share
+
+
+def _of_all_ranks(losses: Sequence[OpenLoss], opened: Mapping[str, Open]) -> dict[str, OfRank]:
+    """What ranks send: of losses the sum, for each is multiplied by its rank's share."""
+    sent = {
+        name: OfRank(each.reduce, each.values)
+        for name, each in opened.items()
+        if each.reduce is not None
+    }
+    if losses:
+        row = in_order([each.values for each in losses], losses[0].values.device)
+        shares = [each.share for each in losses for _ in each.names]
+        alike = len(set(shares)) == 1
+        weights = shares[0] if alike else in_order(shares, row.device)
+        sent[MAIN] = OfRank("sum", [row * weights], tuple(each.names for each in losses))
+    return sent
 
 
 def _scalar(name: str, value: Any) -> Tensor | float:

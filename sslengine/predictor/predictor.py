@@ -17,7 +17,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
-from sslengine.checkpoint import files
 from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.run_folder import open_run
@@ -30,16 +29,15 @@ from sslengine.data.options import DataOptions
 from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import extract
-from sslengine.errors import CheckpointError, ConfigError, DataError, readable
+from sslengine.errors import DataError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
-from sslengine.models.networks import AUTO, choose
-from sslengine.models.trunks.base import Trunk
-from sslengine.models.weights import load_model_state
+from sslengine.models.networks import AUTO
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View
 from sslengine.registry import LOSSES, TRANSFORMS
 from sslengine.task.build import build_base_model, build_run_precision
+from sslengine.task.trained import load_network, newest_state, trunk_of
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
@@ -110,13 +108,12 @@ class Predictor:
 
     @_untrusting
     def _load(self, network: str) -> None:
-        self.checkpoint, state = _newest_checkpoint(self.run_folder)
+        self.checkpoint, state = newest_state(self.run_folder)
         self.model = build_base_model(self.config, self.device)
-        self.trunk = _trunk_of(self.model)
-        chosen, self.network = choose(state["classy_state_dict"], network, str(self.checkpoint))
-        load_model_state(self.model, chosen["base_model"])
+        self.trunk = trunk_of(self.model)
+        self.network = load_network(self.model, state, network, self.checkpoint)
         # Class number -> name; empty if labels are numbers.
-        self.class_names = [*(state["classy_state_dict"].get("classes") or [[]])[0]]
+        self.class_names = [*(state.get("classes") or [[]])[0]]
         self.model.eval()
         self.seed = read(self.config, RunOptions).SEED_VALUE
         data = read(self.config, DataOptions)
@@ -190,7 +187,7 @@ class Predictor:
     @cached_property
     @_untrusting
     def dataset(self) -> SSLDataset:
-        return SSLDataset(self.data.TRAIN, "TRAIN", self.seed)
+        return SSLDataset(self.data.TRAIN, "TRAIN", self.seed, hold_out=self.data.HOLD_OUT)
 
     def training_path(self, index: int) -> str:
         return self.dataset.sources[0].path(int(self.dataset.rows[index]))
@@ -235,29 +232,6 @@ def _classes_of(label: Tensor) -> Any:
     if label.ndim == 0 or label.is_floating_point():
         return label.tolist()
     return (label > 0).nonzero().flatten().tolist()
-
-
-def _trunk_of(model: nn.Module) -> Trunk:
-    trunk = getattr(model, "trunk", None)
-    if not isinstance(trunk, Trunk):
-        raise ConfigError(
-            f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} has no `trunk` "
-            f"(sslengine.models.trunks.base.Trunk) whose features could be compared."
-        )
-    return trunk
-
-
-def _newest_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:
-    found = files.newest(folder / "checkpoints")
-    if found is None:
-        raise CheckpointError(
-            f"{folder / 'checkpoints'} holds no checkpoint: train first with the same "
-            f"config.CHECKPOINT.DIR."
-        )
-    path, state = found
-    if "classy_state_dict" not in state:
-        raise CheckpointError(f"{path} has no `classy_state_dict`: no training run saved it.")
-    return path, state
 
 
 def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:

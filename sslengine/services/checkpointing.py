@@ -100,6 +100,7 @@ class SaveCheckpoints(Hook):
 
     def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
         self._saved_at = task.iteration
+        task.storage.read()  # a line that waits for its values belongs to the files' records
         # How far each file of records is: a run that resumes from here cuts it there.
         records = {name: mark for each in task.writers for name, mark in each.marks().items()}
         state = {**checkpoint_state(task), RECORDS: records}

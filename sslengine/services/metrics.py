@@ -15,6 +15,7 @@ from sslengine import startup
 from sslengine.distributed.ranks import is_primary
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.monitor.loss_ledger import MAIN, LossEntry
+from sslengine.monitor.pictures import OpenPictures
 from sslengine.monitor.writers import Record
 from sslengine.screen import columns, wrapped
 
@@ -22,7 +23,8 @@ log = logging.getLogger("sslengine")
 
 
 class LogMetrics(Hook):
-    """Reading the losses is the one moment in which the host waits for the device.
+    """A line begins at its step and, on a GPU, is written one step later: by then the values have
+    come to the host while the device worked. The end of a phase, a save and a stop write it first.
 
     All ranks read, so that all find a loss that is not finite at the same step, and metrics
     of all ranks become one; rank 0 has writers and writes.
@@ -43,17 +45,19 @@ class LogMetrics(Hook):
 
     def on_phase_start(self, task: TaskView) -> None:
         self._marks.clear()
-        self._mark(task)
+        self._marks.append((time.perf_counter(), task.iteration, task.progress.samples))
         self._waited = (task.data_seconds, task.progress.step)
         self._first = task.progress.step + 1  # that this process makes of the phase
 
     def on_step(self, task: TaskView) -> None:
         if not task.train:
             return
-        made = task.progress.step
-        # The last of a phase too: what hooks put at the phase's end belongs to the phase's record.
-        if made in (1, task.phase.steps) or task.iteration % self.frequency == 0:
-            self._write_steps(task)
+        task.storage.settle()
+        made, steps = task.progress.step, task.phase.steps
+        if made in (1, steps) or task.iteration % self.frequency == 0:
+            self._begin_line(task)
+        if made == steps:  # what hooks put at the phase's end belongs to the phase's record
+            task.storage.settle()
         if made == self._first:
             _tell_start_up()
 
@@ -62,7 +66,7 @@ class LogMetrics(Hook):
         task.ledger.drain()  # a test phase's are of no step record, nor of the next train phase's
         for name, value in task.storage.take_scalars().items():
             task.phase_results.setdefault(name, value)
-        self._write(task, "phase", task.phase_results, {"epochs": self._epochs})
+        self._write(task, "phase", task.phase_results)
 
     def on_end(self, task: TaskView) -> None:
         """What was put at the run's end has a record of its own, if there is any."""
@@ -70,36 +74,47 @@ class LogMetrics(Hook):
 
     def on_exception(self, task: TaskView) -> None:
         """What was put since the last record, as far as no device and no rank is waited for."""
-        self._write_last(task, "exception", task.storage.take_without_waiting())
+        try:
+            task.storage.settle(wait=False)
+        finally:
+            self._write_last(task, "exception", task.storage.take_without_waiting())
 
     def _write_last(self, task: TaskView, kind: str, values: dict[str, Any]) -> None:
         try:
             if values:
-                self._write(task, kind, values, {"epochs": self._epochs})
+                self._write(task, kind, values)
         finally:
             for writer in task.writers:
                 writer.close()
 
-    def _write_steps(self, task: TaskView) -> None:
+    def _begin_line(self, task: TaskView) -> None:
+        """Note what the line says of this step; what is on the device follows."""
         self._note_waiting(task)
-        task.storage.read()
-        entries, put = task.ledger.drain(), task.storage.take_scalars()
-        self._mark(task)
-        if not (entries and task.writers):
-            return
-        speed, step_seconds = self._speed()
-        values = {**_losses(entries), **task.optimizer.learning_rates()}
-        values["images_per_s"] = round(speed, 1)
-        if len(entries) > 1:
-            values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
-        values |= put
         display = {
             "step": task.progress.step,
             "steps": task.phase.whole or task.phase.steps,
             "epochs": self._epochs,
-            "eta_seconds": step_seconds * (self._total_steps - task.iteration),
         }
-        self._write(task, "step", values, display)
+        line = Record("step", *_place(task), task.optimizer.learning_rates(), display)
+        mark = task.iteration, task.progress.samples
+        written = task.writers and task.ledger.has_entries
+        pictures = task.storage.take_pictures() if written else None
+        task.storage.read_later(lambda: self._complete_line(task, line, mark, pictures))
+
+    def _complete_line(
+        self, task: TaskView, line: Record, mark: tuple[int, int], pictures: OpenPictures | None
+    ) -> None:
+        entries, put = task.ledger.take_read(), task.storage.take_scalars()
+        self._marks.append((time.perf_counter(), *mark))
+        if pictures is None:
+            return
+        speed, step_seconds = self._speed()
+        values = {**_losses(entries), **line.values, "images_per_s": round(speed, 1)}
+        if len(entries) > 1:
+            values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
+        left = self._total_steps - line.iteration
+        display = {**line.display, "eta_seconds": step_seconds * left}
+        _hand_out(task, line._replace(values=values | put, display=display), pictures)
 
     def _note_waiting(self, task: TaskView) -> None:
         """How long a step waited for its batch, on the rank that waited longest."""
@@ -108,18 +123,10 @@ class LogMetrics(Hook):
         mean = (now[0] - seconds) / max(1, now[1] - steps)
         task.storage.put_own("data_seconds", round(mean, 6), reduce="max", keep=False)
 
-    def _write(
-        self, task: TaskView, kind: str, values: dict[str, Any], display: dict[str, Any]
-    ) -> None:
-        place = (kind, task.iteration, task.phase.epoch, _split(task))
-        pictures: list[Any] = []
-        if kind != "exception":  # they may have to be waited for
-            pictures = [task.storage.take_images(), task.storage.take_histograms()]
-        for writer in task.writers:
-            writer.write(Record(*place, dict(values), display, *pictures))
-
-    def _mark(self, task: TaskView) -> None:
-        self._marks.append((time.perf_counter(), task.iteration, task.progress.samples))
+    def _write(self, task: TaskView, kind: str, values: dict[str, Any]) -> None:
+        record = Record(kind, *_place(task), values, {"epochs": self._epochs})
+        failed = kind == "exception"  # then pictures may have to be waited for
+        _hand_out(task, record, None if failed else task.storage.take_pictures())
 
     def _speed(self) -> tuple[float, float]:
         """(images per second, seconds per step) over the marks kept."""
@@ -142,5 +149,14 @@ def _tell_start_up() -> None:
         log.info("%s", line)
 
 
-def _split(task: TaskView) -> str:
-    return "train" if task.train else "test"
+def _place(task: TaskView) -> tuple[int, int, str]:
+    """Iteration, epoch, split."""
+    return task.iteration, task.phase.epoch, "train" if task.train else "test"
+
+
+def _hand_out(task: TaskView, record: Record, pictures: OpenPictures | None) -> None:
+    if pictures is not None:
+        images, histograms = pictures.read()
+        record = record._replace(images=images, histograms=histograms)
+    for writer in task.writers:
+        writer.write(record._replace(values=dict(record.values)))

@@ -39,8 +39,8 @@ class Reading:
         self.global_sizes = feed.global_batch_sizes[stretch]
         self.accumulate = accumulate
         # Ranks may hold unequal shares of a batch; what they average is weighted by them then.
-        shares = zip(self.sizes, self.global_sizes, strict=True)
-        uneven = any(world_size() * size != of_all for size, of_all in shares)
+        ranks, shares = world_size(), zip(self.sizes, self.global_sizes, strict=True)
+        uneven = any(ranks * size != of_all for size, of_all in shares)
         self._each_alone = accumulate == 1 and not uneven
         self.batches: Iterator[Any] = feed.batches(epoch, stretch.start + made, stretch.stop)
 

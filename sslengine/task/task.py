@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from sslengine.config.options import DistributedOptions
 from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.device import pick_device
+from sslengine.distributed.ranks import world_size
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
@@ -91,11 +91,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """Build everything. Nothing is written, no step is made, no weights are read."""
         self.parts = parts = self.made_by.make()
         hooks = read(self.config, HooksOptions)
-        period = read(self.config, DistributedOptions).GATHER_METRIC_PERIOD
         perf = PerfStats()
         everyone = [*parts.hooks, *parts.services]
         self.state = RunState(
-            MetricStore(check_finite=hooks.CHECK_NAN, period=period),
+            MetricStore(check_finite=hooks.CHECK_NAN),
             perf,
             compile_events(everyone, perf.hooks if hooks.ITERATION_TIMER else None),
             parts.plan.phases[0],
@@ -294,8 +293,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     @property
     def losses(self) -> list[float]:
-        """Loss times batch size of every step of this phase. Waits for the device."""
-        self.ledger.flush()
+        """Loss times batch size of the steps of this phase. Waits for the device.
+
+        Of several ranks: of the steps up to the last record, since one rank may ask alone.
+        """
+        if world_size() == 1:
+            self.ledger.flush()
         return self.ledger.phase_losses
 
     @property

@@ -27,8 +27,8 @@ class Contract:
         overrides: Sequence[str] = (),
         *,
         also: Sequence[str] = (),
-        but: Mapping[str, str] | None = None,
-        still: Sequence[str] = (),
+        without: Mapping[str, str] | None = None,
+        unchanged: Sequence[str] = (),
         **more: Any,
     ) -> None:
         if kind not in SUITES:
@@ -38,23 +38,23 @@ class Contract:
             )
         self.kind, self.component = kind, _named(component)
         known = dict(promises(SUITES[kind]))
-        for name in (*also, *(but or {})):
+        for name in (*also, *(without or {})):
             if name not in known:
                 raise UnknownNameError(
                     f"a {kind} has no promise {name!r}. {nearest(name, known)} Known: "
                     f"{listing(known)}"
                 )
         chosen = {name: how for name, how in known.items() if how["always"] or name in also}
-        self.promises = [name for name in chosen if name not in (but or {})]
+        self.promises = [name for name in chosen if name not in (without or {})]
         self.on_ranks = [name for name in self.promises if chosen[name]["ranks"]]
-        self._given = (arguments or {}, overrides, still, more)
+        self._given = (arguments or {}, overrides, unchanged, more)
 
     @cached_property
     def suite(self) -> Any:
-        arguments, overrides, still, more = self._given
+        arguments, overrides, unchanged, more = self._given
         folder = Path(tempfile.mkdtemp(prefix="sslengine-contract-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        trial = Trial(self.component, arguments, overrides, still, folder)
+        trial = Trial(self.component, arguments, overrides, unchanged, folder)
         made = SUITES[self.kind](trial, **more)
         made.promises = self.promises
         return made
@@ -66,10 +66,9 @@ class Contract:
         except BrokenPromise:
             raise
         except Exception as error:
-            told = str(error) if isinstance(error, SSLEngineError) else ""
+            kind = "" if isinstance(error, SSLEngineError) else f"{type(error).__name__}: "
             raise BrokenPromise(
-                f"{self.component}: {promise.replace('_', ' ')}: "
-                f"{told or f'{type(error).__name__}: {error}'}"
+                f"{self.component}: {promise.replace('_', ' ')}: {kind}{error}"
             ) from error
 
 
@@ -86,17 +85,17 @@ def check(kind: str, component: Any, *arguments: Any, **more: Any) -> None:
 
 
 def contract(kind: str, component: Any, *arguments: Any, **more: Any) -> Callable[[str], None]:
-    """A test for pytest, with a case for each promise of the kind:
+    """Return a test for pytest with one case for each promise of the kind:
 
         test_mine = sslengine.testing.contract("method", "my_file:MyLoss", {"temperature": 0.2})
 
     component: a name, a dotted path or the class itself.
-    arguments: its own, as in YAML.
-    overrides: further arguments, as on the command line; `config=FILE` replaces the small run
-        in which components are tested by default.
-    also: names of promises that only some components of the kind make.
-    but: promises that it does not make, each with the reason.
-    still: patterns of trainable parameters that need not change in so few steps.
+    arguments: the component's arguments, as in YAML.
+    overrides: arguments of the command line; `config=FILE` replaces the small run in which
+        components are tested by default.
+    also: names of promises to test that only some components of the kind make.
+    without: promises not to test, each with the reason.
+    unchanged: patterns of trainable parameters that need not change in so few steps.
     """
     import pytest
 

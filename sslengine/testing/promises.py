@@ -11,14 +11,14 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 class BrokenPromise(SSLEngineError, AssertionError):
-    """A component breaks a promise of its kind."""
+    """A component does not keep a promise of its kind."""
 
 
 def promise(always: bool = True, ranks: bool = False) -> Callable[[F], F]:
-    """Decorates a method of a suite that tests a promise; its docstring describes the promise.
+    """Mark a method of a suite as the test of a promise; its docstring describes the promise.
 
-    always: every component of the kind makes it; others are chosen by name (`also`).
-    ranks: it is tested on several processes.
+    always: every component of the kind makes the promise. Others are chosen by name (`also`).
+    ranks: the test needs several processes.
     """
 
     def mark(function: F) -> F:
@@ -44,7 +44,7 @@ def expect(kept: bool, what: str) -> None:
 
 
 def names(found: Iterable[object], limit: int = 6) -> str:
-    """A list of some of them, for a sentence."""
+    """The first of them, separated by commas, and how many more there are."""
     listed = [str(each) for each in found]
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more

@@ -1,4 +1,4 @@
-"""Several gloo ranks on this machine: long-lived processes that run functions on request.
+"""Run functions on several gloo ranks, which are long-lived processes on this machine.
 
     with RankPool(2) as pool:
         assert pool.run(my_function, 3) == [6, 6]     # one result per rank
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 @cache
 def shared_pool(world_size: int) -> RankPool:
-    """The pool that all tests of this process share; it ends with the process."""
+    """The pool that all tests of this process share. It is closed when the process ends."""
     pool = RankPool(world_size)
     atexit.register(pool.close)
     return pool
@@ -77,9 +77,9 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection, strict: bool
 
 
 def end_fork_server() -> None:
-    """End this process's fork server. Loader workers use it too and have its imports."""
+    """End this process's fork server, which loader workers use as well, with its imports."""
     server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
-    # It ends by itself only when no process has its pipe open, and a forked process may have it.
+    # It ends by itself only when no process has its pipe open; a forked process may.
     if server._forkserver_pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(server._forkserver_pid, signal.SIGKILL)
@@ -87,14 +87,14 @@ def end_fork_server() -> None:
 
 
 class RankPool:
-    # Modules that the fork server of ranks imports: most ranks need them, and they take seconds.
+    # Modules that the fork server imports once, for all ranks: importing them takes seconds.
     imported: ClassVar[tuple[str, ...]] = (
         "sslengine.data.augment.backends.compiled",
         "sslengine.testing.runs",
     )
     # True: every warning on a rank is an error.
     strict: ClassVar[bool] = False
-    server: ClassVar[int | None] = None  # the process
+    server: ClassVar[int | None] = None  # the process id of the fork server
 
     def __init__(self, world_size: int, timeout: float = 90.0) -> None:
         self.world_size = world_size
@@ -142,7 +142,7 @@ class RankPool:
             RankPool.server = server._forkserver_pid
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """`function(*args, **kwargs)` on every rank; their results in rank order."""
+        """Call `function(*args, **kwargs)` on every rank; return the results in rank order."""
         if not self._processes:
             self._start()
         try:

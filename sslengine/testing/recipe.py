@@ -28,10 +28,10 @@ Values = Mapping[str, Any]
 
 
 def resolve_small(overrides: Sequence[str], *values: Values) -> Resolved:
-    """Resolve a run as the command line does, with overrides that make it small.
+    """Resolve a run as the command line does, with values that make it small.
 
     overrides: arguments of the command; `config=FILE` chooses another file.
-    values: values by key path below `config`; overrides take precedence.
+    values: by key path below `config`. Overrides take precedence.
     """
     chosen = any(each.startswith("config=") for each in overrides)
     asked = compose(overrides if chosen else [FILE, *overrides])

@@ -63,14 +63,14 @@ class Outcome:
     state: dict[str, Any] = field(default_factory=dict)  # at the end, flat
     loss_state: dict[str, Any] = field(default_factory=dict)
     outside: dict[str, Any] = field(default_factory=dict)  # of the state dicts
-    moved_by_tests: list[str] = field(default_factory=list)
+    changed_by_tests: list[str] = field(default_factory=list)
     num_updates: int = 0
     hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each holds, by class
     results: dict[str, Any] = field(default_factory=dict)  # of the meters in the last test
 
 
 class Probe(Hook):
-    """The last hook: it sees the changes of all others."""
+    """Observe a run. It is the last hook, so it sees the changes of all others."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -88,8 +88,8 @@ class Probe(Hook):
         if task.train:
             self._before_test = _everything(task)
         elif self._before_test:
-            moved = differences(self._before_test, _everything(task))
-            self.outcome.moved_by_tests.extend(moved)
+            changed = differences(self._before_test, _everything(task))
+            self.outcome.changed_by_tests.extend(changed)
 
 
 def _everything(task: Any) -> dict[str, Any]:
@@ -119,9 +119,9 @@ def trainable(task: Any) -> dict[str, Tensor]:
 def build(
     resolved: Resolved, folder: Path, more: Sequence[Any] = (), device: torch.device = CPU
 ) -> Any:
-    """The task as the engine makes it, with the config's hooks and `more`."""
+    """Build the task as the engine does, with the config's hooks and `more`."""
     config = resolved.config
-    # These runs need no signal handlers; ranks that make many runs would add one for each.
+    # These runs need no signal handlers; a rank that makes many runs would install many.
     services = replace(services_of(config, folder, interrupts=False), signals=None)
     task = TASKS.get(config.TRAINER.TASK_NAME)(
         config, folder, device,

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from sslengine.distributed.sharding import whole
 
-# Of torch's modules themselves.
+# Attributes that every module has.
 _OF_MODULES = frozenset(vars(nn.Module()))
 _DEPTH = 6
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of nested dicts and lists, by their paths."""
+    """The leaves of nested dicts and lists by their key paths."""
     if isinstance(value, Mapping):
         inner: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, (list, tuple, deque)):
@@ -58,7 +58,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def copied(state: Any) -> dict[str, Any]:
-    """A copy of a flat state that does not share tensors with it. Collective if sharded."""
+    """A flat copy that shares no tensor with the state. Collective if it is sharded."""
     return {key: _copied(each) for key, each in flat(state).items()}
 
 
@@ -88,7 +88,7 @@ def attributes(thing: object) -> dict[str, Any]:
 
 
 def _values(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Numbers, texts, tensors and random streams, also nested ones."""
+    """Numbers, text, tensors and random generators, also nested ones."""
     if isinstance(value, Tensor):
         yield path, _copied(value)
     elif isinstance(value, np.ndarray):

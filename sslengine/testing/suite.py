@@ -18,19 +18,19 @@ class Trial:
     component: str
     arguments: Mapping[str, Any]
     overrides: Sequence[str]
-    still: Sequence[str]
+    unchanged: Sequence[str]
     folder: Path
 
 
 class Suite:
     kind: ClassVar[str] = ""
-    trains: ClassVar[bool] = False  # its promises are those of whole runs
+    trains: ClassVar[bool] = False  # does it test components in training runs?
 
     def __init__(self, trial: Trial) -> None:
         self.component, self.arguments = trial.component, dict(trial.arguments)
         self.name, self.folder = component_key(trial.component), trial.folder
-        self.promises: Sequence[str] = ()  # those that are tested
-        for name in () if self.trains else ("overrides", "still"):
+        self.promises: Sequence[str] = ()  # the names of those to test
+        for name in () if self.trains else ("overrides", "unchanged"):
             if getattr(trial, name):
                 raise ConfigError(
                     f"contract({self.kind!r}, {self.component!r}): a {self.kind} is tested without "

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from sslengine.testing import of_data, of_judges, of_parts
+from sslengine.testing import component_suites, data_suites, output_suites
 
 _ALL: tuple[type[Any], ...] = (
-    of_parts.MethodSuite,
-    of_parts.ModelSuite,
-    of_parts.TrainStepSuite,
-    of_parts.TrunkSuite,
-    of_parts.HeadSuite,
-    of_parts.OptimizerSuite,
-    of_parts.ScheduleSuite,
-    of_parts.ParamGroupsSuite,
-    of_parts.HookSuite,
-    of_parts.MeterSuite,
-    of_data.TransformSuite,
-    of_data.CollatorSuite,
-    of_data.SourceSuite,
-    of_judges.WriterSuite,
-    of_judges.EvaluatorSuite,
+    component_suites.MethodSuite,
+    component_suites.ModelSuite,
+    component_suites.TrainStepSuite,
+    component_suites.TrunkSuite,
+    component_suites.HeadSuite,
+    component_suites.OptimizerSuite,
+    component_suites.ScheduleSuite,
+    component_suites.ParamGroupsSuite,
+    component_suites.HookSuite,
+    component_suites.MeterSuite,
+    data_suites.TransformSuite,
+    data_suites.CollatorSuite,
+    data_suites.SourceSuite,
+    output_suites.WriterSuite,
+    output_suites.EvaluatorSuite,
 )
 SUITES: dict[str, type[Any]] = {each.kind: each for each in _ALL}

@@ -1,1 +1,1 @@
-"""The loop over phases and steps; nothing else."""
+"""The loop over phases and steps."""

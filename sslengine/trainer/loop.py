@@ -6,10 +6,9 @@
         for each step:  read, forward, loss, backward, update   (train_steps/)
         on_phase_end
     on_end
-                                    anything raised: on_exception, then raised again
+                                    on any exception: on_exception, then it is raised again
 
-The task knows which phase and which step come next, so a resumed run enters this loop
-in the middle of a phase as any other enters it at the start.
+The task knows the next phase and step, so a run that resumes within a phase needs no other loop.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Protocol
 
 
 class Runnable(Protocol):
-    """What the loop needs of a task."""
+    """The methods of a task that the loop calls."""
 
     def on_start(self) -> None: ...
     def on_phase_start(self) -> None: ...
@@ -32,7 +31,7 @@ class Runnable(Protocol):
 
 
 def run(task: Runnable) -> None:
-    """All that is left of a prepared task."""
+    """Run all remaining phases of a prepared task."""
     try:
         task.on_start()
         while not task.done_training():

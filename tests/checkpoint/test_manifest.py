@@ -38,7 +38,7 @@ def test_another_size_is_found(tmp_path: Path, size: int) -> None:
     path = tmp_path / "model_phase0.torch"
     files.write({"x": 1}, tmp_path, path.name)
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match=f"it has {size} bytes, and its manifest says"):
+    with pytest.raises(CheckpointError, match=f"it has {size} bytes; its manifest has"):
         verify(path)
 
 

@@ -32,9 +32,9 @@ def test_the_whole_schema_is_there_without_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_steps_are_gathered_at_least_one_by_one() -> None:
-    (problem,) = DistributedOptions(GATHER_METRIC_PERIOD=0).check()
-    assert problem == "GATHER_METRIC_PERIOD: expected 1 or more, got 0."
+def test_powersgd_has_a_rank() -> None:
+    (problem,) = DistributedOptions(POWERSGD_RANK=0).check()
+    assert problem == "POWERSGD_RANK: expected 1 or more, got 0."
 
 
 def test_a_number_of_ranks_is_not_negative() -> None:

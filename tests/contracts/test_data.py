@@ -62,10 +62,10 @@ COLLATORS_SMALL: dict[str, Of] = {
     "identity_collator": of(TENSOR),
     "cutmixup_collator": of(*VIEWS, num_classes=4),
     "targets_one_hot_default_collator": Of(
-        {"num_classes": 4}, more={"label": [[0], [1, 2]], "but": {
-            "is_the_same_in_workers": "no source that ships has such labels",
-            "is_found_again": "the same"}}),
-    "multicrop_mixup_collator": Of(more={"before": MULTICROP, "but": {
+        {"num_classes": 4}, more={"label": [[0], [1, 2]], "without": {
+            "does_not_depend_on_workers": "no source that ships has such labels",
+            "resumes_within_an_epoch": "the same"}}),
+    "multicrop_mixup_collator": Of(more={"before": MULTICROP, "without": {
         "keeps_each_sample": "it mixes the images of two samples into one"}}),
 }  # fmt: skip
 # Loader workers take a second to start; each of these is in another module.
@@ -78,7 +78,7 @@ def quick_workers(made: list[Any]) -> list[Any]:
 
 
 def _marks(tried: Contract, promise: str) -> list[Any]:
-    late = promise == "is_the_same_in_workers" and tried.component not in IN_WORKERS
+    late = promise == "does_not_depend_on_workers" and tried.component not in IN_WORKERS
     return [pytest.mark.slow] if late else []
 
 

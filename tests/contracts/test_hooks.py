@@ -16,12 +16,12 @@ from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases
 
 
-def on(*overrides: str, **but: str) -> Of:
-    return Of(overrides=overrides, more={"by_config": True, "but": but})
+def on(*overrides: str, **without: str) -> Of:
+    return Of(overrides=overrides, more={"by_config": True, "without": without})
 
 
-ACTS = {"changes_nothing": "it is there to change what is trained"}
-SINCE_THE_START = {"resumes_its_own_state": "it tells of this process alone"}
+ACTS = {"does_not_change_the_run": "it is there to change what is trained"}
+SINCE_THE_START = {"resumes_its_state": "it tells of this process alone"}
 HOOKS: dict[str, Of] = {
     "IterationTimer": on("config.HOOKS.ITERATION_TIMER=true", **SINCE_THE_START),
     "LogPerfStats": on("config.HOOKS.PERF_STATS.MONITOR_PERF_STATS=true"),
@@ -39,7 +39,7 @@ HOOKS: dict[str, Of] = {
 }  # fmt: skip
 # Of a GPU; of a model that paints; that ends the run when it has what it wants.
 ELSEWHERE = {"LogGpus", "LogGpuMemory", "SavePictures", "ProfileSteps"}
-QUICK = ("is_in_the_run", "changes_nothing")
+QUICK = ("is_added_by_its_options", "does_not_change_the_run")
 SLOW = [name for name in Contract("hook", "any:Hook").promises if name not in QUICK]
 
 

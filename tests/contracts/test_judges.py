@@ -23,16 +23,16 @@ def of_tensorboard(folder: Path) -> list[float]:
     return [value for _, value in sorted(values)]
 
 
-LINES = {"gets_every_record_once": "lines for a person", "resumes_without_doubles": "no file"}
+LINES = {"writes_every_record_once": "lines for a person", "resumes_without_duplicates": "no file"}
 WRITERS_SMALL: dict[str, Of] = {
     "json": Of(),
     "csv": Of(),
     "tensorboard": Of(more={"read": of_tensorboard}),
-    "console": Of(more={"but": LINES}),
-    "log": Of(more={"but": LINES}),
-    "images": Of(more={"but": dict.fromkeys(LINES, "it writes pictures alone")}),
+    "console": Of(more={"without": LINES}),
+    "log": Of(more={"without": LINES}),
+    "images": Of(more={"without": dict.fromkeys(LINES, "it writes pictures alone")}),
 }
-APART = {"also": ["tells_good_features_from_noise"]}
+APART = {"also": ["ranks_good_features_above_noise"]}
 EVALUATORS: dict[str, Of] = {
     "sslengine.evaluation.knn:knn_accuracy": Of({"k": 5}, more=APART),
     "sslengine.evaluation.linear:linear_probe": Of(more=APART),

@@ -18,9 +18,9 @@ SIDE = "config.DATA.TRAIN.TRANSFORMS.1.size=16"
 CROPS = "config.DATA.TRAIN.TRANSFORMS.0.size_crops"
 SAMPLE_INDEX = "config.DATA.TRAIN.LABEL_TYPE=sample_index"
 EQUAL = "ranks_equal_one_process"
-NO_TESTS = {"tests_move_nothing": "it has a row for each training sample, and refuses others"}
+NO_TESTS = {"tests_change_nothing": "it has a row for each training sample, and refuses others"}
 NOT_SHARDED = {"ranks_stay_equal_sharded": "refused: only trunks with heads can be sharded"}
-SUMMED = "accumulated_equals_the_whole_batch"
+SUMMED = "accumulation_equals_one_large_batch"
 
 
 def of(quickstart: str, head: str, *overrides: str, component: str = "", **more: Any) -> Of:
@@ -63,12 +63,12 @@ METHODS: dict[str, Of] = {
         "deepclusterv2", PROJECTOR, f"{CROPS}=[16]", SAMPLE_INDEX,
         "config.LOSS.deepclusterv2_loss.num_clusters=[3,2]",
         "config.LOSS.deepclusterv2_loss.memory_params.embedding_dim=8",
-        but={**NO_TESTS, "is_near_in_bfloat16": "rounded features fall into other clusters"},
+        without={**NO_TESTS, "first_loss_is_close_in_bfloat16": "rounded features fall into other clusters"},
     ),
     "nce_loss_with_memory": of(
         "npid", PROJECTOR, "config.DATA.TRAIN.TRANSFORMS.0.size=16", SAMPLE_INDEX,
         "config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=4",
-        "config.LOSS.nce_loss_with_memory.memory_params.embedding_dim=8", but=NO_TESTS,
+        "config.LOSS.nce_loss_with_memory.memory_params.embedding_dim=8", without=NO_TESTS,
     ),
     "cross_entropy_multiple_output_single_target": of(
         "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16", also=[EQUAL]),
@@ -83,17 +83,23 @@ MODELS_SMALL: dict[str, Of] = {
         "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_HEADS=2",
         "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=16",
         "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=16",
-    ), more={"but": NOT_SHARDED}),
+    ), more={"without": NOT_SHARDED}),
     "multi_input_output_model": Of(),
 }  # fmt: skip
 OFTEN_IN_HALF = ("simclr_info_nce_loss", "swav_loss", "moco_loss", "mae")
 IN_HALF = [
     f"{name}-{promise}"
-    for promise in ("trains_in_bfloat16", "is_near_in_bfloat16")
+    for promise in ("trains_in_bfloat16", "first_loss_is_close_in_bfloat16")
     for name in (*METHODS, *MODELS_SMALL)
     if name not in OFTEN_IN_HALF
 ]
-SLOW = ("accumulates", "ranks_stay_equal_by_hand", "ranks_stay_equal_sharded", EQUAL, *IN_HALF)
+SLOW = (
+    "accumulates",
+    "ranks_stay_equal_with_manual_reduction",
+    "ranks_stay_equal_sharded",
+    EQUAL,
+    *IN_HALF,
+)
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("method", METHODS, SLOW))

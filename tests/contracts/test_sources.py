@@ -35,13 +35,13 @@ def tried(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_source_alone(tried: Contract) -> None:
     for promise in tried.promises:
-        if promise != "is_the_same_in_workers":
+        if promise != "does_not_depend_on_workers":
             tried.keep(promise)
 
 
 @pytest.mark.slow
 def test_source_in_workers(tried: Contract) -> None:
-    tried.keep("is_the_same_in_workers")
+    tried.keep("does_not_depend_on_workers")
 
 
 def test_none_is_forgotten() -> None:

@@ -69,6 +69,7 @@ def test_images_and_histograms_go_to_the_store() -> None:
     view = StorageView(store, lambda: 0)
     view.put_image("crops", torch.zeros(3, 4, 4))
     view.put_histogram("weights", torch.arange(10.0), bins=5)
-    assert list(store.take_images()) == ["crops"]
-    (histogram,) = store.take_histograms().values()
+    images, histograms = store.take_pictures().read()
+    assert list(images) == ["crops"]
+    (histogram,) = histograms.values()
     assert list(histogram.counts) == [2, 2, 2, 2, 2]

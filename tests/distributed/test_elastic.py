@@ -39,7 +39,7 @@ def test_all_ranks_start_again_until_it_goes_well(
     assert [(tmp_path / f"sum{rank}").read_text() for rank in (0, 1)] == ["3", "3"]
     told = [record.message for record in caplog.records if record.name == "sslengine"]
     assert all(f"rank 1 on {socket.gethostname()} failed" in text for text in told)
-    assert [text.split("\n")[-1] for text in told] == ["starting all ranks again: 1 of 2"]
+    assert [text.split("\n")[-1] for text in told] == ["restarting all ranks: 1 of 2"]
 
 
 @pytest.mark.parametrize("restarts", slow_but([0], [0, 1]))

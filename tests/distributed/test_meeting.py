@@ -62,7 +62,7 @@ def test_they_meet_on_another_port_if_one_is_taken_by_another_run_or_by_somethin
 
 def test_the_missing_are_named() -> None:
     (text,) = _meet([free_port()], [0], of=4, minutes=0.01)
-    assert str(text).startswith("3 of 4 nodes did not come within 0.01 minutes")
+    assert str(text).startswith("3 of 4 nodes did not connect within 0.01 minutes")
     assert "nodes 1, 2, 3." in str(text)
 
 
@@ -76,7 +76,7 @@ def test_a_port_that_was_given_and_is_taken() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        with pytest.raises(LaunchError, match="is in use on .* give all nodes another one"):
+        with pytest.raises(LaunchError, match="is in use on .* set another one on all nodes"):
             meet("127.0.0.1", [taken.getsockname()[1]], "mine", 0, 2, 0.1, noun="node")
 
 

@@ -45,7 +45,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", **place}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match=r"2 of 3 ranks did not come .* ranks 1, 2\."):
+    with pytest.raises(LaunchError, match=r"2 of 3 ranks did not connect .* ranks 1, 2\."):
         process_group.join("gloo", torch.device("cpu"), 1, rendezvous_minutes=0.01)
     assert not initialized()
 
@@ -55,7 +55,7 @@ def test_a_rank_without_a_place_to_go_to(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(LaunchError, match="MASTER_ADDR not: the ranks cannot find each other"):
+    with pytest.raises(LaunchError, match="MASTER_ADDR not, so the ranks cannot connect"):
         process_group.join("gloo", torch.device("cpu"), 1)
 
 

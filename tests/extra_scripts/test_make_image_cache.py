@@ -101,7 +101,7 @@ def test_interrupted_it_goes_on(
     make(source, tmp_path / "at once", copies, "birds", workers=1)
     for index in range(5):
         assert cached(out).encoded(index) == cached(tmp_path / "at once").encoded(index)
-    with pytest.raises(DataError, match=r"is a complete cache; it is not made again"):
+    with pytest.raises(DataError, match=r"already has a complete cache"):
         make(source, out, copies, "birds", workers=1)
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sslengine.distributed import data_parallel
 from sslengine.task import build, make_parts
 from sslengine.testing import runs
-from sslengine.testing.of_runs import BF16, NEAR, SHARDED
+from sslengine.testing.run_suite import BF16, NEAR, SHARDED
 from sslengine.testing.runs import CHECKPOINT, SAVED_AT
 from sslengine.testing.state import differences
 from tests.gpu.place import IS_CUDA, NAME, QUICK, full_float32, needs_a_gpu, quickstart, trained

@@ -17,7 +17,7 @@ from sslengine.launch.cli import main
 from sslengine.registry import TRUNKS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
-FILES = ["judge/mine.yaml", "supervised.yaml"]
+FILES = ["evaluate/mine.yaml", "supervised.yaml"]
 SHORT = ["config.DATA.NUM_DATALOADER_WORKERS=0", "config.OPTIMIZER.num_epochs=1"]
 SIMCLR = ["config=quickstart/simclr", "config.CHECKPOINT.DIR=runs/mine", *SHORT]
 
@@ -65,7 +65,7 @@ def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[
     few = [f"{train}.DATA_LIMIT=-1", f"{train}.BATCHSIZE_PER_REPLICA=8"]
     assert main([*SIMCLR, *images, *few]) == 0
 
-    assert main([*SIMCLR, "+config/judge=mine"]) == 0
+    assert main([*SIMCLR, "+config/evaluate=mine"]) == 0
     report = json.loads((folder / "runs/mine/evaluation.json").read_text())
     scores = {each["features"]: each for each in report["scores"]}
     assert set(scores) == {"trained", "untrained", "raw pixels"}
@@ -74,7 +74,7 @@ def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[
     assert scores["raw pixels"]["linear"] == 100.0
 
     features = ["engine_name=extract_features", "config.TEST_MODEL=true"]
-    assert main([*SIMCLR, "+config/judge=mine", *features]) == 0
+    assert main([*SIMCLR, "+config/evaluate=mine", *features]) == 0
     for split in ("train", "test"):
         assert (folder / f"runs/mine/features/rank0_chunk0_{split}_flatten_features.npy").exists()
 

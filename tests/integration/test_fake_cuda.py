@@ -7,7 +7,9 @@ Every method and every train step at a small size, in each precision and form: o
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from sslengine.data.options import DataOptions, split_options
 from sslengine.engines.features import extract
 from sslengine.hooks import precise_bn
 from sslengine.hooks.default import default_hooks
+from sslengine.monitor.writers import Record, Writer
+from sslengine.services.metrics import LogMetrics
 from sslengine.services.order import Services
 from sslengine.task.run_state import Reading
 from sslengine.task.task import SelfSupervisionTask
@@ -78,6 +82,35 @@ def test_a_step_stays_on_the_gpu(
     kind: str, name: str, half: str, form: str, tmp_path: Path
 ) -> None:
     fake_cuda.two_steps(task_of(small(kind, name, FORMS[form]), tmp_path), half)
+
+
+class _Writer(Writer):
+    def __init__(self) -> None:
+        self.iterations: list[int] = []
+
+    def write(self, record: Record) -> None:
+        self.iterations.append(record.iteration)
+
+
+def test_a_log_line_reads_nothing_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One copy is started for each line; the host waits for it one step later, where it writes."""
+    made: list[Any] = []
+    stream = SimpleNamespace(record_event=lambda: made.append(Mock()) or made[-1])
+    writer, values = _Writer(), {"LOG_FREQUENCY": 2, "DATA.TRAIN.DATA_LIMIT": 16}
+    task = task_of(small("method", "byol_loss", values), tmp_path)
+    task.made_by.services = Services(metrics=LogMetrics(2))
+    task.writers.append(writer)
+    with fake_cuda.on_cuda(task, batches=4), fake_cuda.CopiesToTheHost() as copies:
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+        assert task.phase.steps == 4
+        # The last step's line is part of its phase.
+        for started, written in ((1, []), (2, [1]), (2, [1, 2]), (3, [1, 2, 4])):
+            task.step()
+            assert copies.started == len(made) == started
+            assert sum(each.synchronize.called for each in made) == len(written)
+            assert writer.iterations == written
 
 
 def _compiled() -> list[Any]:

@@ -160,7 +160,7 @@ def _error(folder: Path, changes: dict[str, Any]) -> str:
 def test_a_single_number_cannot_be_in_shards(two_ranks: RankPool, tmp_path: Path) -> None:
     changes = {**_of(Predicting, scalar=True), **SHARDED}
     for text in two_ranks.run(_error, tmp_path, changes):
-        assert "the parameter loss.temperature of Predicting is a single number" in text
+        assert "the parameter loss.temperature of Predicting is a scalar" in text
 
 
 def test_a_parameter_that_one_rank_reaches(two_ranks: RankPool, tmp_path: Path) -> None:

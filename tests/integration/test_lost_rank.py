@@ -52,7 +52,7 @@ def test_it_is_named_and_a_restart_goes_on_bit_by_bit(project: Path) -> None:
     cut = _run(project, "cut", restarts=1)
     assert cut.returncode == 0, cut.stderr
     assert "rank 1 (process" in cut.stderr, cut.stderr
-    assert "starting all ranks again: 1 of 1" in cut.stderr
+    assert "restarting all ranks: 1 of 1" in cut.stderr
     assert "Traceback" not in cut.stderr
     assert "resumed from" in cut.stdout
     about = json.loads((project / "cut/flight_recorder/rank0.json").read_text().splitlines()[0])

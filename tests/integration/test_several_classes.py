@@ -45,6 +45,10 @@ def _write(root: Path) -> Path:
         rows = np.array(shown)
         rows[::3, 1] = -1  # green is not known everywhere
         np.save(root / f"{split}.npy", rows)
+        cells = [["" if each < 0 else f"{each:.1f}" for each in row] for row in rows]
+        lines = [f"{split}{number}.png,{','.join(row)}" for number, row in enumerate(cells)]
+        table = "\n".join([f"path,{','.join(COLOURS)}", *lines])
+        (root / f"{split}_columns.csv").write_text(table + "\n")
     return root
 
 
@@ -81,6 +85,15 @@ def _given(root: Path, **more: Any) -> Changes:
     for key, name in (("DATA__TRAIN", "train"), ("DATA__TEST", "val")):
         changes[key] |= {"LABEL_SOURCES": ["disk_filelist"], "LABEL_COLUMN": "",
                          "LABEL_SEPARATOR": "", "LABEL_PATHS": [f"{root}/{name}.npy"]}  # fmt: skip
+    return changes
+
+
+def _columns(root: Path, **more: Any) -> Changes:
+    """The same indicators in the columns of a table."""
+    changes = _changes(root, **more)
+    for key, name in (("DATA__TRAIN", "train"), ("DATA__TEST", "val")):
+        changes[key] |= {"DATA_PATHS": [f"{root}/{name}_columns.csv"], "LABEL_COLUMN": "",
+                         "LABEL_SEPARATOR": "", "LABEL_COLUMNS": list(COLOURS)}  # fmt: skip
     return changes
 
 
@@ -155,6 +168,20 @@ def test_two_ranks_are_one_process(images: Path, tmp_path: Path, two_ranks: Rank
             assert two["recall_at_k_list_meter"] == one["recall_at_k_list_meter"]
         if one["kind"] == "step":
             assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+
+
+def test_columns_of_a_table_are_rows_of_indicators(images: Path, tmp_path: Path) -> None:
+    """Unknown cells are masked as the -1 of a .npy file are; classes have the columns' names."""
+    short = {"OPTIMIZER__num_epochs": 2, "LOG_FREQUENCY": 1}
+    for name, changes in (("npy", _given), ("csv", _columns)):
+        train(make_run(tmp_path / name, **changes(images, **short)))
+    npy, csv = (
+        [(each.get("loss"), each.get("mean_ap_list_meter")) for each in _records(tmp_path / name)]
+        for name in ("npy", "csv")
+    )
+    assert csv == npy
+    state = torch.load(tmp_path / "csv" / "checkpoints" / "checkpoint.torch")["classy_state_dict"]
+    assert state["classes"] == [list(COLOURS)]
 
 
 def test_what_does_not_fit_is_told_before_the_first_step(images: Path, tmp_path: Path) -> None:

@@ -62,5 +62,5 @@ UNEQUAL = [[torch.ones(4, 3), torch.ones(4, 2)], [torch.ones(4, 3)] * 3, None]
 
 @pytest.mark.parametrize("output", [*PAIRS, *UNEQUAL])
 def test_any_other_output_is_refused(output: object) -> None:
-    with pytest.raises(TrainingError, match="my_loss needs .projection, prediction.*gave"):
+    with pytest.raises(TrainingError, match="my_loss needs .projection, prediction.*returned"):
         projection_and_prediction(output, "my_loss")

@@ -120,7 +120,7 @@ def _plain(anchors: Tensor, candidates: Tensor, positives: Tensor, excluded: Ten
 @pytest.mark.parametrize("at_once", [1, 26, 53, 10**6], ids=["row by row", "2", "4", "all"])
 def test_at_any_size_of_the_parts(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Value and gradient, where the number of anchors is no multiple of the size, too."""
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(module, "BLOCK", at_once)
     ours = _unit(7, 4, 0).requires_grad_(), _unit(13, 4, 1).requires_grad_()
     theirs = [each.detach().clone().requires_grad_() for each in ours]
     positives, excluded = torch.arange(7), torch.arange(14).view(7, 2) % 6 + 7
@@ -135,7 +135,7 @@ def test_at_any_size_of_the_parts(at_once: int, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_matrix_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SMALL", 64 * 400 - 1)
-    monkeypatch.setattr(module, "AT_ONCE", 2000)
+    monkeypatch.setattr(module, "BLOCK", 2000)
     anchors, candidates = _unit(64, 4, 0).requires_grad_(), _unit(400, 4, 1).requires_grad_()
     with Largest() as made:
         info_nce(anchors, candidates, torch.arange(64), 0.1).backward()

@@ -64,7 +64,7 @@ def test_points_that_are_compared_in_parts_give_the_same(
 ) -> None:
     points, start = _points(50, 4, 0), _points(7, 4, 1)
     whole = spherical_kmeans(points, start, 5)
-    monkeypatch.setattr(kmeans, "AT_ONCE", 30)  # four points at a time
+    monkeypatch.setattr(kmeans, "BLOCK", 30)  # four points at a time
     parts = spherical_kmeans(points, start, 5)
     assert torch.equal(parts.assignments, whole.assignments)
     torch.testing.assert_close(parts.centroids, whole.centroids, rtol=1e-12, atol=1e-12)

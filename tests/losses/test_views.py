@@ -25,7 +25,7 @@ def test_first_views_come_first() -> None:
     ],
 )
 def test_an_output_that_is_not_two_views(output: object, told: str) -> None:
-    with pytest.raises(TrainingError, match=f"my_loss needs .* gave {told}.*simclr_collator"):
+    with pytest.raises(TrainingError, match=f"my_loss needs .* returned {told}.*simclr_collator"):
         split_views(output, "my_loss")
 
 

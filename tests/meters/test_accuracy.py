@@ -90,7 +90,7 @@ def test_ranks_add_up_exactly(two_ranks: RankPool) -> None:
 
 def test_mismatches_are_told() -> None:
     logits, target = _data()
-    with pytest.raises(TrainingError, match="measures 1 outputs and the model has 2"):
+    with pytest.raises(TrainingError, match="expects 1 outputs, but the model has 2"):
         AccuracyListMeter().update([logits, logits], target)
     with pytest.raises(TrainingError, match="top 9 of 7 classes"):
         AccuracyListMeter(topk_values=[9]).update(logits, target)

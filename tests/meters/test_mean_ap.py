@@ -48,8 +48,8 @@ def _sklearn(scores: Tensor, targets: Tensor, interpolated: bool) -> list[float]
 def test_equals_scikit_learn(ties: bool, interpolated: bool, monkeypatch: Any) -> None:
     scores, targets = _data(ties=ties)
     expected = _sklearn(scores, targets, interpolated)
-    for piece in (module.PIECE, 100):  # some classes at a time
-        monkeypatch.setattr(module, "PIECE", piece)
+    for piece in (module.BLOCK, 100):  # some classes at a time
+        monkeypatch.setattr(module, "BLOCK", piece)
         found = average_precision(scores, targets, interpolated)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
@@ -133,13 +133,15 @@ def test_two_ranks_are_one(two_ranks: RankPool) -> None:
 
 def test_mismatches_are_told() -> None:
     scores, targets = _data()
-    with pytest.raises(TrainingError, match=r"measures 1 outputs and the model has 2: .*mean_ap"):
+    with pytest.raises(TrainingError, match=r"expects 1 outputs, but the model has 2: .*mean_ap"):
         MeanAPListMeter().update([scores, scores], targets)
-    with pytest.raises(TrainingError, match="num_classes is 8, and the model has 9 outputs"):
+    with pytest.raises(TrainingError, match="num_classes is 8, but the model has 9 outputs"):
         MeanAPListMeter(num_classes=8).update(scores, targets)
-    with pytest.raises(TrainingError, match=r"labels of shape \(60, 8\), and outputs of \(60, 9\)"):
+    with pytest.raises(
+        TrainingError, match=r"labels have the shape \(60, 8\) and the outputs \(60, 9\)"
+    ):
         MeanAPListMeter().update(scores, targets[:, :8])
     full = MeanAPListMeter(max_cpu_capacity=60)
     full.update(scores, targets)
-    with pytest.raises(TrainingError, match="max_cpu_capacity is 60, and a phase has more"):
+    with pytest.raises(TrainingError, match="max_cpu_capacity is 60, but a phase has more"):
         full.update(scores[:1], targets[:1])

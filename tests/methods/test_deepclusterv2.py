@@ -138,7 +138,7 @@ def _fill(loss: DeepClusterLoss, images: int = SAMPLES) -> Tensor:
     rows = torch.arange(SAMPLES - images, SAMPLES).tensor_split(world_size())[rank()]
     shares = values.tensor_split(world_size())[rank()]
     with torch.no_grad():
-        loss.remember(shares.flip(0), rows.flip(0))
+        loss.store(shares.flip(0), rows.flip(0))
     return values
 
 

@@ -78,9 +78,9 @@ def one_by_one(model: MaskedAutoencoder, image: Tensor, draw: Tensor, normalise:
     for place in cut:
         at = x[1 + kept.index(place)] if place in kept else decoder.hidden_token[0, 0]
         row.append(at + position(place, PAINT))
-    painted = decoder.pixels(decoder.norm(decoder.blocks(torch.stack(row)[None])))[0, 1:]
+    reconstructed = decoder.pixels(decoder.norm(decoder.blocks(torch.stack(row)[None])))[0, 1:]
     errors = []
-    for output, (place, pixels) in zip(painted, cut.items(), strict=True):
+    for output, (place, pixels) in zip(reconstructed, cut.items(), strict=True):
         target = pixels.permute(1, 2, 0).flatten()
         if normalise:
             target = (target - target.mean()) / (target.var() + 1e-6).sqrt()
@@ -100,8 +100,8 @@ def position(place: tuple[int, int], width: int) -> Tensor:
 @pytest.mark.parametrize("normalise", [True, False])
 def test_loss_and_gradients_are_the_published_ones(normalise: bool) -> None:
     model = make(NORMALIZE_PIXELS=normalise)
-    painted, hidden = model.paint(images(), noise())
-    loss = model.loss(images(), painted, hidden)
+    reconstructed, hidden = model.reconstruct(images(), noise())
+    loss = model.loss(images(), reconstructed, hidden)
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     ours = torch.autograd.grad(loss, list(trained.values()))
     each = [one_by_one(model, *pair, normalise) for pair in zip(images(), noise(), strict=True)]
@@ -134,10 +134,10 @@ def test_against_another_implementation() -> None:
             embedding[0, 1:] = torch.stack([position(place, width) for place in places])
     _take_weights(ours, theirs)
     output = theirs(images(), noise=noise())
-    painted, hidden = ours.paint(images(), noise())
-    torch.testing.assert_close(painted, output.logits, rtol=1e-4, atol=1e-5)
+    reconstructed, hidden = ours.reconstruct(images(), noise())
+    torch.testing.assert_close(reconstructed, output.logits, rtol=1e-4, atol=1e-5)
     assert torch.equal(hidden, output.mask)
-    torch.testing.assert_close(ours.loss(images(), painted, hidden), output.loss)
+    torch.testing.assert_close(ours.loss(images(), reconstructed, hidden), output.loss)
 
 
 def _take_weights(ours: MaskedAutoencoder, theirs: Any) -> None:
@@ -187,15 +187,15 @@ def _one(inner: dict[str, Tensor], part: str, kind: str) -> Tensor:
 
 
 def test_what_is_hidden_is_never_seen() -> None:
-    """Other pixels below the mask change neither what is painted nor its gradient by the rest."""
+    """Other pixels below the mask change neither what is reconstructed nor its gradient by the rest."""
     model = make()
-    painted, hidden = model.paint(images(), noise())
+    reconstructed, hidden = model.reconstruct(images(), noise())
     assert hidden.sum(1).tolist() == [12.0] * 3
     changed = images().clone()
     side = SIDE // PATCH
     away = hidden.view(3, 1, side, side).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
     changed = torch.where(away.bool(), torch.rand_like(changed), changed)
-    assert torch.equal(model.paint(changed, noise())[0], painted)
+    assert torch.equal(model.reconstruct(changed, noise())[0], reconstructed)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -217,8 +217,8 @@ def test_its_ways_to_be_called() -> None:
 def test_larger_images_get_positions_of_their_own() -> None:
     model = make()
     large = torch.rand(2, 3, 16, 24)
-    losses, painted, hidden = model(large, mode="loss")
-    assert painted.shape == (2, 24, 48)
+    losses, reconstructed, hidden = model(large, mode="loss")
+    assert reconstructed.shape == (2, 24, 48)
     assert hidden.sum(1).tolist() == [18.0, 18.0]
     assert math.isfinite(losses["loss"].item())
 
@@ -239,9 +239,9 @@ def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:
     for module in (*model.decoder.blocks, model.decoder.norm):
         module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.autocast("cpu", torch.bfloat16):
-        painted, _ = model.paint(images(), noise())
+        reconstructed, _ = model.reconstruct(images(), noise())
     assert [each.dtype for each in seen] == [torch.float32] * 4
-    assert painted.dtype == torch.bfloat16
+    assert reconstructed.dtype == torch.bfloat16
     # What a block adds is not rounded to the 8 bits of bfloat16 along the way.
     assert not torch.equal(seen[-1], seen[-1].bfloat16().float())
 
@@ -266,11 +266,11 @@ def test_the_picture_shows_input_mask_and_painting() -> None:
     model = make(NORMALIZE_PIXELS=True)
     pixels = images()
     perfect = torch.stack([_normalised(patch) for patch in _patches(pixels).flatten(0, 1)])
-    hidden = model.paint(pixels, noise())[1]
+    hidden = model.reconstruct(pixels, noise())[1]
     panels = model.picture(pixels, perfect.view(3, 16, -1), hidden)
     assert panels.shape == (3, 3, 3, SIDE, SIDE)
     torch.testing.assert_close(panels[:, 0], pixels)
-    torch.testing.assert_close(panels[:, 2], pixels)  # what is painted perfectly is the image
+    torch.testing.assert_close(panels[:, 2], pixels)  # what is reconstructed perfectly is the image
     shown = _patches(panels[:, 1])[hidden == 0]
     assert torch.equal(shown, _patches(pixels)[hidden == 0])
     away = _patches(panels[:, 1])[hidden == 1]
@@ -312,13 +312,13 @@ def test_without_a_class_token() -> None:
     """What is shown stands at its places, and the features are the mean of the patches."""
     torch.manual_seed(0)
     model: Any = build_model(options(vit={"USE_CLASS_TOKEN": False})).eval()
-    painted, hidden = model.paint(images(), noise())
-    assert painted.shape == (3, 16, 48)
+    reconstructed, hidden = model.reconstruct(images(), noise())
+    assert reconstructed.shape == (3, 16, 48)
     tokens = model.trunk(images(), ["lastBLK"])[0]
     torch.testing.assert_close(model(images()), tokens.mean(1))
     swapped = images().flip(0)
-    again, also = model.paint(swapped, noise().flip(0))
-    torch.testing.assert_close(again, painted.flip(0))
+    again, also = model.reconstruct(swapped, noise().flip(0))
+    torch.testing.assert_close(again, reconstructed.flip(0))
     assert torch.equal(also, hidden.flip(0))
 
 
@@ -371,12 +371,12 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, pixels: Tensor, draws: Tensor) -> Tensor:
-        return self.model.loss(pixels, *self.model.paint(pixels, draws))
+        return self.model.loss(pixels, *self.model.reconstruct(pixels, draws))
 
 
 def test_two_ranks_are_one_batch(two_ranks: RankPool) -> None:
     model = make()
-    loss = model.loss(images(4), *model.paint(images(4), noise(4)))
+    loss = model.loss(images(4), *model.reconstruct(images(4), noise(4)))
     loss.backward()
     steps = two_ranks.run(_share_of_two_ranks, images(4), noise(4))
     assert sum(value for value, _ in steps) / 2 == pytest.approx(loss.item())

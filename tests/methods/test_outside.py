@@ -20,7 +20,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.testing import Contract
-from sslengine.testing.of_runs import SYNC_BN as OVER_RANKS
+from sslengine.testing.run_suite import SYNC_BN as OVER_RANKS
 from tests import warm
 from tests.contracts.cases import Of, cases
 from tests.integration.command import ROOT, same_weights
@@ -76,7 +76,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 EQUAL = "ranks_equal_one_process"
-SLOW = ("accumulates", "is_near_in_bfloat16", "ranks_stay_equal", "ranks_stay_equal_by_hand",
+SLOW = ("accumulates", "first_loss_is_close_in_bfloat16", "ranks_stay_equal", "ranks_stay_equal_with_manual_reduction",
         "ranks_stay_equal_sharded")  # fmt: skip
 SYNC = tuple(f"config.{path}={value}" for path, value in OVER_RANKS.items())
 VIT = "{IMAGE_SIZE:16,PATCH_SIZE:4,NUM_LAYERS:2,NUM_HEADS:2,HIDDEN_DIM:16,MLP_DIM:16}"
@@ -86,10 +86,10 @@ CONTRACTS = {
     # Else the running statistics of its predictor are each rank's own until they are needed.
     f"{HERE}.nnclr:NNCLR": Of({"dim": 8, "hidden": 16, "rows": 20}, SYNC, {
         "also": [EQUAL],
-        "but": {"ranks_stay_equal_sharded": "a bias before a batch norm moves by rounding alone"},
+        "without": {"ranks_stay_equal_sharded": "a bias before a batch norm moves by rounding alone"},
     }),
     f"{HERE}.clip_like:CLIPLike": Of(
-        more={"also": [EQUAL], "but": {"ranks_stay_equal_sharded": "its temperature is a scalar"}}
+        more={"also": [EQUAL], "without": {"ranks_stay_equal_sharded": "its temperature is a scalar"}}
     ),
     f"{HERE}.ibot:IBOT": Of(
         {"scores": 6, "momentum": 0.9},
@@ -113,7 +113,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "sharded": SHARDED,
 }
 OFTEN = {"nnclr": "by hand", "clip_like": "accumulated", "ibot": "sharded"}
-# A temperature that is a single number cannot be sharded: tests/integration/test_loss_parameters.py
+# A temperature that is a scalar cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
     pytest.param(
         method, way, id=f"{method}, {way}",

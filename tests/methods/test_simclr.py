@@ -153,12 +153,12 @@ def _model() -> nn.Linear:
 
 def _on_this_rank(small: int, at_once: int) -> tuple[float, Tensor, Tensor]:
     """(loss, the gradient that DDP leaves, this rank's own gradient divided by the ranks)"""
-    usual = info_nce.SMALL, info_nce.AT_ONCE
-    info_nce.SMALL, info_nce.AT_ONCE = small, at_once
+    usual = info_nce.SMALL, info_nce.BLOCK
+    info_nce.SMALL, info_nce.BLOCK = small, at_once
     try:
         return _steps_of_this_rank()
     finally:
-        info_nce.SMALL, info_nce.AT_ONCE = usual
+        info_nce.SMALL, info_nce.BLOCK = usual
 
 
 def _steps_of_this_rank() -> tuple[float, Tensor, Tensor]:
@@ -173,7 +173,7 @@ def _steps_of_this_rank() -> tuple[float, Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     "sizes",
-    [(info_nce.SMALL, 0), (0, info_nce.AT_ONCE), (0, 3 * 2 * IMAGES)],
+    [(info_nce.SMALL, 0), (0, info_nce.BLOCK), (0, 3 * 2 * IMAGES)],
     ids=["small", "whole", "3 rows"],
 )
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -6,17 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from sslengine.distributed.collectives import Pending
 from sslengine.distributed.ranks import rank
-from sslengine.errors import NonFiniteLossError
-from sslengine.monitor import loss_ledger
-from sslengine.monitor.loss_ledger import LossLedger
+from sslengine.errors import NonFiniteLossError, TrainingError
 from sslengine.monitor.store import MetricStore
 from tests.ranks import RankPool
 
 
 def test_steps_come_out_in_order_and_once() -> None:
-    ledger = LossLedger()
+    ledger = MetricStore().losses
     for iteration, value in enumerate((3.0, 2.0)):
         ledger.record(torch.tensor(value, requires_grad=True), iteration, batch_size=4)
     assert [(e.iteration, e.parts) for e in ledger.drain()] == [
@@ -29,7 +26,7 @@ def test_steps_come_out_in_order_and_once() -> None:
 
 
 def test_the_mean_weighs_batches_by_their_size() -> None:
-    ledger = LossLedger()
+    ledger = MetricStore().losses
     ledger.record(torch.tensor(1.0), 0, batch_size=3)
     ledger.record(torch.tensor(5.0), 1, batch_size=1)
     assert ledger.phase_mean() == 2.0
@@ -38,7 +35,7 @@ def test_the_mean_weighs_batches_by_their_size() -> None:
 
 
 def test_parts_are_kept_by_name() -> None:
-    ledger = LossLedger()
+    ledger = MetricStore().losses
     ledger.record({"loss": torch.tensor(3.0), "align": torch.tensor(1.0)}, 0, 2)
     (entry,) = ledger.drain()
     assert entry.parts == {"loss": 3.0, "align": 1.0}
@@ -48,7 +45,7 @@ def test_recording_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("the host waited for the device")
 
-    ledger = LossLedger()
+    ledger = MetricStore().losses
     for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__"):
         monkeypatch.setattr(Tensor, name, forbidden)
     ledger.record({"loss": torch.ones(()), "part": torch.ones(())}, 0, 2, share=0.5)
@@ -58,7 +55,7 @@ def test_recording_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> None:
-    ledger = LossLedger()
+    ledger = MetricStore().losses
     ledger.record({"loss": torch.tensor(1.0), "a": torch.tensor(0.5)}, 40, 2)
     ledger.record(
         {"loss": torch.tensor(bad), "a": torch.tensor(bad)},
@@ -75,22 +72,22 @@ def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> N
 
 
 def test_a_guard_that_is_off_lets_it_pass() -> None:
-    ledger = LossLedger(check_finite=False)
+    ledger = MetricStore(check_finite=False).losses
     ledger.record(torch.tensor(math.nan), 0, 1)
     assert math.isnan(ledger.drain()[0].parts["loss"])
 
 
 def test_state_goes_round_in_mid_phase() -> None:
-    one = LossLedger()
+    one = MetricStore().losses
     one.record(torch.tensor(1.0), 0, 3)
-    two = LossLedger()
+    two = MetricStore().losses
     two.load_state_dict(one.state_dict())
     two.record(torch.tensor(5.0), 1, 1)
     assert two.phase_mean() == 2.0
 
 
 def test_entries_that_nobody_read_yet_are_in_the_state() -> None:
-    one, two = LossLedger(), LossLedger()
+    one, two = MetricStore().losses, MetricStore().losses
     one.record({"loss": torch.tensor(1.0), "a": torch.tensor(2.0)}, 6, 3)
     two.load_state_dict(one.state_dict())
     assert two.drain() == one.drain()
@@ -108,7 +105,7 @@ def test_losses_go_into_the_histories() -> None:
 
 
 def _two_steps(bad_on_rank_1: bool) -> object:
-    ledger = LossLedger()
+    ledger = MetricStore().losses
     local = torch.tensor(float(rank() + 1))
     # Rank 0 holds 3 of the 4 images: the mean over images is (3 * 1 + 1 * 2) / 4.
     ledger.record(local, 0, batch_size=4, share=(0.75, 0.25)[rank()])
@@ -129,57 +126,47 @@ def test_one_ranks_nan_stops_all_at_the_same_step(two_ranks: RankPool) -> None:
     assert two_ranks.run(_two_steps, True) == ["the loss of iteration 1 is not finite"] * 2
 
 
-# ---- GATHER_METRIC_PERIOD
-
-
-def _by_period(period: int, steps: int, bad: int | None = None) -> object:
-    """Ranks' losses r + step, with a part in some steps; and how many collectives it took."""
-    made: list[int] = []
-    real = loss_ledger.start_sum
-
-    def start_sum(tensor: Tensor) -> Pending:
-        made.append(tensor.numel())
-        return real(tensor)
-
-    ledger = LossLedger(period=period)
-    loss_ledger.start_sum = start_sum
+def _many_steps(bad: int | None = None) -> object:
+    """Ranks' losses r + step, with a part but in one step, and shares that change."""
+    ledger = MetricStore().losses
+    for step in range(9):
+        value = torch.tensor(float(rank() + step))
+        part = value * (math.nan if step == bad and rank() == 1 else 2.0)
+        loss = value if step == 3 else {"loss": value, "double": part}
+        share = (0.75, 0.25)[rank()] if step < 5 else 0.5
+        ledger.record(loss, step, 4, share, samples=torch.tensor([step]))
     try:
-        for step in range(steps):
-            value = torch.tensor(float(rank() + step), dtype=torch.float32)
-            part = value * (math.nan if step == bad and rank() == 1 else 2.0)
-            loss = value if step == 3 else {"loss": value, "double": part}
-            ledger.record(loss, step, 4, share=(0.75, 0.25)[rank()], samples=torch.tensor([step]))
-        return [tuple(entry) for entry in ledger.drain()], len(made), ledger.phase_mean()
+        return [tuple(entry) for entry in ledger.drain()], ledger.phase_mean()
     except NonFiniteLossError as error:
         return str(error).split(". No checkpoint")[0]
-    finally:
-        loss_ledger.start_sum = real
 
 
-@pytest.mark.parametrize("steps", [1, 3, 4, 9])
-def test_a_period_changes_how_many_collectives_there_are_and_no_mean(
-    two_ranks: RankPool, steps: int
-) -> None:
-    every, _ = two_ranks.run(_by_period, 1, steps)
-    for period in (2, 3, 20):
-        one, two = two_ranks.run(_by_period, period, steps)
-        assert one == two
-        assert (one[0], one[2]) == (every[0], every[2])
-        assert every[1] == steps
-        # Each group but the last is full, or ends where the parts become others (step 3, 4).
-        lengths = [min(steps, 3), min(1, max(0, steps - 3)), max(0, steps - 4)]
-        assert one[1] == sum(math.ceil(length / period) for length in lengths)
-    assert every[0][0] == (0, {"loss": 0.25, "double": 0.5}, 4)
+def test_many_steps_are_averaged_at_once(two_ranks: RankPool) -> None:
+    one, two = two_ranks.run(_many_steps)
+    assert one == two
+    means = [step + (0.25 if step < 5 else 0.5) for step in range(9)]
+    expected = [(step, {"loss": mean, "double": 2 * mean}, 4) for step, mean in enumerate(means)]
+    expected[3] = (3, {"loss": 3.25}, 4)
+    assert one == (expected, sum(means) / 9)
 
 
-@pytest.mark.parametrize("period", [1, 4])
-def test_a_bad_part_is_named_by_step_whatever_the_period(two_ranks: RankPool, period: int) -> None:
-    told = two_ranks.run(_by_period, period, 9, 6)
-    assert all("iteration 6 is not finite: loss 6.25, double nan" in each for each in told)
-    assert all("samples in that step: 6." in each for each in told)
+def test_a_bad_part_is_named_by_step_on_all_ranks(two_ranks: RankPool) -> None:
+    for reported in two_ranks.run(_many_steps, 6):
+        assert "iteration 6 is not finite: loss 6.5, double nan" in reported
+        assert "samples in that step: 6." in reported
 
 
-def test_alone_there_is_nothing_to_gather() -> None:
-    ledger = LossLedger(period=5)
-    ledger.record(torch.tensor(2.0), 0, 1)
-    assert ledger.drain()[0].parts == {"loss": 2.0}
+def _other_parts() -> str:
+    ledger = MetricStore().losses
+    ledger.record({"loss": torch.ones(()), f"of {rank()}": torch.ones(())}, 0, 4, share=0.5)
+    try:
+        ledger.drain()
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def test_losses_of_other_names_are_reported_on_all_ranks(two_ranks: RankPool) -> None:
+    first, second = two_ranks.run(_other_parts)
+    assert first == second
+    assert "rank 1 has the losses loss, of 1, rank 0 loss, of 0" in first

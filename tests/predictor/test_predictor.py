@@ -21,8 +21,9 @@ from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.launch.local import launch
 from sslengine.predictor import Predictor
 from sslengine.predictor.picture import save
-from sslengine.predictor.predictor import _trunk_of, open_image
+from sslengine.predictor.predictor import open_image
 from sslengine.task.build import build_base_model
+from sslengine.task.trained import trunk_of
 from tests.config.recipes import resolved
 from tests.data.deep_files import numbers, png, tiff
 from tests.engines.runs import make_run
@@ -157,7 +158,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_model_without_a_trunk_is_told() -> None:
     with pytest.raises(ConfigError, match="Linear has no `trunk`"):
-        _trunk_of(nn.Linear(2, 2))
+        trunk_of(nn.Linear(2, 2))
 
 
 def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.methods.simclr import SimCLRLoss
 from sslengine.registry import LOSSES
 from sslengine.task import build
-from sslengine.testing.of_runs import BF16
+from sslengine.testing.run_suite import BF16
 from sslengine.testing.runs import Spec, run
 from tests.config.recipes import resolved
 from tests.data.pictures import write_tree

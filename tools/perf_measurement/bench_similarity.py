@@ -26,7 +26,7 @@ def measure(way: str, ranks: int) -> dict[str, float]:
     import torch
     from torch.nn import functional as F
 
-    from sslengine.losses.info_nce import info_nce_in_parts
+    from sslengine.losses.info_nce import info_nce_in_blocks
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def measure(way: str, ranks: int) -> dict[str, float]:
         logits = (anchors @ rows.T / 0.1).scatter(1, itself[:, None], float("-inf"))
         loss = F.cross_entropy(logits, positives)
     else:
-        loss = info_nce_in_parts(anchors, rows, positives, 0.1, itself[:, None])
+        loss = info_nce_in_blocks(anchors, rows, positives, 0.1, itself[:, None])
     loss.backward()
     took = time.perf_counter() - began
     return {"mib": _peak_mib() - before, "ms": 1e3 * took, "loss": loss.item()}

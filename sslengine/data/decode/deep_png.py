@@ -56,8 +56,9 @@ def _image_data(encoded: bytes) -> Iterator[bytes]:
 
 def _unfiltered(filters: NDArray[np.uint8], stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """stored: rows x columns x bytes of a pixel."""
-    if filters.max() > 4:
-        raise OSError(f"a row has filter {filters.max()}, and there are filters 0 to 4")
+    worst = int(np.max(filters))
+    if worst > 4:
+        raise OSError(f"a row has filter {worst}, and there are filters 0 to 4")
     rows, columns, size = stored.shape
     pixels = np.empty_like(stored)
     # Of the two diagonals before, with a row of zeros above the first.

@@ -146,7 +146,7 @@ def _tiff(encoded: bytes, image: Image.Image | None, page: Page, every: bool) ->
         if image is None or not true:
             raise DataError(
                 "Pillow cannot read all of this TIFF, which may have many bands, or bands of more "
-                "than 8 bits: pip install tifffile (sslengine[tables])."
+                "than 8 bits: pip install tifffile (sslengine[tiff])."
             ) from error
         pages = _full_pages(image)
         if page == "all" and len(pages) > 1:
@@ -214,8 +214,9 @@ def _page_of_tiff(page: Any) -> Bands:
     except (ValueError, NotImplementedError, ImportError) as error:
         if "imagecodecs" in str(error) or isinstance(error, ImportError):
             raise DataError(
-                f"to read a TIFF of compression {page.compression.name} and {page.bitspersample} "
-                f"bits install imagecodecs: pip install imagecodecs"
+                f"it is a TIFF with compression {page.compression.name}, predictor "
+                f"{int(page.predictor)} and {page.bitspersample} bits, which needs the package "
+                f"imagecodecs: pip install imagecodecs (sslengine[tiff])."
             ) from error
         raise
     if page.imagedepth > 1:

@@ -34,10 +34,11 @@ from sslengine.data.loading.seeding import (
     streams_kept,
 )
 from sslengine.data.manifest.classes import Classes, Column
+from sslengine.data.manifest.hold_out import rows_of as hold_out_rows
 from sslengine.data.manifest.labels import in_train_numbers, label_columns, shared, standard_labels
 from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.manifest.subset import Rows, choose_rows, part
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import HoldOut, SplitOptions
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.errors import DataError, readable
 
@@ -82,20 +83,26 @@ class SSLDataset(Dataset[Sample]):
         image_keys: Sequence[str] = (),
         classes: Sequence[Classes] = (),
         replace: bool = True,
+        hold_out: HoldOut | None = None,
     ) -> None:
         """
         replace: another sample stands for an unreadable one; otherwise it is left out.
         backend: as config.DATA.AUGMENT_BACKEND has it.
         image_keys: where a batch holds images, if these may be uint8 until its `arrival`.
         classes: of TRAIN, for another split, whose labels get the same numbers.
+        hold_out: config.DATA.HOLD_OUT.
         """
         self.sources: list[DataSource] = build_sources(options, split)
-        found = standard_labels(options, split, self.sources)
+        hold_out = hold_out or HoldOut()
+        found = standard_labels(options, split, self.sources, hold_out.STRATIFIED)
         # Those of the run: TRAIN's, if they are known.
         self.classes = list(classes) or [Classes.of(each) for each in found]
         standard = in_train_numbers(found, classes, self.sources)
-        total = len(self.sources[0])
-        rows = choose_rows(options, split, total, standard[0] if standard else None)
+        of_split = hold_out_rows(hold_out, split, self.sources, found[0].column if found else None)
+        chosen = choose_rows(
+            options, split, len(of_split), part(standard[0], of_split) if standard else None
+        )
+        rows = part(of_split, chosen)
         used = [part(column, rows) for column in standard]
         # What grows with the number of samples is shared with the loader workers.
         self._rows = rows if isinstance(rows, range) else SharedArray.of(rows)

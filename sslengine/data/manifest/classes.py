@@ -10,7 +10,7 @@ Where samples have several classes, a label is a row of indicators with a column
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,9 +86,9 @@ def in_numbers_of(classes: Classes, labels: Labels, sample: Callable[[int], str]
         number = used[values.index(unknown[0])]
         first = sample(int(np.flatnonzero(_has(labels, number))[0]))
         raise DataError(_told(classes, labels, unknown, first))
-    table = np.array([known.get(value, -1) for value in values], np.int64)
     if classes.width:
-        return _columns_moved(labels.column, used, table, classes.width)
+        return _columns_moved(labels, known, classes.width)
+    table = np.array([known.get(value, -1) for value in values], np.int64)
     moved: Column = table.astype(labels.column.dtype)[np.searchsorted(used, labels.column)]
     return moved
 
@@ -121,10 +121,15 @@ def _has(labels: Labels, number: int) -> Column:
     return np.asarray(of_each == number if labels.column.ndim == 1 else of_each > 0)
 
 
-def _columns_moved(column: Column, used: Column, table: Column, width: int) -> Column:
-    """A sample of which nothing is known stays so."""
-    moved = np.zeros((len(column), width), column.dtype)
-    moved[:, table] = column[:, used]
+def _columns_moved(labels: Labels, known: Mapping[str, int], width: int) -> Column:
+    """The columns in TRAIN's order. A class of TRAIN without a column is unknown in indicators, and
+    0 where labels are lists of classes. A row of unknown indicators stays unknown."""
+    column = labels.column
+    moved = np.full((len(column), width), -1 if labels.indicators else 0, column.dtype)
+    for number in range(column.shape[1]):
+        target = known.get(_value(labels, number))
+        if target is not None:
+            moved[:, target] = column[:, number]
     moved[(column < 0).all(axis=1)] = -1
     return moved
 

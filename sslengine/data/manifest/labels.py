@@ -16,7 +16,7 @@ import numpy as np
 
 from sslengine.data.manifest.classes import Classes, Column, Labels, in_numbers_of
 from sslengine.data.manifest.shared import SharedArray
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import SplitOptions, TableOptions, own
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.class_numbers import numbered_names
 from sslengine.data.sources.disk import load_array
@@ -25,12 +25,13 @@ from sslengine.errors import DataError
 
 
 def standard_labels(
-    options: SplitOptions, split: str, sources: Sequence[DataSource]
+    options: SplitOptions, split: str, sources: Sequence[DataSource], needed: bool = False
 ) -> list[Labels]:
     """What LABEL_SOURCES has, one column for each data source; none where nothing asks for it."""
     columns: list[Labels] = []
-    if options.LABEL_TYPE != "standard" and not options.chooses_by_class:
+    if options.LABEL_TYPE != "standard" and not (options.chooses_by_class or needed):
         return columns
+    by_column = bool(own(options, TableOptions).LABEL_COLUMNS)
     for position, name in enumerate(options.LABEL_SOURCES):
         source = sources[position]
         from_file = name == "disk_filelist"
@@ -38,7 +39,12 @@ def standard_labels(
         labels = (
             _read(options, split, position)
             if from_file
-            else Labels(source.labels(), tuple(source.class_names), where)
+            else Labels(
+                source.labels(),
+                tuple(source.class_names),
+                where,
+                by_column,
+            )
         )
         if len(labels.column) != len(source):
             file = f" in {label_path(options, split, position).path}" if from_file else ""

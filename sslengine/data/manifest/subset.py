@@ -6,6 +6,8 @@ version of numpy, and is the one that VISSL takes under the same seed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,9 +37,11 @@ def choose_rows(options: SplitOptions, split: str, total: int, labels: Column | 
     return _balanced(draw, labels, limit, skip, where)
 
 
-def part(column: Column, rows: Rows) -> Column:
-    """The labels of these samples."""
-    return column if isinstance(rows, range) else column[rows]
+def part(column: Column | range, rows: Rows) -> Any:
+    """The labels, or numbers, of these samples."""
+    if isinstance(rows, range):
+        return column
+    return rows if isinstance(column, range) else column[rows]
 
 
 def _balanced(

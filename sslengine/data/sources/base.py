@@ -6,6 +6,9 @@
         def __len__(self): ...
         def image(self, index): ...        # a PIL image, RGB; raises when it cannot be read
 
+With `options=Cls` the fields of that dataclass are keys of DATA.TRAIN and DATA.TEST where the source
+is chosen, and `options` has them.
+
 A source of encoded images (JPEG, PNG ...) is an EncodedSource and has `read` in place of `image`:
 then a back-end may decode the bytes its own way.
 
@@ -70,6 +73,13 @@ class DataSource(ABC):
     def labels(self) -> NDArray[np.generic]:
         """The classes of all images; of several each a matrix: 1, 0, or -1 for not known."""
         return np.fromiter((self.label(index) for index in range(len(self))), np.int64, len(self))
+
+    def column(self, name: str, where: str) -> Sequence[Any]:
+        """A value for each image, if the source has columns. where: the key that names it."""
+        raise DataError(
+            f"{where}: {type(self).__name__} has no columns; expected a table (csv_filelist) or a "
+            f"huggingface_dataset."
+        )
 
     def path(self, index: int) -> str:
         """What to call an image in a message: its file, where there is one."""

@@ -118,7 +118,7 @@ class ClassNumbers:
         numbers = table[np.frombuffer(self._of, np.int32)]
         if self._counts is None:
             return numbers, classes
-        width = max(len(classes), int(numbers.max(initial=-1)) + 1)
+        width = max(len(classes), int(np.max(numbers, initial=-1)) + 1)
         return _indicators(numbers, np.frombuffer(self._counts, np.int32), width), classes
 
     def _table(self) -> tuple[NDArray[np.int32], list[str]]:

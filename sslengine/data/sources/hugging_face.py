@@ -32,7 +32,8 @@ from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.regular_file import read_file
-from sslengine.errors import DataError, listing, nearest
+from sslengine.data.sources.tables import expect_column
+from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
@@ -47,8 +48,8 @@ class HuggingFaceSource(EncodedSource):
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self._split = split
-        root, self.where = data_path(options, split, position)
-        rows = _load(root, split, self.where)
+        self._root, self.where = data_path(options, split, position)
+        rows = _load(self._root, split, self.where)
         columns = own(options, ColumnOptions)
         self._image = self._image_column(rows, columns.IMAGE_COLUMN)
         self._label = self._label_column(rows, columns.LABEL_COLUMN)
@@ -84,6 +85,11 @@ class HuggingFaceSource(EncodedSource):
                 f"{int(missing[0])}. Leave such rows out, or train without LABEL_SOURCES."
             ),
         )
+
+    def column(self, name: str, where: str) -> list[Any]:
+        rows = _load(self._root, self._split, self.where)
+        expect_column(rows.column_names, name, where, self._root)
+        return list(rows.with_format(None)[name][:])
 
     def _read_labels(self, rows: Any) -> tuple[NDArray[Any], list[str]]:
         """Numbers, and the names of the classes: those that the set knows, or the text."""
@@ -131,11 +137,7 @@ class HuggingFaceSource(EncodedSource):
         return str(found[0]) if len(found) == 1 else next(iter(usual), "")
 
     def _checked(self, rows: Any, wanted: str, key: str) -> str:
-        if wanted not in rows.column_names:
-            raise DataError(
-                f"config.DATA.{self._split}.{key}: there is no column {wanted!r}. "
-                f"{nearest(wanted, rows.column_names)}\n  It has: {listing(rows.column_names)}"
-            )
+        expect_column(rows.column_names, wanted, f"config.DATA.{self._split}.{key}", self._root)
         return wanted
 
 

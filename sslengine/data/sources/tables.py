@@ -3,6 +3,7 @@
 The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
 meant; without them a column of a usual name is taken. Labels are numbers (3, or 3.0), or names,
 which are numbered in their order; lists of them (.parquet), or text with LABEL_SEPARATOR between.
+With LABEL_COLUMNS there is a column for each class (class_columns.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sslengine.data.loading.progress import Progress
 from sslengine.data.manifest.index_cache import Found, stamp
 from sslengine.data.manifest.shared_paths import by_folder, path_arrays
 from sslengine.data.options import SplitOptions, TableOptions, own
+from sslengine.data.sources.class_columns import ClassColumns
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.disk import ListedFiles
 from sslengine.errors import DataError, listing, nearest
@@ -39,6 +41,7 @@ class TableSource(ListedFiles):
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         columns = own(options, TableOptions)
         self._wanted = columns.IMAGE_COLUMN, columns.LABEL_COLUMN
+        self._classes = tuple(columns.LABEL_COLUMNS)
         self._separator = columns.LABEL_SEPARATOR
         self._split = split
         super().__init__(options, split, position)
@@ -49,6 +52,8 @@ class TableSource(ListedFiles):
         self.num_classes = count_classes(self._labels.array)
 
     def labels(self) -> NDArray[np.generic]:
+        if self._classes:
+            return self._labels.array
         return all_known(
             self._labels.array,
             lambda missing: (
@@ -60,12 +65,17 @@ class TableSource(ListedFiles):
             ),
         )
 
+    def column(self, name: str, where: str) -> list[Any]:
+        names, rows = open_table(self._list)
+        expect_column(names, name, where, self._list)
+        return [value for (value,) in rows([list(names).index(name)])]
+
     def _kind(self) -> str:
-        return f"table, numbers and names, columns {self._wanted}, {self._separator!r}"
+        return f"table, columns {self._wanted}, {self._classes}, {self._separator!r}"
 
     def _find(self) -> Found:
         marked = stamp(self._list)
-        classes = ClassNumbers(self._separator)
+        classes = ClassColumns(self._classes) if self._classes else ClassNumbers(self._separator)
         try:
             names, rows = open_table(self._list)
             columns = self._columns(names)
@@ -83,24 +93,26 @@ class TableSource(ListedFiles):
                 f"{self.where}: which column of {self._list} holds the paths? Name it with "
                 f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(names)}"
             )
+        if self._classes:
+            found = [self._column(names, each, (), "LABEL_COLUMNS") for each in self._classes]
+            return [image, *(each for each in found if each is not None)]
         label = self._column(names, self._wanted[1], LABEL_NAMES, "LABEL_COLUMN")
         return [image] if label is None else [image, label]
 
     def _column(
         self, names: Sequence[str], wanted: str, usual: Sequence[str], key: str
     ) -> int | None:
-        if wanted and wanted not in names:
-            raise DataError(
-                f"config.DATA.{self._split}.{key}: {self._list} has no column {wanted!r}. "
-                f"{nearest(wanted, names)}\n  It has: {listing(names)}"
-            )
+        if wanted:
+            expect_column(names, wanted, f"config.DATA.{self._split}.{key}", self._list)
         lowered = [name.lower() for name in names]
         found = [lowered.index(name) for name in usual if name in lowered]
         return names.index(wanted) if wanted else next(iter(found), None)
 
-    def _paths_of(self, rows: Iterable[Sequence[Any]], classes: ClassNumbers) -> Iterator[bytes]:
+    def _paths_of(
+        self, rows: Iterable[Sequence[Any]], classes: ClassNumbers | ClassColumns
+    ) -> Iterator[bytes]:
         progress = Progress(f"reading {self._list}")
-        for number, (path, *label) in enumerate(rows):
+        for number, (path, *labels) in enumerate(rows):
             if not path:
                 raise DataError(f"{self.where}: row {number + 1} of {self._list} has no path.")
             if not isinstance(path, str):
@@ -110,9 +122,20 @@ class TableSource(ListedFiles):
                     f"config.DATA.{self._split}.IMAGE_COLUMN; if the images themselves are in the "
                     f"file, set DATA_SOURCES to huggingface_dataset."
                 )
-            classes.add(label[0] if label else None)
+            if isinstance(classes, ClassColumns):
+                classes.add(labels)
+            else:
+                classes.add(labels[0] if labels else None)
             progress.tell(number, "rows")
             yield os.fsencode(path)
+
+
+def expect_column(names: Sequence[str], wanted: str, where: str, table: Any) -> None:
+    if wanted not in names:
+        raise DataError(
+            f"{where}: {table} has no column {wanted!r}. {nearest(wanted, names)}\n  "
+            f"It has: {listing(names)}"
+        )
 
 
 def open_table(file: Path) -> Table:

@@ -13,9 +13,10 @@ import torchvision.datasets
 from numpy.typing import NDArray
 from PIL import Image
 
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.options import SplitOptions
-from sslengine.data.sources.base import DataSource
+from sslengine.data.sources.base import DataSource, such_as
 from sslengine.data.sources.paths import data_path
 from sslengine.errors import DataError, nearest
 from sslengine.registry import register_data_source
@@ -35,7 +36,7 @@ LABELS = {**BY_FLAG, **BY_SPLIT}
 
 @register_data_source("torchvision_dataset")
 class TorchvisionSource(DataSource):
-    reads = ()
+    reads = ("IMAGE_MODE",)
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
@@ -48,6 +49,7 @@ class TorchvisionSource(DataSource):
                 f"{nearest(name, LABELS)}".rstrip()
             )
         root, self.where = data_path(options, split, position)
+        self._decoder = Decoder.of(options, split)
         called = OTHER_NAMES.get((name, split), split.lower())
         part = {"train": split == "TRAIN"} if name in BY_FLAG else {"split": called}
         try:
@@ -85,8 +87,10 @@ class TorchvisionSource(DataSource):
         return len(self._set)
 
     def image(self, index: int) -> Image.Image:
-        image: Image.Image = self._set[index][0]
-        return image.convert("RGB")
+        return self._decoder.given(self._set[index][0])
+
+    def stand_in(self, side: int) -> Any:
+        return such_as(self, self._decoder.mode, side)
 
     def labels(self) -> NDArray[np.generic]:
         return self._labels

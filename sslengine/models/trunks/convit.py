@@ -84,7 +84,7 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
         tokens: Tensor = self.pos_drop(self.patch_embed(x) + embedding)
         for block in self.blocks[: self.local_up_to_layer]:
             tokens = block(tokens, places)
-        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], dim=1)
+        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), tokens], dim=1)
         for block in self.blocks[self.local_up_to_layer :]:
             tokens = block(tokens)
         return cast(Tensor, self.norm(tokens))

@@ -1,4 +1,5 @@
-"""Small files that GDAL 3.6, netpbm 11.01 and ImageMagick 6.9 have written of `values`."""
+"""Small files that GDAL 3.6 (3.10 those with LZW and deflate), netpbm 11.01 and ImageMagick 6.9 have
+written of `values`."""
 
 from __future__ import annotations
 
@@ -150,4 +151,49 @@ pY903CW0RR910RR91DFFij0ssI200031Jpls%0RR910ssI2J^=*)0ssI2CIJ8dKLG^*1^@s6_5c6?000
 {fB?hwr~m)}00Pa-OaK4?00GU+OaK4?fB?<ROaK4?00NJ~^#A|>01!7Cpa1{>00JwA3IG5AAOH
 """,
     ),
+    "gdal_lzw_4": (
+        4,
+        "uint16",
+        """
+Nl7XI2mk;84FCWE0{{U4000C4000320{{U400093000630{{d700620000940{{U4000F5000I70{{U400031000pI1ONd50
+06)M000#M0{{U4000C4000&N0{{U400093000*O1ONd5001%o000~T0{{U400031002D!0{{U400062002?}0{{a6006Q800
+2_~0{{d7006iE00000000mG5C9MW5C8xG000000RRC20RRC2fB*mv@bh?j%`PtwaHwQ19Sw*>o(|^tHJmJ7lHxJAe0CJzZnN
+Ku;M%lx9F#|oa1a
+""",
+    ),
+    "gdal_lzw_planar_3": (
+        3,
+        "int16",
+        """
+Nl7XI2mk;84FCWE0{{U4000C4000320{{U400093000630{{a600620000940{{U4000F5000I70{{U400031000pI1ONj70
+06cC000#M0{{U400093000&N0{{U400093000*O0{{a6006K6000~T0{{U400062002D!0{{U400062002?}0{{X50000000
+2_~0{{a6006=O00000000mG5C9MW6aW+e6adHo007(o008g+000620ssO4fB+B-(&Q2dG<m_GrNcp*6$F5QfIHL7(&Q2dBMC
+vErNX)v6$F5QfH#+{(&Q2d5*WdtrNT0j6$F5Q
+""",
+    ),
+    "gdal_deflate_13": (
+        13,
+        "uint16",
+        """
+Nl7XI2mk;84gdfF0{{U4000C4000320{{U400093000630{{&G006cC000940{{U4000O8000I70{{U400031000#M0{{U40
+00dD000~T0{{U400031002D!0{{U400062002S(0{{U4000mG002V)0{{U4000mG002Y*1ONd500063002b+1ONd50089x00
+2?}0{{#F007Vc002_~0{{&G008I!00000000mG5C9MW5C9MW5C9MW5C9MW5C9MW5C9MW0000000000000000000000000000
+000RRC20RRC20RRC20RRC20RRC20RRC20RVWMV_<kMchB~0%%1Aivu5q=yixHzT`bJhHN>P?c@j0@bk7x9JGoE2xqbG{y1)H
+=h4MiL#*QLEUz4vfi~>BM$D=wut1WV=#}V_#YD}VvEDoRJ9@So)b6_`h<A<A3=8^7UyCwdu32BAyO&XIqm%Q3~`q-N5y$quO
+50IG1zTw-sr*E(D9M<0CwJ>u+NB#1=W3f+tSg0F6^*biaTv)X!`moIv*{A=$-Df{2u}HJoD#hECVHAvlQ7{Td!6+C7qhJ(_f
+>AIEM!_f;1*2dTjDk@x3P!;wzyJX3z@N$
+""",
+    ),
+    "gdal_deflate_float_2": (
+        2,
+        "float32",
+        """
+Nl7XI2mk;84FCWE0{{U4000C4000320{{U400093000630{{X5001BWAOHga0{{U4000O8000I70{{U400031000pI1ONd50
+0620000#M0{{U400062000&N0{{U400093000*O1ONd5003hE000~T0{{U400031002D!0{{U400093002?}0{{U40000000
+2_~0{{X5000930{{R3004NLJL25H#K^$FV7gCPXn#$FyHDYzkcMa7Tb18>PGZ=eH_6ovB+J0C^`x4zvWl{@_TPz7QBl#+g-2
+99fxyenjR6eoJ%oe=1%-s}uUWfx?YgyVTOCwXR8>_}0sF-slm
+""",
+    ),
 }
+# Those that tifffile alone cannot decode.
+NEED_IMAGECODECS = ("gdal_lzw_4", "gdal_lzw_planar_3", "gdal_deflate_float_2")

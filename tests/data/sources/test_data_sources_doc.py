@@ -14,7 +14,7 @@ import yaml
 
 from extra_scripts import make_image_cache
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import split_options
+from sslengine.data.options import HoldOut, split_options
 from tests.data.pictures import picture, write_tree
 from tests.data.sources.test_tar_shards import png, write_shard
 
@@ -33,6 +33,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "images.csv").write_text("\n".join(["path,species", *rows]))
     tags = [f"{name},{'cat|dog' if number < 2 else 'cat'}" for number, name in enumerate(files)]
     (root / "tags.csv").write_text("\n".join(["path,tags", *tags]))
+    findings = [f"{name},1.0,{'' if number < 2 else '0.0'}" for number, name in enumerate(files)]
+    (root / "findings.csv").write_text("\n".join(["Path,Edema,Pleural Effusion", *findings]))
     for shard in range(2):
         members = {}
         for number in (2 * shard, 2 * shard + 1):
@@ -73,6 +75,9 @@ def test_it_opens_and_gives_images_with_their_labels(example: dict[str, Any], da
     if "LABEL_SEPARATOR" in example:
         rows = [sample["label"][0].tolist() for sample in samples]
         assert rows == [[1, 1], [1, 1], [1, 0], [1, 0]]
+    elif "LABEL_COLUMNS" in example:
+        rows = [sample["label"][0].tolist() for sample in samples]
+        assert rows == [[1, -1], [1, -1], [1, 0], [1, 0]]
     elif "LABEL_SOURCES" in example:
         assert [sample["label"] for sample in samples] == [[0], [0], [1], [1]]
     if "IMAGE_MODE" in example:
@@ -96,5 +101,5 @@ def test_every_source_of_files_has_an_example() -> None:
 
 def test_the_keys_that_it_names_are_there() -> None:
     named = set(re.findall(r"`([A-Z][A-Z_]{4,})[`:]", DOC))
-    known = set(vars(split_options())) | {"TRAIN", "TEST", "INPUT_CHANNELS"}
+    known = set(vars(split_options())) | set(vars(HoldOut())) | {"TRAIN", "TEST", "INPUT_CHANNELS"}
     assert named - known == set()

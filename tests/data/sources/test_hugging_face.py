@@ -112,7 +112,7 @@ def test_what_is_wrong_is_told(datasets: Any, tmp_path: Path) -> None:
         source(tmp_path / "gone")
     rows(datasets, [0]).save_to_disk(str(tmp_path / "data"))
     with pytest.raises(
-        DataError, match=r"IMAGE_COLUMN: there is no column 'imgs'. Did you mean 'img'"
+        DataError, match=r"IMAGE_COLUMN: .*data has no column 'imgs'. Did you mean 'img'"
     ):
         source(tmp_path / "data", IMAGE_COLUMN="imgs")
     rows(datasets, [0]).remove_columns(["img"]).save_to_disk(str(tmp_path / "none"))

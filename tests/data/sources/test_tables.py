@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import split_options
+from sslengine.data.options import SplitOptions, TableOptions, split_options
 from sslengine.data.sources.tables import TableSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_tree
@@ -59,6 +61,66 @@ def test_a_table_of_paths_alone(root: Path) -> None:
         SSLDataset(options, "TRAIN", 0)
 
 
+# As CheXpert's tables are, and as pandas writes a table of floats with gaps.
+FINDINGS = """Path,Sex,No Finding,Edema,Pleural Effusion,Fracture
+a/0.png,Female,1.0,,,0.0
+a/1.png,Male,,-1.0,1.0,
+b/2.png,Male,,,,
+"""
+
+
+def test_a_column_for_each_class(root: Path) -> None:
+    keys = {"LABEL_COLUMNS": ["Edema", "Pleural Effusion", "Fracture"]}
+    source = table(write(root / "train.csv", FINDINGS), **keys)
+    assert source.labels().tolist() == [[-1, -1, 0], [-1, 1, -1], [-1, -1, -1]]
+    assert source.labels().dtype == np.int8
+    assert (source.num_classes, source.class_names) == (3, keys["LABEL_COLUMNS"])
+    assert (source.label(1).tolist(), source.path(1)) == ([-1, 1, -1], str(root / "a/1.png"))
+
+
+def test_class_columns_of_a_parquet_table(root: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "path": ["a/0.png", "a/1.png"],
+        "cat": [1.0, None],
+        "dog": [True, False],
+        "ant": [0, -1],
+    }
+    parquet.write_table(pyarrow.table(columns), root / "list.parquet")
+    source = table(root / "list.parquet", LABEL_COLUMNS=["cat", "ant", "dog"])
+    assert source.labels().tolist() == [[1, 0, 1], [-1, -1, 0]]
+
+
+def test_class_columns_of_test_are_in_the_order_of_train(root: Path) -> None:
+    """Unknown stays unknown, also of a class that no image of TEST shows."""
+
+    def options(names: str) -> SplitOptions:
+        file = write(root / "list.csv", FINDINGS)
+        return split_options(DATA_SOURCES=["csv_filelist"], DATA_PATHS=[str(file)], LABEL_TYPE="standard",
+                            LABEL_SOURCES=["csv_filelist"], LABEL_COLUMNS=names.split(","))  # fmt: skip
+
+    train = SSLDataset(options("Edema,Pleural Effusion,Fracture"), "TRAIN", 0)
+    test = SSLDataset(options("Fracture,Edema,Pleural Effusion"), "TEST", 0, classes=train.classes)
+    assert [column.tolist() for column in test.standard_labels] == [
+        [[-1, -1, 0], [-1, 1, -1], [-1, -1, -1]]
+    ]
+    with pytest.raises(DataError, match=r"have 2 columns, and in TRAIN .* 3"):
+        SSLDataset(options("Fracture,Edema"), "TEST", 0, classes=train.classes)
+
+
+def test_options_of_class_columns() -> None:
+    def problems(**keys: Any) -> str:
+        return "\n".join(TableOptions(**keys).check())
+
+    assert not problems(LABEL_COLUMNS=["a", "b"])
+    assert "LABEL_COLUMNS: a column is listed twice" in problems(LABEL_COLUMNS=["a", "a"])
+    both = problems(LABEL_COLUMNS=["a"], LABEL_COLUMN="b", LABEL_SEPARATOR="|")
+    assert "LABEL_COLUMN has no effect" in both
+    assert "LABEL_SEPARATOR has no effect" in both
+
+
 @pytest.mark.parametrize("gap", ["", "nan", "-1"])
 def test_a_row_without_a_label_is_named(root: Path, gap: str) -> None:
     file = write(root / "list.csv", f"path,label\na/0.png,11.0\na/1.png,{gap}\n")
@@ -84,6 +146,8 @@ def test_prefixes(root: Path) -> None:
         ("x,y\n1,2\n", {}, r"DATA_PATHS.0: which column of .*holds the paths\? .*IMAGE_COLUMN.*\n.*x, y"),
         ("path\na\n", {"IMAGE_COLUMN": "paht"}, r"TRAIN.IMAGE_COLUMN: .* no column 'paht'. Did you mean 'path'"),
         ("path\na\n", {"LABEL_COLUMN": "label"}, r"TRAIN.LABEL_COLUMN: .* has no column 'label'"),
+        ("path,a,b\nx,0,1\ny,1,2\n", {"LABEL_COLUMNS": ["a", "b"]}, r"list.csv: row 2, column 'b': expected 1, 0, .*got '2'"),
+        ("path,cat\nx,0\n", {"LABEL_COLUMNS": ["cta"]}, r"TRAIN.LABEL_COLUMNS: .* no column 'cta'. Did you mean 'cat'"),
         ("path,label\na,1\nb\n", {}, r"list.csv: line 3 has 1 columns, fewer than the first line"),
         ("path,label\n,1\n", {}, r"row 1 of .* has no path"),
         ("path\n", {}, r"the table .* has no row"),
@@ -91,7 +155,7 @@ def test_prefixes(root: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told(
-    tmp_path: Path, text: str, keys: dict[str, str], message: str
+    tmp_path: Path, text: str, keys: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         table(write(tmp_path / "list.csv", text), **keys)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torchvision.datasets
 
+from sslengine.data.decode.pixel_format import output_channels, probe
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.torchvision_sets import LABELS, TorchvisionSource
 from sslengine.errors import DataError
@@ -44,6 +45,23 @@ def test_mnist_as_rgb_with_its_labels(tmp_path: Path) -> None:
         assert list(mnist.class_names)[7] == "7 - seven"  # although the split has fewer classes
         pixels = np.asarray(mnist.image(2))
         np.testing.assert_array_equal(pixels, np.repeat(images[split][2][..., None], 3, axis=2))
+
+
+def test_image_modes(tmp_path: Path) -> None:
+    """MNIST has grey levels: L and stored keep a single channel."""
+    images = np.random.default_rng(0).integers(0, 256, (5, 28, 28), np.uint8)
+    for part in ("train", "t10k"):
+        write_mnist(tmp_path, part, images, np.zeros(5, np.uint8))
+    for mode in ("L", "stored"):
+        options = SplitOptions(
+            DATA_PATHS=[str(tmp_path)], DATASET_NAMES=["MNIST"], IMAGE_MODE=mode,
+            DATA_SOURCES=["torchvision_dataset"], TRANSFORMS=[{"name": "ToTensor"}],
+        )  # fmt: skip
+        mnist = TorchvisionSource(options, "TRAIN")
+        np.testing.assert_array_equal(np.asarray(mnist.image(2)), images[2])
+        assert mnist.stand_in(8).mode == "L"
+        assert output_channels(options, "TRAIN", probe(options, "TRAIN")) == 1
+        assert not list(options.check_chosen())
 
 
 def test_the_pixels_are_shared_with_workers(tmp_path: Path) -> None:

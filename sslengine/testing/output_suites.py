@@ -21,7 +21,7 @@ from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.state import differences, flat
 from sslengine.testing.suite import Suite, Trial
 
-# A run of four steps, of which each is a record, that is saved after the second.
+# The records of a run of four steps, which saves a checkpoint after the second.
 RECORDS = tuple(
     Record("step", number, 0, "train", {"loss": 0.7310625 / number, "top": {"1": 50.0 + number}})
     for number in (1, 2, 3, 4)
@@ -32,8 +32,8 @@ SAVED_AT = 2
 class WriterSuite(Suite):
     """arguments: as in config.HOOKS.WRITERS.
 
-    read: a function that returns the losses written in the run's folder, in order; without one
-        they are read from the files that `marks` names.
+    read: a function that returns the losses written in the run's folder, in order. Without it,
+        the numbers in the folder's files that equal the losses are read.
     """
 
     kind = "writer"
@@ -68,20 +68,23 @@ class WriterSuite(Suite):
         return self.written("whole")
 
     @promise()
-    def gets_every_record_once(self) -> None:
-        """Records are kept in order, and all of them are written when the writer is closed."""
+    def writes_every_record_once(self) -> None:
+        """Records are written in order, and all of them when the writer is closed."""
         wanted = [record.values["loss"] for record in RECORDS]
-        expect(_near(self.whole, wanted), f"{self.name}: of losses {wanted} it kept {self.whole}")
+        expect(
+            _near(self.whole, wanted),
+            f"{self.name}: the losses {wanted} are written as {self.whole}",
+        )
 
     @promise()
-    def resumes_without_doubles(self) -> None:
-        """After a kill later than the last checkpoint, and a resume, each record is there once."""
+    def resumes_without_duplicates(self) -> None:
+        """After a kill, and a resume from an earlier checkpoint, each record is written once."""
         writer = self.open("first")
         for record in RECORDS[:SAVED_AT]:
             writer.write(record)
         marks = dict(writer.marks())
         writer.write(RECORDS[SAVED_AT])
-        # A killed process leaves only what is on the disk now.
+        # After a kill only the files remain.
         shutil.copytree(self.folder / "first", self.folder / "killed")
         again = self.open("killed", SAVED_AT, marks)
         for record in RECORDS[SAVED_AT:]:
@@ -91,13 +94,13 @@ class WriterSuite(Suite):
         kept = self.written("killed")
         expect(
             _near(kept, self.whole),
-            f"{self.name}: after a kill and a resume the losses are {kept}, without a kill "
-            f"{self.whole}. Cut its files at the marks of the checkpoint (`RunPlace.marks`).",
+            f"{self.name}: after a kill and a resume the losses are {kept}; without a kill they "
+            f"are {self.whole}. Truncate its files at the checkpoint's marks (`RunPlace.marks`).",
         )
 
     @promise()
-    def takes_what_is_no_number(self) -> None:
-        """Records may hold NaN, text and None, and none of these ends a run."""
+    def accepts_nan_and_text(self) -> None:
+        """Records may hold NaN, text and None; none of these ends the run."""
         writer = self.open("odd")
         values = {"loss": math.nan, "norm": math.inf, "text": "words, and more", "none": None}
         writer.write(Record("phase", 1, 0, "test", values))
@@ -113,16 +116,16 @@ def _near(one: Sequence[float], other: Sequence[float]) -> bool:
 
 class EvaluatorSuite(Suite):
     """A function (training features, training labels, test features, test labels) -> numbers, or
-    one that takes features alone. arguments: keyword arguments.
+    one of features only. arguments: its keyword arguments.
     """
 
     kind = "evaluator"
     ROWS, WIDTH, CLASSES = 60, 5, 3
 
     def __init__(self, trial: Trial, alone: bool = False) -> None:
-        """alone: it takes features without labels."""
+        """alone: the function takes features only."""
         super().__init__(trial)
-        self.alone, self.judge = alone, import_dotted(self.component)
+        self.alone, self.evaluate = alone, import_dotted(self.component)
 
     @cached_property
     def given(self) -> list[Tensor]:
@@ -136,45 +139,47 @@ class EvaluatorSuite(Suite):
             made += [centres[labels] + 0.7 * noise, labels]
         return made[:1] if self.alone else made
 
-    def judged(self, given: Sequence[Tensor]) -> dict[str, float]:
-        found = self.judge(*given, **self.arguments)
+    def values(self, given: Sequence[Tensor]) -> dict[str, float]:
+        found = self.evaluate(*given, **self.arguments)
         found = vars(found) if hasattr(found, "__dataclass_fields__") else {"value": found}
         numbers = {key: each for key, each in flat(found).items() if not isinstance(each, str)}
         return {key: float(each) for key, each in numbers.items()}
 
     @promise()
-    def is_always_the_same(self) -> None:
+    def is_deterministic(self) -> None:
         """Its numbers are finite and deterministic."""
-        first, again = self.judged(self.given), self.judged(self.given)
+        first, again = self.values(self.given), self.values(self.given)
         wrong = [key for key, each in first.items() if not math.isfinite(each)]
         expect(bool(first) and not wrong, f"{self.name}: not finite: {names(wrong)}")
         differs = differences(first, again)
-        expect(not differs, f"{self.name}: a second call gives another {names(differs)}")
+        expect(not differs, f"{self.name}: in a second call {names(differs)} differs")
 
     @promise()
-    def leaves_features_as_they_are(self) -> None:
+    def does_not_change_the_features(self) -> None:
         """It does not change the features: other evaluators get the same tensors."""
         before = [each.clone() for each in self.given]
-        self.judged(self.given)
+        self.values(self.given)
         kept = all(torch.equal(*pair) for pair in zip(before, self.given, strict=True))
-        expect(kept, f"{self.name}: it has changed its features")
+        expect(kept, f"{self.name}: it has changed the features")
 
     @promise()
     def does_not_depend_on_the_order(self) -> None:
-        """The order of test images does not matter: it depends on ranks and loaders."""
+        """The order of the test images has no effect: it depends on ranks and loaders."""
         order = torch.randperm(self.ROWS, generator=torch.Generator().manual_seed(1))
-        moved = [*self.given[:-2], *(each[order] for each in self.given[-2:])]
-        first, other = self.judged(self.given), self.judged(moved)
+        shuffled = [*self.given[:-2], *(each[order] for each in self.given[-2:])]
+        first, other = self.values(self.given), self.values(shuffled)
         far = [key for key in first if not math.isclose(first[key], other[key], rel_tol=1e-4)]
-        expect(not far, f"{self.name}: for images in another order another {names(far)}")
+        expect(not far, f"{self.name}: for images in another order {names(far)} differs")
 
     @promise(always=False)
-    def tells_good_features_from_noise(self) -> None:
+    def ranks_good_features_above_noise(self) -> None:
         """Its number is higher for separated classes than for noise."""
         train, labels, test, test_labels = self.given
         draw = torch.Generator().manual_seed(2)
         noise = [torch.randn(each.shape, generator=draw) for each in (train, test)]
-        good = self.judged(self.given)
-        bad = self.judged([noise[0], labels, noise[1], test_labels])
+        good = self.values(self.given)
+        bad = self.values([noise[0], labels, noise[1], test_labels])
         key = next(iter(good))
-        expect(good[key] > bad[key], f"{self.name}: {good[key]:g}, and of noise {bad[key]:g}")
+        expect(
+            good[key] > bad[key], f"{self.name}: {key} is {good[key]:g}, and {bad[key]:g} for noise"
+        )

@@ -67,17 +67,17 @@ class DataSuite(Suite):
             feed.close()
 
     def expect_same(self, one: Sequence[Any], other: Sequence[Any], what: str) -> None:
-        expect(bool(one) and len(one) == len(other), f"{self.name}: {what} other batches")
+        expect(bool(one) and len(one) == len(other), f"{self.name}: {what} the batches differ")
         differs = {key for pair in zip(one, other, strict=True) for key in differences(*pair)}
-        expect(not differs, f"{self.name}: {what} other values under {names(sorted(differs))}")
+        expect(not differs, f"{self.name}: {what} the values of {names(sorted(differs))} differ")
 
     @promise()
-    def is_found_again(self) -> None:
+    def resumes_within_an_epoch(self) -> None:
         """A run that resumes within an epoch gets the same batches as one that was not stopped."""
         self.expect_same(self.batches()[1:], self.batches(first=1), "from the second batch on")
 
     @promise()
-    def is_the_same_in_workers(self) -> None:
+    def does_not_depend_on_workers(self) -> None:
         """Batches do not depend on which processes make them."""
         self.expect_same(self.batches(), self.batches(workers=1), "in a loader worker")
 
@@ -109,25 +109,27 @@ class TransformSuite(DataSuite):
             return copied(_readable(pipeline(self.sample(number))))
 
     @promise()
-    def is_decided_by_the_seed(self) -> None:
-        """The same seed and image give the same sample, whatever ran before, also in a copy."""
+    def is_determined_by_the_seed(self) -> None:
+        """The same seed and image give the same sample, also after other samples and in a copy."""
         first = self.made(self.pipeline)
         self.made(self.pipeline, 1)
         again = differences(first, self.made(self.pipeline))
-        expect(not again, f"{self.name}: with the same seed it makes other {names(again)}")
+        expect(not again, f"{self.name}: with the same seed {names(again)} differs")
 
     @promise()
-    def goes_to_a_worker(self) -> None:
+    def can_be_pickled(self) -> None:
         """It can be pickled, and the copy does the same."""
         try:
             copy = pickle.loads(pickle.dumps(self.pipeline))
         except Exception as error:
             expect(False, f"{self.name}: it cannot be pickled: {error}")
         differs = differences(self.made(self.pipeline), self.made(copy))
-        expect(not differs, f"{self.name}: a pickled copy makes other {names(differs)}")
+        expect(
+            not differs, f"{self.name}: in the output of a pickled copy {names(differs)} differs"
+        )
 
     @promise()
-    def leaves_its_input_as_it_is(self) -> None:
+    def does_not_change_its_input(self) -> None:
         """It does not write into its input, which may belong to the source or to another view."""
         *before, step = self.pipeline.steps
         with streams_kept():
@@ -142,23 +144,23 @@ class TransformSuite(DataSuite):
         expect(not differs, f"{self.name}: it has changed its input: {names(differs)}")
 
     @promise()
-    def makes_as_many_views_as_it_says(self) -> None:
+    def makes_the_declared_number_of_views(self) -> None:
         """`count_views` is the number of images of a sample, each with a label and an index."""
         made = self.pipeline(self.sample())
         transform = self.pipeline.steps[-1].transform
         lengths = {key: len(made[key]) for key in ("data", "data_valid", "data_idx", "label")}
-        expect(len({*lengths.values()}) == 1, f"{self.name}: it makes {lengths}")
+        expect(len({*lengths.values()}) == 1, f"{self.name}: the counts are not equal: {lengths}")
         if (
             hasattr(transform, "count_views")
             and type(transform).__name__ != "ImgPilToPatchesAndImage"
         ):
-            said = transform.count_views(**self.arguments)
-            expect(said == len(made["data"]), f"{self.name}: {len(made['data'])} views, not {said}")
+            declared, found = transform.count_views(**self.arguments), len(made["data"])
+            expect(declared == found, f"{self.name}: {found} views, not {declared}")
 
 
 class CollatorSuite(DataSuite):
-    """arguments: config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS. before: the TRANSFORMS. label: that of
-    every sample, if the collator does not accept numbers."""
+    """arguments: config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS. before: the TRANSFORMS. label: that
+    of every sample, if the collator does not accept class numbers."""
 
     kind = "collator"
 
@@ -191,7 +193,7 @@ class CollatorSuite(DataSuite):
 
     @promise()
     def keeps_each_sample(self) -> None:
-        """All samples are in the batch in their order, each image with its other fields."""
+        """The batch has all samples in their order, each image with its other fields."""
         batch, wanted = self.collate(self.samples()), list(range(4))
         if isinstance(batch, list):
             found = [each["data_idx"][0] for each in batch]
@@ -199,13 +201,16 @@ class CollatorSuite(DataSuite):
             expect("data_idx" in batch, f"{self.name}: the batch has lost data_idx")
             found = [int(each) for each in batch["data_idx"][0].flatten().tolist()]
         order = list(dict.fromkeys(found))
-        expect(order == wanted, f"{self.name}: of samples {wanted} it keeps {order}, in this order")
+        expect(
+            order == wanted,
+            f"{self.name}: the batch has the samples {order}; expected {wanted}, in this order",
+        )
         counts = {found.count(each) for each in wanted}
         expect(len(counts) == 1, f"{self.name}: some samples occur more often: {found}")
 
     @promise()
-    def moves_images_as_it_says(self) -> None:
-        """If marked `only_moves`, it does not change pixels: each image is in the batch once."""
+    def keeps_pixels_if_declared(self) -> None:
+        """If it is marked `only_moves`, the batch has each image once, with equal pixels."""
         keys = image_keys(COLLATORS.get(self.component))
         if not keys:
             return
@@ -223,13 +228,16 @@ class CollatorSuite(DataSuite):
             for each in _tensors(batch.get(key, []))
             for image in each
         ]
-        made_up = [each for each in found if each not in given]
-        expect(bool(found) and not made_up, f"{self.name}: it changes pixels, and says it does not")
+        changed = [each for each in found if each not in given]
+        expect(
+            bool(found) and not changed,
+            f"{self.name}: it changes pixels, although it is marked `only_moves`",
+        )
         twice = len(found) > len(set(found))
         expect(not twice, f"{self.name}: some images are in the batch more than once")
 
     @promise()
-    def leaves_its_input_as_it_is(self) -> None:
+    def does_not_change_its_input(self) -> None:
         """It does not change the samples."""
         samples = self.samples()
         before = copied(samples)
@@ -259,8 +267,8 @@ class SourceSuite(DataSuite):
         return super().batches(workers, first, DATA_LIMIT=min(len(self.source), IMAGES), **changes)
 
     @promise()
-    def has_a_length_and_each_image(self) -> None:
-        """Exactly the numbers from 0 to its length - 1 have an image and a name."""
+    def has_an_image_for_each_index(self) -> None:
+        """Each index from 0 to length - 1 has an image and a name."""
         length = len(self.source)
         expect(length > 0, f"{self.name}: it is empty")
         for index in (0, length // 2, length - 1):
@@ -268,8 +276,8 @@ class SourceSuite(DataSuite):
             expect(bool(str(self.source.path(index))), f"{self.name}: image {index} has no name")
 
     @promise()
-    def gives_the_same_image_each_time(self) -> None:
-        """Also after other images were read, and after its output was written into."""
+    def returns_the_same_image_each_time(self) -> None:
+        """Also after other images are read, and after its output is modified."""
         first = np.array(self.source.image(0))
         given = self.source.image(0)
         self.source.image(len(self.source) - 1)
@@ -281,7 +289,7 @@ class SourceSuite(DataSuite):
         expect(np.array_equal(first, again), f"{self.name}: image 0 differs when read again")
 
     @promise()
-    def goes_to_a_worker(self) -> None:
+    def can_be_pickled(self) -> None:
         """It can be pickled, and the copy has the same images."""
         self.source.image(0)
         copy = pickle.loads(pickle.dumps(self.source))
@@ -292,11 +300,11 @@ class SourceSuite(DataSuite):
 
     @promise()
     def draws_no_random_numbers(self) -> None:
-        """It does not use the common random streams, which augmentation uses."""
+        """It does not use the global random generators, which augmentation uses."""
         before = copied(rng_state())
         self.source.image(0)
-        moved = differences(before, copied(rng_state()))
-        expect(not moved, f"{self.name}: reading an image has advanced the stream {names(moved)}")
+        used = differences(before, copied(rng_state()))
+        expect(not used, f"{self.name}: reading an image advances the generator {names(used)}")
 
     @promise()
     def has_a_label_for_each_image(self) -> None:
@@ -305,12 +313,12 @@ class SourceSuite(DataSuite):
             return
         labels = self.source.labels()
         length = len(self.source)
-        expect(len(labels) == length, f"{self.name}: {len(labels)} labels of {length} images")
+        expect(len(labels) == length, f"{self.name}: {len(labels)} labels for {length} images")
         for index in (0, length - 1):
             expect(
                 int(self.source.label(index)) == int(labels[index]),
-                f"{self.name}: label({index}) is {self.source.label(index)}, and of labels() "
-                f"{labels[index]}",
+                f"{self.name}: label({index}) is {self.source.label(index)}, but labels()[{index}] "
+                f"is {labels[index]}",
             )
 
 

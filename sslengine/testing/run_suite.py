@@ -22,30 +22,30 @@ BF16 = {
     "MODEL.AMP_PARAMS.AMP_DTYPE": "bfloat16",
 }
 TWO_RANKS = {"DISTRIBUTED.NUM_PROC_PER_NODE": 2, "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 2}
-BY_HAND = {"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION": True}
+MANUAL = {"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION": True}
 SHARDED = {"TRAINER.TASK_NAME": "self_supervision_fsdp_task", "MODEL.CHANNELS_LAST": False}
 SYNC_BN = {"MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN": True, "MODEL.SYNC_BN_CONFIG.GROUP_SIZE": 0}
-# Exact arithmetic: what is the same in it is the same but for the order of sums.
+# The same pixels in every process: results may differ by the order of sums only.
 EXACT = {"DATA.AUGMENT_BACKEND": "pil"}
-# Plain steps, in which a difference of gradients stays as small as it is.
+# Plain SGD, which does not amplify small differences of gradients.
 PLAIN = {
     "OPTIMIZER.name": "sgd",
     "OPTIMIZER.momentum": 0.0,
     "OPTIMIZER.num_iterations": 2,
     "OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.01},
 }
-# bfloat16 has three digits; what is behind them grows where outputs are divided by a temperature.
+# bfloat16 has three decimal digits; dividing by a temperature amplifies its rounding errors.
 NEAR = 0.1
 
 
 class RunSuite(Suite):
-    """Tests a component in a few steps of a run. Runs are made once and shared."""
+    """Test a component in a few steps of a run. Each run is made once and shared by promises."""
 
     trains = True
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(trial)
-        self.still = tuple(trial.still)
+        self.unchanged = tuple(trial.unchanged)
         self.spec = Spec(tuple(trial.overrides), (self.chosen(),))
         self._made = 0
 
@@ -66,7 +66,7 @@ class RunSuite(Suite):
 
     @cached_property
     def _tested(self) -> Spec:
-        if "tests_move_nothing" not in self.promises:
+        if "tests_change_nothing" not in self.promises:
             return self.spec
         train = OmegaConf.to_container(self.spec.resolve().config.DATA.TRAIN)
         assert isinstance(train, dict)
@@ -77,7 +77,7 @@ class RunSuite(Suite):
 
     @cached_property
     def resumed(self) -> Outcome:
-        """The run of a process that resumes from the checkpoint of one that was killed."""
+        """A run that resumes from the checkpoint of `whole`, as after a kill."""
         assert self.whole
         checkpoint = self.folder / "whole" / "checkpoints" / CHECKPOINT
         return run(self._tested, self.folder / "resumed", resume_from=checkpoint)
@@ -107,28 +107,30 @@ class RunSuite(Suite):
 
     @promise()
     def trains_with_finite_losses(self) -> None:
-        """It is built from its YAML alone, and every step has a finite float32 loss."""
+        """The YAML is enough to build it, and every step has a finite float32 loss."""
         self._expect_finite(self.whole, "a run")
         tested = self.whole.test_losses
         expect(all(map(math.isfinite, tested)), f"{self.name}: the losses of test steps: {tested}")
 
     @promise()
     def trains_every_parameter(self) -> None:
-        """Each trainable parameter changes, or is named in `still`."""
+        """Each trainable parameter changes, or is named in `unchanged`."""
         start, end = self.whole.start, self.whole.end
         unmoved = [name for name in start if torch.equal(start[name], end[name])]
-        forgotten = [n for n in unmoved if not any(fnmatch(n, pattern) for pattern in self.still)]
+        missed = [n for n in unmoved if not any(fnmatch(n, pattern) for pattern in self.unchanged)]
         expect(
-            not forgotten,
+            not missed,
             f"{self.name}: after {len(self.whole.losses)} steps these trainable parameters have "
-            f"not changed: {names(forgotten)}. Does the loss depend on them, and does an optimizer "
-            f"own them? If they should not change: requires_grad_(False), or still=[...] here.",
+            f"not changed: {names(missed)}. Does the loss depend on them, and does an optimizer "
+            f"own them? If they should not change: requires_grad_(False), or unchanged=[...] here.",
         )
-        moving = [p for p in self.still if not any(fnmatch(name, p) for name in unmoved)]
-        expect(not moving, f"{self.name}: still={moving}, and no parameter of that name stays.")
+        unused = [p for p in self.unchanged if not any(fnmatch(name, p) for name in unmoved)]
+        expect(
+            not unused, f"{self.name}: unchanged={unused}: every parameter of that name changes."
+        )
 
     @promise()
-    def resumes_bit_by_bit(self) -> None:
+    def resumes_bit_exactly(self) -> None:
         """A killed and resumed run equals one without a kill: all state is in the checkpoint."""
         outside = differences(self.whole.outside, self.resumed.outside)
         expect(
@@ -140,21 +142,21 @@ class RunSuite(Suite):
         after = self.whole.losses[SAVED_AT:]
         expect(
             after == self.resumed.losses,
-            f"{self.name}: resumed after step {SAVED_AT} the losses are {self.resumed.losses}, "
-            f"without a kill {after}. Some of its state is not in the checkpoint.",
+            f"{self.name}: after a resume at step {SAVED_AT} the losses are {self.resumed.losses}; "
+            f"without a kill they are {after}. Some of its state is not in the checkpoint.",
         )
         differs = differences(self.whole.state, self.resumed.state)
-        expect(not differs, f"{self.name}: after a resume other values: {names(differs)}")
+        expect(not differs, f"{self.name}: these values differ after a resume: {names(differs)}")
 
     @promise()
-    def tests_move_nothing(self) -> None:
+    def tests_change_nothing(self) -> None:
         """A test phase changes no weights, state or random streams."""
         expect(bool(self.whole.test_losses), f"{self.name}: no test step was made")
-        moved = self.whole.moved_by_tests
+        changed = self.whole.changed_by_tests
         expect(
-            not moved,
-            f"{self.name}: a test phase has changed {names(moved)}. Check `step.train`, in a hook "
-            f"`task.train`, before changing state; draw from its own generator.",
+            not changed,
+            f"{self.name}: a test phase has changed {names(changed)}. Check `step.train` (in a "
+            f"hook `task.train`) before changing state, and draw from a separate generator.",
         )
 
     @promise()
@@ -163,7 +165,7 @@ class RunSuite(Suite):
         self._expect_finite(self.half, "a run in bfloat16")
 
     @promise()
-    def is_near_in_bfloat16(self) -> None:
+    def first_loss_is_close_in_bfloat16(self) -> None:
         """In mixed precision the first loss is close to that of full precision."""
         full, first = self.whole.losses[0], self.half.losses[0]
         expect(
@@ -176,9 +178,9 @@ class RunSuite(Suite):
         """Accumulated batches make one update, and every step has a finite loss."""
         summed = self.alone({"OPTIMIZER.accumulate": 2})
         self._expect_finite(summed, "a run that accumulates")
-        # Accumulation ends with an epoch: 3 steps are 2 updates, and the last step is an update.
+        # Four steps in epochs of three: updates follow steps 2, 3 (the epoch ends) and 4.
         found = summed.num_updates
-        expect(found == 3, f"{self.name}: 3 groups of batches were {found} updates")
+        expect(found == 3, f"{self.name}: 3 groups of batches made {found} updates")
 
     @promise(ranks=True)
     def ranks_stay_equal(self) -> None:
@@ -186,63 +188,63 @@ class RunSuite(Suite):
         self._expect_equal_ranks(self.two_ranks, "DDP")
 
     @promise(ranks=True)
-    def ranks_stay_equal_by_hand(self) -> None:
-        """The same with gradients reduced without DDP, and the same result."""
-        by_hand = self.on_ranks(PLAIN, TWO_RANKS, BY_HAND)
-        self._expect_equal_ranks(by_hand, "reduction by hand")
-        self._expect_close(by_hand[0], self.plain_ranks[0], "by hand", "with DDP", 1e-2)
+    def ranks_stay_equal_with_manual_reduction(self) -> None:
+        """The same with MANUAL_GRADIENT_REDUCTION in place of DDP, with the result of DDP."""
+        manual = self.on_ranks(PLAIN, TWO_RANKS, MANUAL)
+        self._expect_equal_ranks(manual, "manual reduction")
+        self._expect_close(manual[0], self.plain_ranks[0], "manual reduction", "DDP", 1e-2)
 
     @promise(ranks=True)
     def ranks_stay_equal_sharded(self) -> None:
         """The same with parameters sharded by FSDP2, with the result of DDP."""
         sharded = self.on_ranks(PLAIN, TWO_RANKS, SHARDED)
         self._expect_equal_ranks(sharded, "FSDP2")
-        self._expect_close(sharded[0], self.plain_ranks[0], "sharded", "with DDP", 1e-2)
+        self._expect_close(sharded[0], self.plain_ranks[0], "FSDP2", "DDP", 1e-2)
 
     @promise(always=False, ranks=True)
     def ranks_equal_one_process(self) -> None:
         """Two ranks get the same weights as one process with the global batch."""
         alone = self.alone(EXACT, PLAIN, double=True)
         ranks = self.on_ranks(EXACT, PLAIN, TWO_RANKS, SYNC_BN, double=True)
-        self._expect_close(ranks[0], alone, "on two ranks", "in one process", 1e-8)
+        self._expect_close(ranks[0], alone, "two ranks", "one process", 1e-8)
 
     @promise(always=False)
-    def accumulated_equals_the_whole_batch(self) -> None:
+    def accumulation_equals_one_large_batch(self) -> None:
         """Two accumulated batches give the same weights as one batch of twice the size."""
         common = {**EXACT, **PLAIN, "DATA.TRAIN.DATA_LIMIT": 8}
         halves = self.alone({**common, "OPTIMIZER.accumulate": 2}, double=True)
         large = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8, "OPTIMIZER.num_iterations": 1}
         whole = self.alone(common, large, double=True)
-        self._expect_close(halves, whole, "accumulated", "with the whole batch", 1e-8)
+        self._expect_close(halves, whole, "accumulation", "one large batch", 1e-8)
 
-    # ---- checks and their messages
+    # ---- checks
 
     def _expect_finite(self, outcome: Outcome, what: str) -> None:
         finite = len(outcome.losses) > 1 and all(map(math.isfinite, outcome.losses))
         expect(finite, f"{self.name}: the losses of {what} are {outcome.losses}")
         low = sorted({each for each in outcome.dtypes if each not in ("float32", "float64")})
-        expect(not low, f"{self.name}: in {what} the loss is a tensor of {names(low)}")
+        expect(not low, f"{self.name}: in {what} the loss has dtype {names(low)}")
 
     def _expect_equal_ranks(self, ranks: Sequence[Outcome], way: str) -> None:
         first, *others = ranks
-        self._expect_finite(first, f"two ranks by {way}")
+        self._expect_finite(first, f"two ranks with {way}")
         for other in others:
             apart = [*differences(first.end, other.end)]
             apart += differences(first.loss_state, other.loss_state)
             expect(
                 not apart,
-                f"{self.name}: by {way} ranks differ in {names(apart)}. State that is the same on "
-                f"all ranks must be updated from the data of all ranks: gather or reduce it first.",
+                f"{self.name}: with {way} ranks differ in {names(apart)}. State that is the same "
+                f"on all ranks must be updated from the data of all ranks: gather or reduce first.",
             )
         stuck = [name for name in first.end if torch.equal(first.start[name], first.end[name])]
-        stuck = [name for name in stuck if not any(fnmatch(name, each) for each in self.still)]
-        expect(not stuck, f"{self.name}: by {way} these do not change: {names(stuck)}")
+        stuck = [name for name in stuck if not any(fnmatch(name, each) for each in self.unchanged)]
+        expect(not stuck, f"{self.name}: with {way} these do not change: {names(stuck)}")
 
     def _expect_close(
         self, one: Outcome, other: Outcome, this: str, that: str, tolerance: float
     ) -> None:
         steps = {name: end - other.start[name] for name, end in other.end.items()}
-        # A bias before a batch norm has a gradient of rounding errors only.
+        # The gradient of a bias before a batch norm is a rounding error.
         least = 1e-3 * max((step.abs().max().item() for step in steps.values()), default=0.0)
         far = []
         for name, step in steps.items():
@@ -251,6 +253,6 @@ class RunSuite(Suite):
                 far.append(name)
         expect(
             not far,
-            f"{self.name}: {this} other weights than {that}: {names(far)} ({len(far)} of "
-            f"{len(other.end)} parameters).",
+            f"{self.name}: the weights with {this} and with {that} differ: {names(far)} "
+            f"({len(far)} of {len(other.end)} parameters).",
         )

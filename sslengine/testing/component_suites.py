@@ -1,4 +1,4 @@
-"""Promises of single kinds of components, in addition to those of every run."""
+"""Promises that one kind of component makes in addition to those of every run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sslengine.optim.curves import build_curve
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
 from sslengine.registry import METERS
-from sslengine.testing.of_runs import TWO_RANKS, RunSuite
 from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.recipe import Values
+from sslengine.testing.run_suite import TWO_RANKS, RunSuite
 from sslengine.testing.runs import Outcome, build, run, run_on_ranks
 from sslengine.testing.state import differences, flat, same
 from sslengine.testing.suite import Trial
@@ -65,7 +65,7 @@ class NetworkSuite(RunSuite):
         return images[0] if isinstance(images, list) else images  # type: ignore[no-any-return]
 
     @promise()
-    def judges_each_image_alone(self) -> None:
+    def treats_images_independently(self) -> None:
         """In eval mode an output does not depend on other images, and is deterministic."""
         network, given = self.network()
         with torch.no_grad():
@@ -77,7 +77,7 @@ class NetworkSuite(RunSuite):
             expect(near, f"{self.name}: in evaluation an output depends on the other images")
 
     @promise()
-    def leaves_its_input_as_it_is(self) -> None:
+    def does_not_change_its_input(self) -> None:
         """It does not write into its input: teachers and other heads get the same tensor."""
         network, given = self.network()
         before = given.clone()
@@ -101,7 +101,7 @@ class TrunkSuite(NetworkSuite):
         return self.model.trunk, self.images
 
     @promise()
-    def gives_features_by_name(self) -> None:
+    def returns_features_by_name(self) -> None:
         """Each of `feature_names` can be requested; heads get the last one."""
         trunk, wanted = self.model.trunk, self.model.trunk.feature_names
         expect(bool(wanted), f"{self.name}: it has no feature_names")
@@ -111,8 +111,11 @@ class TrunkSuite(NetworkSuite):
             one_by_one = [trunk(self.images, [name])[0] for name in wanted]
             last = trunk(self.images)[0]
         wrong = [n for n, a, b in zip(wanted, found, one_by_one, strict=True) if not same(a, b)]
-        expect(not wrong, f"{self.name}: asked for alone {names(wrong)} has other values")
-        expect(same(last, found[-1]), f"{self.name}: without names it gives not {wanted[-1]}")
+        expect(not wrong, f"{self.name}: {names(wrong)} has other values if requested alone")
+        expect(
+            same(last, found[-1]),
+            f"{self.name}: without names it does not return {wanted[-1]}, the last feature",
+        )
 
 
 class HeadSuite(NetworkSuite):
@@ -143,9 +146,9 @@ class OptimizerSuite(RunSuite):
     def follows_the_learning_rate(self) -> None:
         """At a learning rate of zero no parameter changes; at another rate parameters change."""
         none = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
-        stood = self.alone(none, {"OPTIMIZER.num_iterations": 2})
-        moved = differences(stood.start, stood.end)
-        expect(not moved, f"{self.name}: at a learning rate of zero it moves {names(moved)}")
+        outcome = self.alone(none, {"OPTIMIZER.num_iterations": 2})
+        changed = differences(outcome.start, outcome.end)
+        expect(not changed, f"{self.name}: at a learning rate of zero it changes {names(changed)}")
 
 
 class ScheduleSuite(RunSuite):
@@ -216,13 +219,13 @@ class HookSuite(RunSuite):
         return {"HOOKS.EXTRA": [{"name": self.component, **self.arguments}]}
 
     @promise()
-    def is_in_the_run(self) -> None:
+    def is_added_by_its_options(self) -> None:
         """Its options alone add it to the hooks of the run."""
         found = self.name in self.whole.hooks
         expect(found, f"{self.name}: the hooks of the run are {names(self.whole.hooks)}")
 
     @promise()
-    def changes_nothing(self) -> None:
+    def does_not_change_the_run(self) -> None:
         """Losses, weights and random streams are the same with it and without it."""
         without = run(self._without(), self.folder / "without")
         moved = differences(_of_training(without), _of_training(self.whole))
@@ -237,8 +240,8 @@ class HookSuite(RunSuite):
         return type(self.spec)((), tuple(values))
 
     @promise()
-    def resumes_its_own_state(self) -> None:
-        """All its state is in its state dict, except what differs in any two runs."""
+    def resumes_its_state(self) -> None:
+        """Its state dict holds all its state, except what differs between any two runs."""
         whole, resumed = self.whole.hooks[self.name], self.resumed.hooks[self.name]
         again = run(self._tested, self.folder / "again").hooks[self.name]
         steady = {key for key in whole if key in again and same(whole[key], again[key])}
@@ -272,7 +275,7 @@ class MeterSuite(RunSuite):
         }
 
     @promise()
-    def adds_up(self) -> None:
+    def does_not_depend_on_batch_size(self) -> None:
         """The value does not depend on how images are batched; reset clears it."""
         outputs, targets = self._data()
         values = []
@@ -285,12 +288,10 @@ class MeterSuite(RunSuite):
         expect(bool(values[0]), f"{self.name}: it has no value")
         for other in values[1:]:
             wrong = [key for key in values[0] if not _near(values[0][key], other.get(key))]
-            expect(
-                not wrong, f"{self.name}: by batches of another size other values: {names(wrong)}"
-            )
+            expect(not wrong, f"{self.name}: the batch size changes these values: {names(wrong)}")
 
     @promise()
-    def goes_on_from_its_state(self) -> None:
+    def resumes_from_its_state_dict(self) -> None:
         """Within a phase its state dict holds the counts so far."""
         outputs, targets = self._data()
         one, other = self._make(), self._make()
@@ -299,7 +300,7 @@ class MeterSuite(RunSuite):
         for each in (one, other):
             each.update(outputs[3:], targets[3:])
         differs = differences(flat(one.value()), flat(other.value()))
-        expect(not differs, f"{self.name}: after a resume other values: {names(differs)}")
+        expect(not differs, f"{self.name}: these values differ after a resume: {names(differs)}")
 
     @promise(ranks=True)
     def counts_all_ranks(self) -> None:
@@ -307,15 +308,17 @@ class MeterSuite(RunSuite):
         alone = self._value(self._tested.having({"OPTIMIZER.num_iterations": 2}))
         ranks = self._value(self._tested.having({"OPTIMIZER.num_iterations": 2}), ranks=2)
         wrong = [key for key in alone if not _near(alone[key], ranks.get(key))]
-        expect(bool(alone) and not wrong, f"{self.name}: on two ranks other values: {names(wrong)}")
+        expect(
+            bool(alone) and not wrong,
+            f"{self.name}: these values differ on two ranks: {names(wrong)}",
+        )
 
     def _value(self, spec: Any, ranks: int = 1) -> dict[str, Any]:
-        """The meter's value in a test before which neither weights nor statistics are trained."""
-        still = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
-        still["TEST_EVERY_NUM_EPOCH"] = 1  # type: ignore[assignment]
+        """The meter's value in a test phase; the model does not change before it."""
         group_norm = {"NORM": "GroupNorm", "GROUPNORM_GROUPS": 1}
         frozen = spec.having(
-            still,
+            {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}},
+            {"TEST_EVERY_NUM_EPOCH": 1},
             {f"MODEL.TRUNK.RESNETS.{key}": value for key, value in group_norm.items()},
             {"MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": False},
         )

@@ -1,0 +1,40 @@
+"""DATA.HOLD_OUT: TEST reads what TRAIN reads, for it is a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sslengine.errors import ConfigError
+
+# What says which images there are, how they are read, and what their classes are.
+OF_IMAGES = (
+    "DATA_SOURCES", "DATA_PATHS", "DATASET_NAMES", "REMOVE_IMG_PATH_PREFIX", "NEW_IMG_PATH_PREFIX",
+    "IMAGE_COLUMN", "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION",
+)  # fmt: skip
+OF_LABELS = ("LABEL_SOURCES", "LABEL_PATHS", "LABEL_COLUMN", "LABEL_SEPARATOR")
+
+
+def values_of_test(data: DictConfig) -> Iterator[tuple[str, Any]]:
+    """Key paths below `config`, and the values of TRAIN that TEST takes over where it has none."""
+    if not data.HOLD_OUT.SHARE:
+        return
+    if data.HOLD_OUT.STRATIFIED and not data.TRAIN.LABEL_SOURCES:
+        raise ConfigError(
+            "config.DATA.HOLD_OUT.STRATIFIED: labels say which class an image is of. Name "
+            "config.DATA.TRAIN.LABEL_SOURCES, or set STRATIFIED to false."
+        )
+    make_default: Any = OmegaConf.get_type(data.TEST)
+    default = make_default()
+    same = OF_IMAGES + (OF_LABELS if data.HOLD_OUT.STRATIFIED else ())
+    for key in OF_IMAGES + OF_LABELS:
+        train, test = data.TRAIN[key], data.TEST[key]
+        if test == getattr(default, key):
+            yield f"DATA.TEST.{key}", train
+        elif test != train and key in same:
+            raise ConfigError(
+                f"config.DATA.TEST.{key}: with config.DATA.HOLD_OUT.SHARE TEST is a part of "
+                f"TRAIN's images; expected nothing, or what TRAIN has ({train}), got {test}."
+            )

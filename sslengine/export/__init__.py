@@ -1,0 +1,59 @@
+"""Write a trained trunk into a folder that other libraries read, without sslengine.
+
+    sslengine.export("runs/birds", "birds-vit")                  # timm, transformers, lightly
+    sslengine.export("runs/birds", "birds-onnx", to="onnx")
+
+Importing this package imports no torch: `FORMATS` can be listed at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+# The formats, each a module of this package: to_<name>.py.
+FORMATS: dict[str, str] = {
+    "timm": "model.safetensors and config.json: for timm, transformers' AutoModel, lightly",
+    "torchvision": "model.pth in torchvision's names, without a classifier",
+    "hf-dinov2": "a vision transformer as transformers' own Dinov2Model and Dinov2Backbone",
+    "onnx": "model.onnx, and model_uint8.onnx that takes bytes and normalises them inside",
+    "pt2": "model.pt2: a program of torch.export, which needs torch alone",
+    "detectron2": "model.pkl: a ResNet by the names of detectron2's backbones",
+    "state-dict": "model.safetensors with the trunk's tensors by their own names",
+}
+
+
+def export(
+    source: str | Path,
+    out: str | Path,
+    to: str = "timm",
+    *,
+    network: str = "auto",
+    overrides: Sequence[str] = (),
+    trust_config: bool = False,
+    license: str = "",
+) -> Path:
+    """Write the trunk of a run into the new folder `out`, and prove that it can be read.
+
+    source: the folder of a run (its newest checkpoint), or one of its checkpoints.
+    to: one of FORMATS.
+    network: `student` or `teacher` of a method that has both; auto: the method chooses.
+    overrides: as on the command line: `config.DATA.TRAIN.DATA_PATHS=[/their/path/here]`.
+    trust_config: allow the run's config.yaml to name Python code to import.
+    license: of the weights, an identifier such as `mit`; they are yours.
+    """
+    folder = importlib.import_module("sslengine.export.folder")
+    made: Path = folder.export(source, out, to, network, overrides, trust_config, license)
+    return made
+
+
+class _Callable(ModuleType):
+    """`sslengine.export(...)`: importing this package gives the name `export` to the package."""
+
+    __call__ = staticmethod(export)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,68 @@
+"""At the end of a run: DIR/weights, and the lines of Python that read it.
+
+The first of ORDER that the trunk has. The run is complete: what goes wrong here is a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.config.sections import read
+from sslengine.engines.run import Run
+from sslengine.errors import ExportError
+from sslengine.export.folder import expect_free, usage, write
+from sslengine.export.formats import Made, find
+from sslengine.export.manifest import is_untouched
+from sslengine.export.subject import Subject, subject_of
+from sslengine.models.networks import AUTO
+from sslengine.models.weight_file import first_line
+
+log = logging.getLogger("sslengine")
+
+FOLDER = "weights"
+ORDER = ("timm", "torchvision", "state-dict")
+_FOR = {"timm": ", for timm, transformers and lightly", "torchvision": ", for torchvision"}
+# Importing a library in a process of its own takes seconds, which `sslengine export` takes.
+_WHY = "it was compared in the process of the run alone; sslengine export does it in a new one"
+
+
+def write_weights(run: Run) -> None:
+    if not read(run.config, CheckpointOptions).EXPORT_AT_END:
+        return
+    place = run.run_dir / FOLDER
+    try:
+        _make_room(place)
+        subject = subject_of(run.resolved, run.run_dir, AUTO)
+        to, made, refused = _first(subject)
+        if is_untouched(place):
+            shutil.rmtree(place)  # of an earlier end of this run
+        write(subject, made, place, to, "", _not_here)
+    except Exception as error:  # libraries raise many kinds
+        log.warning("%s was not written: %s", place, first_line(error))
+        return
+    run.say(f"  weights     {place}{_FOR.get(to, f', tensors alone: {refused}')}")
+    run.say("\n".join(f"    {line}" for line in usage(made, place).splitlines()))
+
+
+def _make_room(place: Path) -> None:
+    if not is_untouched(place):
+        expect_free(place)
+
+
+def _first(subject: Subject) -> tuple[str, Made, str]:
+    """The format, the export, and why it is not the one before."""
+    refused = ""
+    for name in ORDER:
+        try:
+            return name, find(name).prepare(subject, ""), refused
+        except ExportError as error:
+            refused = first_line(error)
+    raise ExportError(refused)
+
+
+def _not_here(made: Made, folder: Path, subject: Subject) -> list[dict[str, Any]]:
+    return [{"not_proved": _WHY}]

@@ -1,0 +1,107 @@
+"""An export's folder: made ready beside its place, proved, described, put there whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sslengine.errors import ExportError
+from sslengine.export import manifest
+from sslengine.export.formats import Made, find, prepare
+from sslengine.export.manifest import YOURS
+from sslengine.export.proof import prove
+from sslengine.export.subject import Subject, opened
+
+
+def export(
+    source: str | Path,
+    out: str | Path,
+    to: str,
+    network: str,
+    overrides: Sequence[str],
+    trust_config: bool,
+    license: str,
+) -> Path:
+    """See `sslengine.export`."""
+    place = Path(out)
+    find(to)
+    expect_free(place)
+    with opened(Path(source), network, overrides, trust_config) as subject:
+        made = prepare(subject, to, license)
+        write(subject, made, place, to, license, prove)
+    return place
+
+
+def expect_free(out: Path) -> None:
+    if out.is_dir() and not out.is_symlink():
+        if any(out.iterdir()):
+            raise ExportError(f"{out} is not empty, and is not overwritten. Give a new folder.")
+    elif out.exists() or out.is_symlink():
+        raise ExportError(f"{out} is no folder, and is not overwritten. Give a new folder.")
+
+
+def write(
+    subject: Subject, made: Made, out: Path, to: str, license: str, prove: Any
+) -> dict[str, Any]:
+    """The folder appears with its name when all is written and proved; returns the manifest."""
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    unfinished.mkdir(parents=True)
+    try:
+        made.write(unfinished)
+        proof = prove(made, unfinished, subject)
+        content = {
+            "format": to,
+            **manifest.describe(subject),
+            **made.facts,
+            "proof": proof,
+            "license": license or YOURS,
+        }
+        (unfinished / "README.md").write_text(readme(content, made, out.name))
+        manifest.write(unfinished, content)
+        for path in unfinished.iterdir():  # safetensors' files would be their owner's alone
+            path.chmod((unfinished / "README.md").stat().st_mode)
+        os.replace(unfinished, out)  # an empty folder may be there
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return content
+
+
+def usage(made: Made, folder: Path | str) -> str:
+    return made.usage.replace("{folder}", str(folder)).rstrip()
+
+
+def told(proof: Sequence[dict[str, Any]]) -> list[str]:
+    """What was proved, in words, a line for each library."""
+    return [_told(each) for each in proof]
+
+
+def _told(proof: dict[str, Any]) -> str:
+    whose = f" for {proof['library']}" if "library" in proof else ""
+    if "not_proved" in proof:
+        return f"not proved{whose}: {proof['not_proved']}"
+    return (
+        f"proved with {proof['library']} {proof['version']} in {proof['in']}: {proof['compared']}; "
+        f"largest difference {proof['largest_difference']:.2g}"
+    )
+
+
+def readme(content: dict[str, Any], made: Made, name: str) -> str:
+    """For whoever gets the folder; on a hub, its page."""
+    license = content["license"]
+    head = "other" if license == YOURS else license
+    of = "" if content["network"] == "model" else f", {content['network']}"
+    lines = [
+        f"---\nlicense: {head}\ntags: [feature-extraction, self-supervised]\n---",
+        f"# {name}",
+        f"{content['trunk']}, trained by {content['method'] or 'its own losses'}{of}, written by "
+        f"sslengine {content['sslengine']}. The output is the feature `{content['layer']}`, "
+        f"{content['feature_dim']} numbers per image.",
+        f"```python\n{usage(made, name)}\n```",
+        *told(content["proof"]),
+        f"License: {license}",
+        f"More in `{manifest.NAME}`.",
+    ]
+    return "\n\n".join(lines) + "\n"

@@ -1,0 +1,158 @@
+"""What is exported: the trunk of a run, ready to be used, and what is known of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from omegaconf import DictConfig
+from PIL import Image
+from torch import Tensor, nn
+
+from sslengine import catalog  # noqa: F401 - declares the names that a config has
+from sslengine.config.facts import run_facts
+from sslengine.config.options import RunOptions
+from sslengine.config.resolve import Resolved
+from sslengine.config.run_folder import open_run
+from sslengine.config.sections import read
+from sslengine.data.options import DataOptions
+from sslengine.errors import CheckpointError
+from sslengine.export.preprocessing import Preprocessing, describe
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+from sslengine.models.trunks.base import Trunk
+from sslengine.predictor.view import DEFAULT_SIZE, View
+from sslengine.task.channels import input_channels
+from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
+from sslengine.trust import closed
+
+log = logging.getLogger("sslengine")
+
+IMAGES = 16  # on which an export is compared with its source
+_SIDES = (41, 29)  # added to the size of the view: pictures are larger, and not square
+
+
+@dataclass
+class Subject:
+    trunk: Trunk  # on the CPU, in float32, in eval mode; it takes RGB
+    network: str  # student, teacher, or model where there is one network
+    run_folder: Path
+    checkpoint: Path
+    config: DictConfig
+    options: ModelOptions  # with a number of channels
+    program: Any = None  # of torch.export, once it was made
+
+    @property
+    def layer(self) -> str:
+        return self.trunk.feature_names[-1]
+
+    @property
+    def channels(self) -> int:
+        return self.options.in_chans()
+
+    @cached_property
+    def view(self) -> View:
+        return View(read(self.config, DataOptions), read(self.config, RunOptions).SEED_VALUE)
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        return describe(self.view.entries, self.view.description, self.channels)
+
+    @cached_property
+    def pictures(self) -> NDArray[np.uint8] | None:
+        """Random RGB pictures; None where the run's images are of another kind."""
+        mode = read(self.config, DataOptions).TRAIN.IMAGE_MODE
+        if self.channels != 3 or mode != "RGB":
+            return None
+        height, width = self.preprocessing.size or (DEFAULT_SIZE, DEFAULT_SIZE)
+        shape = (IMAGES, height + _SIDES[0], width + _SIDES[1], 3)
+        return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+    @cached_property
+    def images(self) -> Tensor:
+        """The trunk's input for the pictures; where there are none, random numbers."""
+        if self.pictures is not None:
+            return torch.stack([self.view(Image.fromarray(each)) for each in self.pictures])
+        size = self.preprocessing.size or (DEFAULT_SIZE, DEFAULT_SIZE)
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(IMAGES, self.channels, *size, generator=generator)
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Of `images`, as the predictor computes them in float32: IMAGES x dimensions."""
+        return self.features_of(self.images)
+
+    @torch.no_grad()
+    def features_of(self, images: Tensor) -> Tensor:
+        (feature,) = self.trunk(images)
+        return cast(Tensor, feature).flatten(1)
+
+
+@contextmanager
+def opened(
+    source: Path, network: str, overrides: Sequence[str], trust_config: bool
+) -> Iterator[Subject]:
+    """The subject of a run's folder, or of a checkpoint in one."""
+    folder, checkpoint = _run_of(source)
+    resolved = open_run(folder, overrides, trusted=trust_config, judged=True)
+    for warning in resolved.warnings:
+        log.warning("%s", warning)
+    with closed(resolved.opened):
+        yield subject_of(resolved, folder, network, checkpoint)
+
+
+def _run_of(source: Path) -> tuple[Path, Path | None]:
+    if (source / "config.yaml").is_file() or (source.is_dir() and source.suffix != ".shards"):
+        return source, None
+    checkpoint = source.resolve()
+    folder = checkpoint.parent.parent
+    if not checkpoint.exists():
+        raise CheckpointError(f"{source}: there is no such run, and no such checkpoint.")
+    if checkpoint.parent.name != "checkpoints" or not (folder / "config.yaml").is_file():
+        raise CheckpointError(
+            f"{source}: a checkpoint is read beside the config.yaml of its run, and this one is "
+            f"not in the folder `checkpoints` of a run. Give the folder of the run."
+        )
+    return folder, checkpoint
+
+
+def subject_of(
+    resolved: Resolved, folder: Path, network: str, checkpoint: Path | None = None
+) -> Subject:
+    """checkpoint: None for the newest one."""
+    config = resolved.config
+    if checkpoint is None:
+        checkpoint, state = newest_state(folder)
+    else:
+        state = state_of(checkpoint)
+    options = read(config, ModelOptions)
+    options.INPUT_CHANNELS = input_channels(config)
+    # Other ranks have no part in this, and nothing is trained.
+    options.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN = False
+    options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING = False
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(options, views=run_facts(config).views_per_image)
+    name = load_network(model, state, network, checkpoint)
+    trunk = trunk_of(model).float().eval().requires_grad_(False)
+    if getattr(model, "flip_channels", False):
+        _take_rgb(trunk)
+    return Subject(trunk, name, folder, checkpoint, config, options)
+
+
+def _take_rgb(trunk: nn.Module) -> None:
+    """Turn the first layer of a trunk that was trained on BGR, in place of the images."""
+    first = next(each for each in trunk.modules() if isinstance(each, nn.Conv2d))
+    first.weight.data = first.weight.data.flip(1)
+
+
+def plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As safetensors takes them: contiguous, each with memory of its own."""
+    return {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}

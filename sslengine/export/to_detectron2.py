@@ -1,0 +1,81 @@
+"""`--to detectron2`: model.pkl by the names of detectron2's ResNets, as MoCo's converter writes it.
+
+conv1, bn1                      stem.conv1, stem.conv1.norm
+layer1.0.conv1, .bn1            res2.0.conv1, res2.0.conv1.norm
+layer1.0.downsample.0, .1       res2.0.shortcut, res2.0.shortcut.norm
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from numpy.typing import NDArray
+
+from sslengine.errors import ExportError
+from sslengine.export.formats import Made
+from sslengine.export.subject import Subject
+from sslengine.export.to_torchvision import TorchvisionTwin, torchvision_twin
+
+RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"^(?!layer)", "stem."),
+    (r"^layer(\d)", lambda match: f"res{int(match[1]) + 1}"),
+    (r"\bbn(\d)\b", r"conv\1.norm"),
+    (r"\bdownsample\.0\b", "shortcut"),
+    (r"\bdownsample\.1\b", "shortcut.norm"),
+)
+
+# As in MoCo's experiments; detectron2's own weights take BGR on another scale.
+USAGE = """cfg.MODEL.WEIGHTS = "{{folder}}/model.pkl"
+cfg.INPUT.FORMAT = "RGB"
+cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD = {mean}, {std}
+cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.STRIDE_IN_1X1 = {depth}, False
+cfg.MODEL.RESNETS.NUM_GROUPS, cfg.MODEL.RESNETS.WIDTH_PER_GROUP = {groups}, {width}
+cfg.MODEL.RESNETS.NORM = "SyncBN"
+"""
+NOT_PROVED = (
+    "detectron2 computes maps, not this feature. Names and shapes follow its rule; with the same "
+    "tensors, before they were renamed, torchvision gave the same features in the exporting process"
+)
+_RESNET = re.compile(r"(wide_)?res(net|next)(\d+)(_\w+)?")
+
+
+def prepare(subject: Subject, license: str) -> Made:
+    twin = torchvision_twin(subject)
+    named, network = _RESNET.fullmatch(twin.design.name), cast(Any, twin.network)
+    if named is None or "maxpool" in twin.replaced:
+        what = "with the small stem" if named else f"but {twin.design.name}"
+        raise ExportError(f"it is a format of ResNets, and the trunk is one {what}.")
+    given = subject.preprocessing
+    usage = USAGE.format(
+        mean=[round(255 * each, 4) for each in given.mean],
+        std=[round(255 * each, 4) for each in given.std],
+        depth=int(named[3]),
+        groups=network.groups,
+        width=network.base_width,
+    )
+    return Made(partial(_write, renamed(twin)), usage=usage, not_proved=NOT_PROVED)
+
+
+def renamed(twin: TorchvisionTwin) -> dict[str, NDArray[Any]]:
+    """Without the counters of batch norms, which detectron2's have not."""
+    arrays = {}
+    for name, tensor in twin.state.items():
+        if not name.endswith("num_batches_tracked"):
+            arrays[_renamed(name)] = tensor.numpy()
+    return arrays
+
+
+def _renamed(name: str) -> str:
+    for ours, theirs in RENAMED:
+        name = re.sub(ours, theirs, name)
+    return name
+
+
+def _write(arrays: dict[str, NDArray[Any]], folder: Path) -> None:
+    content = {"model": arrays, "__author__": "sslengine", "matching_heuristics": True}
+    (folder / "model.pkl").write_bytes(pickle.dumps(content))

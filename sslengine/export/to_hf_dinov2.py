@@ -1,0 +1,207 @@
+"""`--to hf-dinov2`: a vision transformer as transformers' own Dinov2Model.
+
+Any plain vision transformer with a class token is one: what it lacks of DINOv2 (layer scale,
+biases on queries, keys and values) is written as ones, or left out. Tensors have the names of
+transformers 4, which version 5 reads as well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from timm.layers.mlp import GluMlp, Mlp
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from sslengine.errors import ExportError
+from sslengine.export.formats import Made, Proof
+from sslengine.export.preprocessing import Preprocessing
+from sslengine.export.subject import Subject, plain
+from sslengine.export.timm_designs import timm_twin
+
+LOAD = """from transformers import AutoImageProcessor, AutoModel
+model = AutoModel.from_pretrained("{folder}").eval()
+processor = AutoImageProcessor.from_pretrained("{folder}")
+"""
+_RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
+
+# timm's names within a block, and transformers'.
+_IN_BLOCK = (
+    (r"^attn\.proj\.", "attention.output.dense."),
+    (r"^ls(\d)\.gamma$", r"layer_scale\1.lambda1"),
+)
+_GATED = ((r"^mlp\.fc1\.", "mlp.weights_in."), (r"^mlp\.fc2\.", "mlp.weights_out."))
+
+
+def prepare(subject: Subject, license: str) -> Made:
+    network = timm_twin(subject).network
+    refuse_others(network, subject)
+    config = _config(network, subject)
+    return Made(
+        partial(_write, network, subject, config),
+        usage=LOAD,
+        proofs=(Proof("transformers", LOAD, "features = model(images).pooler_output"),),
+        facts={"architecture": config["architectures"][0]},
+    )
+
+
+def refuse_others(network: Any, subject: Subject) -> None:
+    """Raise if Dinov2Model computes something else, or images of another shape are asked for."""
+    if not isinstance(network, VisionTransformer):
+        raise ExportError("it is a format of vision transformers like timm's vit_small_patch16_224")
+    height, width = subject.images.shape[-2:]
+    prefix = 1 + network.num_reg_tokens
+    mlp = network.blocks[0].mlp
+    usual = {
+        "it has no class token": network.cls_token is not None,
+        "its feature is not the class token": network.global_pool == "token",
+        "it has a second norm at the end": isinstance(network.fc_norm, nn.Identity),
+        "it has a norm before its blocks": isinstance(network.norm_pre, nn.Identity),
+        "its norms are not LayerNorm": type(network.norm).__mro__.count(nn.LayerNorm) == 1,
+        "it has no position embeddings": network.pos_embed is not None,
+        "its blocks are of another kind": all(type(each) is Block for each in network.blocks),
+        "its attention is of another kind": _plain_attention(network),
+        "its MLPs are of another kind": type(mlp) in (Mlp, GluMlp) and _whole_ratio(network),
+        "registers have position embeddings": prefix == 1 or network.no_embed_class,
+        "images are not square": height == width,
+    }
+    wrong = [text for text, right in usual.items() if not right]
+    if wrong:
+        raise ExportError(f"transformers' Dinov2Model is another network: {', '.join(wrong)}.")
+
+
+def _plain_attention(network: Any) -> bool:
+    return all(
+        isinstance(getattr(each.attn, name, nn.Identity()), nn.Identity)
+        for each in network.blocks
+        for name in ("q_norm", "k_norm", "norm")
+    ) and all(each.attn.scale == each.attn.head_dim**-0.5 for each in network.blocks)
+
+
+def _hidden(network: Any) -> int:
+    return int(network.blocks[0].mlp.fc1.out_features)
+
+
+def _ratio(network: Any) -> int:
+    """Dinov2Config asks for a whole number; the width of a gated MLP is made from it."""
+    gated = isinstance(network.blocks[0].mlp, GluMlp)
+    return 4 if gated else _hidden(network) // network.embed_dim
+
+
+def _whole_ratio(network: Any) -> bool:
+    if isinstance(network.blocks[0].mlp, GluMlp):
+        two_thirds = int(network.embed_dim * 4 * 2 / 3)
+        return isinstance(network.blocks[0].mlp.act, nn.SiLU) and (
+            _hidden(network) == 2 * ((two_thirds + 7) // 8 * 8)
+        )
+    return isinstance(network.blocks[0].mlp.act, nn.GELU) and (
+        _hidden(network) == _ratio(network) * network.embed_dim
+    )
+
+
+def _config(network: Any, subject: Subject) -> dict[str, Any]:
+    block, registers = network.blocks[0], network.num_reg_tokens
+    kind = ("dinov2_with_registers", "Dinov2WithRegistersModel")
+    model_type, architecture = kind if registers else ("dinov2", "Dinov2Model")
+    return {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "hidden_size": network.embed_dim,
+        "num_hidden_layers": len(network.blocks),
+        "num_attention_heads": block.attn.num_heads,
+        "mlp_ratio": _ratio(network),
+        "use_swiglu_ffn": isinstance(block.mlp, GluMlp),
+        "hidden_act": "gelu",
+        "layer_norm_eps": network.norm.eps,
+        "image_size": subject.images.shape[-1],
+        "patch_size": network.patch_embed.patch_size[0],
+        "num_channels": subject.channels,
+        "qkv_bias": block.attn.qkv.bias is not None,
+        **({"num_register_tokens": registers} if registers else {}),
+    }
+
+
+def _write(network: Any, subject: Subject, config: dict[str, Any], folder: Path) -> None:
+    side = config["image_size"] // config["patch_size"]
+    state = plain(named(network, side))
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    processor = _processor(subject.preprocessing, config["image_size"])
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+
+
+def named(network: Any, side: int) -> dict[str, Tensor]:
+    """transformers' names, for images of `side` x `side` patches."""
+    own = network.state_dict()
+    state = {
+        "embeddings.cls_token": own["cls_token"],
+        "embeddings.mask_token": torch.zeros(1, network.embed_dim),
+        "embeddings.position_embeddings": _positions(network, side),
+        "embeddings.patch_embeddings.projection.weight": own["patch_embed.proj.weight"],
+        "embeddings.patch_embeddings.projection.bias": own["patch_embed.proj.bias"],
+        "layernorm.weight": own["norm.weight"],
+        "layernorm.bias": own["norm.bias"],
+    }
+    if network.num_reg_tokens:
+        state["embeddings.register_tokens"] = own["reg_token"]
+    for number, block in enumerate(network.blocks):
+        of_block = _of_block(block, network.embed_dim)
+        state |= {f"encoder.layer.{number}.{name}": each for name, each in of_block.items()}
+    return state
+
+
+def _positions(network: Any, side: int) -> Tensor:
+    """At this grid, as timm would interpolate them; transformers does it in another way."""
+    prefix = 0 if network.no_embed_class else 1
+    given = resample_abs_pos_embed(
+        network.pos_embed.detach(),
+        [side, side],
+        list(network.patch_embed.grid_size),
+        num_prefix_tokens=prefix,
+    )
+    if prefix:
+        return cast(Tensor, given)
+    return torch.cat([torch.zeros_like(given[:, :1]), given], dim=1)
+
+
+def _of_block(block: Any, width: int) -> dict[str, Tensor]:
+    renamed = (*_IN_BLOCK, *(_GATED if isinstance(block.mlp, GluMlp) else ()))
+    found = {"layer_scale1.lambda1": torch.ones(width), "layer_scale2.lambda1": torch.ones(width)}
+    for name, tensor in block.state_dict().items():
+        if name.startswith("attn.qkv."):
+            kind = name.rpartition(".")[2]
+            parts = zip(("query", "key", "value"), tensor.chunk(3), strict=True)
+            found |= {f"attention.attention.{part}.{kind}": each for part, each in parts}
+            continue
+        for theirs, new in renamed:
+            name = re.sub(theirs, new, name)
+        found[name] = tensor
+    return found
+
+
+def _processor(given: Preprocessing, side: int) -> dict[str, Any]:
+    resize = given.resize or side
+    size = {"shortest_edge": resize} if isinstance(resize, int) else dict(
+        zip(("height", "width"), resize, strict=True)
+    )  # fmt: skip
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_resize": True,
+        "size": size,
+        "resample": _RESAMPLE.get(given.interpolation, 2),
+        "do_center_crop": given.crop is not None,
+        "crop_size": {"height": side, "width": side},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": given.mean,
+        "image_std": given.std,
+        "do_convert_rgb": True,
+    }

@@ -1,0 +1,96 @@
+"""The folder `weights` at the end of a run, through the real command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from sslengine.export import at_end
+from sslengine.launch.rank import run_rank
+from tests.config.recipes import resolved
+from tests.engines.runs import PowerCut
+from tests.export.subjects import timm_vit
+
+
+def _train(folder: Path, **changes: Any) -> None:
+    run_rank(resolved(CHECKPOINT__DIR=str(folder), **changes), join=False)
+
+
+def _trunk(folder: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(folder / "checkpoints" / "checkpoint.torch", weights_only=True)
+    trunk: dict[str, torch.Tensor] = state["classy_state_dict"]["base_model"]["model"]["trunk"]
+    return trunk
+
+
+def _holds_the_newest(folder: Path) -> bool:
+    found, trunk = load_file(folder / "weights" / "model.safetensors"), _trunk(folder)
+    return all(torch.equal(found[name], each) for name, each in trunk.items())
+
+
+VIT = {
+    "MODEL__TRUNK": timm_vit(img_size=8, patch_size=4),
+    "MODEL__HEAD__PARAMS": [["mlp", {"dims": ["auto", 8]}]],
+}
+
+
+def test_the_lines_that_a_run_prints_make_the_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _train(tmp_path / "run", **VIT)
+    lines = capsys.readouterr().out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("  weights "))
+    assert lines[start].endswith("for timm, transformers and lightly")
+    found: dict[str, Any] = {}
+    exec("\n".join(line.strip() for line in lines[start + 1 : start + 4]), found)
+    assert isinstance(found["model"], timm.models.VisionTransformer)
+    assert _holds_the_newest(tmp_path / "run")
+    told = json.loads((tmp_path / "run" / "weights" / "manifest.json").read_text())["proof"]
+    assert told == [{"not_proved": at_end._WHY}]
+
+
+def test_a_run_that_goes_on_replaces_its_weights_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    _train(folder)
+    before = (folder / "weights" / "manifest.json").read_bytes()
+    _train(folder)  # complete: nothing to do
+    assert (folder / "weights" / "manifest.json").read_bytes() == before
+    _train(folder, OPTIMIZER__num_epochs=3)
+    assert _holds_the_newest(folder)
+    (folder / "weights" / "notes.txt").write_text("mine")
+    kept = (folder / "weights" / "model.safetensors").read_bytes()
+    _train(folder, OPTIMIZER__num_epochs=4)
+    assert "weights was not written: " in capsys.readouterr().err
+    assert (folder / "weights" / "notes.txt").read_text() == "mine"
+    assert (folder / "weights" / "model.safetensors").read_bytes() == kept
+
+
+def test_an_export_that_fails_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*given: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(at_end, "write", fail)
+    _train(tmp_path / "run")
+    place = tmp_path / "run" / "weights"
+    said = f"WARNING: {place} was not written: No space left on device\n"
+    assert capsys.readouterr().err == said
+    assert not (tmp_path / "run" / "weights").exists()
+
+
+def test_no_weights_of_a_run_that_asks_for_none_or_is_cut(tmp_path: Path) -> None:
+    _train(tmp_path / "off", CHECKPOINT__EXPORT_AT_END=False)
+    assert not (tmp_path / "off" / "weights").exists()
+    cut = [{"name": "test_power_cut", "after": 6}]
+    with pytest.raises(PowerCut):
+        _train(tmp_path / "cut", HOOKS__EXTRA=cut)
+    assert (tmp_path / "cut" / "checkpoints").exists()
+    assert not (tmp_path / "cut" / "weights").exists()

@@ -1,0 +1,120 @@
+"""VISSL's trunks are networks of timm's and torchvision's, where these have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+
+from sslengine.errors import ExportError
+from sslengine.export.formats import find, prepare
+from tests.export.subjects import SIDE, subject, timm_vit
+
+SIZES = {"IMAGE_SIZE": SIDE, "PATCH_SIZE": 8, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 32}
+VIT = {**SIZES, "MLP_DIM": 50}
+SWIN = {"IMAGE_SIZE": SIDE, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [2, 2],
+        "WINDOW_SIZE": 4}  # fmt: skip
+RESNET = {"DEPTH": 18, "BLOCKS": [1, 1, 1, 1]}
+TRUNKS: dict[str, dict[str, Any]] = {
+    "vit": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
+    "vit without a class token": {
+        "NAME": "vision_transformer",
+        "VISION_TRANSFORMERS": {**VIT, "USE_CLASS_TOKEN": False, "QKV_BIAS": True},
+    },
+    "swin": {"NAME": "swin_transformer", "SWIN_TRANSFORMER": SWIN},
+    "xcit": {"NAME": "xcit", "XCIT": SIZES},
+    "beit": {"NAME": "beit", "BEIT": SIZES},
+    "beit of the class token": {
+        "NAME": "beit",
+        "BEIT": {**SIZES, "USE_MEAN_POOLING": False, "INIT_VALUES": 0.1, "QKV_BIAS": True},
+    },
+    "convnext": {"NAME": "convnext", "CONVNEXT": {"DEPTH": [1, 1, 1, 1], "DIMS": [8, 16, 24, 32]}},
+    "resnet": {"NAME": "resnet", "RESNETS": RESNET},
+    "resnext": {
+        "NAME": "resnet",
+        "RESNETS": {"BLOCKS": [1, 1, 1, 1], "GROUPS": 4, "WIDTH_PER_GROUP": 16},
+    },
+    "torchvision's": {"NAME": "torchvision", "TORCHVISION": {"model": "resnet18"}},
+    "timm's": timm_vit(init_values=0.1, reg_tokens=2),
+}
+BANDS = {"vit": 4, "resnet": 1}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", TRUNKS)
+def test_timm_makes_the_same_network_of_the_folder(name: str, tmp_path: Path) -> None:
+    given = subject(TRUNKS[name], channels=BANDS.get(name, 3))
+    prepare(given, "timm").write(tmp_path)
+    model: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    (expected,) = given.trunk(given.images)
+    torch.testing.assert_close(model(given.images), expected, rtol=1e-5, atol=1e-5)
+    assert model.num_features == expected.shape[1]
+    assert expected.std(0).max() > 1e-4
+    # A new classifier is one argument, as for timm's own weights.
+    tuned: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=5).eval()
+    torch.testing.assert_close(tuned.forward_features(given.images),
+                               model.forward_features(given.images))  # fmt: skip
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "model_type" not in config
+    assert config["pretrained_cfg"]["input_size"] == [given.channels, SIDE, SIDE]
+
+
+TORCHVISION: dict[str, tuple[dict[str, Any], int]] = {
+    "resnet": ({"NAME": "resnet", "RESNETS": {"DEPTH": 18}}, 3),
+    "small stem": ({"NAME": "resnet", "RESNETS": {"DEPTH": 18, "STEM": "small"}}, 3),
+    "timm's": ({"NAME": "timm", "TIMM": {"model": "resnet18"}}, 4),
+    "mobilenet": ({"NAME": "mobilenetv3_tv"}, 3),
+    "its own": ({"NAME": "torchvision", "TORCHVISION": {"model": "shufflenet_v2_x0_5"}}, 3),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_the_lines_for_torchvision_make_the_same_network(name: str, tmp_path: Path) -> None:
+    trunk, channels = TORCHVISION[name]
+    given = subject(trunk, channels)
+    made = prepare(given, "torchvision")
+    made.write(tmp_path)
+    found: dict[str, Any] = {}
+    exec(made.usage.replace("{folder}", str(tmp_path)), found)
+    assert type(found["model"]).__module__.startswith(torchvision.__name__)
+    (expected,) = given.trunk(given.images)
+    torch.testing.assert_close(found["model"](given.images), expected, rtol=1e-5, atol=1e-5)
+
+
+NARROW = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.0625, "STEM": "small"}}
+GROUP_NORM = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "NORM": "GroupNorm"}}
+SCALED = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "QK_SCALE": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("trunk", "to", "why"),
+    [
+        (
+            NARROW,
+            "timm",
+            r"timm has no ResNet with config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER 0.0",
+        ),
+        (NARROW, "torchvision", r"torchvision has no ResNet with .*WIDTH_MULTIPLIER 0.0625"),
+        (GROUP_NORM, "timm", "NORM GroupNorm"),
+        (SCALED, "timm", "with the same weights gives other features than the trunk's lastCLS"),
+        ({"NAME": "regnet", "REGNET": {"name": "regnet_y_400mf"}}, "timm", "no network like"),
+        ({"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT}, "torchvision", "no network"),
+        (
+            {"NAME": "torchvision", "TORCHVISION": {"model": "mobilenet_v3_small"}},
+            "detectron2",
+            "of ResNets",
+        ),
+        (timm_vit(global_pool="avg"), "hf-dinov2", "its feature is not the class token"),
+        (timm_vit(qk_norm=True), "hf-dinov2", "its attention is of another kind"),
+        (timm_vit(mlp_ratio=2.5), "hf-dinov2", "its MLPs are of another kind"),
+    ],
+)
+def test_what_a_library_does_not_have_is_refused(trunk: dict[str, Any], to: str, why: str) -> None:
+    with pytest.raises(ExportError, match=why):
+        find(to).prepare(subject(trunk), "")
