@@ -6,8 +6,8 @@
         def __len__(self): ...
         def image(self, index): ...        # a PIL image, RGB; raises when it cannot be read
 
-With `options=Cls` the fields of that dataclass are keys of DATA.TRAIN and DATA.TEST where the source
-is chosen, and `options` has them.
+With `options=Cls` the fields of that dataclass are keys of DATA.TRAIN and DATA.TEST where the
+source is chosen, and `options` has them.
 
 A source of encoded images (JPEG, PNG ...) is an EncodedSource and has `read` in place of `image`:
 then a back-end may decode the bytes its own way.
