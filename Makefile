@@ -34,9 +34,7 @@ quickstart: $(VENV)/.installed
 	@$(RUN) config=quickstart/simclr +config/benchmark/frozen=shapes
 	@echo
 	@echo "Next: your own images, a folder of them, no labels needed:"
-	@echo "  $(RUN) config=quickstart/simclr \\"
-	@echo "      config.DATA.TRAIN.DATA_SOURCES=[disk_folder] config.DATA.TRAIN.DATA_PATHS=[DIR] \\"
-	@echo "      config.DATA.TRAIN.DATA_LIMIT=-1 config.CHECKPOINT.DIR=runs/mine"
+	@echo "  $(VENV)/bin/sslengine train DIR --method dino --out runs/mine"
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest $(PARALLEL)

@@ -44,7 +44,7 @@ setup(
     # The YAML travels with the wheel as sslengine/configs.
     package_dir={"sslengine.configs": "configs"},
     package_data={"sslengine": ["py.typed"], "sslengine.configs": ["**/*.yaml", "schema.json"]},
-    entry_points={"console_scripts": ["sslengine = sslengine.launch.cli:main"]},
+    entry_points={"console_scripts": ["sslengine = sslengine.command.front:main"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",

@@ -1,22 +1,27 @@
 """sslengine: self-supervised training in PyTorch, one YAML and one command.
 
-From Python, with objects in place of YAML: `sslengine.fit`, `sslengine.predict`,
-`sslengine.evaluate_loss`; `sslengine.export` for its weights. They are imported on first use.
+From Python as from the command line: `sslengine.train`, `load`, `embed`, `export`; with objects in
+place of YAML: `sslengine.fit`, `predict`, `evaluate_loss`. They are imported on first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; importing sslengine loads none of it
+    from sslengine.command.api import load, train
+    from sslengine.command.embed import embed
     from sslengine.export import export
     from sslengine.python.fit import fit
     from sslengine.python.passes import evaluate_loss, predict
 
-__all__ = ["evaluate_loss", "export", "fit", "predict"]
+__all__ = ["embed", "evaluate_loss", "export", "fit", "load", "predict", "train"]
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "train": "sslengine.command.api",
+    "load": "sslengine.command.api",
+    "embed": "sslengine.command.embed",
     "export": "sslengine.export",
     "fit": "sslengine.python.fit",
     "predict": "sslengine.python.passes",

@@ -1,8 +1,8 @@
-"""`python -m sslengine config=...` is the same as tools/run_distributed_engines.py."""
+"""`python -m sslengine` is the command `sslengine`."""
 
 import sys
 
-from sslengine.launch.cli import main
+from sslengine.command.front import main
 
 if __name__ == "__main__":
     sys.exit(main())

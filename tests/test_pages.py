@@ -69,7 +69,7 @@ def test_files_and_configs_exist(page: Path) -> None:
 
 # Where the flags of tools/run_distributed_engines.py, tools/predict.py and others are declared.
 SCRIPTS = [*ROOT.glob("tools/**/*.py"), *ROOT.glob("extra_scripts/*.py")]
-DECLARED = [*ROOT.glob("sslengine/launch/*.py"), *ROOT.glob("sslengine/predictor/*.py")]
+DECLARED = [*ROOT.glob("sslengine/launch/*.py"), *ROOT.glob("sslengine/command/*.py")]
 
 
 @page

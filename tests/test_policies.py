@@ -43,7 +43,8 @@ FLOORS = (
     ("train_steps",),
     ("trainer",),
     ("engines",),
-    ("catalog", "contrib", "export", "launch", "predictor", "python", "testing", "__main__"),
+    ("catalog", "contrib", "export", "launch", "predictor", "python", "testing"),
+    ("command", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 

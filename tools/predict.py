@@ -1,73 +1,10 @@
 #!/usr/bin/env python3
-"""Apply a trained run to images: features, classes, the nearest training images.
+"""The same as `sslengine predict`."""
 
-    python tools/predict.py runs/mine cat.png dog.png
-    python tools/predict.py runs/mine cat.png --json > cat.json
-    python tools/predict.py runs/mine cat.png --picture nearest.png
-
-The weights are those of the run's newest checkpoint. Classes are given if the run trained a
-classifier. The features of the training images are computed once and kept in the run's folder.
-"""
-
-import argparse
-import json
 import sys
-from pathlib import Path
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="the run's folder")
-    parser.add_argument("images", nargs="+", metavar="IMAGE")
-    parser.add_argument("--nearest", type=int, default=5, metavar="N", help="neighbours to find")
-    parser.add_argument("--json", action="store_true", help="print all results as JSON")
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw the images and their neighbours"
-    )
-    parser.add_argument(
-        "--network",
-        choices=("auto", "student", "teacher"),
-        default="auto",
-        help="of a method with a teacher; auto: the one that the method's authors evaluate",
-    )
-    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="a value of the run's config, as config.DATA.TRAIN.DATA_PATHS=[/images]; repeatable",
-    )  # fmt: skip
-    parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
-    given = parser.parse_args(arguments)
-
-    from sslengine.errors import SSLEngineError
-    from sslengine.predictor import Predictor
-    from sslengine.predictor.picture import save
-    from sslengine.predictor.report import as_json, as_text
-
-    if given.trust_config and "" not in sys.path:
-        sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
-    try:
-        predictor = Predictor(
-            given.folder,
-            nearest=given.nearest,
-            device=given.device,
-            overrides=given.overrides,
-            trust_config=given.trust_config,
-            network=given.network,
-        )
-        found = {name: predictor(name) for name in given.images}
-        if given.picture:
-            save(given.picture, predictor, found)
-    except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if given.json:
-        print(json.dumps(as_json(predictor, found), indent=1))
-    else:
-        print(as_text(predictor, found))
-    return 0
-
 
 if __name__ == "__main__":
+    # Inside the guard: child processes import this file too.
+    from sslengine.command.predict import main
+
     sys.exit(main())

@@ -100,22 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def start(runs: Sequence[Resolved]) -> int:
     """Run all of them, or submit them to SLURM. Returns the exit status, as main does."""
     try:
-        # Imported only now: --help and a config error should not wait for torch.
-        expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
-        for run in runs:
-            with closed(run.opened):
-                expect_fitting_shapes(run.config)
-        startup.mark("check")
-        if any(run.config.SLURM.USE_SLURM for run in runs):
-            return _submit(runs)
-        launch = import_dotted("sslengine.launch.local:launch")
-        for run in runs:
-            make_run_folder(run.config)
-        for number, run in enumerate(runs):
-            if number:
-                startup.begin()
-            with closed(run.opened):
-                launch(run)
+        return run_all(runs)
     except Preempted as preempted:
         _print_error(str(preempted))
         return os.EX_TEMPFAIL
@@ -125,6 +110,26 @@ def start(runs: Sequence[Resolved]) -> int:
     except SSLEngineError as error:
         _print_error(f"error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
+
+
+def run_all(runs: Sequence[Resolved]) -> int:
+    """The same; an error is raised."""
+    # Imported only now: --help and a config error should not wait for torch.
+    expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
+    for run in runs:
+        with closed(run.opened):
+            expect_fitting_shapes(run.config)
+    startup.mark("check")
+    if any(run.config.SLURM.USE_SLURM for run in runs):
+        return _submit(runs)
+    launch = import_dotted("sslengine.launch.local:launch")
+    for run in runs:
+        make_run_folder(run.config)
+    for number, run in enumerate(runs):
+        if number:
+            startup.begin()
+        with closed(run.opened):
+            launch(run)
     return 0
 
 

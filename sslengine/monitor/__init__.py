@@ -1,4 +1,4 @@
-"""What a run tells: to the screen, to files, to TensorBoard. Rank 0 only, but for log files."""
+"""Metrics and logs of a run: screen, files, TensorBoard. Rank 0 writes; each rank has a log."""
 
 from sslengine.registry import WRITERS
 

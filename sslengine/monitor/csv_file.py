@@ -81,7 +81,7 @@ class CsvWriter(Writer):
             self._columns = columns
             return False
         put_aside(self.path, later.encode(), self.path.parent)
-        self._write_anew(kept)
+        self._rewrite(kept)
         return True
 
     def _keep_until(self, iteration: float) -> None:
@@ -93,7 +93,7 @@ class CsvWriter(Writer):
         dropped = [row for row in rows if int(row["iteration"]) > iteration]
         aside = self._whole_text(dropped) if rows else now
         put_aside(self.path, aside.encode(), self.path.parent)
-        self._write_anew(kept)
+        self._rewrite(kept)
 
     def write(self, record: Record) -> None:
         place = (record.kind, record.split, record.iteration, record.epoch)
@@ -114,14 +114,14 @@ class CsvWriter(Writer):
         if new or self._failed or not self.path.exists():
             rows = self._rows() if self.path.exists() else []
             self._columns += new
-            self._write_anew([*rows, *self._waiting])
+            self._rewrite([*rows, *self._waiting])
         else:
             with self.path.open("a", encoding="utf-8", newline="") as file:
                 file.write(self._text(self._waiting))
             self._lines += len(self._waiting)
         self._waiting = []
 
-    def _write_anew(self, rows: Sequence[Mapping[str, str]]) -> None:
+    def _rewrite(self, rows: Sequence[Mapping[str, str]]) -> None:
         write_whole(self.path, self._whole_text(rows).encode())
         self._lines = len(rows)
 

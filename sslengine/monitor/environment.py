@@ -1,4 +1,4 @@
-"""What the run ran on: versions, machine, code. Kept beside the results."""
+"""What the run ran on: versions, machine, code. Saved with the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PACKAGES = (
     "timm",
     "scikit-learn",
     "rich",
-    "numba",  # with simplejpeg: what DATA.AUGMENT_BACKEND: auto stands for
+    "numba",  # with simplejpeg: what DATA.AUGMENT_BACKEND: auto selects
     "simplejpeg",
 )
 # Variables that change what a run does; anything else in the environment is private.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Number = Tensor | float
-HOST = torch.device("cpu")  # what is there is read as it is: there is no copy to save
+HOST = torch.device("cpu")  # its tensors are read without a copy
 
 
 class HostCopy:
@@ -40,7 +40,7 @@ class HostCopy:
 
     @property
     def from_device(self) -> bool:
-        """Is there a copy that continues beside the host?"""
+        """Does a copy run while the host continues?"""
         return bool(self._events)
 
     def is_complete(self) -> bool:

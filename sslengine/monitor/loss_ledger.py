@@ -94,7 +94,7 @@ class LossLedger:
         return bool(self._open or self._unread)
 
     def take_open(self) -> list[OpenLoss]:
-        """What is still on the device: whoever reads it must `note` it."""
+        """Losses that are still on the device. The caller must `note` their values."""
         opened, self._open = self._open, []
         return opened
 

@@ -97,28 +97,28 @@ def _hashes(signature: Signature) -> list[float]:
 
 
 def _differences(everyones: Sequence[Signature]) -> str:
-    told = (_difference(number, theirs, everyones[0]) for number, theirs in enumerate(everyones))
-    return next(filter(None, told))
+    found = (_difference(number, theirs, everyones[0]) for number, theirs in enumerate(everyones))
+    return next(filter(None, found))
 
 
 def _difference(number: int, theirs: Signature, first: Signature) -> str:
-    told = []
+    problems = []
     if missing := first.keys() - theirs.keys():
-        told.append(f"did not put {listing(missing)}")
+        problems.append(f"did not put {listing(missing)}")
     if added := theirs.keys() - first.keys():
-        told.append(f"put {listing(added)}, which rank 0 did not")
+        problems.append(f"put {listing(added)}, which rank 0 did not")
     for name in sorted(first.keys() & theirs.keys()):
         (one, ours, parts), (other, times, others) = first[name], theirs[name]
         if parts != others:
             first_s, own = next(pair for pair in zip(parts, others) if pair[0] != pair[1])
-            told.append(f"has the losses {listing(own)}, rank 0 {listing(first_s)}")
+            problems.append(f"has the losses {listing(own)}, rank 0 {listing(first_s)}")
         elif one != other:
-            told.append(f"put {name} with reduce={other}, rank 0 with {one}")
+            problems.append(f"put {name} with reduce={other}, rank 0 with {one}")
         elif ours != times:
-            told.append(f"put {name} {times} times, rank 0 {ours} times")
-    if not told:
+            problems.append(f"put {name} {times} times, rank 0 {ours} times")
+    if not problems:
         return ""
     return (
         f"metrics put with `reduce` must be put by all ranks, equally often: since they were last "
-        f"read, rank {number} {'; '.join(told)}. Put them on every rank, or with reduce=None."
+        f"read, rank {number} {'; '.join(problems)}. Put them on every rank, or with reduce=None."
     )

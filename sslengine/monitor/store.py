@@ -31,7 +31,7 @@ from sslengine.monitor.pictures import OpenHistogram, OpenPictures, count, pictu
 from sslengine.monitor.series import Series
 
 WINDOW = 20
-# What the engine itself writes beside the metrics of the store.
+# Names of the metrics that the engine itself writes.
 _TAKEN = re.compile(
     r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|kind|split|iteration|epoch"
 )
@@ -89,7 +89,7 @@ class MetricStore:
     def put_own(
         self, name: str, value: Any, window: int = 1, reduce: str | None = None, keep: bool = True
     ) -> None:
-        """The engine's own metrics: their names are not for others."""
+        """For metrics of the engine, whose names users cannot take."""
         if not self.active:
             return
         if reduce not in REDUCTIONS:
@@ -319,7 +319,7 @@ def _of_all_ranks(losses: Sequence[OpenLoss], opened: Mapping[str, Open]) -> dic
 
 def _scalar(name: str, value: Any) -> Tensor | float:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        return value.detach().reshape(()).clone()  # what it is a view of may change
+        return value.detach().reshape(()).clone()  # its base may change
     try:
         return float(value) if not isinstance(value, Tensor) else _refused(name, value)
     except (TypeError, ValueError):

@@ -181,7 +181,7 @@ class TensorBoardWriter(Writer):
             self._add_histogram(f"{prefix}/{name}", histogram, record.iteration)
 
     def _cut_back(self, marks: Mapping[str, Any]) -> None:
-        """Each start of a run writes a file of its own: those of later starts go aside."""
+        """Each start of a run writes a new file: those of later starts are moved aside."""
         run_folder = self.folder.parent
         for path in sorted(self.folder.glob(_EVENTS)):
             mark = mark_of(marks, f"{self.folder.name}/{path.name}")

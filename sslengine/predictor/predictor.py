@@ -28,7 +28,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
-from sslengine.engines.features import extract
+from sslengine.engines.features import Features, extract, join
 from sslengine.errors import DataError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
@@ -204,8 +204,8 @@ class Predictor:
         key = key_of(weights, transforms, self.dataset)
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
-    def _make_index(self) -> Index:
-        log.info("computing the features of %d training images", len(self.dataset))
+    def read_all(self) -> Features:
+        """The features, labels and numbers of all training images that can be read."""
         run = read(self.config, RunOptions)
         feed = DataFeed(
             self.data, "TRAIN", training=False, seed=self.seed, device=self.device,
@@ -215,16 +215,20 @@ class Predictor:
             train = dataclasses.replace(
                 self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
             )
-            parts = list(extract(self._features, feed, train, self._precision))
+            with closed(self.resolved.opened):
+                return join(list(extract(self._features, feed, train, self._precision)))
         finally:
             feed.close()
+
+    def _make_index(self) -> Index:
+        log.info("computing the features of %d training images", len(self.dataset))
+        found = self.read_all()
         labelled = self.data.TRAIN.LABEL_TYPE == "standard"
-        numbers = torch.cat([part.indices for part in parts])
-        labels = torch.cat([part.targets for part in parts])
+        labels = found.targets
         by_number = labels.new_zeros((len(self.dataset), *labels.shape[1:]))
-        by_number[numbers] = labels
-        features = torch.cat([unit_length(part.layers["trunk"]) for part in parts])
-        return Index(features, by_number if labelled else None, numbers)
+        by_number[found.indices] = labels
+        features = unit_length(found.layers["trunk"])
+        return Index(features, by_number if labelled else None, found.indices)
 
 
 def _classes_of(label: Tensor) -> Any:

@@ -23,7 +23,8 @@ RECORDS = "records"  # the key of a checkpoint under which they stand
 
 class SaveCheckpoints(Hook):
     """Reading the losses comes first: a run whose loss is not finite stops instead of being
-    saved. Collecting the state is collective; rank 0 copies it and writes beside training.
+    saved. Collecting the state is collective; rank 0 copies it and writes it while
+    training continues.
     """
 
     def __init__(self, folder: Path, options: CheckpointOptions) -> None:

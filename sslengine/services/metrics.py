@@ -69,7 +69,7 @@ class LogMetrics(Hook):
         self._write(task, "phase", task.phase_results)
 
     def on_end(self, task: TaskView) -> None:
-        """What was put at the run's end has a record of its own, if there is any."""
+        """Metrics that were put at the end of the run get a separate record."""
         self._write_last(task, "end", task.storage.take_at_end())
 
     def on_exception(self, task: TaskView) -> None:

@@ -1,4 +1,4 @@
-"""Leaving in good order when the machine is taken away.
+"""Save and end the run when the machine is taken away.
 
     SIGTERM, SIGUSR1, SIGUSR2    the step is finished, the run is saved, the command ends with
                                  status 75: the same command resumes from there

@@ -39,7 +39,7 @@ class Feeds:
 
     @property
     def for_training(self) -> Any:
-        """The training set; in a run that only tests, the test set stands for it."""
+        """The training set; in a run that only tests, the test set."""
         feed = self.train or self.test
         assert feed is not None
         return feed

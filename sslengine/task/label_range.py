@@ -19,7 +19,7 @@ ONE_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss, supervised.CrossEntropyLoss)
 SEVERAL = (nn.BCEWithLogitsLoss, supervised.BinaryCrossEntropyLoss)
 
 CHANGE = (MakesLabel, TakesLabels)
-# Collators that hand labels on as they are.
+# Collators that do not change labels.
 LEAVES_LABELS = (
     "default_collate", "simclr_collator", "multicrop_collator", "moco_collator",
     "siamese_collator", "ibot_multicrop_masking_collator",
@@ -44,7 +44,7 @@ def check_label_range(
         wrong = np.flatnonzero(((column < 0) | (column >= outputs)) & (column != _ignored(loss)))
         names = feed.classes[position].names if position < len(feed.classes) else ()
         if wrong.size:
-            raise DataError(_told(where, int(column[wrong[0]]), names, outputs, wrong, feed))
+            raise DataError(_message(where, int(column[wrong[0]]), names, outputs, wrong, feed))
 
 
 def _are_changed(options: SplitOptions) -> bool:
@@ -91,7 +91,7 @@ def _outputs(model: nn.Module) -> int:
     return min(widths, default=0)
 
 
-def _told(
+def _message(
     where: str, label: int, names: tuple[str, ...], outputs: int, wrong: Any, feed: Any
 ) -> str:
     name = feed.dataset.name(int(wrong[0]))

@@ -17,7 +17,7 @@ class LastBatch:
         self.target: Any = None
         self.loss: Tensor | None = None  # this rank's; means over ranks are in the ledger
         self.indices: Tensor | None = None  # of the samples, on the host
-        # What a model shows beside its losses (model_train_step), for hooks that draw.
+        # A model's further outputs (model_train_step), for hooks that draw.
         self.vis_preds: Any = None
         self.vis_masks: Any = None
         self.size = 0  # images of this step, over all ranks

@@ -1,4 +1,4 @@
-"""From a config to the parts of its run. Each method makes one; whoever has one already overrides.
+"""From a config to the parts of its run. Each method makes one part, and may be overridden.
 
 Nothing is written, no step is made, no weights are read.
 """

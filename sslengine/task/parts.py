@@ -23,7 +23,7 @@ Verbs = Sequence[Callable[[Any], None]]
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """What ranks send each other for the model and the method, beside what DDP does."""
+    """What ranks exchange for the model and the method in addition to DDP."""
 
     reduce_by_hand: bool  # gradients: DDP does not
     reduced_by_hand: nn.Module | None  # whose gradients follow when the backward is done

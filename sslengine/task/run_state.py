@@ -1,7 +1,7 @@
 """Where a pass over data is and what it has found: all that a step changes.
 
-A run has one `RunState`. A pass beside it, as that over a whole set for its loss, makes one of
-its own, so nothing of the run is swapped. What no step changes is in `Parts`.
+A run has one `RunState`. A separate pass, such as the one that computes the loss of a whole set,
+makes another one, so nothing of the run is swapped. What no step changes is in `Parts`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class RunState:
         self.exception = error
 
     def beside(self, reading: Reading, calls: Calls) -> RunState:
-        """For a test pass at this moment of the run: it counts, measures and keeps by itself."""
+        """For a separate test pass at this point of the run, with its own counts and metrics."""
         return RunState(
             MetricStore(active=False, check_finite=False), PerfStats(), calls, self.phase,
             reading=reading, train=False, progress=replace(self.progress, step=0),

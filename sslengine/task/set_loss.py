@@ -1,6 +1,6 @@
 """The mean loss over a whole set, at any moment of a run, as a test phase would find it.
 
-It is a pass beside the run, with a state of its own: model and loss are in eval mode, the method's
+It is a separate pass with its own state: model and loss are in eval mode, the method's
 own hooks run, no others do; random streams are put back.
 """
 

@@ -102,7 +102,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         )
 
     def load_initial_weights(self) -> None:
-        """For a run that does not resume from a checkpoint of its own."""
+        """For a run that does not resume from one of its checkpoints."""
         parts = self.parts
         build.load_initial_weights(self.config, parts.base_model, self.class_names)
         build.attach_again(parts.loss, parts.base_model)
@@ -202,10 +202,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             make_current(None)
         self.parts.feeds.close()
 
-    # ---- passes beside it
+    # ---- separate passes
 
     def beside(self, reading: Reading) -> SelfSupervisionTask:
-        """A test pass at this moment: the same parts, the method's own hooks, another state."""
+        """A separate test pass at this point: the same parts, the method's hooks, a new state."""
         other = copy.copy(self)
         other.state = self.state.beside(reading, compile_events(self.parts.own_hooks))
         other.method_step = Step(other)

@@ -1,7 +1,7 @@
-"""The verbs that train steps are made of. Each is timed under VISSL's name for it.
+"""The stages of a train step. Each is timed under VISSL's name for it.
 
-None of them waits for the device: losses, meters and timings stay there until
-LOG_FREQUENCY (see monitor/loss_ledger.py).
+No stage waits for the device: losses, meters and timings stay there until they are read, at
+LOG_FREQUENCY (monitor/store.py).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _AS_IT_IS = nullcontext()
 
 
 class StepTask(Protocol):
-    """What steps use of the task. Fields of `parts` and `state` can be read of the task itself:
-    the stages of every step read them where they are, which is quicker.
+    """The attributes of the task that steps use. Fields of `parts` and `state` are attributes of
+    the task too; the stages of every step read them from `parts` and `state`, which is faster.
     """
 
     parts: Any
@@ -66,16 +66,19 @@ def step_timer(task: StepTask) -> AbstractContextManager[None]:
 def compute_context(task: StepTask) -> AbstractContextManager[Any]:
     """Gradients on in training, off in test phases.
 
-    Within it ranks keep their gradients to themselves where they are reduced by hand,
-    and for all but the last batch of an accumulated group, which then reduces the sum.
+    Inside it DDP does not reduce gradients if they are reduced by hand, nor for any batch of an
+    accumulated group but the last, which then reduces the sum.
     """
     if not task.state.train:
         return torch.no_grad()
-    if task.state.group.last and not task.parts.exchange.reduce_by_hand:
-        return _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad()
+    parts = task.parts
+    reduces = task.state.group.last and not parts.exchange.reduce_by_hand
+    kept = _AS_IT_IS if reduces else no_sync(parts.model, parts.loss)
+    if torch.is_grad_enabled():
+        return kept
     stack = ExitStack()
     stack.enter_context(torch.enable_grad())
-    stack.enter_context(no_sync(task.model, task.loss))
+    stack.enter_context(kept)
     return stack
 
 
@@ -157,7 +160,7 @@ def compute_losses(task: StepTask, output: Any, sample: Sample) -> dict[str, Ten
 
 
 def reduce_loss(task: StepTask, loss: Loss) -> None:
-    """Note the loss and begin to average it over ranks, beside the backward pass."""
+    """Record the loss. It is averaged over ranks when it is read, at LOG_FREQUENCY."""
     state = task.state
     with state.perf.loss_all_reduce:
         batch = state.last_batch
@@ -169,7 +172,7 @@ def reduce_loss(task: StepTask, loss: Loss) -> None:
 
 
 def _left_out(batch: Any) -> bool:
-    """Could no sample of a test batch be read? Then something without a number stands there."""
+    """Could no sample of a test batch be read? Then it holds placeholders without an index."""
     indices = batch.indices  # on the host
     return isinstance(indices, Tensor) and indices.numel() > 0 and int(indices.max()) < 0
 
@@ -208,21 +211,21 @@ def backward_of_each(task: StepTask, losses: Mapping[str, Tensor]) -> None:
 
 
 def reduce_gradients(task: StepTask) -> None:
-    """At the end of a group: the means over ranks that no wrapper of the model has taken."""
+    """At the end of a group: average over ranks the gradients that DDP does not reduce."""
     by_hand = task.exchange.reduced_by_hand
     if by_hand is not None and task.group.last:
         manual_gradient_all_reduce(by_hand)
 
 
 def announce_gradients(task: StepTask) -> None:
-    """To the method, then to hooks: on_backward."""
+    """Call the method's after_backward, then fire on_backward."""
     for call in task.parts.after_backward:
         call(task.method_step)
     task.run_hooks("on_backward")
 
 
 def backward_of_loss(task: StepTask, loss: Loss) -> None:
-    """As far as the loss's graph reaches, after the gradients of the group before."""
+    """Add the gradients of the loss to those of the group's earlier batches."""
     parts, group = task.parts, task.state.group
     if group.first:
         parts.optimizer.zero_grad()

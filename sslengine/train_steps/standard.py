@@ -13,13 +13,13 @@ def standard_train_step(task: stages.StepTask) -> stages.StepTask:
 
 
 def take_step(task: stages.StepTask, build_sample: stages.BuildSample) -> stages.StepTask:
-    """The recipe, for any way to make the sample of a batch."""
+    """The standard recipe. build_sample: makes the sample dict of a batch."""
     with stages.step_timer(task):
         with stages.compute_context(task):
             sample = stages.read_sample(task, build_sample)
             output = stages.forward(task, sample)  # fires on_forward
             loss = stages.compute_loss(task, output, sample)
-        stages.reduce_loss(task, loss)  # starts the mean over ranks, waits for nothing
+        stages.reduce_loss(task, loss)  # waits for nothing
         stages.update_meters(task, output, sample)  # fires on_loss_and_meter
         if task.train:
             stages.backward(task, loss)  # fires on_backward

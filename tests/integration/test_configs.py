@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from sslengine import catalog  # noqa: F401
+from sslengine.command.check import main
+from sslengine.command.config_verdicts import SMALL, find, for_this_machine
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.errors import ConfigError
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
-from tools.check_configs import SMALL, find, for_this_machine, main
 
 ROOT = Path(__file__).resolve().parents[2]
 VISSL = ROOT.parent / "shared" / "vissl-configs"

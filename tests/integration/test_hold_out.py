@@ -75,6 +75,26 @@ def test_at_two_ranks(images: Path, tmp_path: Path, two_ranks: RankPool) -> None
     assert sorted(_found(tmp_path, "test", "targets")) == [0] * 2 + [1] * 2
 
 
+def test_a_table_with_a_column_for_each_class(tmp_path: Path) -> None:
+    write_tree(tmp_path, *NAMES)
+    lines = [
+        f"{name},{number % 2},{'' if number % 3 else 1.0}" for number, name in enumerate(NAMES)
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(["path,large,small", *lines]))
+    changes = _changes(tmp_path, DATA__HOLD_OUT={"SHARE": 0.25}, METERS={"names": []})
+    changes["DATA__TRAIN"] |= {
+        "DATA_SOURCES": ["csv_filelist"], "DATA_PATHS": [f"{tmp_path}/list.csv"],
+        "LABEL_SOURCES": ["csv_filelist"], "LABEL_COLUMNS": ["small", "large"],
+    }  # fmt: skip
+    changes["LOSS"] = {"name": "bce_logits_multiple_output_single_target"}
+    _train(tmp_path / "run", changes)
+    rows = _found(tmp_path / "run", "train", "targets") + _found(
+        tmp_path / "run", "test", "targets"
+    )
+    expected = [[-1 if number % 3 else 1, number % 2] for number in range(len(NAMES))]
+    assert sorted(rows) == sorted(expected)
+
+
 def test_a_test_set_that_is_another(images: Path) -> None:
     changes = _changes(images)
     changes["DATA__TEST"] = {**changes["DATA__TEST"], "DATA_SOURCES": ["synthetic"]}

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find
+from sslengine.command.config_verdicts import SMALL
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
@@ -40,7 +41,6 @@ from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.task.runs import make_task
 from tests.task.sharded import on_ranks
-from tools.check_configs import SMALL
 
 SAMPLES, DRAWN, DIM = 12, 7, 4
 IGNORED = -1

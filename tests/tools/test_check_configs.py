@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.config.recipes import recipe
-from tools import check_configs
-from tools.check_configs import (
+from sslengine.command import config_verdicts as check_configs
+from sslengine.command.check import main
+from sslengine.command.config_verdicts import (
     FOREIGN,
     OVERLAY,
     PART,
@@ -21,8 +21,8 @@ from tools.check_configs import (
     bases,
     find,
     judge,
-    main,
 )
+from tests.config.recipes import recipe
 
 
 def _write(path: Path, tree: Any) -> None:

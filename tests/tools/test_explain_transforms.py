@@ -8,10 +8,11 @@ import pytest
 import yaml
 from PIL import Image
 
+from sslengine.command.explain import main
+from sslengine.command.explained_views import GAP, LINE
 from tests.config.recipes import recipe
 from tests.data.augment.lists import COLOUR, CROP, FLIP, TENSOR, TWO, own
 from tests.data.pictures import write_tree
-from tools.explain_transforms import GAP, LINE, main
 
 
 def config(folder: Path, transforms: list[dict[str, Any]], **data: Any) -> list[str]:

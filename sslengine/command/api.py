@@ -1,0 +1,114 @@
+"""The verbs as functions of Python: `sslengine.train`, `load`, `embed`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from sslengine.command import train as verb
+from sslengine.command.embed import Rows, embed
+from sslengine.command.text import overrides
+from sslengine.export import export
+from sslengine.export.subject import Subject, opened
+from sslengine.launch.cli import resolve_all, run_all
+from sslengine.launch.widths import settle_widths
+from sslengine.models.networks import AUTO
+from sslengine.monitor import history
+
+log = logging.getLogger("sslengine")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """The folder of a run, and what can be done with it."""
+
+    folder: Path
+
+    def load(self, network: str = AUTO) -> Backbone:
+        return load(self.folder, network=network)
+
+    def embed(self, data: str | Path, **options: Any) -> Rows:
+        """As `sslengine.embed`."""
+        return embed(self.folder, data, **options)
+
+    def export(self, out: str | Path, to: str = "timm", **options: Any) -> Path:
+        """As `sslengine.export`."""
+        return export(self.folder, out, to, **options)
+
+    def metrics(self, kind: str | None = "step", split: str | None = None) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; see sslengine.monitor.history."""
+        return history.read(self.folder, kind, split)
+
+
+class Backbone(nn.Module):
+    """A trained trunk: images (N, channels, height, width) -> features (N, feature_dim)."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self.trunk, self.network = subject.trunk.requires_grad_(True), subject.network
+        self._view = subject.view
+        with torch.no_grad():
+            self.feature_dim = self(subject.images[:1]).shape[1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        (features,) = self.trunk(images)
+        flat: Tensor = features.flatten(1)
+        return flat
+
+    def transform(self, image: Image.Image) -> Tensor:
+        """An image as the trunk takes it: resized, cropped in the centre, normalised."""
+        return self._view(image)
+
+
+def train(
+    data: str | Path,
+    method: str | None = None,
+    model: str | None = None,
+    *,
+    recipe: str | None = None,
+    out: str | Path | None = None,
+    epochs: int | None = None,
+    size: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    val: float | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    gpus: int | None = None,
+    precision: str | None = None,
+    workers: int | None = None,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+    values: Mapping[str, Any] | None = None,
+    config_dir: Sequence[str] = (),
+) -> TrainedRun:
+    """`sslengine train` with the options of its --help. values: keys of the config, as `--set`.
+
+    With several GPUs a process is started for each: call it below `if __name__ == "__main__":`.
+    """
+    given = verb.make_parser().parse_args([str(data)])
+    vars(given).update(
+        method=method, model=model, recipe=recipe, out=out and str(out), epochs=epochs, size=size,
+        batch_size=batch_size, lr=lr, val=val, seed=seed, device=device, gpus=gpus,
+        precision=precision, workers=workers, pretrained=pretrained,
+        weights=weights and str(weights), config_dir=list(config_dir),
+        values=overrides(values or {}),
+    )  # fmt: skip
+    arguments, line = verb.choose(given)
+    log.info("%s", line)
+    runs = [settle_widths(run) for run in resolve_all(arguments, given.config_dir, True)]
+    run_all(runs)
+    return TrainedRun(Path(runs[0].config.CHECKPOINT.DIR))
+
+
+def load(run: str | Path, *, network: str = AUTO, trust_config: bool = False) -> Backbone:
+    """The trunk of a run's newest checkpoint, or of one of its checkpoints, in eval mode."""
+    with opened(Path(run), network, (), trust_config) as subject:
+        return Backbone(subject).eval()

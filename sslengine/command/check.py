@@ -1,0 +1,64 @@
+"""Check for every YAML file in some folders whether sslengine can run it, and if not, why.
+
+    sslengine check configs                   # names, keys, values; models built
+    sslengine check ~/vissl/configs --resume verdicts.jsonl
+    sslengine check ~/vissl/configs --train   # two steps of each, on this CPU
+    sslengine check DIR --train --set config.MODEL.TRUNK.RESNETS.DEPTH=18
+
+Each file has a role. A run names its data and its model: it is checked alone. An overlay sets
+several sections and a part sets one (`+config/...`): they are merged onto the nearest runs that are
+right, and are right if one of these combinations is. A file without `config:` belongs to another
+program; it is listed and skipped.
+
+Each verdict is printed at once and kept in the file of --resume: the same command then continues
+with files that have no verdict or have changed. Without --train nothing is computed: models are
+built on the meta device. With it each run gets one process, the CPU, fp32, generated images and a
+batch of 4; the values of --set take precedence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from sslengine.registry import import_dotted
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sslengine check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="folders, or files")
+    parser.add_argument("--train", action="store_true", help="train two steps of each")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override of every run"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="number of parallel checks"
+    )
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds per check")
+    parser.add_argument("--all", action="store_true", help="print files without problems too")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="store verdicts here, and resume"
+    )
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    for path in options.paths:
+        if not path.exists():
+            parser.error(f"there is no folder or file {path}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    run = import_dotted("sslengine.command.config_verdicts:run")  # imports torch
+    status: int = run(options)
+    return status

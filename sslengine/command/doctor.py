@@ -1,0 +1,161 @@
+"""Look at this machine, or at images, before training.
+
+    sslengine doctor
+    sslengine doctor ~/photos
+    sslengine doctor ~/photos --all          open every image, not 200 of them
+
+It exits with 1 if an image cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sslengine import __version__
+from sslengine.registry import import_dotted
+
+# What each optional package is for.
+OPTIONAL = {
+    "numba": "augmentations several times as fast (pip install 'sslengine[fast]')",
+    "simplejpeg": "decoding JPEGs faster (pip install 'sslengine[fast]')",
+    "pyarrow": ".parquet tables (pip install 'sslengine[tables]')",
+    "datasets": "Hugging Face datasets (pip install 'sslengine[tables]')",
+    "tifffile": "TIFFs of many bands (pip install 'sslengine[tables]')",
+    "submitit": "SLURM (pip install 'sslengine[slurm]')",
+    "tensorboard": "the writer of that name (pip install 'sslengine[tensorboard]')",
+}
+LOOKED_AT = 200
+SMALL_SET, SMALL_CLASS, UNEVEN, TINY_SIDE = 5000, 10, 10, 64
+SHARED = Path("/dev/shm")
+
+
+class Finding(NamedTuple):
+    what: str
+    value: Any
+    advice: str = ""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sslengine doctor", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("data", nargs="?", metavar="DATA", help="images, as for `sslengine train`")
+    parser.add_argument("--all", action="store_true", help="open every image")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """1 if something would keep a run from starting, or images cannot be read."""
+    given = make_parser().parse_args(arguments)
+    found = list(of_images(given.data, given.all) if given.data else of_machine())
+    if given.json:
+        print(json.dumps([each._asdict() for each in found], indent=1))
+    else:
+        width = max(len(each.what) for each in found)
+        for each in found:
+            print(f"{each.what:{width}}  {each.value}")
+            if each.advice:
+                print(f"{'':{width}}  {each.advice}")
+    return int(any(each.what.startswith("unreadable") and each.value for each in found))
+
+
+def of_machine() -> Iterator[Finding]:
+    found = import_dotted("sslengine.command.machine:look")()
+    import torch
+
+    yield Finding("sslengine", __version__)
+    yield Finding("torch", torch.__version__)
+    yield Finding("computes on", str(found), "" if found.gpus else _no_gpu())
+    precision = "fp32"
+    if found.gpus:
+        precision = "bf16 with TF32" if torch.cuda.is_bf16_supported() else "fp16"
+    yield Finding("precision auto", precision)
+    yield Finding("workers", found.workers)
+    yield from _room()
+    for name, use in OPTIONAL.items():
+        there = _version(name)
+        yield Finding(name, there or "not installed", "" if there else f"for {use}")
+
+
+def _no_gpu() -> str:
+    import torch
+
+    if torch.backends.mps.is_available():
+        return "Apple's GPU is not used: the engine computes on CUDA or on the CPU."
+    return "torch finds no GPU." if torch.version.cuda else "This torch is built without CUDA."
+
+
+def _room() -> Iterator[Finding]:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    yield Finding("free disk here", f"{free:.1f} GiB", "little for checkpoints" if free < 5 else "")
+    if SHARED.is_dir():
+        size = shutil.disk_usage(SHARED).total / 2**30
+        small = "loader workers send batches through it: docker run --shm-size=8g"
+        yield Finding(str(SHARED), f"{size:.1f} GiB", small if size < 1 else "")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def of_images(given: str, every: bool) -> Iterator[Finding]:
+    found = import_dotted("sslengine.command.images:look")(given)
+    count = len(found.source)
+    few = (
+        f"fewer than {SMALL_SET}: start from trained weights (--pretrained), train for more epochs"
+    )
+    yield Finding("read by", found.name)
+    yield Finding("images", count, few if count < SMALL_SET else "")
+    if found.has_classes:
+        yield from _classes(found.source)
+    step = 1 if every else max(1, count // LOOKED_AT)
+    yield from _pictures(found.source, range(0, count, step))
+
+
+def _classes(source: Any) -> Iterator[Finding]:
+    labels = source.labels()
+    yield Finding("classes", source.num_classes)
+    if labels.ndim > 1:
+        return
+    sizes = Counter(labels.tolist())
+    names = source.class_names or {number: str(number) for number in sizes}
+    (most, high), (least, low) = sizes.most_common()[0], sizes.most_common()[-1]
+    advice = ""
+    if low < SMALL_CLASS:
+        advice = f"of fewer than {SMALL_CLASS} images a class can hardly be judged"
+    elif high > UNEVEN * low:
+        advice = "uneven: judge by the mean over classes; CLASS samplers: docs/data.md"
+    yield Finding("largest class", f"{names[most]}, {high} images")
+    yield Finding("smallest class", f"{names[least]}, {low} images", advice)
+
+
+def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
+    sides: list[int] = []
+    broken: list[tuple[int, str]] = []
+    for row in rows:
+        try:
+            image = source.image(row)
+        except Exception as error:  # decoders raise many kinds
+            broken.append((row, f"{source.path(row)}: {error}"))
+        else:
+            sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
+    yield Finding("opened", len(rows))
+    example = f"the first is {broken[0][1]}" if broken else ""
+    yield Finding("unreadable", len(broken), example)
+    if sides:
+        sides.sort()
+        middle = sides[len(sides) // 2]
+        small = f"small: try --size {max(32, middle // 16 * 16)}" if middle < TINY_SIDE else ""
+        yield Finding("shorter side", f"{sides[0]} to {sides[-1]}, half below {middle}", small)

@@ -1,0 +1,169 @@
+"""Write the features of images to a file: a row for each.
+
+    sslengine embed runs/birds ~/photos --out birds.parquet
+    sslengine embed runs/birds ~/photos --out birds.csv --network teacher
+
+.parquet (needs pyarrow) has the columns path, features, and label where the images have classes;
+.csv the same with a column for each number; .npz the arrays `paths`, `features`, `labels`; .npy
+the features alone, in the order of DATA's images. An image that cannot be read has no row. The
+network is that of the run's newest checkpoint, and sees an image as it is judged: resized, and
+cropped in the centre.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sslengine.atomic import write_whole
+from sslengine.command.text import overrides
+from sslengine.errors import DataError, listing
+from sslengine.registry import import_dotted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Rows(NamedTuple):
+    paths: list[str]
+    features: NDArray[Any]  # (images, numbers), float32
+    labels: list[str] | None  # names of classes, or numbers
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sslengine embed", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a run")
+    add("data", metavar="DATA", help="images, as for `sslengine train`")
+    add("--out", type=Path, required=True, metavar="FILE", help=f"ends in {listing(WRITERS)}")
+    add("--network", choices=("auto", "student", "teacher"), default="auto")
+    add("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    add("--batch-size", type=int, metavar="N")
+    add("--workers", type=int, metavar="N", help="processes that load images")
+    add("--trust-config", action="store_true", help="allow config.yaml to run code")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = make_parser().parse_args(arguments)
+    expect_new(given.out)
+    rows = embed(
+        given.run, given.data, network=given.network, device=given.device,
+        batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
+    )  # fmt: skip
+    write(rows, given.out)
+    print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
+    return 0
+
+
+def embed(
+    run: str | Path,
+    data: str | Path,
+    *,
+    network: str = "auto",
+    device: str = "auto",
+    batch_size: int | None = None,
+    workers: int | None = None,
+    trust_config: bool = False,
+) -> Rows:
+    """The features of the images at `data`, which a run's trunk computes."""
+    found = import_dotted("sslengine.command.images:look")(str(data))
+    values = {**found.keys(labels=found.has_classes), **ALL_OF_IT}
+    if batch_size is not None:
+        values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
+    if workers is not None:
+        values["DATA.NUM_DATALOADER_WORKERS"] = workers
+    predictor = import_dotted("sslengine.predictor:Predictor")(
+        run, nearest=0, device=device, overrides=overrides(values), network=network,
+        trust_config=trust_config,
+    )  # fmt: skip
+    read = predictor.read_all()
+    numbers = read.indices.tolist()
+    names, labels = found.source.class_names, None
+    if found.has_classes and read.targets.ndim == 1:
+        labels = [names[each] if names else str(each) for each in read.targets.tolist()]
+    paths = [predictor.training_path(number) for number in numbers]
+    return Rows(paths, read.layers["trunk"].numpy(), labels)
+
+
+# What a run may have chosen of its own images.
+ALL_OF_IT = {
+    "DATA.TRAIN.DATA_LIMIT": -1, "DATA.TRAIN.DATASET_NAMES": [], "DATA.TRAIN.LABEL_PATHS": [],
+    "DATA.HOLD_OUT.SHARE": 0.0, "DATA.HOLD_OUT.SEED": 0, "DATA.HOLD_OUT.STRATIFIED": False,
+    "DATA.HOLD_OUT.GROUP_COLUMN": "",
+}  # fmt: skip
+
+
+def expect_new(out: Path) -> None:
+    if out.suffix not in WRITERS:
+        raise DataError(f"--out {out}: expected a name that ends in {listing(WRITERS)}.")
+    if out.exists():
+        raise DataError(f"--out {out}: it is there already. Give another name, or remove it.")
+    if not out.absolute().parent.is_dir():
+        raise DataError(f"--out {out}: there is no folder {out.absolute().parent}.")
+
+
+def write(rows: Rows, out: Path) -> None:
+    write_whole(out, WRITERS[out.suffix](rows))
+
+
+def _parquet(rows: Rows) -> bytes:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError("to write .parquet install pyarrow: pip install pyarrow.") from error
+    width = rows.features.shape[1]
+    flat = pyarrow.array(rows.features.reshape(-1))
+    columns = {"path": pyarrow.array(rows.paths),
+               "features": pyarrow.FixedSizeListArray.from_arrays(flat, width)}  # fmt: skip
+    if rows.labels is not None:
+        columns["label"] = pyarrow.array(rows.labels)
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), content)
+    return content.getvalue()
+
+
+def _csv(rows: Rows) -> bytes:
+    content = io.StringIO()
+    writer = csv.writer(content)
+    labels = [[]] * len(rows.paths) if rows.labels is None else [[each] for each in rows.labels]
+    numbers = [f"feature_{number}" for number in range(rows.features.shape[1])]
+    writer.writerow(["path", *([] if rows.labels is None else ["label"]), *numbers])
+    for path, label, features in zip(rows.paths, labels, rows.features, strict=True):
+        writer.writerow([path, *label, *map(repr, features.tolist())])
+    return content.getvalue().encode()
+
+
+def _npz(rows: Rows) -> bytes:
+    import numpy as np
+
+    content = io.BytesIO()
+    arrays: dict[str, Any] = {"paths": np.array(rows.paths), "features": rows.features}
+    if rows.labels is not None:
+        arrays["labels"] = np.array(rows.labels)
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def _npy(rows: Rows) -> bytes:
+    import numpy as np
+
+    content = io.BytesIO()
+    np.save(content, rows.features)
+    return content.getvalue()
+
+
+WRITERS: dict[str, Callable[[Rows], bytes]] = {
+    ".parquet": _parquet,
+    ".csv": _csv,
+    ".npz": _npz,
+    ".npy": _npy,
+}

@@ -1,0 +1,60 @@
+"""Show how a config's TRANSFORMS run: what is fused, what falls back, and its cost.
+
+    sslengine explain config=quickstart/simclr
+    sslengine explain config=quickstart/dino --picture views.png
+    sslengine explain config=pretrain/swav/swav_64gpu_resnet50 \\
+        config.DATA.AUGMENT_BACKEND=pil --count 64
+
+Times are CPU time of one thread, over images of the config's data; if these cannot be read, over
+generated JPEGs of 500 x 375 pixels, with a note. The picture has a row for each image: the image as
+read, then its views as the network gets them, before normalisation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sslengine.errors import SSLEngineError
+from sslengine.registry import import_dotted
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sslengine explain",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="config=NAME and changes")
+    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
+    parser.add_argument("--split", choices=("TRAIN", "TEST"), default="TRAIN")
+    parser.add_argument("--count", type=int, default=32, metavar="N", help="images to time")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the views here")
+    parser.add_argument("--images", type=int, default=6, metavar="M", help="rows of the picture")
+    parser.add_argument(
+        "--views", type=int, metavar="N", help="of each image in the picture (at least 8)"
+    )
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    given = parser.parse_intermixed_args(arguments)
+    if min(given.count, given.images, given.views or 1) < 1:
+        parser.error("--count, --images and --views: expected 1 or more")
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # plugins in the current folder
+    try:
+        run = import_dotted("sslengine.command.explained_views:run")  # imports torch
+        status: int = run(given)
+    except SSLEngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return status

@@ -1,0 +1,349 @@
+"""What `sslengine explain` shows: what becomes of a list of TRANSFORMS, and its views."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+from torchvision.transforms import Normalize
+
+from sslengine import catalog
+from sslengine.config.resolve import resolve
+from sslengine.config.sections import read
+from sslengine.data.augment.backends.base import Backend
+from sslengine.data.augment.explain import explain, why_floats
+from sslengine.data.augment.finish import is_uint8
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import Sample
+from sslengine.data.augment.view import View
+from sslengine.data.batch.collators import image_keys
+from sslengine.data.loading.dataset import Samples, SSLDataset, collate_seeded
+from sslengine.data.loading.seeding import seed_sample
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.sources.base import DataSource
+from sslengine.data.sources.shapes import draw_shape
+from sslengine.errors import DataError, SSLEngineError
+from sslengine.registry import COLLATORS
+
+WIDTH, HEIGHT, QUALITY = 500, 375, 90  # of generated JPEGs
+SEED, CPU = 0, torch.device("cpu")
+SMALL, LARGE = 96, 160  # smallest and largest side of the largest view in the picture
+GAP, LINE = 6, 14  # pixels between two views, and height of a text line
+LEAST_WIDTH, BEHIND = 44, (176, 176, 176)  # of a column; background on which white is visible
+AT_LEAST = 8  # default number of views of an image in the picture
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The split whose TRANSFORMS are explained."""
+
+    options: SplitOptions
+    dataset: SSLDataset
+    pipeline: Pipeline
+    readable: list[int]  # in the dataset, of as many as are looked at
+    note: str = ""  # where the images come from, if not from the config's data
+
+    @property
+    def collator(self) -> Any:
+        return COLLATORS.get(self.options.COLLATE_FUNCTION)
+
+    def sample(self, number: int, read: Callable[[DataSource, int], Any]) -> Sample:
+        """The input of TRANSFORMS; `number` may be larger than the number of images."""
+        index = self.readable[number % len(self.readable)]
+        row, sources = int(self.dataset.rows[index]), self.dataset.sources
+        rest = {"data_valid": 1, "data_idx": index, "label": 0}
+        return {
+            "data": [read(source, row) for source in sources],
+            **{key: [value] * len(sources) for key, value in rest.items()},
+        }
+
+
+# ---- reading
+
+
+def open_subject(data: DataOptions, split: str, folder: Path, count: int) -> Subject:
+    """folder: for `count` generated images, if those of the config cannot be read."""
+    options: SplitOptions = getattr(data, split)
+    where = f"config.DATA.{split}.TRANSFORMS"
+    if not options.TRANSFORMS:
+        raise DataError(f"{where} is empty: there is nothing to explain.")
+    pipeline = Pipeline(options.TRANSFORMS, "TRANSFORMS")
+    keys = image_keys(COLLATORS.get(options.COLLATE_FUNCTION))
+    opened = partial(
+        SSLDataset, split=split, seed=SEED, backend=data.AUGMENT_BACKEND, image_keys=keys
+    )
+    try:
+        dataset = opened(options)
+        readable, note = find_readable(dataset, count)
+    except (SSLEngineError, OSError) as error:
+        write_jpegs(folder, count)
+        why = str(error).partition("\n")[0]
+        note = f"generated JPEGs of {WIDTH} x {HEIGHT}, for the config's cannot be read: {why}"
+        dataset = opened(_generated(options, folder))
+        return Subject(options, dataset, pipeline, list(range(len(dataset))), note)
+    return Subject(options, dataset, pipeline, readable, note)
+
+
+def find_readable(dataset: SSLDataset, count: int) -> tuple[list[int], str]:
+    """The first readable images, and a note about unreadable ones."""
+    found: list[int] = []
+    broken: list[int] = []
+    for index in range(len(dataset)):
+        row = int(dataset.rows[index])
+        try:
+            for source in dataset.sources:
+                source.image(row)
+        except Exception:  # decoders raise many kinds
+            broken.append(index)
+        else:
+            found.append(index)
+        if len(found) == count or (not found and len(broken) == count):
+            break
+    if not found:
+        raise DataError(f"none of the first {len(broken)}, {dataset.why_unreadable(broken[0])}")
+    left_out = f"{len(broken)} that cannot be read are left out, the first is "
+    return found, left_out + dataset.why_unreadable(broken[0]) if broken else ""
+
+
+def _generated(options: SplitOptions, folder: Path) -> SplitOptions:
+    number = max(1, len(options.DATA_SOURCES))
+    return replace(
+        options,
+        DATA_SOURCES=["disk_folder"] * number,
+        DATA_PATHS=[str(folder)] * number,
+        LABEL_SOURCES=[],
+        LABEL_TYPE="sample_index",
+        DATA_LIMIT=-1,
+        COPY_TO_LOCAL_DISK=False,
+    )
+
+
+def write_jpegs(folder: Path, count: int) -> None:
+    """Shapes with the noise of a camera."""
+    top = (WIDTH - HEIGHT) // 2
+    for number in range(count):
+        pixels = draw_shape("TRAIN", number, WIDTH)[top : top + HEIGHT].astype(np.int16)
+        noise = np.random.default_rng(number).integers(-6, 7, pixels.shape, np.int16)
+        noisy = (pixels + noise).clip(0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(folder / f"{number:04}.jpg", quality=QUALITY)
+
+
+# ---- cost in milliseconds per image
+
+
+def each_alone(subject: Subject, count: int) -> tuple[float, dict[str, float]]:
+    """The time of reading, and of each step of the plan by its `where`, computed separately."""
+    plan = subject.dataset.plan
+    reading, costs = 0.0, {step.where: 0.0 for step in plan.steps}
+    for number in range(count):
+        seed_sample(SEED, (0, number))
+        began = process_time()
+        sample = subject.sample(number, subject.dataset.read)
+        reading += process_time() - began
+        for step in plan.steps:
+            began = process_time()
+            step(sample)
+            sample["data"] = [_made(plan.backend, image) for image in sample["data"]]
+            costs[step.where] += process_time() - began
+    return 1e3 * reading / count, {where: 1e3 * cost / count for where, cost in costs.items()}
+
+
+def _made(backend: Backend, image: Any) -> Any:
+    if isinstance(image, View) and image.ops:
+        return View.of(backend.rendered(image.source, image.ops))
+    return image
+
+
+def as_a_whole(subject: Subject, count: int) -> dict[str, float]:
+    """The times of the plan and of the plain list, with reading; and of the part after collate."""
+    dataset = subject.dataset
+
+    began = process_time()
+    samples = [_run(subject, number, dataset.plan, dataset.read) for number in range(count)]
+    planned = process_time() - began
+    began = process_time()
+    for number in range(count):
+        _run(subject, number, subject.pipeline, _as_read)
+    listed = process_time() - began
+    dataset.plan.settle(samples)
+    collate = partial(subject.collator, **subject.options.COLLATE_FUNCTION_PARAMS)
+    batch = collate_seeded(collate, Samples(samples, SEED, (0, 0)))
+    arrival = dataset.arrival(CPU)
+    began = process_time()
+    if arrival is not None:
+        arrival.on_device(arrival.on_host(batch))
+    times = {"plan": planned, "plain list": listed, "arrival": process_time() - began}
+    return {name: 1e3 * seconds / count for name, seconds in times.items()}
+
+
+def _run(
+    subject: Subject,
+    number: int,
+    transform: Callable[[Sample], Sample],
+    read: Callable[[DataSource, int], Any],
+    epoch: int = 0,
+) -> Sample:
+    seed_sample(SEED, (epoch, number))
+    return transform(subject.sample(number, read))
+
+
+def show(subject: Subject, name: str, backend: str, count: int, console: Console) -> None:
+    plan = subject.dataset.plan
+    _run(subject, 0, plan, subject.dataset.read)  # a back-end may compile code on first use
+    reading, alone = each_alone(subject, count)
+    whole = as_a_whole(subject, count)
+    table = Table("", "transform", "segment", "what becomes of it", "ms", title=name)
+    table.columns[-1].justify = "right"
+    table.add_row("", "", "", "read and decoded", f"{reading:.2f}")
+    for number, part in enumerate(explain(plan)):
+        transform = Text(part.where.partition("(")[2].rstrip(")"))
+        what = Text(part.what + (f": {part.why}" if part.why else ""))
+        # The first deferred step represents the pixels that leave the worker.
+        time = f"{alone[part.where]:.2f}" if part.where in alone else ""
+        table.add_row(str(number), transform, str(part.segment or ""), what, time)
+    console.print(table)
+    for line in _summary(subject, backend, count, whole):
+        console.print(line, markup=False, highlight=False)
+
+
+def _summary(subject: Subject, backend: str, count: int, whole: dict[str, float]) -> Iterator[str]:
+    if subject.note:
+        yield f"images: {subject.note}"
+    yield (
+        f"ms: CPU time of one thread for an image with all its views, mean of {count}; each line "
+        f"as if its pixels were made alone"
+    )
+    yield (
+        f"as a whole with the back-end {backend}: {whole['plan']:.2f} ms in the worker and "
+        f"{whole['arrival']:.2f} ms after collate (on a CPU); the plain list: "
+        f"{whole['plain list']:.2f} ms"
+    )
+    plan = subject.dataset.plan
+    if plan.backend.packs:
+        yield (
+            f"{backend} leaves a part of what is drawn to the device; the lines say what it would "
+            f"cost in the worker"
+        )
+    if plan.cut.waits:
+        yield "images leave the workers as uint8"
+        samples = (_run(subject, number, plan, subject.dataset.read) for number in range(count))
+        parcels = [image for sample in samples for image in sample["data"] if is_uint8(image)]
+        if left := plan.backend.left_to_the_device(parcels):
+            yield left
+    else:
+        keys = image_keys(subject.collator)
+        yield f"images leave the workers as they are: {why_floats(subject.pipeline.steps, keys)}"
+
+
+# ---- views
+
+
+def views_of(subject: Subject, number: int, wanted: int | None) -> list[Image.Image]:
+    """So many views of one image, drawn as in successive epochs."""
+    found: list[Image.Image] = []
+    epoch = 0
+    while len(found) < (wanted or AT_LEAST):
+        sample = _run(subject, number, subject.dataset.plan, subject.dataset.read, epoch)
+        sample = subject.dataset.plan.finished(sample)
+        found += [view for image in sample["data"] for view in _pictures(subject, image)]
+        epoch += 1
+    return found[:wanted]
+
+
+def _pictures(subject: Subject, image: Any) -> Iterator[Image.Image]:
+    if isinstance(image, Image.Image):
+        yield image.convert("RGB")
+        return
+    if not isinstance(image, Tensor) or image.ndim not in (3, 4):
+        raise DataError(
+            f"a picture is made of images, and the TRANSFORMS give {type(image).__name__}."
+        )
+    values = _as_before_normalize(subject, image)
+    for each in values if values.ndim == 4 else [values]:  # patches are in one tensor
+        pixels = (255 * each.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
+        yield Image.fromarray(pixels if pixels.shape[-1] == 3 else pixels[..., 0]).convert("RGB")
+
+
+def _as_before_normalize(subject: Subject, values: Tensor) -> Tensor:
+    for step in reversed(subject.pipeline.steps):
+        if isinstance(step.transform, Normalize):
+            mean, std = (torch.tensor(each) for each in (step.transform.mean, step.transform.std))
+            values = values * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
+    return values
+
+
+def draw(subject: Subject, images: int, views: int | None) -> Image.Image:
+    """A row for each image; views keep their relative sizes."""
+    rows = [views_of(subject, number, views) for number in range(images)]
+    largest = max(max(view.size) for row in rows for view in row)
+    factor = min(LARGE / largest, max(1, math.ceil(SMALL / largest)))
+    cell = round(factor * largest)
+    table = []
+    for number, row in enumerate(rows):
+        read = subject.sample(number, _as_read)["data"][0]
+        scaled = [_scaled(view, factor) for view in row]
+        table.append([ImageOps.contain(read, (cell, cell)), *scaled])
+    return _sheet(table, cell)
+
+
+def _as_read(source: DataSource, row: int) -> Image.Image:
+    return source.image(row)
+
+
+def _sheet(table: list[list[Image.Image]], height: int) -> Image.Image:
+    """Each column is as wide as its widest view. All rows have the same number of views."""
+    widths = [max(LEAST_WIDTH, *(view.width for view in column)) for column in zip(*table)]
+    lefts = list(itertools.accumulate((width + GAP for width in widths), initial=GAP))
+    tops = [GAP + LINE + number * (height + GAP) for number in range(len(table) + 1)]
+    sheet = Image.new("RGB", (lefts[-1], tops[-1]), BEHIND)
+    text, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    for column, left in enumerate(lefts[:-1]):
+        text.text((left, 2), f"view {column}" if column else "as read", "black", font)
+    for top, row in zip(tops, table):
+        for left, view in zip(lefts, row):
+            sheet.paste(view, (left, top))
+    return sheet
+
+
+def _scaled(view: Image.Image, factor: float) -> Image.Image:
+    kind = Image.Resampling.NEAREST if factor >= 1 else Image.Resampling.BOX
+    return view.resize((round(factor * view.width), round(factor * view.height)), kind)
+
+
+def run(given: argparse.Namespace) -> int:
+    assert catalog  # importing it declares all names
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    torch.set_num_threads(1)
+    run = resolve(given.overrides, given.config_dir)
+    data = read(run.config, DataOptions)
+    with tempfile.TemporaryDirectory() as folder:
+        subject = open_subject(data, given.split, Path(folder), max(given.count, given.images))
+        show(subject, f"{run.name}, {given.split}", data.AUGMENT_BACKEND, given.count, console)
+        if given.picture:
+            save(draw(subject, given.images, given.views), given.picture)
+            console.print(f"picture: {given.picture}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def save(picture: Image.Image, path: Path) -> None:
+    try:
+        picture.save(path)
+    except (OSError, ValueError) as error:  # PIL chooses the format by the suffix
+        raise DataError(f"{path}: the picture cannot be written: {error}") from error

@@ -1,0 +1,47 @@
+"""Write a run's network into a folder that other libraries read.
+
+    sslengine export runs/birds birds-vit/                    timm, transformers, lightly
+    sslengine export runs/birds birds-onnx/ --to onnx
+
+The export proves itself where the target library is installed; see docs/export.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from sslengine.errors import UnknownNameError, listing, nearest
+from sslengine.export import FORMATS, export
+
+
+def make_parser() -> argparse.ArgumentParser:
+    formats = "\n".join(f"  {name:12} {what}" for name, what in FORMATS.items())
+    parser = argparse.ArgumentParser(
+        prog="sslengine export", description=f"{__doc__}\nFormats:\n{formats}", allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    add("out", type=Path, metavar="DIR", help="a new folder")
+    add("--to", default="timm", metavar="FORMAT", help="see above; default: timm")
+    add("--network", choices=("auto", "student", "teacher"), default="auto")
+    add("--license", default="", metavar="NAME", help="of the weights, which are yours")
+    add("--trust-config", action="store_true", help="allow config.yaml to run code")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = make_parser().parse_args(arguments)
+    if given.to not in FORMATS:
+        raise UnknownNameError(
+            f"--to: there is no format {given.to!r}. {nearest(given.to, FORMATS)}\n  "
+            f"There is: {listing(FORMATS)}"
+        )
+    made = export(
+        given.run, given.out, given.to, network=given.network, license=given.license,
+        trust_config=given.trust_config,
+    )  # fmt: skip
+    print(made)
+    return 0

@@ -1,0 +1,74 @@
+"""Self-supervised training in PyTorch.
+
+    sslengine train ~/photos --method dino --model vit_small_patch16_224 --out runs/birds
+    sslengine embed runs/birds ~/photos --out birds.parquet
+    sslengine config=quickstart/simclr
+
+The last of these is VISSL's way: the verb `train` with a config.
+"""
+
+# A verb is a module of this folder with `make_parser()` and `main(arguments) -> exit status`. Until
+# one is chosen no torch is imported, and by --help and lists never.
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from sslengine import __version__
+from sslengine.errors import ConfigError, SSLEngineError, nearest
+from sslengine.screen import columns, wrapped
+
+VERBS = {
+    "train": "train on a folder of images, or a config (the default: config=...)",
+    "judge": "score a run's features by kNN and a linear probe",
+    "embed": "write the features of images to a file, a row for each",
+    "predict": "classes and nearest training images of single images",
+    "export": "write a run's network as other libraries read it",
+    "report": "show a run: what was trained, its metrics, how it was judged",
+    "compare": "the same of several runs, side by side",
+    "rank": "order runs by how they were judged",
+    "explain": "show how a config's augmentations run and what they cost",
+    "check": "say of YAML files whether they run here, and if not, why",
+    "replay": "repeat the last steps of a run that stopped at a non-finite value",
+    "list": "names of methods, models, recipes, transforms, train steps ...",
+    "doctor": "look at this machine, or at a folder of images, before training",
+    "completion": "print the completion of this command for bash, zsh or fish",
+}
+USAGE = 2  # exit status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if given else USAGE
+    first, *rest = given
+    if first == "--version":
+        print(f"sslengine {__version__}")
+        return 0
+    if first in VERBS:
+        return run(first, rest)
+    if "=" in first or first.startswith(("-", "+", "~")):
+        return run("train", given)
+    hint = nearest(first, VERBS)
+    print(f"error: {first!r} is no verb of sslengine. {hint}".rstrip(), file=sys.stderr)
+    print(f"expected one of: {', '.join(VERBS)}; or config=NAME", file=sys.stderr)
+    return USAGE
+
+
+def run(verb: str, arguments: Sequence[str]) -> int:
+    """A user's mistake is one message and the exit status 1 or 2."""
+    module = importlib.import_module(f"sslengine.command.{verb}")
+    try:
+        status: int = module.main(arguments)
+    except SSLEngineError as error:
+        print(wrapped(f"error: {error}", columns(sys.stderr)), file=sys.stderr)
+        return USAGE if isinstance(error, ConfigError) else 1
+    return status
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:{width}}  {what}" for verb, what in VERBS.items()]
+    return "\n".join([str(__doc__), *lines, "", "sslengine VERB --help says more of each."])

@@ -1,0 +1,73 @@
+"""Apply a trained run to images: features, classes, the nearest training images.
+
+    sslengine predict runs/mine cat.png dog.png
+    sslengine predict runs/mine cat.png --json > cat.json
+    sslengine predict runs/mine cat.png --picture nearest.png
+
+The weights are those of the run's newest checkpoint. Classes are given if the run trained a
+classifier. The features of the training images are computed once and kept in the run's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sslengine.errors import SSLEngineError
+from sslengine.registry import import_dotted
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sslengine predict",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="the run's folder")
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    parser.add_argument("--nearest", type=int, default=5, metavar="N", help="neighbours to find")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the images and their neighbours"
+    )
+    parser.add_argument(
+        "--network",
+        choices=("auto", "student", "teacher"),
+        default="auto",
+        help="of a method with a teacher; auto: the one that the method's authors evaluate",
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="a value of the run's config, as config.DATA.TRAIN.DATA_PATHS=[/images]; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = make_parser().parse_args(arguments)
+    if given.trust_config and "" not in sys.path:
+        sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
+    try:
+        predictor = import_dotted("sslengine.predictor:Predictor")(
+            given.folder,
+            nearest=given.nearest,
+            device=given.device,
+            overrides=given.overrides,
+            trust_config=given.trust_config,
+            network=given.network,
+        )
+        found = {name: predictor(name) for name in given.images}
+        if given.picture:
+            import_dotted("sslengine.predictor.picture:save")(given.picture, predictor, found)
+    except SSLEngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    form = import_dotted(f"sslengine.predictor.report:as_{'json' if given.json else 'text'}")
+    shown = form(predictor, found)
+    print(json.dumps(shown, indent=1) if given.json else shown)
+    return 0

@@ -1,0 +1,49 @@
+"""Show a run: what was trained, its last metrics, how it was judged.
+
+    sslengine report runs/birds
+    sslengine report runs/birds --json
+
+Nothing is computed: it is read from the files of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sslengine.command.summary import Summary, read
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sslengine report", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = make_parser().parse_args(arguments)
+    found = read(given.run)
+    print(json.dumps(found.as_dict(), indent=1) if given.json else "\n".join(_lines(found)))
+    return 0
+
+
+def _lines(found: Summary) -> Iterator[str]:
+    yield str(found.folder)
+    yield f"  method       {found.method}"
+    yield f"  network      {found.network}"
+    yield f"  iterations   {found.iterations}, of {found.epochs or '?'} epochs"
+    for name, value in found.metrics.items():
+        yield f"  {name}  {value:.4g}"
+    for each in found.evaluation.get("scores", []):
+        knn = "  ".join(f"knn@{k} {value:.1f}" for k, value in each["knn"].items())
+        linear = "" if each.get("linear") is None else f"  linear {each['linear']:.1f}"
+        yield f"  {each['features']}, {each['layer']}:  {knn}{linear}"
+    if not found.evaluation:
+        yield f"  not judged yet: sslengine judge {found.folder} --train DIR --val DIR"
+    yield f"  checkpoints  {', '.join(found.checkpoints) or 'none'}"

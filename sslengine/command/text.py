@@ -1,0 +1,35 @@
+"""Values of the config as the command line has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
+
+
+def overrides(values: Mapping[str, Any]) -> list[str]:
+    """`{"OPTIMIZER.num_epochs": 5}` -> `config.OPTIMIZER.num_epochs=5`."""
+    return [f"config.{key}={text(value)}" for key, value in values.items()]
+
+
+def text(value: Any) -> str:
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{key}: {text(each)}" for key, each in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(map(text, value)) + "]"
+        case bool():
+            return str(value).lower()
+        case None:
+            return "null"
+        case str() if not _PLAIN.fullmatch(value) or value.lower() in ("true", "false", "null"):
+            escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+            return f"'{escaped}'"
+    return str(value)
+
+
+def typed(given: list[str]) -> list[str]:
+    """What --set says; `config.` before a key may be left out."""
+    return [each if each.startswith("config.") else f"config.{each}" for each in given]

@@ -1,0 +1,93 @@
+"""`sslengine`: verbs, help and lists, which import no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sslengine import __version__
+from sslengine.command import completion
+from sslengine.command.front import VERBS, main
+
+
+def without_torch(*arguments: str) -> str:
+    """What the command prints, in a process that has not imported torch by its end."""
+    code = (
+        "import sys; from sslengine.command.front import main\n"
+        "try: status = main(sys.argv[1:])\n"
+        "except SystemExit as stop: status = stop.code\n"
+        "assert not status, status\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_lists_come_without_torch() -> None:
+    assert "simclr" in without_torch("list", "methods").split()
+    assert "photos/dino" in json.loads(without_torch("list", "recipes", "--json"))
+
+
+def test_help_of_every_verb_comes_without_torch_and_shows_an_example() -> None:
+    code = (
+        "import sys, io, contextlib; from sslengine.command.front import VERBS, main\n"
+        "for verb in VERBS:\n"
+        "    out = io.StringIO()\n"
+        "    try:\n"
+        "        with contextlib.redirect_stdout(out): main([verb, '--help'])\n"
+        "    except SystemExit as stop: assert not stop.code, verb\n"
+        "    assert f'  sslengine {verb} ' in out.getvalue(), out.getvalue()\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_said_without_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    text = capsys.readouterr().out
+    assert all(f"\n  {verb} " in text for verb in VERBS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sslengine {__version__}\n"
+    assert main(["trian", "x"]) == 2
+    assert "'trian' is no verb of sslengine. Did you mean 'train'" in capsys.readouterr().err
+
+
+def test_a_config_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    for start in ([], ["train"]):
+        assert main([*start, "config=quickstart/simclr", "--show"]) == 0
+        assert "simclr_info_nce_loss" in capsys.readouterr().out
+    assert main(["config=quickstart/simcl"]) == 2
+    assert "quickstart/simclr" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_verbs_and_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    completion.main(["bash"])
+    (tmp_path / "complete").write_text(capsys.readouterr().out)
+
+    def completed(*words: str) -> list[str]:
+        line = " ".join(f"'{word}'" for word in words)
+        script = (f". {tmp_path}/complete; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; "
+                  "_sslengine; echo ${COMPREPLY[@]}")  # fmt: skip
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("sslengine", "e") == ["embed", "export", "explain"]
+    assert completed("sslengine", "train", "--me") == ["--method"]
+    assert completed("sslengine", "list", "train") == ["train-steps"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    completion.main([shell])
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in VERBS)

@@ -1,0 +1,129 @@
+"""`sslengine train DATA`: what it chooses, and that every method trains on photos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sslengine.command import machine
+from sslengine.command.front import main
+from sslengine.command.machine import Machine
+from sslengine.command.train import choose, make_parser, methods
+from sslengine.errors import SSLEngineError
+from sslengine.launch.cli import resolve_all
+from tests.command.photos import SMALL, write_photos
+from tests.tail import slow_but
+
+TINY = {"dino": "vit_tiny_patch16_224", "swav": "resnet10t", "moco": "resnet10t"}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"))
+
+
+def config_of(*arguments: str) -> Any:
+    chosen, _ = choose(make_parser().parse_args(arguments))
+    (run,) = resolve_all(chosen, [], True)
+    return run.config
+
+
+@pytest.mark.parametrize("method", slow_but(["mae"], methods()))
+def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
+    model = [] if method == "mae" else ["--model", TINY.get(method, "resnet10t")]
+    out = tmp_path / "run"
+    assert main(["train", str(photos), "--method", method, *model, *SMALL, "--out", str(out)]) == 0
+    assert (out / "checkpoints" / "checkpoint.torch").exists()
+
+
+def test_short_options_are_keys_of_the_config(photos: Path) -> None:
+    config = config_of(
+        str(photos), "--method=dino", "--model=vit_tiny_patch16_224", "--epochs=7", "--seed=3",
+        "--batch-size=4", "--lr=0.01", "--size=96", "--val=0.25", "--precision=bf16", "--out=here",
+        "--workers=5", "--set=LOG_FREQUENCY=9", "--set", "config.LOSS.dino_loss.ema_center=0.5",
+    )  # fmt: skip
+    train = config.DATA.TRAIN
+    assert (config.OPTIMIZER.num_epochs, config.SEED_VALUE, config.LOG_FREQUENCY) == (7, 3, 9)
+    assert (train.BATCHSIZE_PER_REPLICA, config.DATA.NUM_DATALOADER_WORKERS) == (4, 5)
+    assert train.TRANSFORMS[0].size_crops == [96, 48]
+    assert config.MODEL.TRUNK.TIMM.arguments == {"img_size": 96, "dynamic_img_size": True}
+    assert config.OPTIMIZER.param_schedulers.lr.schedulers[0].end_value == 0.01
+    assert (config.DATA.HOLD_OUT.SHARE, config.DATA.HOLD_OUT.STRATIFIED) == (0.25, True)
+    assert (config.MACHINE.PRECISION, config.CHECKPOINT.DIR) == ("bf16", "here")
+    assert config.LOSS.dino_loss.ema_center == 0.5
+    # An epoch of the 12 images that are trained on.
+    assert [steps for _, steps in config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP] == [3]
+
+
+def test_what_is_chosen_is_printed_as_a_command(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--show", "--method=simclr", "--model=resnet10t"]
+    assert main(["train", str(photos), *arguments]) == 0
+    line, command, *shown = capsys.readouterr().out.splitlines()
+    assert line.startswith("16 images, resnet10t, batch 8, ")
+    assert command.startswith("as: sslengine config=photos/simclr ")
+    assert yaml.safe_load("\n".join(shown))["config"]["MODEL"]["TRUNK"]["TIMM"]["model"]
+    words = command.removeprefix("as: sslengine ")
+    assert f"config.DATA.TRAIN.DATA_PATHS=[{photos}]" in words.replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["PHOTOS", "--method=simclrr"], r"no recipe for 'simclrr'. Did you mean 'simclr'"),
+        (["PHOTOS"], r"give one of them. Methods: barlow_twins, byol"),
+        (
+            ["PHOTOS", "--method=simclr", "--model=resnet5"],
+            r"timm has no 'resnet5'. Did you mean 'resnet",
+        ),
+        (["PHOTOS", "--recipe=photos/dinoo"], r"photos/dino"),
+        (
+            ["PHOTOS", "--method=mae", "--model=resnet18"],
+            r"the network of photos/mae is a vision_transformer",
+        ),
+        (["PHOTOS", "--method=mae", "--recipe=photos/mae"], r"give one of them"),
+        (["PHOTOS", "--method=simclr", "--device=gpu"], r"finds no GPU"),
+        (["EMPTY", "--method=simclr"], r"no image in "),
+        (
+            ["EMPTY/not_there", "--method=simclr"],
+            r"there is no such folder or file: .* has no 'not_there'",
+        ),
+        (["PHOTOS", "--method=simclr", "--out=TAKEN"], r"TAKEN|files of yours|holds"),
+    ],
+)
+def test_a_mistake_is_an_error_before_anything_is_trained(
+    arguments: list[str], message: str, photos: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    places = {"PHOTOS": photos, "EMPTY": tmp_path / "empty", "TAKEN": tmp_path / "taken"}
+    for name, path in places.items():
+        arguments = [each.replace(name, str(path)) for each in arguments]
+    assert main(["train", *arguments]) in (1, 2)
+    found = capsys.readouterr()
+    assert pytest.importorskip("re").search(message, " ".join(found.err.split())), found.err
+    assert "step 1/" not in found.out
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["mine.txt"]
+
+
+def test_the_machine_decides_on_batch_and_workers() -> None:
+    large = Machine(gpus=4, memory=80 * machine.GIB, cores=64, name="H100")
+    assert (large.ranks, large.workers, large.model) == (4, 12, "resnet50")
+    assert (large.batch(10**6, False), large.batch(10**6, True)) == (512, 256)
+    assert large.batch(1000, False) == 64  # at least two steps an epoch
+    small = Machine(gpus=1, memory=8 * machine.GIB, cores=4, name="T4")
+    assert (small.batch(10**6, False), small.workers) == (64, 4)
+    cpu = Machine(gpus=0, memory=0, cores=1, name="")
+    assert (cpu.ranks, cpu.workers, cpu.batch(10, False), str(cpu)) == (1, 0, 4, "CPU, 1 core")
+
+
+def test_too_many_gpus() -> None:
+    with pytest.raises(SSLEngineError, match="this machine has"):
+        machine.look("auto", 99)

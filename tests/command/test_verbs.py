@@ -1,0 +1,172 @@
+"""One run, and what the other verbs and the functions of Python make of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import sslengine
+from sslengine.command.front import main
+from sslengine.command.images import source_of
+from sslengine.errors import DataError
+from tests.command.photos import write_photos
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = sslengine.train(
+        photos, "simclr", "resnet10t", epochs=1, size=32, workers=0, device="cpu", val=0.25,
+        out=tmp_path_factory.mktemp("runs") / "mine",
+    )  # fmt: skip
+    assert len(made.metrics("phase")) == 1
+    return made.folder
+
+
+def test_rows_of_embed_in_every_format(run: Path, photos: Path, tmp_path: Path) -> None:
+    for ending in ("npy", "npz", "csv", "parquet"):
+        if ending == "parquet":
+            pytest.importorskip("pyarrow")
+        out = tmp_path / f"rows.{ending}"
+        assert main(["embed", str(run), str(photos), "--out", str(out), "--workers=0"]) == 0
+    features = np.load(tmp_path / "rows.npy")
+    assert features.shape == (16, 512)
+    packed = np.load(tmp_path / "rows.npz")
+    assert (packed["features"] == features).all()
+    assert packed["labels"].tolist() == ["dark"] * 8 + ["light"] * 8
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        first, *rows = csv.reader(file)
+    assert first[:3] == ["path", "label", "feature_0"]
+    assert [row[0] for row in rows] == packed["paths"].tolist()
+    assert np.array([row[2:] for row in rows], np.float32).tolist() == features.tolist()
+    table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "rows.parquet")
+    assert np.array(table["features"].to_pylist(), np.float32).tolist() == features.tolist()
+    assert table["path"].to_pylist() == packed["paths"].tolist()
+
+
+def test_a_file_that_is_there_is_not_overwritten(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text("mine")
+    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.csv")]) == 1
+    assert "it is there already" in capsys.readouterr().err
+    assert (tmp_path / "rows.csv").read_text() == "mine"
+    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.xls")]) == 1
+    assert "a name that ends in .csv, .npy, .npz, .parquet" in capsys.readouterr().err
+
+
+def test_the_trunk_is_a_module_of_torch(run: Path, photos: Path) -> None:
+    """Whose features are those of embed."""
+    network = sslengine.load(run)
+    assert not network.training
+    rows = sslengine.embed(run, photos, workers=0)
+    image = Image.open(rows.paths[3])
+    with torch.no_grad():
+        features = network(network.transform(image)[None])
+    assert features.shape == (1, network.feature_dim)
+    np.testing.assert_allclose(features[0].numpy(), rows.features[3], rtol=1e-4, atol=1e-5)
+    network.train()(torch.zeros(2, 3, 32, 32)).sum().backward()
+    assert all(each.grad is not None for each in network.parameters())
+
+
+def test_judged_on_what_was_held_out_and_on_other_images(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rank", str(run)]) == 0
+    assert "not judged" in capsys.readouterr().out
+    assert main(["judge", str(run)]) == 0
+    assert "12 and 4 images" in capsys.readouterr().out
+    assert main(["judge", str(run), f"--train={photos}", f"--val={photos}"]) == 0
+    assert "16 and 16 images" in capsys.readouterr().out
+    assert main(["judge", str(run), f"--train={photos}"]) == 2
+    assert "give both" in capsys.readouterr().err
+    assert main(["rank", str(run), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row == {"run": str(run), "linear": 100.0}
+    assert main(["rank", str(run), "--by=linaer"]) == 2
+    assert "Did you mean 'linear'" in capsys.readouterr().err
+    assert main(["report", str(run)]) == 0
+    assert "trained, flatten:  knn@1 " in capsys.readouterr().out
+    assert main(["compare", str(run), str(run), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first == second
+    assert (first["network"], first["method"]) == ("resnet10t", "simclr_info_nce_loss")
+    assert first["scores"]["linear"] == 100.0
+
+
+@pytest.mark.parametrize("verb", ["report", "compare", "rank"])
+def test_a_folder_that_is_no_run(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, str(tmp_path)]) == 2
+    assert "it is not the folder of a run" in capsys.readouterr().err
+
+
+def test_the_doctor_on_images(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(photos)]) == 0
+    text = capsys.readouterr().out
+    assert "fewer than 5000" in text
+    assert "half below 52" in text
+    write_photos(tmp_path / "mine", each=1)
+    (tmp_path / "mine" / "dark" / "broken.png").write_bytes(b"no image")
+    assert main(["doctor", str(tmp_path / "mine"), "--json"]) == 1
+    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["unreadable"]["value"] == 1
+    assert "broken.png" in found["unreadable"]["advice"]
+    assert "can hardly be judged" in found["smallest class"]["advice"]
+
+
+def test_the_doctor_on_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = {each["what"]: each["value"] for each in json.loads(capsys.readouterr().out)}
+    assert found["torch"] == torch.__version__
+    assert "free disk here" in found
+
+
+def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run), str(tmp_path / "out"), "--to=state-dict"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert main(["export", str(run), str(tmp_path / "other"), "--to=tim"]) == 2
+    assert "Did you mean 'timm'" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a/1.jpg"], "disk_folder"),
+        (["a.tar"], "webdataset"),
+        (["data/train-0.parquet"], "huggingface_dataset"),
+        (["train-images-idx3-ubyte.gz"], "array_file"),
+        (["dataset_dict.json"], "huggingface_dataset"),
+    ],
+)
+def test_how_a_folder_is_read(tmp_path: Path, names: list[str], expected: str) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert source_of(tmp_path) == expected
+
+
+def test_how_a_file_is_read(tmp_path: Path) -> None:
+    assert source_of(tmp_path / "a.csv") == "csv_filelist"
+    assert source_of(tmp_path / "a.npz") == "array_file"
+    with pytest.raises(DataError, match=r"expected a folder of images, or a file that ends in"):
+        source_of(tmp_path / "a.zip")
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for column, expected in ((["a.png"], "csv_filelist"), ([b"..."], "huggingface_dataset")):
+        parquet.write_table(arrow.table({"image": column}), tmp_path / "a.parquet")
+        assert source_of(tmp_path / "a.parquet") == expected
