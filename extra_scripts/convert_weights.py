@@ -9,8 +9,9 @@
         --from deit_small.pth --made-by timm:vit_small_patch16_224 --skip head. \\
         --to vissl --out deit_small.torch
 
-The config describes the model. Every tensor must be mapped: one that cannot be is an error that
-names it, and --skip omits it. Before anything is written the converted weights are loaded into the
+The config describes the model, the content of the file says whose it is (docs/weights.md). Every
+tensor of the network must be mapped: one that cannot be is an error that names it, and --skip
+omits it. Before anything is written the converted weights are loaded into the
 target model, and its outputs must equal those of the source model.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from sslengine.errors import CheckpointError, SSLEngineError, listing
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.model import Model
 from sslengine.models.networks import AUTO, CHOICES, MODEL
-from sslengine.models.options import ModelOptions
+from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.vissl_names import to_vissl
-from sslengine.models.weights import Loaded, init_from_file, model_state, read_file, vissl_state
+from sslengine.models.weights import Loaded, init_from_file, model_state, vissl_state
 
 # Rounding of float32 sums in another order; a wrong tensor differs by far more.
 TOLERANCE = 1e-4
@@ -46,30 +47,22 @@ FORMS = ("vissl", "sslengine", *(f"{each}:MODEL" for each in LIBRARIES))
 def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, Loaded]:
     """The model with the file's weights, and the facts about the file."""
     weights = options.WEIGHTS_INIT
-    weights.PARAMS_FILE = file
-    content = read_file(weights)
-    weights.STATE_DICT_KEY_NAME = _key_path(content)
-    weights.SKIP_LAYERS = [*weights.SKIP_LAYERS, *skip]
-    for key in weights.STATE_DICT_KEY_NAME:
-        content = content[key]
-    names = [name for name, value in content.items() if isinstance(value, Tensor)]
-    if names and not any(name.startswith(("trunk.", "heads.")) for name in names):
-        weights.APPEND_PREFIX = "trunk."
+    options.WEIGHTS_INIT = WeightsInitOptions(
+        PARAMS_FILE=file,
+        NETWORK=weights.NETWORK,
+        TRUST_PICKLE=weights.TRUST_PICKLE,
+        SKIP_LAYERS=[*weights.SKIP_LAYERS, *skip],
+    )
     model = trunk_with_heads(build_model(options), "to convert weights")
     loaded = init_from_file(model, options)
+    if loaded.not_taken:
+        names = listing(f"trunk.{name}" for name in loaded.not_taken)
+        raise CheckpointError(f"{file}: not of this model: {names}.")
     return model.eval(), loaded
 
 
 def _with_heads(loaded: Loaded) -> bool:
     return not any(name.startswith("heads.") for name in loaded.left_out)
-
-
-def _key_path(content: Any) -> list[str]:
-    """Where files of this kind keep their state dict."""
-    for key in ("classy_state_dict", "state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            return [key] if "trunk" not in content[key] else []
-    return []
 
 
 def library_model(form: str) -> nn.Module:
@@ -216,7 +209,8 @@ def convert(options: argparse.Namespace) -> list[str]:
     if not heads:
         model, _ = load(settings(False, network), str(options.source), options.skip)
     whose = "" if loaded.network == MODEL else f" of the {loaded.network}"
-    told = [f"{options.source}: the trunk{' and the heads' if heads else ' alone'}{whose}"]
+    kind = f" ({loaded.kind})" if loaded.kind else ""
+    told = [f"{options.source}{kind}: the trunk{' and the heads' if heads else ' alone'}{whose}"]
     side = options.image_size
     images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
     if options.made_by:

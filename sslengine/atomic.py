@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file to write to. It gets the name `path` if the block ends without an error.
+    """Open a temporary file to write; rename it to `path` if the block ends without an error.
 
-    A reader, or a power cut, finds the old content or the new one, never a part of it.
+    A reader, also after a power cut, finds the old content or the new one, never a part of it.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -30,7 +30,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes, private: bool = False) -> None:
-    """private: only its owner may read it."""
+    """private: only the owner may read the file."""
     with whole_file(path) as file:
         if private:
             os.fchmod(file.fileno(), 0o600)
@@ -38,16 +38,16 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents. Each of them is on the disk when this returns."""
+    """Create a folder and its parents, and sync each of them to the disk."""
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(new):
-        with suppress(PermissionError):  # a folder that may be written to but not listed
+        with suppress(PermissionError):  # a folder that can be written to but not listed
             sync_folder(each.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the folder's names: a new file's name is on the disk only after that."""
+    """Sync a folder: the name of a new file is on the disk only after that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -59,7 +59,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_files(paths: Iterable[Path]) -> None:
-    """Sync these files and their folders to the disk, whoever has written them."""
+    """Sync these files and their folders to the disk; any process may have written them."""
     folders = set()
     for path in paths:
         try:

@@ -1,6 +1,6 @@
 """Importing this module declares the names of all components that ship with sslengine.
 
-A component's own module is imported when its name is first used.
+The module of a component is imported when its name is first used.
 """
 
 from sslengine import (

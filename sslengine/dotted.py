@@ -11,7 +11,7 @@ from sslengine.errors import listing, nearest
 def leaves(
     tree: Mapping[Any, Any], separator: str = ".", prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """(joined name, value) for each value that is not a mapping."""
+    """Yield (joined name, value) for each value that is not a mapping."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, separator, f"{prefix}{key}{separator}")
@@ -20,7 +20,7 @@ def leaves(
 
 
 def below(tree: Any, keys: Iterable[str], default: Any = None) -> Any:
-    """The value or section under these keys; `default` if a key is missing."""
+    """Return the value or section under these keys; `default` if a key is missing."""
     for key in keys:
         if not isinstance(tree, Mapping) or key not in tree:
             return default

@@ -19,23 +19,23 @@ class SSLEngineError(Exception):
 
 
 class ConfigError(SSLEngineError):
-    """The YAML or the command line asks for something impossible."""
+    """The YAML or the command line is wrong."""
 
 
 class UnknownNameError(ConfigError):
-    """A name that no registry knows."""
+    """A name that is not in the registry."""
 
 
 class UntrustedError(ConfigError):
-    """A file would run code, and the user did not say to trust it."""
+    """A file would run code, and the user has not trusted it."""
 
 
 class DataError(SSLEngineError):
-    """A dataset that is missing, empty, or not as the config says."""
+    """A dataset is missing or empty, or differs from the config."""
 
 
 class CheckpointError(SSLEngineError):
-    """A checkpoint that is missing, broken, or made by another model."""
+    """A checkpoint is missing, broken, or of another model."""
 
 
 class ExportError(SSLEngineError):
@@ -51,7 +51,7 @@ class NonFiniteLossError(TrainingError):
 
 
 class UnexpectedResultError(SSLEngineError):
-    """The run is complete, and a metric is not what config.EXPECTED_RESULTS says."""
+    """The run is complete, but a metric differs from config.EXPECTED_RESULTS."""
 
 
 class LaunchError(SSLEngineError):
@@ -59,14 +59,14 @@ class LaunchError(SSLEngineError):
 
 
 class Preempted(SSLEngineError):
-    """The run was asked to end and is saved: start it again. The command ends with status 75."""
+    """A signal ended the run, which is saved and can be resumed. The exit status is 75."""
 
 
 def readable(text: object, but: str = "") -> str:
-    """Text from elsewhere, such as a file's name, without characters that control a terminal.
+    """Escape characters that control a terminal in untrusted text, such as a file's name.
 
-    Control characters, those that turn the direction of writing and bytes that are not UTF-8
-    are escaped: \\x1b, \\u202e, \\udce9. Line feeds too, unless they are in `but`.
+    These are control characters, changes of the writing direction and bytes that are not UTF-8:
+    \\x1b, \\u202e, \\udce9. Characters in `but` are not escaped.
     """
     plain = str(text)
     if plain.isprintable():
@@ -78,7 +78,7 @@ def readable(text: object, but: str = "") -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`Did you mean 'x'?` for the closest known names, or an empty string."""
+    """Return `Did you mean 'x'?` for the closest known names, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}
     wanted = str(name).lower()
     matches = difflib.get_close_matches(wanted, lowered, n=3, cutoff=0.6)
@@ -93,7 +93,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def listing(names: Iterable[str], limit: int = 30) -> str:
-    """`a, b, c` in order, cut after `limit` names."""
+    """Return `a, b, c`, sorted, with at most `limit` names."""
     ordered: Sequence[str] = sorted(map(readable, names))
     shown = ", ".join(ordered[:limit])
     return shown if len(ordered) <= limit else f"{shown}, ... ({len(ordered)} in all)"

@@ -6,9 +6,9 @@
     precision.unscale(optimizer)          # only before reading gradients
     precision.step(optimizer)
 
-apex is imported in this file only. NVIDIA removed `amp` from apex in 2025, and the PyPI
-package called apex is another project. Where there is no `apex.amp`, opt levels O1 and O2
-run as torch fp16 AMP, their present equivalent.
+Only this file imports apex. NVIDIA removed `amp` from apex in 2025, and the PyPI package apex is
+another project. If there is no `apex.amp`, opt levels O1 and O2 run as torch fp16 AMP, their
+present equivalent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Precision:
         return _NO_AUTOCAST
 
     def as_full(self, output: Any) -> Any:
-        """The model's output for the loss: half-precision tensors in float32."""
+        """Convert half-precision tensors of the model's output to float32, for the loss."""
         return output
 
     def backward(
@@ -63,7 +63,7 @@ class Precision:
         )
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss on which backward is called."""
+        """Return the loss on which backward is called."""
         return loss
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
@@ -90,8 +90,8 @@ class Precision:
 class TorchAmp(Precision):
     """torch.autocast; with fp16 also a GradScaler.
 
-    Cost: with fp16 the scaler asks the host whether a gradient overflowed, one
-    synchronisation a step, unless the optimizer is a fused one.
+    Cost: with fp16 the scaler reads on the host whether a gradient overflowed, one
+    synchronisation per step, unless the optimizer is fused.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TorchAmp(Precision):
 
 
 class ApexAmp(Precision):
-    """`apex.amp`, where the installed apex still has it."""
+    """`apex.amp`, if the installed apex still has it."""
 
     name = "apex"
     one_optimizer_only = True
@@ -223,7 +223,7 @@ def chosen_precision(
         )
     on_gpu = device.type == "cuda"
     if choice == "fp16" and not on_gpu:
-        raise ConfigError(f"{where}: fp16 needs a GPU. Set bf16, or auto.")
+        raise ConfigError(f"{where}: fp16 requires a GPU. Set bf16, or auto.")
     if choice == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
         raise ConfigError(f"{where}: this GPU does not support bf16. Set fp16, or auto.")
     return TorchAmp(device, torch.bfloat16 if choice == "bf16" else torch.float16, scaler)
@@ -236,7 +236,7 @@ def _best(device: torch.device) -> str:
 
 
 def set_kernels(choice: str, benchmark: bool, deterministic: bool) -> None:
-    """What torch's kernels may do, by MACHINE.PRECISION and REPRODUCIBILITY."""
+    """Configure torch's kernels by MACHINE.PRECISION and REPRODUCIBILITY."""
     cudnn = torch.backends.cudnn
     cudnn.deterministic = deterministic
     cudnn.benchmark = benchmark or (choice == "auto" and not deterministic)
@@ -247,7 +247,7 @@ def set_kernels(choice: str, benchmark: bool, deterministic: bool) -> None:
 def _torch_amp(device: torch.device, dtype: torch.dtype, scaler: Mapping[str, Any]) -> TorchAmp:
     if dtype == torch.float16 and device.type != "cuda":
         raise ConfigError(
-            f"{_WHERE}: mixed precision with float16 needs a GPU, and this run is on the "
+            f"{_WHERE}: mixed precision with float16 requires a GPU, but this run uses the "
             f"{device.type}. Set {_WHERE}.USE_AMP=false, or {_WHERE}.AMP_TYPE=pytorch with "
             f"{_WHERE}.AMP_DTYPE=bfloat16."
         )
@@ -276,9 +276,9 @@ def _apex_or_torch(
 
 
 def _find_apex_amp() -> Any:
-    """NVIDIA's `apex.amp` if there is one; the PyPI package `apex` has no such module."""
+    """Return NVIDIA's `apex.amp`, or None; the PyPI package `apex` has no such module."""
     try:
         amp = importlib.import_module("apex.amp")
-    except Exception:  # whatever a broken or foreign apex raises on import
+    except Exception:  # a broken or foreign apex may raise any error on import
         return None
     return amp if hasattr(amp, "scale_loss") and hasattr(amp, "initialize") else None

@@ -6,11 +6,11 @@ There is one `Registry` per kind of component. A name comes from one of three pl
 - a module that ships with sslengine and is not imported yet: its package declares
   `LOSSES.declare("pkg.module", "my_loss")`, and the module is imported when the name is first
   used. So listing names imports nothing, and a data worker never imports a loss;
-- a dotted path, `my_package.my_module:MyLoss`, accepted wherever a name is, except while a
-  folder is open that is not trusted (trust.py).
+- a dotted path, `my_package.my_module:MyLoss`, accepted instead of any name, except while an
+  untrusted folder is open (trust.py).
 
-A component may bring a dataclass of its YAML options, `register(..., options=Cls)`, and is then
-made with one object of it.
+A component may have a dataclass of its YAML options, `register(..., options=Cls)`. It then gets
+one object of this class.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PACKAGE_KEY = "transform_type"
 
 
 class Registry(Generic[T]):
-    """Name -> component, for one kind of component."""
+    """Maps names to components of one kind."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Registry(Generic[T]):
         takes_foreign: bool = False,
     ) -> None:
         """
-        fallback: a module whose classes with names ending in `suffix` are known too.
-        entry_keys: keys of a YAML entry that are not arguments of the component it names.
-        engine_arguments: arguments that the engine passes and YAML may not.
-        packages: `transform_type` of an entry -> the module that its name is looked up in.
+        fallback: a module whose classes with names ending in `suffix` are registered too.
+        entry_keys: keys of a YAML entry that are not arguments of the component.
+        engine_arguments: arguments that the engine passes and YAML may not set.
+        packages: maps `transform_type` of an entry to the module that contains its name.
         base: `module:Class` from which a class of this kind must derive.
         takes_foreign: a class with `from_config` checks its options itself, and a function may
-            be a component whose remaining arguments its caller passes.
+            be a component, whose caller passes the arguments that YAML does not set.
         """
         self.kind = kind
         self.entry_keys = entry_keys
@@ -89,8 +89,8 @@ class Registry(Generic[T]):
         # A reloaded module may register again; another module may not.
         if taken_by is not None and taken_by != owner:
             raise ConfigError(
-                f"The {self.kind} name {name!r} is taken by {taken_by}; {owner} cannot have it "
-                f"too. Register yours under another name."
+                f"The {self.kind} name {name!r} is used by {taken_by}; {owner} cannot use it "
+                f"too. Register your component under another name."
             )
         if name in self._things and not _same_definition(self._things[name], thing):
             raise ConfigError(f"{owner} registers the {self.kind} name {name!r} twice.")
@@ -109,7 +109,7 @@ class Registry(Generic[T]):
         for name in names:
             taken_by = self._declared.get(name) or self._owners.get(name)
             if taken_by is not None and taken_by != module:
-                raise ConfigError(f"The {self.kind} name {name!r} is taken by {taken_by}.")
+                raise ConfigError(f"The {self.kind} name {name!r} is used by {taken_by}.")
             self._declared[name] = module
             if options is not None:
                 self._options[name] = options
@@ -119,21 +119,21 @@ class Registry(Generic[T]):
         return name in self._things or name in self._options
 
     def get(self, name: str, where: str = "") -> T:
-        """The component called `name`. where: its key path, for the error."""
+        """Return the component `name`. where: its key path, for the error."""
         if ":" in name:
-            own = self._own(name, where) if is_closed() else None
-            return import_dotted(name, where) if own is None else own
+            known = self._known(name, where) if is_closed() else None
+            return import_dotted(name, where) if known is None else known
         if name not in self._things and name in self._declared:
             _import(self._declared[name])
         if name in self._things:
             return self._things[name]
-        borrowed = self._borrowed()
-        if name not in borrowed:
+        fallback = self._fallback_classes()
+        if name not in fallback:
             raise self.unknown(name, where)
-        return borrowed[name]  # type: ignore[no-any-return]
+        return fallback[name]  # type: ignore[no-any-return]
 
     def unfit(self, name: str, where: str = "") -> str:
-        """What is expected, if a dotted path's target cannot be of this kind; else empty."""
+        """Return what was expected if a dotted path's target cannot be of this kind, else ""."""
         thing = self.get(name, where)
         if isinstance(thing, type):
             module, _, name = self._base.partition(":")
@@ -143,10 +143,11 @@ class Registry(Generic[T]):
         plain = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
         return "" if plain else "a class or a function"
 
-    def _own(self, path: str, where: str) -> T | None:
-        """The target of a dotted path that needs no trust: one registered or of a known package.
+    def _known(self, path: str, where: str) -> T | None:
+        """Return a dotted path's target if it is registered, or in one of the known packages.
 
-        None if the user typed the path. Raises UntrustedError otherwise.
+        Such a target needs no trust. Otherwise return None if the user typed the path, and raise
+        UntrustedError if not.
         """
         module, _, attribute = path.partition(":")
         if module in self._declared.values():
@@ -163,8 +164,7 @@ class Registry(Generic[T]):
         expect_trust(_named(path), where, path)
         return None
 
-    def _borrowed(self) -> dict[str, Any]:
-        """The classes of the fallback module."""
+    def _fallback_classes(self) -> dict[str, Any]:
         if not self._fallback:
             return {}
         members = vars(_import(self._fallback))
@@ -175,7 +175,7 @@ class Registry(Generic[T]):
         }
 
     def options(self, name: str, where: str = "") -> type[Any] | None:
-        """The options dataclass of `name`; None if it has none."""
+        """Return the options dataclass of `name`, or None."""
         if name in self._options:
             return self._options[name]
         thing = self.get(name, where)
@@ -186,7 +186,7 @@ class Registry(Generic[T]):
         return None
 
     def make(self, name: str, arguments: Mapping[str, Any], where: str = "", *given: Any) -> Any:
-        """One of it: `given` is the engine's; arguments stand in YAML."""
+        """Create the component. arguments: those of the YAML; given: those of the engine."""
         return self.maker(name, arguments, where)(*given)
 
     def maker(
@@ -201,12 +201,12 @@ class Registry(Generic[T]):
         return partial(_with_options, thing, options(**arguments))
 
     def parameters(self, name: str, where: str = "") -> Mapping[str, inspect.Parameter]:
-        """What YAML may give for one of it, and, without a dataclass, the engine."""
+        """Return the arguments of YAML; without a dataclass, also those of the engine."""
         taker: Any = self.options(name, where) or self.get(name, where)
         return inspect.signature(taker).parameters
 
     def name_in(self, entry: Mapping[str, Any], where: str = "") -> str:
-        """The full name: `augly.image:Blur` for `{name: Blur, transform_type: augly}`."""
+        """Return the full name: `augly.image:Blur` for `{name: Blur, transform_type: augly}`."""
         name, package = str(entry["name"]), entry.get(PACKAGE_KEY)
         if package is None or not self._packages:
             return name
@@ -220,31 +220,31 @@ class Registry(Generic[T]):
         return f"{self._packages[package]}:{name}"
 
     def names(self) -> list[str]:
-        """All names, also of components not imported yet."""
+        """Return all names, also of components that are not imported."""
         return sorted({*self._things, *self._declared})
 
     def owner(self, name: str) -> str:
-        """The module that registers or declares the name."""
+        """Return the module that registers or declares the name."""
         return self._owners.get(name) or self._declared[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._things or name in self._declared
 
     def may_know(self, name: str) -> bool:
-        """False: `get` cannot find the name. Imports nothing."""
+        """Return False if `get` cannot find the name; import nothing."""
         return name in self or ":" in name or bool(self._fallback and name.endswith(self._suffix))
 
     def unknown(self, name: str, where: str = "") -> UnknownNameError:
-        """The error for an unknown name."""
+        """Return the error for an unknown name."""
         place = f"{where}: " if where else ""
-        borrowed = self._borrowed() if self.may_know(name) else {}
+        fallback = self._fallback_classes() if self.may_know(name) else {}
         # The fallback module is searched last: importing it takes seconds.
-        hint = nearest(name, [*self.names(), *borrowed]) or nearest(name, self._borrowed())
+        hint = nearest(name, [*self.names(), *fallback]) or nearest(name, self._fallback_classes())
         also = f", and the classes of {self._fallback}" if self._fallback else ""
         text = f"{place}there is no {self.kind} named {name!r}. {hint}"
         return UnknownNameError(
             f"{text.rstrip()}\n  Known: {listing(self.names())}{also}\n"
-            f"  For your own component: import its module with config.PLUGINS, "
+            f"  For a custom component: import its module with config.PLUGINS, "
             f"or write 'your_package.module:Name'."
         )
 
@@ -258,7 +258,7 @@ def _same_definition(old: object, new: object) -> bool:
 
 
 def component_key(name: str) -> str:
-    """The key of a component's options: `pkg.module:MyLoss` -> `MyLoss`."""
+    """Return the key of a component's options: `pkg.module:MyLoss` -> `MyLoss`."""
     return name.rpartition(":")[2]
 
 
@@ -274,7 +274,7 @@ def _named(path: str) -> str:
 def import_dotted(path: str, where: str = "") -> Any:
     """Import the target of `pkg.module:Name`."""
     module_name, _, attribute = path.partition(":")
-    if not module_name.startswith("sslengine."):  # the engine's own use
+    if not module_name.startswith("sslengine."):  # the engine uses dotted paths too
         expect_trust(_named(path), where, path)
     place = f"{where}: " if where else ""
     try:
@@ -314,13 +314,13 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
 
 
 def _is_missing(error: Exception, module: str) -> bool:
-    """True: the module itself does not exist. False: the error comes from its code."""
+    """Whether the module does not exist; otherwise the error comes from its code."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     return name is not None and f"{module}.".startswith(f"{name}.")
 
 
 def _why_not_imported(module: str, error: Exception) -> str:
-    """The error of the module itself, and the last frame outside the import system."""
+    """Return the text of the module's error, with the last frame outside the import system."""
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)
@@ -330,8 +330,8 @@ def _why_not_imported(module: str, error: Exception) -> str:
     hint = ""
     if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] == "vissl":
         hint = (
-            "\n  sslengine does not need VISSL: register_loss, register_hook and the others are in "
-            "sslengine.registry."
+            "\n  sslengine does not need VISSL: import register_loss, register_hook and the others "
+            "from sslengine.registry."
         )
     return f"importing {module!r} fails: {type(error).__name__}: {error}{at}{hint}"
 
@@ -351,7 +351,7 @@ MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="tor
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
-# Each gets a hook of another engine and wraps it; None: it is not of the engine that it knows.
+# An adapter wraps a hook of another engine; it returns None for a hook that it does not support.
 HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")

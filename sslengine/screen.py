@@ -7,11 +7,11 @@ import shutil
 import textwrap
 from typing import TextIO
 
-_LEAST = 20  # columns; a terminal may say that it has none
+_LEAST = 20  # columns; a terminal may report 0
 
 
 def columns(stream: TextIO) -> int | None:
-    """The width of the terminal that the stream writes to; None if it is not a terminal."""
+    """Return the width of the stream's terminal; None if it is not a terminal."""
     if not stream.isatty():
         return None
     try:
@@ -22,8 +22,7 @@ def columns(stream: TextIO) -> int | None:
 
 
 def wrapped(text: str, width: int | None) -> str:
-    """Wrap long lines with an indent. A word that is longer than the width is not broken, so
-    that a path can be copied."""
+    """Wrap long lines with an indent. Long words are not broken, so that paths can be copied."""
     if width is None:
         return text
     return "\n".join(_wrapped(line, width) for line in text.split("\n"))
@@ -40,7 +39,7 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def fit_line(parts: list[str], width: int | None, more: bool = True) -> str:
-    """One line of the first parts that fit; with `more`, the number of omitted ones as `+n`."""
+    """Join the first parts that fit in one line; with `more`, end it with `+n` omitted parts."""
     for left in range(len(parts)):
         shown = parts[: len(parts) - left]
         line = "  ".join([*shown, f"+{left}"] if left and more else shown)

@@ -1,17 +1,17 @@
-"""Account for the time from the command to its first training step, in one line.
+"""Measure the time from the command to its first training step, and report it in one line.
 
     start-up 9.8 s: imports 4.1, config 0.6, rendezvous 0.3, data 1.2, model 1.0, first step 0.8
 
-There is one account per run. A phase's time is that since the previous phase, without the
-imports of components that registry.py does on first use of a name. A process that starts ranks
-passes its account to them by the environment. Without a command, as in a notebook, nothing is
-counted.
+There is one account per run. The time of a phase starts at the end of the previous phase, without
+the imports of components that registry.py does on first use of a name. A process that starts ranks
+passes its account to them by an environment variable. Without a command, as in a notebook, nothing
+is measured.
 
-On a terminal each long phase is announced when it begins.
+On a terminal each long phase is announced when it starts.
 
-Importing makes millions of objects and hardly any garbage, and Python's collector looks at all of
-them again and again: a fifth of the CPU time until the first step. So it does not run meanwhile,
-and never looks at them afterwards.
+Imports create millions of objects and hardly any garbage, and Python's garbage collector would
+scan all of them repeatedly: a fifth of the CPU time until the first step. So the collector is
+disabled during imports, and these objects are excluded from later collections.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Account:
 
 _account: Account | None = None
 _first_of_process = True
-_paused = _frozen = False  # garbage collection; the modules that it skips
+_paused = _frozen = False  # garbage collection is paused; imported modules are excluded from it
 
 
 def begin() -> None:
-    """Start the account of a command. Until now its process has only imported modules."""
+    """Start the account of a command. So far the process has only imported modules."""
     global _account, _first_of_process
     _account = Account(born() if _first_of_process else now())
     _first_of_process = False
@@ -55,7 +55,7 @@ def begin() -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Until `imported` is called, or the end of this block."""
+    """Disable garbage collection until `imported` is called or the block ends."""
     global _paused
     if not gc.isenabled():
         yield
@@ -70,11 +70,11 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def imported() -> None:
-    """Most modules of this process are imported: collect garbage again, but not among these."""
+    """Enable garbage collection after the imports, and exclude the objects that exist now."""
     global _paused, _frozen
     if not _paused:
         return
-    if not _frozen:  # what a second run in this process finds may be garbage of the first
+    if not _frozen:  # in a second run of this process, the objects may be garbage of the first
         gc.freeze()
     gc.enable()
     _paused, _frozen = False, True
@@ -87,14 +87,14 @@ def mark(phase: str) -> None:
 
 
 def announce(doing: str) -> None:
-    """Print on a terminal what begins now: the next seconds may print nothing else."""
+    """Print on a terminal what starts now, because nothing else may be printed for seconds."""
     if _account is not None and os.environ.get("RANK", "0") == "0" and sys.stdout.isatty():
         print(f"{doing} ...", flush=True)  # noqa: T201
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Count the time of this block as imports, not as the current phase."""
+    """Count the time of the block as imports, not as the current phase."""
     account = _account
     if account is None or account.importing:
         yield
@@ -118,7 +118,7 @@ def move_from_imports(phase: str, seconds: float) -> None:
 
 @contextmanager
 def passed_to_ranks() -> Iterator[None]:
-    """Processes that are started in this block may continue this account."""
+    """Pass the account to processes that are started in the block."""
     if _account is not None:
         os.environ[VARIABLE] = json.dumps(asdict(_account))
     try:
@@ -131,7 +131,7 @@ def take_over() -> None:
     """In a rank: continue the account of the process that started it, if there is one."""
     global _account
     text = os.environ.pop(VARIABLE, "")
-    # A rank that is restarted was not started by the command.
+    # The account of a restarted rank would include the time before the restart.
     if text and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         _account = Account(**json.loads(text))
         _account.add("rendezvous", born())
@@ -139,7 +139,7 @@ def take_over() -> None:
 
 
 def finish() -> str:
-    """The line, after the first step. Empty if nothing was counted or it was already printed."""
+    """Return the line after the first step; "" the second time, or if nothing was measured."""
     global _account
     mark("first step")
     account, _account = _account, None
@@ -150,13 +150,13 @@ def finish() -> str:
 
 
 def now() -> float:
-    """Seconds, on a clock that all processes of this machine share."""
+    """Return seconds of a clock that all processes of this machine share."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.time() if clock is None else time.clock_gettime(clock)
 
 
 def born() -> float:
-    """When this process was started; the present time where the system does not report it."""
+    """Return when this process was started; the present time if the system does not report it."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return int(after_name[19]) / os.sysconf("SC_CLK_TCK")  # seconds since boot

@@ -1,8 +1,8 @@
-"""One switch: may an opened folder or file run code?
+"""The switch that decides whether an opened folder or file may run code.
 
 A run's folder, a checkpoint or an archive may come from anyone. While one is open that the user
-did not say to trust, the switch is closed. Code that would import, call or unpickle something
-for it asks here first:
+has not trusted, the switch is closed. Code that would import, call or unpickle something for it
+calls `expect_trust` first:
 
     with closed(Opened("runs/mine/config.yaml")):
         ...
@@ -27,17 +27,17 @@ class Opened:
     """A file or folder that was opened without trust."""
 
     file: str
-    # Key paths and values that the user typed on top of it: these may name code.
+    # Key paths and values that the user typed in addition: these may name code.
     typed: frozenset[str] = frozenset()
 
 
-# One entry for each `closed` block that is running: blocks may overlap in threads.
+# One entry for each active `closed` block: blocks of several threads may overlap.
 _closed_by: list[Opened] = []
 
 
 @contextmanager
 def closed(opened: Opened | None) -> Iterator[None]:
-    """Close the switch until the block ends, also by an error. None: leave it unchanged."""
+    """Close the switch until the block ends, with or without an error. None: do not change it."""
     if opened is None:
         yield
         return
@@ -57,8 +57,8 @@ def expect_trust(what: str, where: str = "", *typed: str) -> None:
     """Raise UntrustedError if the switch is closed.
 
     what: a clause that says what would happen.
-    where: the key path that asks for it.
-    typed: key paths or values; it is allowed if the user typed one of them.
+    where: the key path that requests it.
+    typed: key paths or values; no error is raised if the user typed one of them.
     """
     for opened in tuple(_closed_by):
         if opened.typed.isdisjoint(typed):
@@ -71,10 +71,10 @@ def expect_trust(what: str, where: str = "", *typed: str) -> None:
 
 
 def hand_on() -> tuple[Opened, ...]:
-    """The state of the switch, for `take_over` in another process of this run."""
+    """Return the state of the switch, for `take_over` in another process of this run."""
     return tuple(_closed_by)
 
 
 def take_over(opened: tuple[Opened, ...]) -> None:
-    """Set the switch of this process for good, to the state from `hand_on`."""
+    """Set the switch of this process permanently, to the state from `hand_on`."""
     _closed_by[:] = opened

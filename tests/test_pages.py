@@ -17,6 +17,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine import catalog, registry
+from sslengine.command.completion import words
+from sslengine.command.front import VERBS
 from sslengine.config.dead_keys import DEAD_KEYS
 from sslengine.config.sections import schema
 from sslengine.launch.cli import main
@@ -67,7 +69,7 @@ def test_files_and_configs_exist(page: Path) -> None:
         assert (ROOT / name).exists() or name in own, overlay
 
 
-# Where the flags of tools/run_distributed_engines.py, tools/predict.py and others are declared.
+# Where the flags of tools/run_distributed_engines.py and others are declared.
 SCRIPTS = [*ROOT.glob("tools/**/*.py"), *ROOT.glob("extra_scripts/*.py")]
 DECLARED = [*ROOT.glob("sslengine/launch/*.py"), *ROOT.glob("sslengine/command/*.py")]
 
@@ -82,6 +84,17 @@ def test_flags_of_commands_exist(page: Path) -> None:
         declared = "".join(each.read_text() for each in sources)
         for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", arguments):
             assert f'"{flag}"' in declared, f"{script} {flag}"
+
+
+@page
+def test_verbs_and_their_flags_exist(page: Path) -> None:
+    text = page.read_text().replace("\\\n", " ")
+    command = r"(?:`|^    )sslengine ([a-z]+)(?![a-z]*[=.])([^`\n#]*)"
+    for verb, arguments in re.findall(command, text, re.MULTILINE):
+        if verb == "job":
+            continue  # the name of a job that submits itself
+        assert verb in VERBS, verb
+        assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", arguments)) <= set(words(verb)), arguments
 
 
 def test_the_tables_of_data_md_have_every_transform_and_collator() -> None:

@@ -67,7 +67,7 @@ def test_the_verbs_train_a_model_in_every_mode() -> None:
 
 
 def test_fp16_needs_a_gpu() -> None:
-    with pytest.raises(ConfigError, match=r"float16 needs a GPU.*cpu.*AMP_DTYPE=bfloat16"):
+    with pytest.raises(ConfigError, match=r"float16 requires a GPU.*cpu.*AMP_DTYPE=bfloat16"):
         _build(amp_dtype="float16")
 
 
@@ -78,7 +78,7 @@ def test_one_word_chooses_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
         choice: chosen_precision(choice, CPU).name for choice in ("auto", "fp32", "tf32", "bf16")
     }
     assert names == {"auto": "fp32", "fp32": "fp32", "tf32": "fp32", "bf16": "bf16"}
-    with pytest.raises(ConfigError, match=r"MACHINE\.PRECISION: fp16 needs a GPU"):
+    with pytest.raises(ConfigError, match=r"MACHINE\.PRECISION: fp16 requires a GPU"):
         chosen_precision("fp16", CPU)
     for has_bf16, chosen in ((True, "bf16"), (False, "fp16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16: has)

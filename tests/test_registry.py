@@ -47,7 +47,7 @@ def test_two_owners_of_a_name_are_refused(things: Registry[object]) -> None:
 
     things.register("one")(One)
     with pytest.raises(
-        ConfigError, match=r"thing name 'one' is taken by .*test_registry; elsewhere"
+        ConfigError, match=r"thing name 'one' is used by .*test_registry; elsewhere"
     ):
         things.register("one")(Two)
 
@@ -91,7 +91,7 @@ LAZY: Registry = Registry("lazy thing")
 
 def test_a_declared_name_cannot_be_taken_by_another_module(things: Registry[object]) -> None:
     things.declare("some.module", "name")
-    with pytest.raises(ConfigError, match="taken by some.module"):
+    with pytest.raises(ConfigError, match="used by some.module"):
         things.register("name")(object())
 
 

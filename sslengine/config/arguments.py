@@ -1,4 +1,4 @@
-"""Does a call `thing(**arguments)` fit? Asked before anything is built.
+"""Check the arguments of a call `thing(**arguments)` before anything is built.
 
 Components such as transforms, heads and hooks have no options dataclass: the
 signature of the class is their schema.
@@ -16,9 +16,10 @@ from sslengine.errors import listing, nearest
 
 
 def loss_arguments(thing: Any, given: Collection[str]) -> list[str]:
-    """Of a function that is a loss: what it is called with. Nothing of one that makes a loss.
+    """Return the arguments that training passes to a function that is a loss.
 
-    Two or three positional arguments that have no default and that YAML does not give.
+    They are two or three positional arguments without default that YAML does not set. A function
+    with another number of such arguments creates a loss; the result is then empty.
     """
     if not inspect.isfunction(thing):
         return []
@@ -34,11 +35,11 @@ def loss_arguments(thing: Any, given: Collection[str]) -> list[str]:
 def argument_problems(
     thing: Any, arguments: Mapping[str, Any], where: str, given_by_engine: Sequence[str] = ()
 ) -> list[str]:
-    """What is wrong with the arguments; `given_by_engine` are those that YAML cannot set."""
+    """Return the problems of the arguments; `given_by_engine` are those that YAML cannot set."""
     try:
         parameters = dict(inspect.signature(thing).parameters)
     except (TypeError, ValueError):
-        return []  # a C function without a signature: the call itself will tell
+        return []  # a C function without a signature: only the call can fail
     kinds = {parameter.kind for parameter in parameters.values()}
     for name in given_by_engine:
         parameters.pop(name, None)
@@ -55,7 +56,7 @@ def argument_problems(
                 problems.append(f"{where}.{name}: {_name(thing)} takes no such argument. {hint}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in arguments:
-            problems.append(f"{where}.{name}: {_name(thing)} needs this argument.")
+            problems.append(f"{where}.{name}: {_name(thing)} requires this argument.")
     known = {name: value for name, value in arguments.items() if name in parameters}
     return problems + _type_problems(thing, known, where)
 
@@ -74,7 +75,7 @@ def _type_problems(thing: Any, arguments: Mapping[str, Any], where: str) -> list
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Conservative: says no only where the hint is plain and the value plainly another thing."""
+    """Whether the value may have the type; False only for simple types that clearly differ."""
     origin = typing.get_origin(hint)
     if hint is Any or isinstance(hint, typing.TypeVar):
         return True

@@ -1,6 +1,6 @@
-"""`auto` in MODEL.HEAD.PARAMS: a width that is that of the feature.
+"""Find `auto` in MODEL.HEAD.PARAMS: a width that is that of the feature.
 
-First in an argument that is a list, or as an argument that begins with `in_`.
+`auto` may be the first entry of a list, or an argument whose name starts with `in_`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 def auto_places(params: Any) -> Iterator[tuple[Any, str | int]]:
-    """Where HEAD.PARAMS say it: the container, and the key or place in it."""
+    """Yield the list or dict that contains each `auto`, and its index or key."""
     for entry in params:
         match entry:
             case [str(), Mapping() as arguments, *_]:
@@ -26,7 +26,7 @@ def auto_places(params: Any) -> Iterator[tuple[Any, str | int]]:
 
 
 def with_some_width(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a head as they will be, as far as their types go."""
+    """Return the arguments with 1 for `auto`, so that their types can be checked."""
     some = {key: [*each] if isinstance(each, list) else each for key, each in arguments.items()}
     for place, key in auto_places([["head", some]]):
         place[key] = 1

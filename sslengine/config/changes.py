@@ -1,7 +1,7 @@
-"""A run continues with another config: what has changed, and may it?
+"""A run resumes with another config: which keys have changed, and is that allowed?
 
-Most may: a longer run, other logging, other workers, another learning rate. What makes the
-weights what they are may not, for a checkpoint of one model or method says nothing to another.
+Most changes are: a longer run, other logging, other workers, another learning rate. Keys that
+determine the model or the method may not change, because a checkpoint does not fit another one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sslengine.config.options import SHARDED_TASK
 from sslengine.registry import DATA_SOURCES, SCHEDULERS
 
 _FIXED = ("MODEL", "LOSS", "TRAINER.TASK_NAME", "TRAINER.TRAIN_STEP_NAME", "OPTIMIZER.name")
-# How the model is computed, not what it is.
+# Keys below _FIXED that may change: they determine how the model is computed.
 _FREE = (
     "MODEL.ACTIVATION_CHECKPOINTING", "MODEL.AMP_PARAMS", "MODEL.CHANNELS_LAST", "MODEL.COMPILE",
     "MODEL.FSDP_CONFIG", "MODEL.GRAD_CLIP", "MODEL.WEIGHTS_INIT",
@@ -40,23 +40,23 @@ class Change(NamedTuple):
         return not is_fixed(self.path)
 
 
-# And how a method keeps its memory.
-_FREE_OF_A_METHOD = ".memory_params.sharded"
+# A key of several methods that may change: how the memory is stored.
+_FREE_IN_LOSS = ".memory_params.sharded"
 
 
 def is_fixed(path: str) -> bool:
-    """Does it make the weights what they are?"""
-    free = _below(path, _FREE) or path.endswith(_FREE_OF_A_METHOD)
+    """Whether the key determines the model or the method, so that it may not change."""
+    free = _below(path, _FREE) or path.endswith(_FREE_IN_LOSS)
     return _below(path, _FIXED) and not free
 
 
 def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> list[Change]:
-    """Between the YAML that an earlier start left (`config.yaml`) and the config of this one.
+    """Return the changes between `config.yaml` of an earlier start and the present config.
 
-    now: as it would be stored (stored.py).
+    now: the present config in the form in which it is stored (stored.py).
 
-    Values that follow from others are left out, and where the run lives; keys that an earlier
-    version accepted although nothing read them; and keys that it did not have, at their defaults.
+    Omitted are: derived values; CHECKPOINT; keys without effect that an earlier version accepted;
+    and keys that the earlier version did not have, if they have their defaults.
     """
     tree = yaml.safe_load(before) or {}  # type: ignore[no-untyped-call]
     new = dict(_leaves(now))
@@ -85,7 +85,7 @@ def _is_of_another(path: str) -> bool:
 
 
 def _is_given(path: str, origins: Mapping[str, str]) -> bool:
-    """Somebody has given it, or a section that it stands in; else it is a default."""
+    """Whether the key, or a section that contains it, was set; otherwise it is a default."""
     words = f"config.{path}".split(".")
     return any(".".join(words[:count]) in origins for count in range(2, len(words) + 1))
 

@@ -1,8 +1,8 @@
-"""Is every name known, does every component take its arguments, do the sections agree?
+"""Check that names are known, that components take their arguments, and that sections agree.
 
-Nothing is built here; nothing is written. Fields made with `named(...)` are checked
-against their registry wherever they stand in the schema, plugins' sections included.
-`check_plain` reports what it can without importing a component, and with it torch.
+Nothing is built or changed. Fields made with `named(...)` are checked against their registry
+anywhere in the schema, including plugins' sections. `check_plain` reports the problems that can
+be found without importing components, which import torch.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from sslengine.registry import HEADS, SCHEDULERS, Registry, component_key
 
 
 def check_plain(merged: Merged) -> None:
-    """Raise one ConfigError that tells all unknown names and all that sections find wrong."""
+    """Raise one ConfigError with all unknown names and all problems that sections report."""
     for registry, value, path in _named_values(merged.root):
         merged.problems.extend(_spelling_problems(registry, value, path))
     for path, node in typed_nodes(merged.root.config):
-        # What refers to the options of a component is looked at when they are there.
+        # An interpolation may refer to options of a component, which are merged later.
         with suppress(OmegaConfBaseException):
-            merged.problems.extend(_told_by_section(node, path, "check"))
+            merged.problems.extend(_section_problems(node, path, "check"))
     merged.raise_problems()
 
 
 def check(merged: Merged) -> None:
-    """Raise one ConfigError that tells all that is wrong."""
+    """Raise one ConfigError with all problems."""
     for registry, value, path in _named_values(merged.root):
         merged.problems.extend(_name_problems(registry, value, path))
-    # What a section asks of its components can be asked of the right ones alone.
-    verbs = ("check",) if merged.problems else ("check", "check_chosen")
+    # `check_chosen` imports components, so their names must be right.
+    methods = ("check",) if merged.problems else ("check", "check_chosen")
     for path, node in typed_nodes(merged.root.config):
         merged.problems.extend(_number_problems(node, path))
-        for verb in verbs:
-            merged.problems.extend(_told_by_section(node, path, verb))
+        for method in methods:
+            merged.problems.extend(_section_problems(node, path, method))
         merged.problems.extend(_free_component_problems(node, path))
         merged.problems.extend(_argument_problems(node, path))
         merged.problems.extend(_beside_problems(node, path))
@@ -54,7 +54,7 @@ def check(merged: Merged) -> None:
 
 
 def _named_values(root: DictConfig) -> Iterator[tuple[Registry[Any], Any, str]]:
-    """The names of components, or the entries with their names, and their key paths."""
+    """Yield the registry, the name (or the entries with names) and the key path of components."""
     for path, node in (*typed_nodes(root.config), ("", root)):
         for key, field in fields_of(node).items():
             registry = field.metadata.get("registry")
@@ -63,7 +63,7 @@ def _named_values(root: DictConfig) -> Iterator[tuple[Registry[Any], Any, str]]:
 
 
 def _value_of(node: DictConfig, key: str) -> Any:
-    """None where it refers to something that is not in the config yet."""
+    """Return the value; None if it refers to a key that is not in the config yet."""
     try:
         value = node[key]
     except OmegaConfBaseException:
@@ -72,12 +72,12 @@ def _value_of(node: DictConfig, key: str) -> Any:
 
 
 def _number_problems(node: DictConfig, path: str) -> Iterator[str]:
-    """Numbers that are none, and infinite ones where nothing says that they may be."""
+    """Yield problems of NaN, and of infinity in fields that do not allow it."""
     for key, field in fields_of(node).items():
         value = node._get_node(key)
         if isinstance(value, DictConfig) and fields_of(value):
-            continue  # a section of its own
-        component = "registry" in field.metadata  # its arguments are its own affair
+            continue  # a section, whose fields are checked separately
+        component = "registry" in field.metadata  # its arguments may be infinite
         infinite = component or bool(field.metadata.get("infinite"))
         for place, number in _floats(_value_of(node, key), f"{path}.{key}"):
             if math.isnan(number) or (math.isinf(number) and not infinite):
@@ -97,13 +97,13 @@ def _floats(value: Any, path: str) -> Iterator[tuple[str, float]]:
 
 
 def _spelling_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
-    """Names that nothing can have. What an entry is to be made of is not looked at."""
+    """Yield problems of unknown names. The form of entries is checked later."""
     match value:
         case str() if value and not registry.may_know(value):
             yield str(registry.unknown(value, path))
         case {"name": str()}:
             yield from _spelling_problems(registry, registry.name_in(value, path), path)
-        case [str(name), Mapping()]:  # or two entries; its `name` may be an argument
+        case [str(name), Mapping()]:  # or a list of two entries; a `name` may be an argument
             yield from _spelling_problems(registry, name, path)
         case [*entries]:
             for index, each in enumerate(entries):
@@ -130,10 +130,10 @@ def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[s
 
 
 def _is_pair(registry: Registry[Any], value: Any) -> bool:
-    """`[name, {...}]`. More may follow: what is read of it is for the section to say."""
+    """Whether it is `[name, {...}]`. More entries may follow; the section checks them."""
     match value:
         case [str(first), Mapping() as arguments, *more]:
-            # With a name in it, it is the second of a list of names and of entries.
+            # A dict with a `name` is the second entry of a list of components.
             return "name" not in arguments or (not more and _takes_a_name(registry, first))
     return False
 
@@ -147,7 +147,7 @@ def _takes_a_name(registry: Registry[Any], name: str) -> bool:
 
 def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
     if name in registry:
-        return  # what ships with sslengine is imported where it is built
+        return  # sslengine's components are imported when they are built
     try:
         registry.get(name, path)
     except UntrustedError:
@@ -159,10 +159,11 @@ def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator
 
 
 def _kind_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
-    """Of a dotted path, which may point to anything."""
+    """Yield the problem of a dotted path that names something of another kind."""
     if ":" in name and (expected := registry.unfit(name, path)):
         thing = registry.get(name, path)
-        yield f"{path}: {name!r} is no {registry.kind}: expected {expected}, got {thing!r}."
+        problem = f"cannot be used as {registry.kind}: expected {expected}, got {thing!r}"
+        yield f"{path}: {name!r} {problem}."
 
 
 def _call_problems(
@@ -195,15 +196,15 @@ def _call_problems(
         yield from (f"{path}.{text}" for text in options(**given).check())
 
 
-def _told_by_section(node: DictConfig, path: str, verb: str) -> Iterator[str]:
-    """What the section says itself: see sections.py."""
-    if hasattr(OmegaConf.get_type(node), verb):
-        for text in getattr(OmegaConf.to_object(node), verb)():
+def _section_problems(node: DictConfig, path: str, method: str) -> Iterator[str]:
+    """Yield the problems that the section's own method reports, see sections.py."""
+    if hasattr(OmegaConf.get_type(node), method):
+        for text in getattr(OmegaConf.to_object(node), method)():
             yield f"{path}.{text}"
 
 
 def _free_component_problems(node: DictConfig, path: str) -> Iterator[str]:
-    """Options of components that have no dataclass: their signature is the schema."""
+    """Check the options of components without a dataclass: their signature is the schema."""
     registry = components_of(node)
     if registry is None:
         return
@@ -242,7 +243,7 @@ def _beside_problems(node: DictConfig, path: str) -> Iterator[str]:
 
 
 def _chosen_names(node: DictConfig, registry: Registry[Any]) -> dict[str, str]:
-    """The key of each chosen component's section -> its name, which may be a dotted path."""
+    """Map the key of each chosen component's section to its name, which may be a dotted path."""
     chosen: list[str] = []
     for key, field in fields_of(node).items():
         if field.metadata.get("registry") == registry:

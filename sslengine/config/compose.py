@@ -1,7 +1,7 @@
-"""Command line -> layers: the YAML files that it selects (files.py), then the values that it sets.
+"""Read the command line: the YAML files that it selects (files.py), and the values that it sets.
 
-Hydra reads the grammar of `key=value`. Each layer and value remembers where it comes from, so that
-merge.py can tell each mistake with its place.
+Hydra parses `key=value`. Each layer and value stores its origin, so that merge.py can report each
+mistake with its origin.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Composition:
-    """What one run was asked for."""
+    """The layers and values of one run."""
 
     layers: list[Layer]
     assignments: list[Assignment]
     name: str  # of the config file: quickstart/simclr
 
     def said(self) -> dict[str, Any]:
-        """What the files say together, before there is a schema. Later ones win."""
+        """Merge the files' trees without a schema. Later files override earlier ones."""
         tree: dict[str, Any] = {}
         for layer in self.layers:
             _put(tree, layer.tree)
         return tree
 
     def last_value(self, path: str) -> Any:
-        """What `path` was last set to, before there is a schema; None if nothing set it."""
+        """Return the last value set for `path`, without a schema; None if it was not set."""
         value = None
         for layer in self.layers:
             value = below(layer.tree, path.split("."), value)
@@ -71,14 +71,14 @@ def _put(tree: dict[str, Any], on_top: Mapping[str, Any]) -> None:
 
 
 def shipped_configs() -> Path:
-    """The YAML that comes with sslengine: inside the wheel, or beside the package in a checkout."""
+    """Return the folder of sslengine's YAML: inside the wheel, or next to the package in git."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
 
 def search_folders(config_dirs: Sequence[str]) -> list[Path]:
-    """Where configs are looked for, first wins: --config-dir, ./configs, sslengine's own."""
+    """Return the folders of configs; the first match wins: --config-dir, ./configs, sslengine's."""
     chosen = []
     for given in config_dirs:
         folder = Path(given).expanduser().resolve()
@@ -91,7 +91,7 @@ def search_folders(config_dirs: Sequence[str]) -> list[Path]:
 
 
 def is_group(override: Override) -> bool:
-    """Does it select a file (`config=...`, `+config/models=...`), or set a value?"""
+    """Whether the override selects a file (`config=...`, `+config/models=...`)."""
     return override.key_or_group == "config" or override.key_or_group.startswith("config/")
 
 
@@ -103,17 +103,17 @@ def parse(arguments: Sequence[str]) -> list[Override]:
         bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), None)
         if bare is not None and not bare.startswith("config."):
             raise ConfigError(
-                f"{COMMAND_LINE}: {bare!r} is no KEY=VALUE. A file is named by config={stem(bare)}"
+                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. To select a file: config={stem(bare)}"
             ) from error
         raise ConfigError(
-            f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that holds spaces, "
+            f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that contains spaces, "
             f"commas or braces: \"config.CHECKPOINT.DIR='my dir'\"."
         ) from error
     return list(overrides)
 
 
 def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """`a=1,2 b=3,4` -> four argument lists; without a sweep, the arguments as they are."""
+    """`a=1,2 b=3,4` gives four argument lists; without a sweep, the arguments are one list."""
     choices = []
     for override in parse(arguments):
         if override.is_sweep_override():
@@ -125,7 +125,7 @@ def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Composition:
-    """Read the files that the arguments select, and the values they set."""
+    """Read the files that the arguments select and the values that they set."""
     overrides = [each for each in parse(arguments) if not each.key_or_group.startswith("hydra")]
     groups = [each for each in overrides if is_group(each)]
     name = _chosen([_file_named(each) for each in groups if each.key_or_group == "config"])
@@ -141,12 +141,12 @@ def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Compos
 def _chosen(names: Sequence[str]) -> str:
     if not names:
         raise ConfigError(
-            "no config was named: add config=<file without .yaml>, as in config=quickstart/simclr."
+            "no config is given: add config=<file without .yaml>, as in config=quickstart/simclr."
         )
     if len(names) > 1:
         raise ConfigError(
-            f"{', '.join(f'config={name}' for name in names)}: config=... names one file. What "
-            f"comes on top of it lies in a folder below configs/: +config/FOLDER=FILE."
+            f"{', '.join(f'config={name}' for name in names)}: config=... selects one file. Add "
+            f"others from folders below configs/: +config/FOLDER=FILE."
         )
     return names[0]
 
@@ -155,7 +155,7 @@ def _file_named(override: Override) -> str:
     value = override.value()
     if override.type != OverrideType.ADD and override.key_or_group != "config":
         raise ConfigError(
-            f"{COMMAND_LINE}: {override.input_line}: a file is put on top of others by "
+            f"{COMMAND_LINE}: {override.input_line}: to add a file write "
             f"+{override.key_or_group}=FILE."
         )
     if not isinstance(value, str) or not value:
@@ -167,12 +167,12 @@ def _file_named(override: Override) -> str:
 
 
 def compose_on(layer: Layer, arguments: Sequence[str], name: str) -> Composition:
-    """Values that are typed on top of one file. No other file is looked for."""
+    """Read one file and the values that the arguments set. Other files cannot be added."""
     overrides = parse(arguments)
     groups = [str(each.input_line) for each in overrides if is_group(each)]
     if groups:
         raise ConfigError(
-            f"{COMMAND_LINE}: {groups[0]}: no file can be put on top of {layer.origin}, which was "
+            f"{COMMAND_LINE}: {groups[0]}: no file can be added to {layer.origin}, which was "
             f"opened as plain values. Set single values: config.KEY=VALUE."
         )
     return Composition([layer], [_assignment(each) for each in overrides], name)

@@ -1,10 +1,10 @@
-"""VISSL's keys that have no effect here: the one table of them.
+"""The table of VISSL's keys that have no effect in sslengine.
 
-A key of this table is in no schema: nothing reads it. Setting it is a warning that says what to
-do instead, or an error where the run would not be what the key asks for. A value that asks for
-the behaviour that sslengine always has is accepted silently.
+The keys are not in the schema, because nothing reads them. Setting one gives a warning that says
+what to do instead, or an error if the run would differ from what the key requests. A value that
+requests the behaviour that sslengine always has is accepted silently.
 
-`*` in a path stands for one name: the split of DATA, or the loss whose options these are.
+`*` in a path matches one name: a split of DATA, or a loss.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DeadKey:
-    # Why it has no effect, and what to set in its place.
+    # Why it has no effect, or what to set instead.
     instead: str
-    # Values that ask for what happens in any case.
-    happens: tuple[Any, ...] = ()
-    # Is another value an error? A warning otherwise.
+    # Values that request the behaviour that sslengine always has.
+    accepted: tuple[Any, ...] = ()
+    # Other values are an error, not a warning.
     refused: bool = False
 
-    def describes(self, value: Any) -> bool:
-        return any(type(value) is type(each) and value == each for each in self.happens)
+    def accepts(self, value: Any) -> bool:
+        return any(type(value) is type(each) and value == each for each in self.accepted)
 
 
-def _off(instead: str, *happens: Any) -> DeadKey:
-    """A feature that is not there: only the values that leave it off are possible."""
-    return DeadKey(instead, happens or (False,), refused=True)
+def _off(instead: str, *accepted: Any) -> DeadKey:
+    """A feature that is not available: only the values that disable it are accepted."""
+    return DeadKey(instead, accepted or (False,), refused=True)
 
 
 def _same(paths: Iterable[str], key: DeadKey) -> dict[str, DeadKey]:
@@ -40,7 +40,7 @@ def _same(paths: Iterable[str], key: DeadKey) -> dict[str, DeadKey]:
 _OTHER_TOOL = DeadKey("it is read by a tool of VISSL that sslengine does not have.")
 _NOT_READ = DeadKey("VISSL never reads it.")
 _EMA = "there is no moving average of the model; DINO, BYOL and MoCo keep their own teacher."
-_FAIRSCALE = DeadKey("it is a setting of fairscale's FSDP; torch's FSDP, used here, has none such.")
+_FAIRSCALE = DeadKey("it is a setting of fairscale's FSDP, which torch's FSDP does not have.")
 
 DEAD_KEYS: dict[str, DeadKey] = {
     "MONITOR_PERF_STATS": DeadKey("set HOOKS.PERF_STATS.MONITOR_PERF_STATS."),
@@ -54,8 +54,8 @@ DEAD_KEYS: dict[str, DeadKey] = {
     # ---- processes
     "DISTRIBUTED.DISTR_ON": _NOT_READ,
     "DISTRIBUTED.INIT_METHOD": DeadKey(
-        "processes always meet through a store; DISTRIBUTED.RUN_ID=host:port says where several "
-        "nodes meet."
+        "processes always connect through a store; DISTRIBUTED.RUN_ID=host:port is its address "
+        "for several nodes."
     ),
     "DISTRIBUTED.GATHER_METRIC_PERIOD": DeadKey(
         "losses of all ranks are averaged when they are read, by one collective per LOG_FREQUENCY."
@@ -63,20 +63,20 @@ DEAD_KEYS: dict[str, DeadKey] = {
     # ---- data
     "DATA.TRANSFORMS": DeadKey("set TRANSFORMS of DATA.TRAIN and DATA.TEST."),
     "DATA.*.BASE_DATASET": _off(
-        "DATA_SOURCES says what is read", "generic_ssl"
+        "DATA_SOURCES names what is read", "generic_ssl"
     ),
     "DATA.*.MMAP_MODE": DeadKey(
         "long file lists are read from an index on disk as needed; CACHE_INDEX: false keeps them "
         "in memory.", (True,),
     ),
     "DATA.*.ENABLE_QUEUE_DATASET": DeadKey(
-        "another sample stands for an unreadable one in any case.", (True,)
+        "another sample always replaces an unreadable one.", (True,)
     ),
     "DATA.*.USE_STATEFUL_DISTRIBUTED_SAMPLER": DeadKey("every sampler can be resumed.", (True,)),
     # ---- model
-    "MODEL.CUDA_CACHE": DeadKey("PyTorch's allocator needs no clearing; leave it out."),
+    "MODEL.CUDA_CACHE": DeadKey("PyTorch's allocator needs no clearing; remove it."),
     "MODEL.SYNC_BN_CONFIG.SYNC_BN_TYPE": DeadKey(
-        "torch's own form serves both types; CONVERT_BN_TO_SYNC_BN switches it on.", ("pytorch",)
+        "torch's version replaces both types; CONVERT_BN_TO_SYNC_BN enables it.", ("pytorch",)
     ),
     "MODEL.SHARDED_DDP_SETUP.USE_SDP": _off(
         "not available; set OPTIMIZER.use_zero, or TRAINER.TASK_NAME of a sharded run"
@@ -119,31 +119,31 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "MODEL.TRUNK.XCIT.QK_SCALE": _off(
         "cross-covariance attention learns its temperature", False, None
     ),
-    "MODEL.TRUNK.CONVIT.CLASS_TOKEN_IN_LOCAL_LAYERS": _off("a class token has no place"),
+    "MODEL.TRUNK.CONVIT.CLASS_TOKEN_IN_LOCAL_LAYERS": _off("a class token has no position"),
     "MODEL.TRUNK.MOBILE_NET.NAME": _off("there is one network", "mobilenetv3_large_100"),
     "MODEL.TRUNK.MOBILE_NET.PRETRAINED": _off(
         "weights are not downloaded; get the file and set MODEL.WEIGHTS_INIT.PARAMS_FILE"
     ),
     # ---- losses
     "LOSS.ignore_index": DeadKey("set it in the section of the loss."),
-    "LOSS.*.buffer_params": DeadKey("the sizes are those of the batch; leave it out."),
-    "LOSS.*.embedding_dim": DeadKey("the width is that of the last head; leave it out."),
-    "LOSS.*.world_size": DeadKey("it is the number of ranks of the run; leave it out."),
+    "LOSS.*.buffer_params": DeadKey("the sizes are those of the batch; remove it."),
+    "LOSS.*.embedding_dim": DeadKey("the width is that of the last head; remove it."),
+    "LOSS.*.world_size": DeadKey("it is the number of ranks of the run; remove it."),
     "LOSS.*.queue.local_queue_length": DeadKey("set queue_length, for all ranks together."),
     "LOSS.*.output_dir": DeadKey("a loss that is not finite stops the run; no scores are dumped."),
     "LOSS.*.normalize_last_layer": DeadKey("VISSL never reads it; the head has such an argument."),
-    "LOSS.*.DROP_LAST": DeadKey("every sample has a row in the memory; leave it out."),
-    "LOSS.*.BATCHSIZE_PER_REPLICA": DeadKey("every sample has a row in the memory; leave it out."),
+    "LOSS.*.DROP_LAST": DeadKey("every sample has a row in the memory; remove it."),
+    "LOSS.*.BATCHSIZE_PER_REPLICA": DeadKey("every sample has a row in the memory; remove it."),
     "LOSS.*.reduction": DeadKey(
-        "how a loss averages is its own; leave it out.", ("mean", "none")
+        "each loss has a fixed reduction; remove it.", ("mean", "none")
     ),
     # ---- what is measured
     "METERS.model_output_mask": _off("not available"),
     "EXTRACT_FEATURES.MAP_FEATURES_TO_IMG_NAME": _off(
-        "not available; the `inds` files say which row is of which image"
+        "not available; the `inds` files map rows to images"
     ),
     "NEAREST_NEIGHBOR.OPTIMIZE_MEMORY": DeadKey(
-        "similarities are always computed in pieces that fit into memory."
+        "similarities are always computed in blocks that fit into memory."
     ),
     "NEAREST_NEIGHBOR.USE_CUDA": DeadKey("set MACHINE.DEVICE.", (True,)),
     "NEAREST_NEIGHBOR.FEATURES.PATH": _off(
@@ -165,12 +165,12 @@ DEAD_KEYS: dict[str, DeadKey] = {
     ),
     "MONITORING.MONITOR_ACTIVATION_STATISTICS": _off("not available", 0),
     "PROFILING.RUNTIME_PROFILING.LEGACY_PROFILER": DeadKey(
-        "it is torch.profiler in any case; torch's older one no longer exists."
+        "torch.profiler is always used; torch's older profiler no longer exists."
     ),
     # ---- checkpoints
     "CHECKPOINT.BACKEND": _off("checkpoints are files", "disk"),
     "CHECKPOINT.USE_SYMLINK_CHECKPOINT_FOR_RESUME": DeadKey(
-        "AUTO_RESUME begins at the newest checkpoint in any case; "
+        "AUTO_RESUME always resumes from the newest checkpoint; "
         "LATEST_CHECKPOINT_RESUME_FILE_NUM chooses an older one.", (True,),
     ),
 }  # fmt: skip
@@ -190,20 +190,20 @@ def is_of_vissl(path: str) -> bool:
 
 
 def dead_key(path: str) -> DeadKey | None:
-    """The entry of a key path, which begins with `config.`."""
+    """Return the entry of a key path, which starts with `config.`."""
     root, _, bare = path.partition(".")
     found = (key for pattern, key in DEAD_KEYS.items() if _matches(bare, pattern))
     return next(found, None) if root == "config" else None
 
 
 def has_no_effect(path: str) -> bool:
-    """Is it one of them, or below one?"""
+    """Whether the key, or a section that contains it, is in the table."""
     names = path.split(".")
     return any(dead_key(".".join(names[:count])) for count in range(2, len(names) + 1))
 
 
 def is_above_dead_keys(path: str) -> bool:
-    """Is it the name of a section that holds such keys?"""
+    """Whether the path is a section that contains a key of the table."""
     root, *names = path.split(".")
     for pattern in DEAD_KEYS:
         section = pattern.split(".")[: len(names)]
@@ -219,7 +219,7 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The keys that a value sets, down to those that the table knows."""
+    """Yield the key paths and values below `value`; a key of the table is not entered."""
     if isinstance(value, Mapping) and dead_key(path) is None:
         for key, each in value.items():
             yield from leaves(each, f"{path}.{key}")

@@ -1,4 +1,4 @@
-"""Facts about a run that methods need and that no single section holds."""
+"""Facts about a run that methods need and that follow from several sections."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class RunFacts:
     # The modules of all heads in order, as (name, arguments).
     heads: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     collator: str = ""
-    # What the target is: standard, sample_index, zero; "" where it is unknown.
+    # The kind of target: standard, sample_index, zero; "" if unknown.
     label_type: str = ""
-    # Do batch norms see the batches of all ranks?
+    # Whether batch norms share statistics over ranks.
     sync_batch_norm: bool = False
-    # Are there test phases?
+    # Whether the run has test phases.
     test_phases: bool = False
     seed: int = 0
-    # Known once the dataset has been opened; before, 0 and none.
+    # 0 and empty until the dataset is open.
     num_train_samples: int = 0
-    batch_sizes: frozenset[int] = frozenset()  # of training, over all ranks
+    batch_sizes: frozenset[int] = frozenset()  # of training batches, over all ranks
 
     @property
     def global_batch_size(self) -> int:
         return self.world_size * self.batch_size_per_replica
 
     def head(self, name: str) -> Mapping[str, Any] | None:
-        """The arguments of the first head module of that name; None if there is none."""
+        """Return the arguments of the first head module of that name; None if there is none."""
         return next((arguments for module, arguments in self.heads if module == name), None)
 
     def with_data(self, num_train_samples: int, batch_sizes: Iterable[int] = ()) -> RunFacts:
@@ -44,7 +44,7 @@ class RunFacts:
 
 
 def run_facts(config: DictConfig) -> RunFacts:
-    """The facts that the config alone tells."""
+    """Return the facts that follow from the config alone."""
     train = config.DATA.TRAIN
     return RunFacts(
         world_size=world_size(config),
@@ -60,10 +60,10 @@ def run_facts(config: DictConfig) -> RunFacts:
 
 
 def _modules(entries: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The pairs of HEAD.PARAMS, also nested ones. Malformed entries are reported elsewhere."""
+    """Yield the (name, arguments) of HEAD.PARAMS, nested ones too. check.py reports bad entries."""
     match entries:
         case [str(name), Mapping() as arguments, *_]:
-            yield name.removesuffix("_fsdp"), arguments  # the same head, by VISSL's other name
+            yield name.removesuffix("_fsdp"), arguments  # VISSL's second name of the same head
         case [*inner]:
             for entry in inner:
                 yield from _modules(entry)
@@ -74,9 +74,9 @@ def world_size(config: DictConfig) -> int:
 
 
 def views_per_image(transforms: Iterable[Mapping[str, Any]]) -> int:
-    """How many views the transforms make of one image.
+    """Return how many views of one image the transforms make.
 
-    A transform that makes several says so: `count_views`, called with what it is made with.
+    A transform that makes several has a method `count_views(**its_arguments)`.
     """
     views = 1
     for entry in transforms:

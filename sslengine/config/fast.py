@@ -1,4 +1,4 @@
-"""Which way of making pixels is the best that is installed."""
+"""Which augmentation back-end is the fastest that is installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from sslengine.errors import nearest
 from sslengine.registry import AUGMENT_BACKENDS
 
-# Of the extra `[fast]`.
+# The packages of the extra `[fast]`.
 FAST_PACKAGES = ("numba", "simplejpeg")
 FAST, ALWAYS_THERE = "numba", "pil"
 
@@ -17,12 +17,12 @@ def missing_packages() -> list[str]:
 
 
 def best_backend() -> str:
-    """What DATA.AUGMENT_BACKEND: auto stands for."""
+    """Return the back-end that DATA.AUGMENT_BACKEND: auto selects."""
     return FAST if FAST in AUGMENT_BACKENDS and not missing_packages() else ALWAYS_THERE
 
 
 def why_not(name: str) -> str:
-    """Why there can be no back-end of this name; nothing, if there can."""
+    """Return why the back-end of this name cannot be used; "" if it can."""
     names = ["auto", *AUGMENT_BACKENDS.names()]
     if name not in names and ":" not in name:
         hint = nearest(name, names)
@@ -30,7 +30,7 @@ def why_not(name: str) -> str:
     missing = missing_packages()
     if name == FAST and missing:
         return (
-            f"{name} needs {' and '.join(missing)}: pip install 'sslengine[fast]'. Or choose "
-            f"{ALWAYS_THERE}, which needs nothing."
+            f"{name} requires {' and '.join(missing)}: pip install 'sslengine[fast]'. Or choose "
+            f"{ALWAYS_THERE}, which requires no other package."
         )
     return ""

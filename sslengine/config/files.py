@@ -1,15 +1,15 @@
-"""The YAML files that a run is made of, in the order in which one lies on top of another.
+"""The YAML files of a run, in the order in which later files override earlier ones.
 
     config=quickstart/simclr       a file of the first folder that has it
-    +config/models=big             on top of it, a file of a folder below
+    +config/models=big             a file of a subfolder, which overrides it
     defaults: [/config/base/machine/cpu, other, {models: big}, _self_]
 
-The last is a line of a file and names those that it is based on: a name that begins with /config
-is looked for from the top, others beside the file. `optional models: big` may be missing, and
-`override models: big` takes the place of what a file further down chose for that folder.
+The last line is in a file, and lists the files that it is based on. A name that starts with
+/config is relative to the folder of configs, other names to the folder of the file. `optional
+models: big` may be missing; `override models: big` replaces the file that an included file chose
+for that folder.
 
-A folder of configs may be laid out as VISSL's, with a `config/` folder in it, or hold the YAML
-files directly.
+A folder of configs may contain the YAML files directly, or in a subfolder `config/`, as in VISSL.
 """
 
 from __future__ import annotations
@@ -44,29 +44,31 @@ class Layer:
 class Choice:
     """A file that the command line or a `defaults` list names: `group@package: name`."""
 
-    group: str  # beside the file that names it; from the top if it begins with /
+    group: (
+        str  # relative to the file that names it, or to the folder of configs if it starts with /
+    )
     name: str | None
     package: str | None = None
     optional: bool = False
     override: bool = False
-    # The names of a group can be overridden, and set its package.
+    # Written as `group: name`: such a choice can be overridden, and its group sets the package.
     grouped: bool = True
 
 
 class Files:
-    """Those of some folders; the first folder that has a file wins."""
+    """The YAML files of several folders; the first folder that has a file wins."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = [
             folder / "config" if (folder / "config").is_dir() else folder for folder in folders
         ]
-        # What takes the place of the choice of a group.
-        self._instead: dict[str, str | None] = {}
+        # The file that an `override` entry chooses for a group.
+        self._overrides: dict[str, str | None] = {}
 
-    def layers(self, choice: Choice, typed: str) -> list[Layer]:
-        """Of a file that was named on the command line, by what was typed."""
-        self._instead = {}
-        return list(self._chosen(choice, "/", "", (typed,)))
+    def layers(self, choice: Choice, argument: str) -> list[Layer]:
+        """Return the layers of a file that an argument of the command line selects."""
+        self._overrides = {}
+        return list(self._chosen(choice, "/", "", (argument,)))
 
     def known(self) -> list[str]:
         found = (
@@ -75,11 +77,14 @@ class Files:
         return sorted({each.with_suffix("").as_posix() for each in found})
 
     def _chosen(
-        self, choice: Choice, beside: str, package: str, inside: tuple[str, ...]
+        self, choice: Choice, parent: str, package: str, inside: tuple[str, ...]
     ) -> Iterator[Layer]:
-        """beside, package: of the file that names it; inside: all files that it is in."""
-        group = posixpath.normpath(posixpath.join(beside, choice.group))
-        name = self._instead.get(group, choice.name) if choice.grouped else choice.name
+        """
+        parent, package: folder and package of the file that names this one.
+        inside: the chain of files whose `defaults` lead to this one.
+        """
+        group = posixpath.normpath(posixpath.join(parent, choice.group))
+        name = self._overrides.get(group, choice.name) if choice.grouped else choice.name
         path = posixpath.normpath(posixpath.join(group, stem(name)))
         file = self._find(path) if name is not None else None
         if file is None:
@@ -88,8 +93,8 @@ class Files:
             return
         if path in inside:
             raise ConfigError(
-                f"{inside[0]}: `defaults` lists name each other in a circle, or a file names "
-                f"itself: {' -> '.join([*inside[inside.index(path) :], path])}."
+                f"{inside[0]}: `defaults` lists form a cycle: "
+                f"{' -> '.join([*inside[inside.index(path) :], path])}."
             )
         tree, header = _read(file)
         own = choice.package or choice.group.strip("/").replace("/", ".")
@@ -97,9 +102,9 @@ class Files:
         folder = group if choice.grouped else posixpath.dirname(path)
         entries = list(_entries(tree.pop("defaults", None), file))
         for each in entries:
-            if each is not None and each.override:  # a file further out has the say
+            if each is not None and each.override:  # setdefault: an outer file takes precedence
                 place = posixpath.normpath(posixpath.join(folder, each.group))
-                self._instead.setdefault(place, each.name)
+                self._overrides.setdefault(place, each.name)
         for each in entries:
             if each is None:
                 yield _layer(file, tree, package)
@@ -116,11 +121,11 @@ class Files:
         hint = nearest(wanted, known) or nearest(wanted.rsplit("/", 1)[-1], known)
         by = f"{inside[0]}: " if len(inside) == 1 else f"{inside[-1].removeprefix('/')}: {path}: "
         places = ", ".join(map(str, self.folders))
-        return f"{by}there is no such config file. {hint}\n  Looked in: {places}"
+        return f"{by}there is no such config file. {hint}\n  Searched in: {places}"
 
 
 def stem(name: Any) -> str:
-    """Both are taken; one run must not have two folders."""
+    """Remove `.yaml`, so that both spellings of a name give one run folder."""
     return str(name).removesuffix(".yaml")
 
 
@@ -130,20 +135,20 @@ def _joined(package: str, own: str) -> str:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], str | None]:
-    """What stands in the file, and the package that its first lines say."""
+    """Return the file's tree, and the package of its header; None without a header."""
     try:
         text = file.read_text("utf-8")
         tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text ({error}). Save it as UTF-8.") from error
     except (RecursionError, OmegaConfBaseException, YAMLError) as error:
-        # OmegaConf has an error of its own since 2.4.
+        # Since 2.4 OmegaConf detects recursive aliases itself.
         endless = isinstance(error, RecursionError) or "recursive aliases" in str(error)
         why = f"not valid YAML. {error}"
         if endless:
             why = (
-                "an alias (*NAME) stands inside what it refers to (&NAME), or values are nested "
-                "too deeply."
+                "an alias (*NAME) is inside the value that it refers to (&NAME), or values are "
+                "nested too deeply."
             )
         raise ConfigError(f"{file}: {why}") from error
     if not isinstance(tree, dict):
@@ -157,7 +162,7 @@ def _read(file: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _entries(listed: Any, file: Path) -> Iterator[Choice | None]:
-    """Of a `defaults` list; None: the file itself."""
+    """Yield the entries of a `defaults` list; None is the file itself."""
     if not isinstance(listed, (list, type(None))):
         raise ConfigError(f"{file}: defaults: expected a list of files, got {listed!r}.")
     for index, entry in enumerate(listed or ()):
@@ -194,8 +199,8 @@ def _layer(file: Path, tree: Mapping[str, Any], package: str) -> Layer:
     origin = readable_path(file)
     if package and "config" in tree:
         raise ConfigError(
-            f"{origin}: its first line has to be\n  # @package _global_\n"
-            f"  Without it, all that the file says is looked for below {package!r}."
+            f"{origin}: its first line must be\n  # @package _global_\n"
+            f"  Without it, the file's keys are placed below {package!r}."
         )
     found = dict(tree)
     for name in reversed([part for part in package.split(".") if part]):

@@ -1,4 +1,4 @@
-"""DATA.HOLD_OUT: TEST reads what TRAIN reads, for it is a part of it."""
+"""DATA.HOLD_OUT: TEST is a part of TRAIN's images, so it takes over TRAIN's sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sslengine.errors import ConfigError
 
-# What says which images there are, how they are read, and what their classes are.
+# The keys that determine the images and how they are read, and their classes.
 OF_IMAGES = (
     "DATA_SOURCES", "DATA_PATHS", "DATASET_NAMES", "REMOVE_IMG_PATH_PREFIX", "NEW_IMG_PATH_PREFIX",
     "IMAGE_COLUMN", "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION",
@@ -20,12 +20,12 @@ OF_LABELS = (
 
 
 def values_of_test(data: DictConfig) -> Iterator[tuple[str, Any]]:
-    """Key paths below `config`, and the values of TRAIN that TEST takes over where it has none."""
+    """Yield (key path below `config`, TRAIN's value) for the keys that TEST does not set."""
     if not data.HOLD_OUT.SHARE:
         return
     if data.HOLD_OUT.STRATIFIED and not data.TRAIN.LABEL_SOURCES:
         raise ConfigError(
-            "config.DATA.HOLD_OUT.STRATIFIED: labels say which class an image is of. Name "
+            "config.DATA.HOLD_OUT.STRATIFIED: it requires labels. Set "
             "config.DATA.TRAIN.LABEL_SOURCES, or set STRATIFIED to false."
         )
     make_default: Any = OmegaConf.get_type(data.TEST)
@@ -38,5 +38,5 @@ def values_of_test(data: DictConfig) -> Iterator[tuple[str, Any]]:
         elif test != train and key in same:
             raise ConfigError(
                 f"config.DATA.TEST.{key}: with config.DATA.HOLD_OUT.SHARE TEST is a part of "
-                f"TRAIN's images; expected nothing, or what TRAIN has ({train}), got {test}."
+                f"TRAIN's images; expected no value, or that of TRAIN ({train}), got {test}."
             )

@@ -1,7 +1,7 @@
-"""Values that follow from others, computed once, before the config is frozen.
+"""Derive values from others, once, before the config is frozen.
 
-Each rule is a pure function: config in, `{key path: value}` out, with the reason
-that `--show` prints beside the value.
+Each rule is a pure function from the config to key paths and values, with the reason that `--show`
+prints next to the value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Derived:
 
 
 def infer(merged: Merged, name: str) -> None:
-    """Apply every rule, in order; `name` is that of the config file."""
+    """Apply all rules in order; `name` is the name of the config file."""
     config = merged.root.config
     for derived in _run_folder(config, name, merged.origins):
         _set(merged, derived)
@@ -63,12 +63,12 @@ def _loss_of_the_model(config: DictConfig, origins: dict[str, str]) -> Iterator[
     step, loss = config.TRAINER.TRAIN_STEP_NAME, config.LOSS.name
     if not getattr(TRAIN_STEPS.get(step), "model_gives_losses", False):
         if not loss:
-            raise ConfigError(f"config.LOSS.name: expected the name of a loss: {step} needs one.")
+            raise ConfigError(f"config.LOSS.name: {step} requires a loss; expected its name.")
     elif not loss or "config.LOSS.name" not in origins:
-        yield Derived("LOSS.name", "", "the model gives its losses itself")
+        yield Derived("LOSS.name", "", "the model returns its losses")
     else:
         raise ConfigError(
-            f"config.LOSS.name: {step} takes the losses that the model returns, and would never "
+            f"config.LOSS.name: {step} uses the losses that the model returns, and would never "
             f"call {loss!r}. Set it to '', or choose another config.TRAINER.TRAIN_STEP_NAME. Set "
             f"by {origins['config.LOSS.name']}."
         )
@@ -93,7 +93,7 @@ def _label_type(config: DictConfig) -> Iterator[Derived]:
 
 def _backend(config: DictConfig) -> Iterator[Derived]:
     if config.MACHINE.DEVICE == "cpu" and config.DISTRIBUTED.BACKEND == "nccl":
-        yield Derived("DISTRIBUTED.BACKEND", "gloo", "nccl needs GPUs")
+        yield Derived("DISTRIBUTED.BACKEND", "gloo", "nccl requires GPUs")
 
 
 def _peaks(config: DictConfig) -> Iterator[Derived]:
@@ -123,7 +123,7 @@ def _learning_rate(config: DictConfig) -> Iterator[Derived]:
                 new = scale_schedule(old, global_batch, node_batch)
                 yield from _changes(f"{path}.param_schedulers.{key}", old, new, reason)
         if not optimizer.head_optimizer_params.use_different_lr:
-            # Read again: the scaled values of lr have been set meanwhile.
+            # Read again: the values of lr may have been scaled above.
             old, new = _plain(schedulers.lr_head), _plain(schedulers.lr)
             yield from _changes(f"{path}.param_schedulers.lr_head", old, new, "same as lr")
 
@@ -131,7 +131,7 @@ def _learning_rate(config: DictConfig) -> Iterator[Derived]:
 def _reference_world_size(config: DictConfig) -> Iterator[Derived]:
     before, now = config.REFERENCE_WORLD_SIZE, world_size(config)
     for path, value in scale_to_ranks(config):
-        yield Derived(path, value, f"REFERENCE_WORLD_SIZE, {now} ranks in place of {before}")
+        yield Derived(path, value, f"REFERENCE_WORLD_SIZE, {now} ranks instead of {before}")
 
 
 def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
@@ -144,7 +144,7 @@ def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
 
 
 def _loss_options(config: DictConfig) -> Iterator[Derived]:
-    """A method derives its own options from the facts of the run: `infer(facts)`."""
+    """Derive options of the loss from the facts of the run, by its method `infer(facts)`."""
     name = component_key(config.LOSS.name)
     node = config.LOSS.get(name) if name else None
     if hasattr(OmegaConf.get_type(node), "infer"):

@@ -1,7 +1,7 @@
-"""The schema as editors read it: JSON Schema (draft 7), made from the options' dataclasses.
+"""The schema for editors: JSON Schema (draft 7), generated from the options' dataclasses.
 
-It is more tolerant than the checks of a run: what those can only tell from other values, or from a
-plugin's code, passes. Any value may refer to another one, `${...}`.
+It accepts more than the checks of a run, which also compare values with each other and know
+plugins. Any value may be an interpolation, `${...}`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _JSON_TYPES: dict[Any, tuple[str, ...]] = {
 
 
 def json_schema() -> Schema:
-    """Of a whole YAML file, with all components that ship with sslengine."""
+    """Return the schema of a whole YAML file, with all components of sslengine."""
     config = _section(Root, OmegaConf.structured(Root))
     config["properties"]["config"] = _section(OmegaConf.get_type(schema()), schema())
     for path, key in DEAD_KEYS.items():
@@ -53,7 +53,10 @@ def json_schema() -> Schema:
 
 
 def _section(cls: Any, node: Any = None) -> Schema:
-    """Of a dataclass; node: its place in the schema, which other dataclasses may have joined."""
+    """Return the schema of a dataclass.
+
+    node: its node in the config's schema, to which other dataclasses may have added sections.
+    """
     if not isinstance(node, DictConfig) or node._is_none():
         node = None
     hints, said = typing.get_type_hints(cls), meanings(cls)
@@ -87,7 +90,7 @@ def _components(registry: Registry[Any]) -> Iterator[tuple[str, Schema]]:
 
 
 def _names(registry: Registry[Any]) -> list[str]:
-    """Those of sslengine itself: what torch brings differs between its versions."""
+    """Return sslengine's names alone, because torch's differ between versions."""
     return [name for name in registry.names() if registry.owner(name).startswith("sslengine.")]
 
 
@@ -113,7 +116,7 @@ def _either(found: Schema) -> Schema:
 
 
 def _named(hint: Any, registry: Registry[Any]) -> Schema:
-    """A name: one of ours, which editors offer, or a plugin's. Or a list of names and entries."""
+    """Return the schema of a name (editors suggest sslengine's), or of a list of entries."""
     names = _names(registry)
     name: Schema = {"anyOf": [{"enum": names}, {"type": "string"}]}
     if hint is str:
@@ -135,7 +138,7 @@ def _arguments(registry: Registry[Any], name: str) -> Schema:
 
 
 def _list(items: Schema) -> Schema:
-    """Or a string that refers to one."""
+    """Return the schema of a list, or of an interpolation that refers to one."""
     return {"type": ["array", "string"], "pattern": f"^{_REFERENCE}$", "items": items}
 
 
@@ -165,13 +168,13 @@ def _of_types(hints: tuple[Any, ...]) -> Schema:
     names = sorted({name for each in hints for name in _JSON_TYPES.get(each, ())})
     if "string" in names:
         return {"type": names}
-    # YAML of the older kind reads 1e-4 as text, and so do editors.
+    # YAML 1.1, which editors use, reads 1e-4 as a string.
     number = f"|{_NUMBER}" if {"number", "integer"} & set(names) else ""
     return {"type": [*names, "string"], "pattern": f"^({_REFERENCE}{number})$"}
 
 
 def _choices(cls: Any) -> Iterator[tuple[str, list[Any]]]:
-    """The values that the dataclass's `check` allows, where it names them all."""
+    """Yield the keys whose values the dataclass's `check` lists by `one_of`, and these values."""
     if "check" not in vars(cls):
         return
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(cls.check))).body
@@ -187,7 +190,7 @@ def _choices(cls: Any) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _put_dead(node: Schema, names: list[str], key: DeadKey) -> None:
-    """A key of VISSL's that has no effect is accepted; editors cross it out."""
+    """Add a key of VISSL that has no effect as deprecated: editors strike it through."""
     first, *rest = names
     properties = node.setdefault("properties", {})
     if first == "*":
@@ -200,5 +203,5 @@ def _put_dead(node: Schema, names: list[str], key: DeadKey) -> None:
     elif first not in properties:
         dead: Schema = {"deprecated": True, "description": f"No effect: {key.instead}"}
         if key.refused:
-            dead["enum"] = list(key.happens)
+            dead["enum"] = list(key.accepted)
         properties[first] = dead

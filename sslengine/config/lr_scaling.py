@@ -1,12 +1,11 @@
-"""Learning rates that follow the batch size: `auto_lr_scaling`, as a pure function.
+"""`auto_lr_scaling`: scale learning rates with the batch size, as a pure function.
 
     scaled = base_value * f(global batch / base_lr_batch_size),   f = identity or sqrt
 
-The scaled value becomes the peak of the schedule; what the schedule does around
-its peak keeps its proportions. Where a warm-up begins is another matter: VISSL lets it begin at
-what one node alone would use (Goyal et al., 2017), whatever is written. So it is here, but for a
-warm-up that is written to begin at 0, which does at any batch size; and with
-`warmup_start: as_written` any value stays.
+The scaled value becomes the peak of the schedule, and the schedule's other values are scaled by
+the same factor, except the start of a warm-up. As in VISSL, a warm-up starts at the learning rate
+for one node's batch (Goyal et al., 2017), not at the value in the YAML. In sslengine a start of 0
+stays 0, and with `warmup_start: as_written` any start stays.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _SCALINGS = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 
 
 def optimizers(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
-    """config.OPTIMIZER, and the sections of its form that components have, by their key paths."""
+    """Yield config.OPTIMIZER and components' sections of the same form, with their key paths."""
     for path, node in typed_nodes(config, path=""):
         if {"param_schedulers", "head_optimizer_params"} <= fields_of(node).keys():
             yield path.removeprefix("."), node
 
 
 def scale_schedule(schedule: Schedule, global_batch: int, node_batch: int) -> Schedule:
-    """The schedule for this batch size; `node_batch` is what one of the nodes holds."""
+    """Return the schedule for this batch size; `node_batch` is the batch of one node."""
     scaling = schedule["auto_lr_scaling"]
     kind = scaling["scaling_type"]
     if kind not in _SCALINGS:
@@ -47,19 +46,19 @@ def scale_schedule(schedule: Schedule, global_batch: int, node_batch: int) -> Sc
     return _rescale(schedule, peak, start)
 
 
-# What a schedule's values are called, whatever its name.
+# The names of values in all schedules.
 _VALUES = ("value", "start_value", "end_value", "base_value", "values")
 
 
 def with_peak(schedule: Schedule, peak: float) -> Schedule:
-    """All values times peak / the largest, those of a composite's parts as well.
+    """Multiply all values, also those of a composite's parts, by peak / largest value.
 
-    (linear 0 to 0.2, cosine 0.2 to 0), peak 0.1: (linear 0 to 0.1, cosine 0.1 to 0).
+    (linear 0 to 0.2, cosine 0.2 to 0) with peak 0.1 becomes (linear 0 to 0.1, cosine 0.1 to 0).
     """
     largest = max(_magnitudes(schedule), default=0.0)
     if largest == 0.0:
         raise ConfigError(
-            f"peak: the schedule {schedule['name']!r} has no value above 0 that could be scaled."
+            f"peak: the schedule {schedule['name']!r} has no value other than 0 to scale."
         )
     return _times(schedule, peak / largest)
 
@@ -77,7 +76,7 @@ def _times(schedule: Mapping[str, Any], factor: float) -> Schedule:
     def scaled(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [scaled(each) for each in value]
-        # Rounded: 0.2 * (0.3 / 0.2) is to be 0.3 again.
+        # Rounded, so that 0.2 * (0.3 / 0.2) is 0.3.
         return None if value is None else float(f"{value * factor:.12g}")
 
     changed = {key: scaled(schedule[key]) for key in _VALUES if key in schedule}
@@ -94,8 +93,8 @@ def _rescale(schedule: Schedule, peak: float, node_lr: float) -> Schedule:
     key = peak_key(schedule)
     if key is None:
         raise ConfigError(
-            f"auto_lr_scaling cannot tell which argument of the scheduler {schedule['name']!r} is "
-            f"its peak. Set auto_scale: false and give the values."
+            f"auto_lr_scaling does not know which argument of the scheduler {schedule['name']!r} "
+            f"is its peak. Set auto_scale: false, and set the values."
         )
     if key == "values":
         first = schedule[key][0]
@@ -107,9 +106,9 @@ def _rescale(schedule: Schedule, peak: float, node_lr: float) -> Schedule:
 
 
 def peak_key(schedule: Mapping[str, Any]) -> str | None:
-    """The argument that is the largest value; None of a composite, and where it is not known."""
+    """Return the argument that is the largest value; None for a composite, or if unknown."""
     name = schedule["name"]
-    if "cosine" in name:  # a wave that rises from zero has its peak at the end
+    if "cosine" in name:  # a cosine that rises from 0 has its peak at the end
         return "start_value" if schedule["start_value"] else "end_value"
     return _PEAK_KEYS.get(name)
 
@@ -126,7 +125,7 @@ _PEAK_KEYS = {
 
 
 def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Schedule:
-    """Scale each part; a `linear` part is the warm-up and keeps only if it still rises."""
+    """Scale each part; a `linear` part is the warm-up, and is removed if it no longer rises."""
     kept: list[tuple[Mapping[str, Any], float, str]] = []
     parts = schedule["schedulers"]
     scalings = schedule.get("interval_scaling") or ["rescaled"] * len(parts)
@@ -140,8 +139,8 @@ def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Sched
         kept.append((scaled, length, scaling))
     if not kept:
         raise ConfigError(
-            "auto_lr_scaling: after scaling no part of the composite schedule is left; its only "
-            "parts are linear ones that do not rise."
+            "auto_lr_scaling: after scaling no part of the composite schedule remains: all parts "
+            "are linear and do not rise."
         )
     if len(kept) == 1:
         alone = dict(kept[0][0])
@@ -156,7 +155,7 @@ def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Sched
 
 
 def _warmup_start(part: Mapping[str, Any], peak: float, node_lr: float, how: str) -> float:
-    """From what one node alone would use; on a single node, in the YAML's own proportion."""
+    """Return one node's learning rate; on a single node, the YAML's ratio of start to peak."""
     written = float(part["start_value"])
     if written == 0 or how == AS_WRITTEN:
         return written

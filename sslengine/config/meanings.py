@@ -1,4 +1,4 @@
-"""What each key means: the comments above the fields of the dataclasses that declare them.
+"""The meaning of each key: the comment above its field in the dataclass that declares it.
 
 Of a component without a dataclass: what its docstring says of its arguments, `name: text`.
 """
@@ -18,7 +18,7 @@ _ARGUMENT = re.compile(r"\s*(\w+(?:, \w+)*)(?: \(.*?\))?: (.+)")
 
 @cache
 def meanings(cls: type[Any]) -> dict[str, str]:
-    """Of the fields of a dataclass, those of its bases too. Some have no comment."""
+    """Return the comments of a dataclass's fields, also of its bases'; some have none."""
     found: dict[str, str] = {}
     of_arguments: dict[str, dict[str, str]] = {}
     for each in reversed(cls.__mro__):
@@ -50,7 +50,7 @@ def of_docstring(thing: Any) -> Iterator[tuple[str, str]]:
 
 
 def meaning_of_section(cls: type[Any]) -> str:
-    """The docstring; dataclasses that have none get their signature for one."""
+    """Return the docstring; "" for the signature that dataclasses without docstring get."""
     text = inspect.cleandoc(cls.__doc__ or "")
     return "" if text.startswith(f"{cls.__name__}(") else " ".join(text.split())
 
@@ -59,7 +59,7 @@ def _comments(cls: type[Any]) -> Iterator[tuple[str, str]]:
     try:
         source = textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):
-        return  # made without a file, as in a notebook
+        return  # defined without a file, as in a notebook
     lines, (tree, *_) = source.splitlines(), ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
     for node in tree.body:

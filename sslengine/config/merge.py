@@ -1,9 +1,9 @@
-"""Layers onto the schema: every key known, every value of its type, every origin kept.
+"""Merge layers onto the schema: check keys and types, and store the origin of every value.
 
-Mistakes are collected and told together, each with its key path, the file or argument it
-came from, what was expected and the nearest right name. First those in keys of sslengine
-itself, for which nothing is imported; then those in the options of components, for which
-their modules are, and with them torch.
+Mistakes are collected and reported together, each with its key path, its origin (a file or an
+argument), what was expected and the nearest right name. Mistakes in sslengine's own keys are
+reported first, which needs no imports; then mistakes in the options of components, whose modules
+must be imported, and torch with them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from sslengine.registry import ENGINES, Registry, component_key
 
 @dataclass
 class Root:
-    """What stands beside `config` in a YAML file and on the command line."""
+    """The top-level keys of a YAML file and of the command line."""
 
     # What to do: train, extract_features, evaluate, ...
     engine_name: str = named(ENGINES, "train")
-    # Which of several nodes this is, from 0.
+    # The index of this node among several nodes, from 0.
     node_id: int = 0
     config: Any = None
 
@@ -51,7 +51,7 @@ class Merged:
     origins: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    # What took its value from the environment, as it was written: see stored.py.
+    # Interpolations that read the environment, as text: see stored.py.
     texts: dict[Path, str] = field(default_factory=dict)
 
     def raise_problems(self) -> None:
@@ -64,9 +64,9 @@ class Merged:
 def merge(
     composition: Composition, check_plain: Callable[[Merged], None] = Merged.raise_problems
 ) -> Merged:
-    """The typed config with all layers and arguments applied, in their order.
+    """Return the typed config with all layers and arguments applied in order.
 
-    check_plain: raises what is wrong with the config before the options of components are in it.
+    check_plain: raises problems of the config before the options of components are added.
     """
     root = OmegaConf.structured(Root)
     root.config = schema()
@@ -78,10 +78,10 @@ def merge(
         writer.now_or_later(writer.assign, assignment)
     check_plain(merged)
     for path, node in typed_nodes(root.config):
-        writer.bring_chosen(path, node)
-    writer.put_what_waits()
+        writer.add_chosen(path, node)
+    writer.put_deferred()
     merged.raise_problems()
-    # What makes the weights what they are is stored, for a later start is compared with it.
+    # Keys that may not change when the run resumes are stored by value, to be compared.
     merged.texts = {
         path: text
         for path, text in texts_of_environment(root.config).items()
@@ -95,51 +95,53 @@ def merge(
 
 
 class _NeedsComponentError(Exception):
-    """A key below that of a component, whose options are not in the config yet."""
+    """The key belongs to a component, whose options are not in the config yet."""
 
 
 class _Writer:
     def __init__(self, merged: Merged, composition: Composition) -> None:
         self.merged, self.composition = merged, composition
-        # What waits for the options of components; None: they may be brought.
-        self._waiting: list[Callable[[], None]] | None = []
-        self._told: set[str] = set()  # keys without effect
+        # Calls deferred until the options of components are added; None: options can be added.
+        self._deferred: list[Callable[[], None]] | None = []
+        self._warned: set[str] = set()  # keys without effect
 
     def now_or_later(self, put: Callable[..., None], *arguments: Any) -> None:
         try:
             put(*arguments)
         except _NeedsComponentError:
-            assert self._waiting is not None
-            self._waiting.append(partial(put, *arguments))
+            assert self._deferred is not None
+            self._deferred.append(partial(put, *arguments))
 
-    def put_what_waits(self) -> None:
-        waiting, self._waiting = self._waiting or [], None
-        for put in waiting:
+    def put_deferred(self) -> None:
+        deferred, self._deferred = self._deferred or [], None
+        for put in deferred:
             put()
 
-    def bring_chosen(self, path: str, node: DictConfig) -> None:
-        """The options of the chosen components are in the config even where no YAML sets one."""
+    def add_chosen(self, path: str, node: DictConfig) -> None:
+        """Add the options of the chosen components, even if no YAML sets one of them."""
         registry: Registry[Any] | None = components_of(node)
         if registry is None:
             return
         for name in self._chosen(path, node):
             if component_key(name) not in node:
-                self._bring(node, registry, name, path)
+                self._add_options(node, registry, name, path)
 
     def _chosen(self, path: str, node: DictConfig) -> Iterator[str]:
-        """The names of the section's components."""
+        """Yield the names of the section's chosen components."""
         for key, field_ in fields_of(node).items():
             if field_.metadata.get("registry") == components_of(node):
                 chosen = self.composition.last_value(f"{path}.{key}") or node[key]
                 yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
 
-    def _bring(self, node: DictConfig, registry: Registry[Any], name: str, where: str) -> None:
+    def _add_options(
+        self, node: DictConfig, registry: Registry[Any], name: str, where: str
+    ) -> None:
         try:
             options = registry.options(name, where)
         except UntrustedError:
             raise
         except ConfigError:
-            return  # told by check.py, with the key path
+            return  # reported by check.py, with the key path
         if options is not None:
             extend(node, component_key(name), options)
         else:
@@ -154,7 +156,7 @@ class _Writer:
 
     def put(self, node: DictConfig, key: str, value: Any, path: str, origin: str) -> None:
         if self._is_dead(node, key, path):
-            self._tell_dead(path, value, origin)
+            self._report_dead(path, value, origin)
             return
         if not self._known(node, key, path, origin):
             return
@@ -180,10 +182,10 @@ class _Writer:
         self, node: DictConfig | ListConfig, key: Any, value: Any, path: str, origin: str
     ) -> None:
         if isinstance(node, DictConfig) and not fields_of(node):
-            OmegaConf.set_struct(node, False)  # a free dict inside a typed one is free
+            OmegaConf.set_struct(node, False)  # a dict without a dataclass takes any key
         try:
             if isinstance(node, DictConfig) and key in fields_of(node):
-                OmegaConf.update(node, key, value, merge=False)  # takes "1e-4" for a float
+                OmegaConf.update(node, key, value, merge=False)  # converts "1e-4" to a float
             else:
                 node[key] = value
         except (OmegaConfBaseException, IndexError) as error:
@@ -200,90 +202,90 @@ class _Writer:
         self.merged.origins[path] = origin
 
     def _known(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
-        """May `key` be set here? Brings in a component's options when it is one's name."""
+        """Whether `key` may be set. If it is the name of a component, add its options."""
         fields = fields_of(node)
         if not fields or key in node:
             return True
         registry = components_of(node)
-        beside = node is self.merged.root and key in node.config
-        if beside and origin == COMMAND_LINE:  # files of VISSL have such keys
+        outside = node is self.merged.root and key in node.config
+        if outside and origin == COMMAND_LINE:  # VISSL's files have such keys
             self.merged.problems.append(
                 f"{path}: unknown key. Did you mean 'config.{path}'? Set by {origin}."
             )
             return False
-        if beside:
+        if outside:
             self.merged.warnings.append(
-                f"{key} has no effect: it stands beside `config`, not in it ({origin})"
+                f"{key} has no effect: it is at the top level, not below `config` ({origin})"
             )
             return False
         if registry is None:
             known = [str(each) for each in node]
-            hint = nearest(key, known) or f"Known here: {listing(known)}."
+            hint = nearest(key, known) or f"Known: {listing(known)}."
             self.merged.problems.append(f"{path}: unknown key. {hint} Set by {origin}.")
             return False
-        return self._bring_component(node, key, path, origin)
+        return self._add_component(node, key, path, origin)
 
     def _is_dead(self, node: DictConfig, key: str, path: str) -> bool:
-        """What a plugin brings under such a name is a key like any other."""
+        """Whether the key is in the table of dead keys, and no plugin declares it."""
         registry = components_of(node)
         if not fields_of(node) or key in node or (registry is not None and key in registry):
             return False
         return bool(dead_keys.dead_key(path) or dead_keys.is_above_dead_keys(path))
 
-    def _tell_dead(self, path: str, value: Any, origin: str) -> None:
-        """One warning for each key, however many files set it."""
+    def _report_dead(self, path: str, value: Any, origin: str) -> None:
+        """Report keys without effect; warn once for each key, even if several files set it."""
         for place, each in dead_keys.leaves(value, path):
             key = dead_keys.dead_key(place)
             if key is None:
                 if each:
                     self.merged.problems.append(f"{place}: unknown key. Set by {origin}.")
-            elif key.describes(each):
+            elif key.accepts(each):
                 continue
             elif key.refused:
-                expected = " or ".join(map(repr, key.happens))
+                expected = " or ".join(map(repr, key.accepted))
                 self.merged.problems.append(
                     f"{place}: expected {expected}, got {each!r}: {key.instead}. Set by {origin}."
                 )
-            elif place not in self._told:
-                self._told.add(place)
+            elif place not in self._warned:
+                self._warned.add(place)
                 self.merged.warnings.append(f"{place} has no effect: {key.instead} ({origin})")
 
-    def _bring_component(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
-        """Options of a component that is not the chosen one: a key that is a name."""
+    def _add_component(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
+        """Add the options of a component whose section is set although it is not chosen."""
         registry = components_of(node)
         assert registry is not None
-        if self._waiting is not None:
+        if self._deferred is not None:
             section = path.rpartition(".")[0]
             if registry.may_know(key) or key in map(component_key, self._chosen(section, node)):
                 raise _NeedsComponentError
         elif registry.may_know(key):
-            self._bring(node, registry, key, path)
+            self._add_options(node, registry, key, path)
         if key in node:
             return True
         known = {*map(str, node), *registry.names()}
-        hint = nearest(key, known) or f"Known here: {listing(known)}."
+        hint = nearest(key, known) or f"Known: {listing(known)}."
         self.merged.problems.append(
             f"{path}: neither a key nor the name of a {registry.kind}. {hint} Set by {origin}."
         )
         return False
 
     def assign(self, assignment: Assignment) -> None:
-        """One `key=value` of the command line."""
+        """Apply one `key=value` of the command line."""
         *parents, key = assignment.path.split(".")
         node: Any = self.merged.root
         walked = ""
-        # `+` may bring keys of the user's own, but none into the options of a component.
+        # `+` may add new keys, but not to the options of a component.
         may_be_new = assignment.may_be_new
         for name in parents:
             walked = f"{walked}.{name}" if walked else name
             if isinstance(node, DictConfig) and self._is_dead(node, name, walked):
                 at = walked if dead_keys.dead_key(walked) else assignment.path
-                self._tell_dead(at, assignment.value, COMMAND_LINE)
+                self._report_dead(at, assignment.value, COMMAND_LINE)
                 return
             if isinstance(node, DictConfig) and name not in fields_of(node):
                 may_be_new = may_be_new and components_of(node) is None
                 if may_be_new and name not in node:
-                    self._open(node, name, {}, walked)
+                    self._add_new(node, name, {}, walked)
             if not self._enter(node, name, walked):
                 return
             node = node[int(name)] if isinstance(node, ListConfig) else node[name]
@@ -295,15 +297,15 @@ class _Writer:
             self._store(node, _index(key), assignment.value, assignment.path, COMMAND_LINE)
         else:
             if may_be_new and key not in node and components_of(node) is None:
-                self._open(node, key, None, assignment.path)
+                self._add_new(node, key, None, assignment.path)
             self.put(node, key, assignment.value, assignment.path, COMMAND_LINE)
 
-    def _open(self, node: DictConfig, key: str, value: Any, path: str) -> None:
-        """`+config.NEW=value`: a key of the user's own, which sslengine itself never reads."""
+    def _add_new(self, node: DictConfig, key: str, value: Any, path: str) -> None:
+        """`+config.NEW=value` adds a new key, which sslengine never reads."""
         if fields_of(node):
             hint = nearest(key, [str(each) for each in node])
             self.merged.warnings.append(
-                f"{path} is not a key of sslengine; it is kept for code of yours. {hint}".rstrip()
+                f"{path} is not a key of sslengine; only your code can read it. {hint}".rstrip()
             )
         OmegaConf.set_struct(node, False)
         node[key] = value
@@ -319,7 +321,7 @@ class _Writer:
             )
             return False
         if not isinstance(node, DictConfig):
-            self.merged.problems.append(f"{path}: not inside a section. {COMMAND_LINE}.")
+            self.merged.problems.append(f"{path} is not in a section. {COMMAND_LINE}.")
             return False
         if not self._known(node, name, path, COMMAND_LINE):
             return False
@@ -345,14 +347,14 @@ def _null_by_default(node: DictConfig, key: str) -> bool:
 
 
 def _open_optional(node: DictConfig, key: str) -> None:
-    """A section that is null by default comes into being when something in it is set."""
+    """Create a section that is null by default, because a key in it is set."""
     current = node._get_node(key) if _null_by_default(node, key) else None
     if isinstance(current, DictConfig) and current._is_none():
         node[key] = OmegaConf.structured(with_all(current._metadata.ref_type))
 
 
 def _open_element(node: DictConfig, key: str) -> None:
-    """A section under a name of the user's own, in a dict of such sections."""
+    """Create a section with a name chosen by the user, in a dict of sections."""
     cls = element_type(node)
     if cls is not None and key not in node:
         extend(node, key, cls)

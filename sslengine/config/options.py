@@ -1,4 +1,4 @@
-"""Sections that belong to the run as a whole."""
+"""Options that concern the run as a whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from sslengine.config.sections import iterations, named, one_of, section
 from sslengine.registry import TASKS, TRAIN_STEPS
 
-# What is drawn from it takes 64 bits, in torch and in numpy.
+# Seeds derived from it must fit into 64 bits, in torch and in numpy.
 MOST_SEED = 2**32 - 1
 SHARDED_TASK = "self_supervision_fsdp_task"
 
@@ -19,32 +19,33 @@ SHARDED_TASK = "self_supervision_fsdp_task"
 class RunOptions:
     """Keys directly under `config`."""
 
-    # Modules of your own to import first, for the names they register.
+    # Python modules to import first; they register custom components.
     PLUGINS: list[str] = field(default_factory=list)
-    # More on the screen: what otherwise goes to the log file alone.
+    # Print on the screen what is otherwise only written to the log file.
     VERBOSE: bool = False
-    # Steps between two log lines; losses stay on the device in between.
+    # Train steps between two log lines; between them losses stay on the device.
     LOG_FREQUENCY: int = 10
-    # The number of ranks that the learning rates and step counts below are meant for; on another
-    # number they are scaled, and then this is that number. 0: they are meant as they stand.
+    # The number of ranks for which learning rates and step counts of this config are chosen. With
+    # another number of ranks they are scaled, and this key becomes that number. 0: no scaling.
     REFERENCE_WORLD_SIZE: int = 0
-    # Only the test phase.
+    # Run one test phase and no training.
     TEST_ONLY: bool = False
-    # Test phases at all?
+    # Whether the run has test phases.
     TEST_MODEL: bool = True
-    # A test phase after epochs 0, N, 2N, ... and after the last.
+    # Run a test phase after epochs 0, N, 2N, ... and after the last.
     TEST_EVERY_NUM_EPOCH: int = 1
-    # A test phase after every so many train steps, also within an epoch (at the end of a group of
-    # accumulated batches), and after the last; 0: by epochs. A train phase continues after it:
-    # phases, schedules and checkpoints count as without, its metrics are those since the last
-    # test. With CHECKPOINT.CHECKPOINT_ITER_FREQUENCY the same, each result has its checkpoint.
+    # Run a test phase after every N train steps, also within an epoch (after a complete group of
+    # accumulated batches), and after the last step; 0: by epochs. The train phase continues after
+    # it: numbers of phases, schedules and checkpoints do not change, and its metrics are those
+    # since the last test. If CHECKPOINT.CHECKPOINT_ITER_FREQUENCY is equal, each result has a
+    # checkpoint.
     TEST_EVERY_NUM_ITERATIONS: int = iterations(0)
-    # Initial weights, sample order and augmentation: all from this, and from nothing else.
+    # The seed of initial weights, sample order and augmentation.
     SEED_VALUE: int = 0
-    # Metrics that the run must end with, each [name, value, tolerance], or the command fails:
-    # [[test.accuracy_list_meter.top_1.0, 80.0, 2.0], [train.loss, 1.2, 0.3]]. Names are those of
-    # the last `phase` lines of metrics.jsonl, after their split; for the engine `evaluate`
-    # test.<features>.<layer>.linear and .knn_<k>, as in test.trained.flatten.knn_20.
+    # The metrics that the run must reach, each [name, value, tolerance]; if not, the command fails:
+    # [[test.accuracy_list_meter.top_1.0, 80.0, 2.0], [train.loss, 1.2, 0.3]]. A name is the split
+    # and the name in the last `phase` line of metrics.jsonl; for the engine `evaluate` it is
+    # test.<features>.<layer>.linear or .knn_<k>, as in test.trained.flatten.knn_20.
     EXPECTED_RESULTS: list[Any] = field(default_factory=list)
     # How loader workers start: forkserver, spawn or fork.
     MULTI_PROCESSING_METHOD: str = "forkserver"
@@ -62,8 +63,8 @@ class RunOptions:
             if not _is_expectation(entry):
                 yield (
                     f"EXPECTED_RESULTS.{index}: expected [name, value, tolerance] such as "
-                    f"[test.accuracy_list_meter.top_1.0, 80.0, 2.0], the name beginning with "
-                    f"train. or test. and the tolerance 0 or more; got {entry!r}."
+                    f"[test.accuracy_list_meter.top_1.0, 80.0, 2.0], with a name that starts with "
+                    f"train. or test., and a tolerance of 0 or more; got {entry!r}."
                 )
         yield from self._tests_by_iteration()
 
@@ -72,12 +73,11 @@ class RunOptions:
         if every < 0:
             yield f"TEST_EVERY_NUM_ITERATIONS: expected 1 or more, or 0 for none; got {every}."
         if every > 0 and not self.TEST_MODEL:
-            yield "TEST_EVERY_NUM_ITERATIONS: nothing is tested; set TEST_MODEL=true, or this to 0."
+            yield "TEST_EVERY_NUM_ITERATIONS: requires TEST_MODEL=true; set that, or this to 0."
         if every > 0 and self.TEST_EVERY_NUM_EPOCH != 1:
             yield (
-                f"TEST_EVERY_NUM_ITERATIONS: tests come by iterations or by epochs, not both; "
-                f"leave TEST_EVERY_NUM_EPOCH at 1 (it is {self.TEST_EVERY_NUM_EPOCH}), or set "
-                f"this to 0."
+                f"TEST_EVERY_NUM_ITERATIONS: cannot be combined with TEST_EVERY_NUM_EPOCH; set "
+                f"TEST_EVERY_NUM_EPOCH to 1 (it is {self.TEST_EVERY_NUM_EPOCH}), or this to 0."
             )
 
 
@@ -94,7 +94,7 @@ class MachineOptions:
     # gpu, cpu, or auto: a GPU if there is one.
     DEVICE: str = "gpu"
     # fp32, tf32, bf16, fp16, or auto: on a GPU bf16 with TF32 (fp16 if it has no bf16) and
-    # CUDNN_BENCHMARK, elsewhere fp32. Empty: as MODEL.AMP_PARAMS says.
+    # CUDNN_BENCHMARK, elsewhere fp32. Empty: MODEL.AMP_PARAMS decides.
     PRECISION: str = ""
 
     def check(self) -> Iterator[str]:
@@ -107,21 +107,21 @@ class MachineOptions:
 class ReproducibilityOptions:
     # Deterministic kernels on the GPU (VISSL's spelling).
     CUDDN_DETERMINISTIC: bool = False
-    # Let cuDNN try its kernels on each new size of input and keep the fastest. Runs are then not
-    # the same bit by bit.
+    # Let cuDNN time its kernels for each new input size and use the fastest. Runs are then not
+    # reproducible bit by bit.
     CUDNN_BENCHMARK: bool = False
 
     def check(self) -> Iterator[str]:
         if self.CUDDN_DETERMINISTIC and self.CUDNN_BENCHMARK:
-            yield "CUDNN_BENCHMARK: not together with CUDDN_DETERMINISTIC."
+            yield "CUDNN_BENCHMARK: cannot be combined with CUDDN_DETERMINISTIC."
 
 
 @section("TRAINER", components=TRAIN_STEPS)
 @dataclass
 class TrainerOptions:
-    # A step that has options takes them from a section of its name.
+    # The train step; its options, if it has any, are in the section of its name.
     TRAIN_STEP_NAME: str = named(TRAIN_STEPS, "standard_train_step")
-    # self_supervision_fsdp_task: each rank holds its share of the model alone.
+    # self_supervision_fsdp_task shards the model over ranks.
     TASK_NAME: str = named(TASKS, "self_supervision_task")
 
 
@@ -134,34 +134,35 @@ class DistributedOptions:
     NUM_NODES: int = 1
     # Ranks of each node, one for each GPU.
     NUM_PROC_PER_NODE: int = 8
-    # auto: a free port on this node; host:port of the first node when there are several.
+    # auto: a free port on this node. With several nodes: host:port of the first node.
     RUN_ID: str = "auto"
-    # true or forward_pass: rank 0's buffers before every forward; before_eval; false or disabled.
+    # When rank 0's buffers are broadcast: true or forward_pass: before every forward pass;
+    # before_eval; false or disabled: never.
     BROADCAST_BUFFERS: bool | str = True
-    # Reduce gradients by one call after backward instead of in DDP's buckets.
+    # Reduce gradients in one call after the backward pass, not in DDP's buckets.
     MANUAL_GRADIENT_REDUCTION: bool = False
-    # What ranks send each other of gradients: none (all of them), fp16, bf16, powersgd.
+    # Compression of the gradients that ranks exchange: none, fp16, bf16, powersgd.
     GRADIENT_COMPRESSION: str = "none"
-    # Of powersgd: the rank of its matrices.
+    # powersgd: the rank of its matrices.
     POWERSGD_RANK: int = 1
-    # Of powersgd: the plain steps before it begins, 2 or more.
+    # powersgd: the number of first steps without compression, 2 or more.
     POWERSGD_START: int = 1000
-    # For models in which a step does not reach every parameter.
+    # Set true for models with parameters that are not used in every step.
     FIND_UNUSED_PARAMETERS: bool = False
-    # Name the parameters that no loss reaches, and say whether the forward pass used them.
+    # Report the parameters that get no gradient, and whether the forward pass used them.
     DETECT_ANOMALOUS_PARAMS: bool = False
     # Minutes after which a collective that does not complete ends the run.
     TIMEOUT_MINUTES: float = 30.0
-    # Minutes within which all nodes and ranks must have come at the start.
+    # Minutes after which the start fails if a node or rank has not joined.
     RENDEZVOUS_MINUTES: float = 10.0
-    # Seconds without a sign of life after which a rank's process counts as lost and the others
-    # end; a rank that is only slow gives signs. 0: never.
+    # Seconds without a heartbeat after which a rank's process counts as lost and the other ranks
+    # end; a slow rank still sends heartbeats. 0: never.
     HEARTBEAT_SECONDS: float = 20.0
-    # Start the ranks again, from the newest checkpoint, so many times when one is lost or fails.
+    # How many times ranks are restarted from the newest checkpoint after one is lost or fails.
     MAX_RESTARTS: int = 0
-    # NCCL says what it does.
+    # Enable NCCL's debug output.
     NCCL_DEBUG: bool = False
-    # Of NCCL: threads for each socket; empty: as NCCL has it.
+    # Threads of NCCL for each socket; empty: NCCL's default.
     NCCL_SOCKET_NTHREADS: int | str | None = ""
 
     def check(self) -> Iterator[str]:

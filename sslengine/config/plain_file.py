@@ -1,8 +1,8 @@
-"""A YAML file that may come from anyone, read as plain values.
+"""Read an untrusted YAML file as plain values.
 
-One file: no `defaults:` that pulls in others, no package header that moves its keys, no tags, no
-aliases (a few lines of them can mean gigabytes), no interpolation, and so nothing of the
-environment. `${oc.env:TOKEN}` becomes the text `$not_read{oc.env:TOKEN}`.
+The file cannot include others (`defaults:`) or move its keys (a package header), and has no tags,
+no aliases (a few lines of them can expand to gigabytes) and no interpolations, so it cannot read
+the environment. `${oc.env:TOKEN}` becomes the text `$not_read{oc.env:TOKEN}`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import yaml
 
 from sslengine.errors import ConfigError, readable
 
-LARGEST = 4 * 2**20  # bytes; a config of ours has some 30,000
+LARGEST = 4 * 2**20  # bytes; a config of sslengine has about 30,000
 NOT_READ = "$not_read{"
 
 
 def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The tree of the file, and the key paths whose interpolations were not read."""
+    """Return the file's tree, and the key paths whose interpolations were not read."""
     try:
         tree = yaml.load(_text(path), Loader=_Plain)  # type: ignore[no-untyped-call]
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -32,15 +32,15 @@ def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(f"{path}: expected `config:` with keys below it, as a run writes it.")
     if "defaults" in tree:
         raise ConfigError(
-            f"{path}: defaults: this file would pull in others, which is refused where it was "
-            f"opened without trust. If it is your own: --trust-config."
+            f"{path}: defaults: this file includes others, which is refused because it was opened "
+            f"without trust. If you trust it: --trust-config."
         )
     found = list(_interpolations(tree, ""))
     return _without_interpolations(tree), found
 
 
 def _text(path: Path) -> str:
-    """Of a regular file that lies where its name says: a link may lead to any file of the user."""
+    """Read a regular file. Links are refused, because they may lead to any file of the user."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -62,8 +62,10 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class _Plain(yaml.SafeLoader):
-    """Scalars, lists and mappings as they stand, by the rules of all our YAML: 1e-4 is a number, a
-    date is a text, a key that stands there twice is a mistake."""
+    """Read scalars, lists and mappings by OmegaConf's rules.
+
+    1e-4 is a number, a date is text, and a duplicate key is an error.
+    """
 
     yaml_implicit_resolvers = {
         first: [(tag, form) for tag, form in known if tag != _TIMESTAMP]
@@ -75,7 +77,7 @@ class _Plain(yaml.SafeLoader):
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
-                None, None, f"the key {readable(twice)} stands there twice", node.start_mark
+                None, None, f"duplicate key {readable(twice)}", node.start_mark
             )
         return super().construct_mapping(node, deep)  # type: ignore[no-untyped-call]
 

@@ -1,13 +1,13 @@
-"""`config.REFERENCE_WORLD_SIZE`: a recipe made for N ranks, on M of them.
+"""`config.REFERENCE_WORLD_SIZE`: run a recipe for N ranks on M ranks.
 
-A rank's batch stays as it is, so the global batch is M/N of what it was. To see the same
-images in the same course of training,
+The batch of a rank does not change, so the global batch is M/N times as large. To train on the same
+number of images, the values are scaled:
 
-    learning rates                          x M/N    the whole schedule, its warm-up included
-    what is counted in train steps          x N/M    rounded, at least 1
+    learning rates                          x M/N    the whole schedule, including the warm-up
+    numbers of train steps                  x N/M    rounded, at least 1
 
-Schedules run over shares of training and their milestones are epochs: they, epochs and
-LOG_FREQUENCY stay. Fields counted in steps are those declared with `iterations(...)`.
+The lengths of schedules (shares of training, epochs), epochs and LOG_FREQUENCY do not change.
+Fields that count train steps are declared with `iterations(...)`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Scaled(NamedTuple):
 
 
 def scale_to_ranks(config: DictConfig) -> Iterator[Scaled]:
-    """What must change; nothing if the run has as many ranks as the recipe was made for."""
+    """Yield the values that change; none if the run has REFERENCE_WORLD_SIZE ranks."""
     reference, ranks = int(config.REFERENCE_WORLD_SIZE), world_size(config)
     if not reference:
         return
@@ -53,7 +53,7 @@ def scale_to_ranks(config: DictConfig) -> Iterator[Scaled]:
             if value != schedule[name]:
                 yield Scaled(f"{path}.{name}", value)
     yield from _steps(config, reference, ranks)
-    yield Scaled("REFERENCE_WORLD_SIZE", ranks)  # the values above are now for so many
+    yield Scaled("REFERENCE_WORLD_SIZE", ranks)  # the scaled values are for this number of ranks
 
 
 def _refuse_two_scalings(config: DictConfig, path: str) -> None:
@@ -66,7 +66,7 @@ def _refuse_two_scalings(config: DictConfig, path: str) -> None:
 
 
 def scale_rates(schedule: Schedule, factor: float, where: str) -> Schedule:
-    """The schedule with every learning rate in it times the factor."""
+    """Multiply every learning rate of the schedule by the factor."""
     name = str(schedule.get("name", ""))
     if name == "composite":
         parts = [
@@ -77,13 +77,13 @@ def scale_rates(schedule: Schedule, factor: float, where: str) -> Schedule:
     try:
         known = SCHEDULERS.parameters(name)
     except UnknownNameError:
-        return schedule  # told by check.py
+        return schedule  # reported by check.py
     rates = {key: schedule[key] for key in _RATES if key in known and schedule.get(key)}
     if not rates and not {*_RATES} & {*known}:
         raise ConfigError(
-            f"{where}: config.REFERENCE_WORLD_SIZE cannot tell which argument of the scheduler "
-            f"{name!r} is a learning rate; it knows {', '.join(_RATES)}. Set "
-            f"REFERENCE_WORLD_SIZE to 0 and give the values for this number of ranks."
+            f"{where}: config.REFERENCE_WORLD_SIZE cannot scale the scheduler {name!r}: none of "
+            f"its arguments is known to be a learning rate ({', '.join(_RATES)}). Set "
+            f"REFERENCE_WORLD_SIZE to 0, and set the values for this number of ranks."
         )
     scaled = {**schedule, **{key: _times(value, factor) for key, value in rates.items()}}
     if schedule.get("args"):  # of a custom scheduler
@@ -110,7 +110,7 @@ def _steps(config: DictConfig, reference: int, ranks: int) -> Iterator[Scaled]:
 
 
 def scale_steps(value: Any, reference: int, ranks: int) -> Any:
-    """A number of steps, or entries `[name, number of steps]`; what is not above 0 is no number."""
+    """Scale a number of steps, or entries `[name, number of steps]`; 0, -1 and null stay."""
     if isinstance(value, list):
         return [[*head, scale_steps(last, reference, ranks)] for *head, last in value]
     if not isinstance(value, int) or value <= 0:

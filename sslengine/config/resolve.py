@@ -1,4 +1,4 @@
-"""Command line in, frozen config out. The one door into this folder."""
+"""Resolve a command line to a frozen config. Other packages enter this folder here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sslengine.trust import Opened
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run, fully decided. `config` is read-only and survives pickling."""
+    """The resolved config of a run. `config` is read-only, also after pickling."""
 
     config: DictConfig
     engine_name: str
@@ -34,19 +34,19 @@ class Resolved:
     origins: dict[str, str]
     warnings: tuple[str, ...]
     name: str
-    # What took its value from the environment, as it was written: see stored.py.
+    # Interpolations that read the environment, as text: see stored.py.
     texts: Mapping[Path, str] = field(default_factory=dict)
-    # The folder that the config was read from, if it is not trusted: see trust.py.
+    # The file that the config was read from, if it is not trusted: see trust.py.
     opened: Opened | None = None
 
 
 def resolve(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Resolved:
-    """What the command line asks for."""
+    """Resolve the arguments of a command line."""
     return freeze(compose(arguments, config_dirs))
 
 
 def resolve_dict(tree: dict[str, object], name: str = "python", engine: str = "train") -> Resolved:
-    """The same for a config made in Python; `tree` is what stands under `config` in YAML."""
+    """Resolve a config made in Python; `tree` has the keys below `config`."""
     layer = Layer("the given dict", {"engine_name": engine, "config": tree})
     return freeze(Composition([layer], [], name))
 
@@ -54,8 +54,8 @@ def resolve_dict(tree: dict[str, object], name: str = "python", engine: str = "t
 def freeze(composition: Composition) -> Resolved:
     """Load plugins, merge onto the schema, check, derive, make read-only."""
     load_plugins(_plugins(composition))
-    merged = merge(composition, partial(_look_first, composition))
-    settle_schedules(merged, composition)  # those in the options of components as well
+    merged = merge(composition, partial(_check_plain, composition))
+    settle_schedules(merged, composition)  # again, for schedules in the options of components
     settle_keys_beside(merged, Places(merged, composition))
     check(merged)
     infer(merged, composition.name)
@@ -73,7 +73,7 @@ def freeze(composition: Composition) -> Resolved:
 
 
 def settled(resolved: Resolved, path: str, value: object, reason: str) -> Resolved:
-    """The same run with a value that only its data tells; path: below `config`."""
+    """Return a copy with a value that depends on the data; path: below `config`."""
     config = copy.deepcopy(resolved.config)
     OmegaConf.set_readonly(config, False)
     OmegaConf.update(config, path, value)
@@ -82,14 +82,14 @@ def settled(resolved: Resolved, path: str, value: object, reason: str) -> Resolv
     return replace(resolved, config=config, origins=origins)
 
 
-def _look_first(composition: Composition, merged: Merged) -> None:
+def _check_plain(composition: Composition, merged: Merged) -> None:
     settle_length(merged, composition)
     settle_schedules(merged, composition)
     check_plain(merged)
 
 
 def _plugins(composition: Composition) -> list[str]:
-    """Plugins come before the schema: they add names and sections to it."""
+    """Return config.PLUGINS; plugins are imported first, because they extend the schema."""
     plugins = composition.last_value("config.PLUGINS") or []
     if not isinstance(plugins, list) or not all(isinstance(each, str) for each in plugins):
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""The config of a run that is opened again: to ask its model about images, to replay it.
+"""Open the config of an existing run, to use its model on images or to replay it.
 
-A config that the user types may bring code. One in a folder may come from anyone: it is
-read as plain values, and names what ships with sslengine, unless the user says to trust it.
+A config that the user selects may import code. A config in a run's folder may come from anyone:
+unless the user trusts it, it is read as plain values, and may name only components of sslengine.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from sslengine.config.resolve import Resolved, freeze, resolve
 from sslengine.errors import ConfigError
 from sslengine.trust import Opened, closed
 
-# What listens to training and how training is started: nothing that a trained model needs.
-_OF_TRAINING_ALONE = ("HOOKS", "SLURM")
-# Beside its config.yaml, a folder of YAML has none of them.
-_OF_A_RUN = ("checkpoints", "environment.json", "metrics.jsonl")
+# Sections that only training uses.
+_TRAINING_ONLY = ("HOOKS", "SLURM")
+# Entries that a run's folder has in addition to config.yaml, and a folder of configs has not.
+_RUN_ENTRIES = ("checkpoints", "environment.json", "metrics.jsonl")
 
 
 def open_run(
     folder: Path, overrides: Sequence[str] = (), trusted: bool = False, judged: bool = False
 ) -> Resolved:
-    """The config of the run, with values that the user types on top of it.
+    """Resolve the config of the run with the user's overrides.
 
-    trusted: it may import code and refer to other files and the environment, as any config may.
-    judged: the run's model is looked at and not trained, so what only training needs is left out.
+    trusted: the config may import code, and refer to other files and to the environment.
+    judged: the run's model is evaluated and not trained; sections that only training uses are
+        removed.
     """
     path = folder / "config.yaml"
     if not path.is_file():
@@ -44,40 +45,41 @@ def open_run(
     opened = Opened(str(path), frozenset(_typed(composition.assignments)))
     with closed(opened):
         resolved = freeze(_for_judging(composition) if judged else composition)
-    told = tuple(
-        f"{each} refers to another value or to the environment, which is not read from a folder "
-        f"that was opened without trust. Give the value itself; --trust-config if it is your own."
+    warnings = tuple(
+        f"{each} refers to another value or to the environment, which is not read, because the "
+        f"folder was opened without trust. Set the value; or --trust-config if you trust the run."
         for each in not_read
         if not any(f"{each}.".startswith(f"{path}.") for path in opened.typed)
     )
-    return dataclasses.replace(resolved, warnings=(*resolved.warnings, *told), opened=opened)
+    return dataclasses.replace(resolved, warnings=(*resolved.warnings, *warnings), opened=opened)
 
 
 def run_of(arguments: Sequence[str], config_dirs: Sequence[str]) -> Path | None:
-    """The folder of a run whose own config.yaml is what a command names, by --config-dir."""
-    if not any(_names_it(each) for each in arguments):
+    """Return the run's folder if a command selects its config.yaml by --config-dir, else None."""
+    if not any(_selects_config_yaml(each) for each in arguments):
         return None
-    holding = (Path(each) for each in config_dirs if (Path(each) / "config.yaml").is_file())
-    folder = next(holding, None)
-    return folder if folder is not None and any((folder / n).exists() for n in _OF_A_RUN) else None
+    folders = (Path(each) for each in config_dirs if (Path(each) / "config.yaml").is_file())
+    folder = next(folders, None)
+    is_run = folder is not None and any((folder / name).exists() for name in _RUN_ENTRIES)
+    return folder if is_run else None
 
 
-def _names_it(argument: str) -> bool:
+def _selects_config_yaml(argument: str) -> bool:
     return argument.removesuffix(".yaml") == "config=config"
 
 
 def open_named(
     arguments: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> Resolved:
-    """What a command asks for. The config of a run's folder is opened as such."""
+    """Resolve the arguments of a command; if they select a run's config, see open_run."""
     folder = None if trusted else run_of(arguments, config_dirs)
     if folder is None:
         return resolve(arguments, config_dirs)
-    return open_run(folder, [each for each in arguments if not _names_it(each)])
+    return open_run(folder, [each for each in arguments if not _selects_config_yaml(each)])
 
 
 def _typed(assignments: Sequence[Assignment]) -> Iterator[str]:
-    """The key paths that the user typed, and every text in their values."""
+    """Yield the key paths that the user typed, and all strings in their values."""
     for each in assignments:
         yield each.path
         yield from _texts(each.value)
@@ -93,15 +95,15 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _for_judging(composition: Composition) -> Composition:
-    """Without what training alone needs, and with a way of making pixels that is installed here."""
+    """Remove sections that only training uses; replace an augmentation back-end that is missing."""
     layers = []
     for layer in composition.layers:
         tree = dict(layer.tree)
         config = tree["config"] = dict(tree.get("config") or {})
-        for key in _OF_TRAINING_ALONE:
+        for key in _TRAINING_ONLY:
             config.pop(key, None)
         data = config.get("DATA")
-        # All of them make the same pixels: see docs/augmentation.md.
+        # All back-ends make the same pixels: see docs/augmentation.md.
         if isinstance(data, dict) and _is_missing(data.get("AUGMENT_BACKEND")):
             config["DATA"] = {**data, "AUGMENT_BACKEND": "auto"}
         layers.append(dataclasses.replace(layer, tree=tree))

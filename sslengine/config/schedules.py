@@ -1,11 +1,11 @@
-"""Schedules whose parts came from several places: what each place meant, before they are checked.
+"""Merge schedules that several places set, before they are checked.
 
 A place (a file, the command line) that gives a schedule another name replaces it: arguments of
-the earlier one that the new one does not know are dropped. Arguments that it does not know and
-that come with or after its name are mistakes.
+the earlier schedule that the new one does not take are dropped. Arguments that the new one does
+not take, and that are set with or after its name, are mistakes.
 
-VISSL's default learning rate (0.1 and what follows from it) is SGD's alone. A run with another
-optimizer gives a schedule with all that it needs, and so does a place that replaces one.
+VISSL's default learning rate (0.1 and the values derived from it) applies to SGD only. A config
+with another optimizer must set a complete schedule, and so must a place that replaces a schedule.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ _VISSLS_LR: dict[str, Any] = {
     "end_value": 0.0,
     "value": 0.1,
 }
-# Two parts meet if they differ by less than this share of the schedule's largest value.
+# Two parts join if their values differ by less than this share of the schedule's largest value.
 _GAP = 0.01
 
 
 def settle_schedules(merged: Merged, composition: Composition) -> None:
-    """Drop what has been replaced, and note what does not fit together."""
+    """Drop arguments of replaced schedules, and report arguments that contradict each other."""
     places = Places(merged, composition)
     for path, optimizer in optimizers(merged.root.config):
         for key in optimizer.param_schedulers:
-            # What refers to the options of a component is settled when they are there.
+            # An interpolation may refer to options of a component, which are merged later.
             with suppress(OmegaConfBaseException):
-                if _in_force(optimizer, str(key)):
+                if _is_used(optimizer, str(key)):
                     where = f"config.{path}.param_schedulers.{key}"
                     node = optimizer.param_schedulers[key]
                     merged.problems.extend(_settle(where, node, optimizer.name, places))
 
 
-def _in_force(optimizer: DictConfig, key: str) -> bool:
-    heads_apart = bool(optimizer.head_optimizer_params.use_different_lr)
-    return optimizer.param_schedulers[key] is not None and (key != "lr_head" or heads_apart)
+def _is_used(optimizer: DictConfig, key: str) -> bool:
+    separate_heads = bool(optimizer.head_optimizer_params.use_different_lr)
+    return optimizer.param_schedulers[key] is not None and (key != "lr_head" or separate_heads)
 
 
 @dataclass(frozen=True)
 class _Name:
-    """What the schedule is called, by which place, and what it was called before."""
+    """The schedule's name, the place that set it, and the name that it replaced."""
 
     name: str
     since: int = BY_DEFAULT
@@ -82,14 +82,14 @@ def _settle(path: str, node: DictConfig, optimizer: str, places: Places) -> Iter
     own_default = optimizer in _VISSLS_OPTIMIZERS and not called.before
     if called.since == BY_DEFAULT and not own_default:
         yield (
-            f"{path}: {optimizer} needs a schedule; VISSL's default, {node.name} from 0.1, is for "
-            f"sgd alone. {_example(path)}"
+            f"{path}: {optimizer} requires a schedule; VISSL's default, {node.name} from 0.1, is "
+            f"for sgd only. {_example(path)}"
         )
         return
     try:
         parameters = SCHEDULERS.parameters(called.name)
     except UnknownNameError:
-        return  # told by the check of names
+        return  # reported by check.py
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     missing = []
     for key in fields_of(node):
@@ -105,11 +105,11 @@ def _settle(path: str, node: DictConfig, optimizer: str, places: Places) -> Iter
         else:
             yield _unknown(f"{path}.{key}", path, called.name, parameters, places)
     if missing:
-        why = f"what {called.before} had was replaced" if called.before else (
+        why = f"it replaces {called.before}" if called.before else (
             f"VISSL's defaults are for sgd, not for {optimizer}"
         )  # fmt: skip
         keys = " and ".join(f"{path}.{key}" for key in missing)
-        yield f"{keys}: {called.name} needs a value; {why}. {_example(path)}"
+        yield f"{keys}: {called.name} requires a value; {why}. {_example(path)}"
         return
     yield from _peak_problems(path, node, called, places)
     if called.name == "composite":
@@ -144,11 +144,11 @@ def _example(path: str) -> str:
     )
 
 
-# ---- the largest value, said twice
+# ---- the largest value is set twice
 
 
 def _peak_problems(path: str, node: DictConfig, called: _Name, places: Places) -> Iterator[str]:
-    """What has no effect, for something else sets the largest value."""
+    """Report keys without effect because another key sets the largest value."""
     scaling = f"{path}.auto_lr_scaling"
     scaled = bool(node.auto_lr_scaling.auto_scale)
     if scaled and node.peak is not None and places.of(f"{path}.peak") <= places.of(scaling):
@@ -157,24 +157,24 @@ def _peak_problems(path: str, node: DictConfig, called: _Name, places: Places) -
             f"{scaling}.base_value, or {scaling}.auto_scale=false as well."
         )
     if scaled and path.rpartition(".")[2] not in ("lr", "lr_head"):
-        yield f"{scaling}.auto_scale: has no effect, for it scales learning rates alone."
+        yield f"{scaling}.auto_scale: has no effect, because it scales learning rates only."
     if node.peak is None and not scaled:
         return
-    ruler = scaling if node.peak is None else f"{path}.peak"
+    setter = scaling if node.peak is None else f"{path}.peak"
     typed, key = places.command_line, peak_key(node)
-    alone = places.of(f"{path}.{key}") == typed > max(places.of(ruler), called.since)
-    if key not in (None, "values") and alone:  # `values` say more than the largest
+    alone = places.of(f"{path}.{key}") == typed > max(places.of(setter), called.since)
+    if key not in (None, "values") and alone:  # `values` also set the ratios between values
         yield (
-            f"{path}.{key}: has no effect, for {ruler} sets the largest value of this schedule. "
-            f"Set {path}.peak."
+            f"{path}.{key}: has no effect, because {setter} sets the largest value of this "
+            f"schedule. Set {path}.peak."
         )
 
 
-# ---- a part of a composite that was changed alone
+# ---- one part of a composite is changed
 
 
 def _gap_problems(path: str, node: DictConfig, places: Places) -> Iterator[str]:
-    """A value of one part, set alone, after which the parts do not meet any more."""
+    """Report a changed value of one part that makes the schedule jump between two parts."""
     changed = [key for key in places.origins if _is_value_of_part(key, path)]
     if not changed:
         return
@@ -194,7 +194,7 @@ def _gap_problems(path: str, node: DictConfig, places: Places) -> Iterator[str]:
                 yield (
                     f"{', '.join(changed)}: the schedule would jump from {gap[0]:.4g} to "
                     f"{gap[1]:.4g} between schedulers.{index} and schedulers.{index + 1}. To scale "
-                    f"the whole schedule set {path}.peak instead; if the jump is meant, give all "
+                    f"the whole schedule set {path}.peak instead; if the jump is intended, set all "
                     f"of {path}.schedulers in one place."
                 )
                 return
@@ -206,7 +206,7 @@ def _is_value_of_part(key: str, path: str) -> bool:
 
 
 def _gaps(settings: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """The values on either side of each border between two parts."""
+    """Return the values just before and after each border between two parts."""
     arguments = {key: settings[key] for key in ("schedulers", "lengths", "interval_scaling")}
     curve = SCHEDULERS.get("composite")(**arguments, num_epochs=1e9)
     near, borders = 3e-6, [sum(settings["lengths"][:n]) for n in range(1, len(settings["lengths"]))]

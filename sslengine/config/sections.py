@@ -1,21 +1,21 @@
-"""The schema: a tree of dataclasses, each declared beside what it configures.
+"""The schema: a tree of dataclasses, each declared next to the code that it configures.
 
     @section("OPTIMIZER")
     @dataclass
     class OptimizerOptions:
         name: str = named(OPTIMIZERS, "sgd")
 
-adds `config.OPTIMIZER` to the schema. A plugin adds a section of its own in the
-same way, at any depth. `read(config, OptimizerOptions)` gives the section back as
-a plain typed object: a copy, so the config cannot be changed by accident.
+adds `config.OPTIMIZER` to the schema. A plugin adds a section in the same way, at
+any depth. `read(config, OptimizerOptions)` returns the section as a plain typed
+object: a copy, so the config cannot be changed by accident.
 
 Every field has a reader. VISSL's keys that nothing reads are in no dataclass: dead_keys.py.
 
-A dataclass may say more about its keys:
+A dataclass may have methods that check or derive values:
 
-    def check(self) -> Iterator[str]     rules between its values; yields "KEY: what is wrong"
-    def check_chosen(self)               the same where a component must be imported to tell
-    def infer(self, facts: RunFacts)     (a loss's options) fills in what the run decides
+    def check(self) -> Iterator[str]     rules between values; yields "KEY: what is wrong"
+    def check_chosen(self)               rules that require a component to be imported
+    def infer(self, facts: RunFacts)     (a loss's options) sets values that depend on the run
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _BESIDE: dict[type[Any], tuple[Registry[Any], str]] = {}
 def section(path: str, components: Registry[Any] | None = None) -> Callable[[type[C]], type[C]]:
     """Add a dataclass to the schema at `config.<path>`; "" is the config itself.
 
-    With `components`, keys that are no field of the dataclass are names of that
-    registry, each holding the options of the component (`LOSS.simclr_info_nce_loss`).
+    With `components`, keys that are not fields of the dataclass are names of that registry; each
+    is a section with the options of the component (`LOSS.simclr_info_nce_loss`).
     """
 
     def add(cls: type[C]) -> type[C]:
@@ -127,7 +127,7 @@ def _known_options(registry: Registry[Any]) -> Iterator[type[Any]]:
 
 
 def named(registry: Registry[Any], default: Any, arguments: str = "") -> Any:
-    """A field that holds a name of `registry`, or a list of names, or of `name: ...` entries.
+    """Declare a field whose value is a name of `registry`, or a list of names or of entries.
 
     arguments: the field that holds those of the component, if its name stands alone.
     """
@@ -138,8 +138,10 @@ def named(registry: Registry[Any], default: Any, arguments: str = "") -> Any:
 
 
 def iterations(default: Any) -> Any:
-    """A field that counts train steps, or holds `[name, steps]` entries: see
-    reference_world_size.py. -1, 0 and null are no counts."""
+    """Declare a field that is a number of train steps, or a list of `[name, steps]` entries.
+
+    See reference_world_size.py. -1, 0 and null are not numbers of steps.
+    """
     metadata = {"iterations": True}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
@@ -147,7 +149,7 @@ def iterations(default: Any) -> Any:
 
 
 def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
-    """The problem, if there is one, that `options.key` is none of the allowed values."""
+    """Yield a problem if `options.key` is none of the allowed values."""
     value = getattr(options, key)
     if value not in allowed:
         words = [each for each in allowed if isinstance(each, str)]
@@ -156,12 +158,12 @@ def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
 
 
 def schema() -> DictConfig:
-    """The whole schema with its defaults."""
-    return copy.deepcopy(_made_of(tuple(_SECTIONS.items()), tuple(map(with_all, _BESIDE))))
+    """Return the whole schema with its defaults."""
+    return copy.deepcopy(_build(tuple(_SECTIONS.items()), tuple(map(with_all, _BESIDE))))
 
 
-@lru_cache(maxsize=1)  # a plugin may add a section, or keys; a copy takes an eighth of the time
-def _made_of(sections: tuple[tuple[str, type[Any]], ...], _: tuple[type[Any], ...]) -> DictConfig:
+@lru_cache(maxsize=1)  # copying takes an eighth of the time; plugins may add sections and keys
+def _build(sections: tuple[tuple[str, type[Any]], ...], _: tuple[type[Any], ...]) -> DictConfig:
     root = cast(DictConfig, OmegaConf.structured(dict(sections)[""]))
     for path, cls in sorted(sections, key=lambda item: item[0].count(".")):
         if path:
@@ -174,14 +176,14 @@ def _made_of(sections: tuple[tuple[str, type[Any]], ...], _: tuple[type[Any], ..
 
 
 def extend(parent: DictConfig, name: str, cls: type[Any]) -> None:
-    """Put a typed node under a node whose own dataclass does not know it."""
+    """Add a typed node to a node whose dataclass has no such field."""
     OmegaConf.set_struct(parent, False)
     parent[name] = OmegaConf.structured(cls)
     OmegaConf.set_struct(parent, True)
 
 
 def components_of(node: DictConfig) -> Registry[Any] | None:
-    """The registry whose names are keys of this node, if there is one."""
+    """Return the registry whose names are keys of this node, or None."""
     return _COMPONENTS.get(OmegaConf.get_type(node) or object)
 
 
@@ -196,7 +198,7 @@ def keys_beside(node: DictConfig) -> tuple[type[Any], Registry[Any], str] | None
 
 
 def fields_of(node: DictConfig) -> dict[str, dataclasses.Field[Any]]:
-    """The dataclass fields behind a typed node; none for a free dict."""
+    """Return the dataclass fields of a typed node; none for a dict without a dataclass."""
     cls = OmegaConf.get_type(node)
     if cls is None or not dataclasses.is_dataclass(cls):
         return {}
@@ -204,25 +206,25 @@ def fields_of(node: DictConfig) -> dict[str, dataclasses.Field[Any]]:
 
 
 def element_type(node: DictConfig) -> type[Any] | None:
-    """The dataclass of the values of a `dict[str, Cls]`, each under a name of the user's."""
+    """Return `Cls` if the node is a `dict[str, Cls]` of sections with names chosen by users."""
     cls = node._metadata.element_type
     return cls if dataclasses.is_dataclass(cls) and isinstance(cls, type) else None
 
 
 def typed_nodes(node: DictConfig, path: str = "config") -> Iterator[tuple[str, DictConfig]]:
-    """Every node of the tree that has a dataclass behind it, with its key path."""
+    """Yield the key path and node of every typed node in the tree."""
     typed = bool(fields_of(node))
     if typed:
         yield path, node
     if typed or element_type(node) is not None:
-        # As they are written: what refers to another place is no section of its own yet.
+        # Interpolations are not resolved: they are not sections.
         for key, value in node.items_ex(resolve=False):
             if isinstance(value, DictConfig) and not value._is_interpolation():
                 yield from typed_nodes(value, f"{path}.{key!s}")
 
 
 def read(config: DictConfig, cls: type[C]) -> C:
-    """A section of the config as a plain object of its dataclass."""
+    """Return a section of the config as an object of its dataclass."""
     path = next(path for path, each in _SECTIONS.items() if each is cls)
     node = OmegaConf.select(config, path) if path else config
     return cast(C, OmegaConf.to_object(node))

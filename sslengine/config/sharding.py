@@ -1,6 +1,6 @@
-"""What a sharded run (FSDP) asks of the rest of the config, and what cannot go together.
+"""Keys that a sharded run (FSDP) requires, and keys that cannot be combined.
 
-VISSL's `MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP: true` sets several keys at once; so it does here.
+As in VISSL, `MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP: true` sets several keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_sharded(config: DictConfig) -> bool:
 
 
 def sharding_values(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
-    """(key path, value, reason) of what AUTO_SETUP_FSDP sets."""
+    """Yield (key path, value, reason) for the keys that AUTO_SETUP_FSDP sets."""
     fsdp, amp = config.MODEL.FSDP_CONFIG, config.MODEL.AMP_PARAMS
     if not fsdp.AUTO_SETUP_FSDP:
         return
@@ -39,7 +39,7 @@ def sharding_values(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
 
 
 def expect_no_conflict(config: DictConfig) -> None:
-    """Raise one ConfigError that tells all keys which contradict each other."""
+    """Raise one ConfigError that lists all keys that contradict each other."""
     problems = [*_sharding_problems(config), *_compression_problems(config)]
     problems += _compile_problems(config)
     problems += _precision_problems(config)
@@ -57,16 +57,16 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
     if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
         yield f"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION: {why}. Set false."
     if model.CHANNELS_LAST:
-        yield f"MODEL.CHANNELS_LAST: {why}: torch cuts only weights of the usual form. Set false."
+        yield f"MODEL.CHANNELS_LAST: {why}: torch shards only contiguous weights. Set false."
     if config.HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY:
         yield (
-            f"HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY: {why}. Count once without: "
+            f"HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY: {why}. Use it in a run with "
             f"config.TRAINER.TASK_NAME=self_supervision_task."
         )
     if config.DISTRIBUTED.DETECT_ANOMALOUS_PARAMS:
         yield (
-            f"DISTRIBUTED.DETECT_ANOMALOUS_PARAMS: {why}, where gradients arrive in another way. "
-            f"Look once without: config.TRAINER.TASK_NAME=self_supervision_task."
+            f"DISTRIBUTED.DETECT_ANOMALOUS_PARAMS: {why}, which reduces gradients differently. "
+            f"Use it in a run with config.TRAINER.TASK_NAME=self_supervision_task."
         )
     if config.HOOKS.PRECISE_BN.ENABLED:
         yield f"HOOKS.PRECISE_BN.ENABLED: {why}; MODEL.SYNC_BN_CONFIG works. Set false."
@@ -76,16 +76,17 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
     scaled = config.MACHINE.PRECISION == "fp16" or (amp.USE_AMP and amp.AMP_DTYPE == "float16")
     if half and not scaled:
         yield (
-            "MODEL.FSDP_CONFIG.compute_dtype: float16 needs loss scaling: MACHINE.PRECISION=fp16, "
-            "or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or take bfloat16."
+            "MODEL.FSDP_CONFIG.compute_dtype: float16 requires loss scaling: set "
+            "MACHINE.PRECISION=fp16, or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or "
+            "use bfloat16."
         )
 
 
 def _precision_problems(config: DictConfig) -> Iterator[str]:
     if config.MACHINE.PRECISION and config.MODEL.AMP_PARAMS.USE_AMP:
         yield (
-            f"MACHINE.PRECISION: {config.MACHINE.PRECISION}, and MODEL.AMP_PARAMS.USE_AMP is true: "
-            f'one of them decides. Set USE_AMP=false, or PRECISION="".'
+            f"MACHINE.PRECISION: it is {config.MACHINE.PRECISION}, and MODEL.AMP_PARAMS.USE_AMP is "
+            f'true: only one can be set. Set USE_AMP=false, or PRECISION="".'
         )
 
 
@@ -93,7 +94,7 @@ def _compression_problems(config: DictConfig) -> Iterator[str]:
     chosen = config.DISTRIBUTED.GRADIENT_COMPRESSION
     if chosen == "none":
         return
-    path = f"DISTRIBUTED.GRADIENT_COMPRESSION: {chosen} is of DDP's own reduction, and not with"
+    path = f"DISTRIBUTED.GRADIENT_COMPRESSION: {chosen} requires DDP's reduction: not with"
     if is_sharded(config):
         yield f"{path} a sharded model (FSDP); see MODEL.FSDP_CONFIG.compute_dtype."
     if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
@@ -107,5 +108,5 @@ def _compile_problems(config: DictConfig) -> Iterator[str]:
     if config.MODEL.COMPILE.USE_COMPILE and checkpointing:
         yield (
             "MODEL.COMPILE.USE_COMPILE: not with MODEL.ACTIVATION_CHECKPOINTING, whose second "
-            "forward must leave batch norms alone. Set one of them to false."
+            "forward pass must not update batch norms. Set one of them to false."
         )

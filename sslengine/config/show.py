@@ -23,7 +23,7 @@ _WIDTH = 80
 
 
 def show(resolved: Resolved, explained: bool = False) -> str:
-    """YAML that can be run unchanged, except masked secrets; the rest is comments."""
+    """Return the config as YAML that can be run unchanged, except masked secrets."""
     shown = _Shown(resolved.origins, explained)
     for key in ("engine_name", "node_id"):
         shown.put(f"{key}: {getattr(resolved, key)}", 0, resolved.origins.get(key))
@@ -39,7 +39,7 @@ class _Shown:
         self.lines = ["# @package _global_"]
 
     def put_section(self, stored: dict[str, Any], node: Any, path: str, depth: int) -> None:
-        """stored: the values to print; node: the same in the config, which knows their types."""
+        """stored: the values to print; node: the same section of the config, with its types."""
         for key, value in stored.items():
             child = f"{path}.{key!s}"
             inside = node._get_node(key) if isinstance(node, DictConfig) else None
@@ -130,7 +130,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _meaning(node: Any, key: Any, inside: Any) -> str:
-    """What is said of the key where it is declared, or of its section as a whole."""
+    """Return the comment of the key's field, or else the docstring of the section."""
     declared = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
     section = OmegaConf.get_type(inside) if isinstance(inside, DictConfig) else None
     own = meanings(declared).get(str(key), "") if dataclasses.is_dataclass(declared) else ""
@@ -139,6 +139,6 @@ def _meaning(node: Any, key: Any, inside: Any) -> str:
 
 
 def _origin(path: str, origins: dict[str, str]) -> str | None:
-    """That of the value, or of an entry inside it (`TRANSFORMS.0.size=96`), the last one set."""
+    """Return the origin of the value, or of the last entry set in it (`TRANSFORMS.0.size=96`)."""
     inside = [origin for each, origin in origins.items() if each.startswith(f"{path}.")]
     return inside[-1] if inside else origins.get(path)

@@ -1,7 +1,7 @@
-"""What of a config is written to disk and shown: no value of the environment, no secret.
+"""The form in which a config is written to disk and shown: without environment and secrets.
 
-Text that came from the environment stays the interpolation that it was, `${oc.env:TRACKER_URL}`.
-Text under a key that is named like a secret (`api_key`, `token`, at any depth) is masked.
+A string from the environment is stored as its interpolation, `${oc.env:TRACKER_URL}`.
+A string under a key with the name of a secret (`api_key`, `token`, at any depth) is masked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_secret(name: object) -> bool:
 
 
 def as_stored(config: DictConfig, texts: Mapping[Path, str]) -> dict[str, Any]:
-    """The config as plain containers. texts: see `texts_of_environment`."""
+    """Return the config as plain containers. texts: see `texts_of_environment`."""
     return {str(key): _stored(config, key, (key,), texts) for key in config}
 
 
@@ -50,23 +50,23 @@ def _stored(node: Any, key: Any, path: Path, texts: Mapping[Path, str]) -> Any:
 
 
 def _is_ours(node: Any, key: Any) -> bool:
-    """A key of sslengine's own schema: none of them holds a secret."""
+    """Whether it is a key of sslengine's schema: none of them is a secret."""
     if not isinstance(node, DictConfig) or key not in fields_of(node):
         return False
     return str(getattr(OmegaConf.get_type(node), "__module__", "")).startswith("sslengine.")
 
 
 def texts_of_environment(root: DictConfig) -> dict[Path, str]:
-    """The interpolations in which, directly or by other values, the environment is read."""
+    """Return the interpolations that read the environment, directly or through other values."""
     found = {}
-    with _reading_noted() as noted:
+    with _env_reads() as reads:
         for path, node, key in _interpolations(root, ()):
-            noted.clear()
+            reads.clear()
             try:
                 value = node[key]
             except OmegaConfBaseException:
-                continue  # reported by the one that resolves them all
-            if noted and isinstance(value, str):
+                continue  # merge.py reports it when it resolves all interpolations
+            if reads and isinstance(value, str):
                 found[path] = str(node._get_node(key)._value())
     return found
 
@@ -84,18 +84,18 @@ def _interpolations(node: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
 
 
 @contextmanager
-def _reading_noted() -> Iterator[list[str]]:
-    """A note is made whenever `oc.env` is asked meanwhile."""
-    noted: list[str] = []
+def _env_reads() -> Iterator[list[str]]:
+    """Inside the context, each use of the resolver `oc.env` adds an entry to the list."""
+    reads: list[str] = []
     resolvers = BaseContainer._resolvers
-    kept = resolvers["oc.env"]
+    original = resolvers["oc.env"]
 
-    def noting(*arguments: Any, **named: Any) -> Any:
-        noted.append("oc.env")
-        return kept(*arguments, **named)
+    def recording(*arguments: Any, **named: Any) -> Any:
+        reads.append("oc.env")
+        return original(*arguments, **named)
 
-    resolvers["oc.env"] = noting
+    resolvers["oc.env"] = recording
     try:
-        yield noted
+        yield reads
     finally:
-        resolvers["oc.env"] = kept
+        resolvers["oc.env"] = original

@@ -1,6 +1,6 @@
-"""`MODEL.VIEWS_APART`: are there views, and does what trains keep them together until the model?
+"""Check `MODEL.VIEWS_APART`: images have several views, which reach the model in one batch.
 
-Asked of a run that trains. What judges a trained trunk reads one view of each image, in eval mode.
+Only training is checked. An evaluation reads one view of each image, in eval mode.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from sslengine.config.facts import run_facts
 from sslengine.errors import ConfigError
 from sslengine.registry import TRAIN_STEPS
 
-# Those that hand over all views of a batch, one view after the other.
+# The collators that order a batch by views: all images' first views, then their second views.
 _COLLATORS = ("simclr_collator", "multicrop_collator")
 
 
 def expect_views(config: DictConfig) -> None:
-    """Raise a ConfigError where the key would have no effect, or the wrong one."""
+    """Raise a ConfigError if the key would have no effect, or a wrong one."""
     if config.MODEL.VIEWS_APART:
         for problem in _problems(config):
             raise ConfigError(f"config.MODEL.VIEWS_APART: {problem}")
@@ -27,9 +27,9 @@ def expect_views(config: DictConfig) -> None:
 def _problems(config: DictConfig) -> Iterator[str]:
     facts, step = run_facts(config), config.TRAINER.TRAIN_STEP_NAME
     if config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
-        yield "a model of its own decides itself what goes together. Set it to false."
+        yield "a custom model (BASE_MODEL_NAME) does not use it. Set it to false."
     if config.MODEL.MULTI_INPUT_HEAD_MAPPING:
-        yield "each input of MULTI_INPUT_HEAD_MAPPING goes by itself anyway. Set it to false."
+        yield "each input of MULTI_INPUT_HEAD_MAPPING is a separate batch anyway. Set it to false."
     if facts.views_per_image < 2:
         yield "config.DATA.TRAIN.TRANSFORMS make one view of an image. Set it to false."
     if facts.collator not in _COLLATORS:
@@ -38,4 +38,4 @@ def _problems(config: DictConfig) -> Iterator[str]:
             f"got {facts.collator!r}."
         )
     if getattr(TRAIN_STEPS.get(step), "in_chunks", False):
-        yield f"{step} gives the model a batch in chunks of its own. Set it to false."
+        yield f"{step} splits a batch into chunks in another way. Set it to false."

@@ -174,7 +174,7 @@ class DataFeed:
         if self._arrival is None:
             logger.warning(
                 "%s.TRANSFORMS: nothing is left to the device (config.DATA.AUGMENT_BACKEND), for "
-                "ToTensor cannot wait: tools/explain_transforms.py says why. Choose auto.",
+                "ToTensor cannot wait: sslengine explain says why. Choose auto.",
                 self.where,
             )
         elif self.device.type == "cpu":

@@ -15,7 +15,7 @@ from sslengine.errors import ConfigError
 
 
 def make_run_folder(config: DictConfig) -> None:
-    """Make the folder before anything is started; ConfigError if that is impossible."""
+    """Create the folder before any process is started; ConfigError if that is impossible."""
     folder = run_folder(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -26,14 +26,14 @@ def make_run_folder(config: DictConfig) -> None:
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise ConfigError(
-            f"config.CHECKPOINT.DIR: the folder {folder} cannot be made: {error}"
+            f"config.CHECKPOINT.DIR: the folder {folder} cannot be created: {error}"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"config.CHECKPOINT.DIR: the folder {folder} may not be written to.")
+        raise ConfigError(f"config.CHECKPOINT.DIR: the folder {folder} is not writable.")
 
 
 def expect_run_folder(config: DictConfig) -> Path:
-    """The folder, if a run may write into it: it is new, empty, or already a run's."""
+    """Return the folder; ConfigError unless it is new, empty, or the folder of a run."""
     folder = run_folder(config)
     try:
         names = foreign(folder)
@@ -44,8 +44,8 @@ def expect_run_folder(config: DictConfig) -> Path:
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise ConfigError(
-            f"config.CHECKPOINT.DIR: {folder} holds files that sslengine did not write ({shown}), "
-            f"and no config.yaml or checkpoint with its manifest that marks it as a run's folder. "
+            f"config.CHECKPOINT.DIR: {folder} contains files that sslengine did not write "
+            f"({shown}), and no config.yaml or checkpoint with a manifest of a run. "
             f"Choose a new or empty folder, such as {folder / 'run'}."
         )
     return folder
@@ -60,6 +60,6 @@ def run_folder(config: DictConfig) -> Path:
     if run_id == "auto":
         raise ConfigError(
             "config.CHECKPOINT.APPEND_DISTR_RUN_ID: set config.DISTRIBUTED.RUN_ID too. With `auto` "
-            "a restarted run would not find its folder again."
+            "a restarted run would not find its folder."
         )
     return folder / run_id.replace("/", "_").replace(":", "_")

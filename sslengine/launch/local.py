@@ -19,7 +19,7 @@ from sslengine.launch.rank import run_rank
 
 
 def launch(resolved: Resolved) -> None:
-    """Run to the end; an error of any rank is raised here."""
+    """Run to the end; raise the error of any rank."""
     expect_run_folder(resolved.config)
     options = read(resolved.config, DistributedOptions)
     plan = make_plan(options, resolved.node_id)

@@ -1,7 +1,7 @@
-"""A batch of the right shapes through trunk, heads and method, on the meta device.
+"""Pass a batch of the right shapes through trunk, heads and method, on the meta device.
 
-What does not fit raises ConfigError with the key path. What cannot be computed without values, or
-fails for another reason, is left to the run.
+Shapes that do not fit raise ConfigError with the key path. Computations that depend on values, or
+fail for another reason, are not checked.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sslengine.registry import LOSSES, component_key
 from sslengine.task.build import attach, build_loss
 
 META = torch.device("meta")
-# Sources that make images of one size (DEFAULT_GRAY_IMG_SIZE), each with a number as its label.
-OF_ONE_SIZE = ("synthetic", "shapes", "upright_shapes")
-# Words of torch's errors about shapes. Other errors may come from the meta device itself.
-_OF_SHAPES = (
+# Sources of images of one size (DEFAULT_GRAY_IMG_SIZE), whose labels are numbers.
+FIXED_SIZE_SOURCES = ("synthetic", "shapes", "upright_shapes")
+# Words in torch's errors about shapes. Other errors may come from the meta device.
+_SHAPE_WORDS = (
     "shape",
     "size",
     "channel",
@@ -38,11 +38,11 @@ _OF_SHAPES = (
     "same reduction dim",
     "elements not",
 )
-_WHAT_A_METHOD_MAY_BE_TOLD = 2**20  # samples: rows of a memory, which take no memory here
+_NUM_SAMPLES = 2**20  # the size of a method's memory, which allocates nothing on the meta device
 
 
 def pass_through(config: DictConfig, model: Model, sample: dict[str, Any]) -> None:
-    """model: on the meta device, as what is made of it."""
+    """model: on the meta device."""
     sample = _on_meta(sample)
     output = _through_model(model, sample["input"])
     if output is not None:
@@ -60,7 +60,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _through_model(model: Model, images: Any) -> Any:
-    """What it gives; None where that cannot be known."""
+    """Return the model's output; None if it depends on values."""
     entered: list[tuple[str, Any]] = []
     parts: list[tuple[str, nn.Module]] = [("config.MODEL.TRUNK", model.trunk)]
     parts += [(f"config.MODEL.HEAD.PARAMS.{n}", head) for n, head in enumerate(model.heads)]
@@ -76,8 +76,8 @@ def _through_model(model: Model, images: Any) -> Any:
     except SSLEngineError as error:
         raise ConfigError(str(error)) from error
     except Exception as error:
-        if not entered or not _tells_of_shapes(error):
-            return None  # it cannot be computed without values, perhaps
+        if not entered or not _is_shape_error(error):
+            return None  # the computation may depend on values
         where, given = entered[-1]
         part = dict(parts)[where]
         raise ConfigError(
@@ -90,9 +90,9 @@ def _through_model(model: Model, images: Any) -> Any:
 
 
 def through_method(config: DictConfig, model: Model, output: Any, sample: dict[str, Any]) -> Any:
-    """What the method gives; None where it is not run here, or not to the end.
+    """Return the method's output; None if it is not run, or fails for another reason.
 
-    Methods that are written as such are, where the shape of labels is known.
+    Only subclasses of Method are run, and only if the shape of the labels is known.
     """
     name = str(config.LOSS.name)
     thing = LOSSES.get(name) if name else None
@@ -103,18 +103,18 @@ def through_method(config: DictConfig, model: Model, output: Any, sample: dict[s
     try:
         with META, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            method = build_loss(config, _WHAT_A_METHOD_MAY_BE_TOLD, META, one_batch)
+            method = build_loss(config, _NUM_SAMPLES, META, one_batch)
             attach(method, model)
             method.train()
             if takes_sample(method):
                 return method(output, sample, Step.alone())
             return method(output, _target(config, method, sample))
     except Exception as error:
-        # One of the user's may want that `before_phase` has been called, and say so.
+        # A user's method may raise such an error because `before_phase` has not been called.
         ours = thing.__module__.startswith("sslengine.") and isinstance(error, SSLEngineError)
         if ours or isinstance(error, ConfigError):
             raise ConfigError(str(error)) from error
-        if not _tells_of_shapes(error):
+        if not _is_shape_error(error):
             return None
         where = f"config.LOSS.{component_key(name)}"
         raise ConfigError(
@@ -124,27 +124,30 @@ def through_method(config: DictConfig, model: Model, output: Any, sample: dict[s
 
 
 def _target(config: DictConfig, method: nn.Module, sample: dict[str, Any]) -> Any:
-    """What a method of (output, target) gets. Labels of files may be a number each, or a row."""
+    """Return the target for a method of (output, target).
+
+    Raise _UnknownError if it is unknown whether labels are numbers or rows.
+    """
     parameter = list(inspect.signature(method.forward).parameters.values())[1]
     train = config.DATA.TRAIN
-    known = train.LABEL_TYPE != "standard" or {*train.DATA_SOURCES} <= {*OF_ONE_SIZE}
+    known = train.LABEL_TYPE != "standard" or {*train.DATA_SOURCES} <= {*FIXED_SIZE_SOURCES}
     if not known and parameter.default is parameter.empty:
         raise _UnknownError
     return sample["target"]
 
 
 class _UnknownError(Exception):
-    """What a method would be called with cannot be known."""
+    """The arguments of the method are unknown."""
 
 
-def _tells_of_shapes(error: Exception) -> bool:
+def _is_shape_error(error: Exception) -> bool:
     text = str(error)
-    named = any(each in text for each in _OF_SHAPES)
+    named = any(each in text for each in _SHAPE_WORDS)
     return named and "meta" not in text.lower() and not isinstance(error, SSLEngineError)
 
 
 def _where_to_look(config: DictConfig, where: str, text: str) -> str:
-    """The options that hold one of the sizes in the error."""
+    """Name the options whose value is one of the sizes in the error."""
     sizes = set(map(int, re.findall(r"\d+", text)))
     places = ("config.MODEL.HEAD.PARAMS", where)
     found = [
@@ -153,7 +156,7 @@ def _where_to_look(config: DictConfig, where: str, text: str) -> str:
         for path, value in _numbers(OmegaConf.select(config, place.removeprefix("config.")), place)
         if value in sizes
     ]
-    return f"Sizes that meet there: {', '.join(found) or ' and '.join(places)}."
+    return f"These sizes are set by: {', '.join(found) or ' and '.join(places)}."
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, int]]:

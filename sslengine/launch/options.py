@@ -1,4 +1,4 @@
-"""`config.SLURM`: VISSL's keys for jobs on a cluster, and three new ones."""
+"""`config.SLURM`: jobs on a cluster. All but the last three keys are VISSL's."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SlurmOptions:
     COMMENT: str = "sslengine job"
     # Partition of the cluster; empty: its default partition.
     PARTITION: str = ""
-    # Folder in which each submission makes a new folder: log, config, a copy of the code. It must
-    # be on a file system that all nodes share.
+    # Folder in which each submission creates a folder with log, config and a copy of the code. It
+    # must be on a file system that all nodes share.
     LOG_FOLDER: str = "."
     # Time limit of the job. A longer run saves before the limit and resumes in the same job.
     TIME_HOURS: int = 72
@@ -31,7 +31,7 @@ class SlurmOptions:
     CONSTRAINT: str = ""
     # Memory of each node in GB.
     MEM_GB: int = 250
-    # Port of the nodes' rendezvous; if it is in use, one of the next fifteen.
+    # Port of the nodes' rendezvous; if it is in use, one of the next fifteen is used.
     PORT_ID: int = 40050
     # CPU cores per rank.
     NUM_CPU_PER_PROC: int = 8
@@ -41,7 +41,7 @@ class SlurmOptions:
     WAIT: bool = False
     # Seconds before the time limit at which the job gets the signal to save.
     SIGNAL_SECONDS: int = 120
-    # Times in a row that a job may end without a new checkpoint before it is no longer requeued.
+    # A job is not requeued after it has ended this many times in a row without a new checkpoint.
     MAX_LIVES_WITHOUT_PROGRESS: int = 3
 
     @property

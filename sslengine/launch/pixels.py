@@ -7,15 +7,15 @@ from sslengine.data.decode.pixel_format import OF_MODE
 from sslengine.task.channels import look_at_data
 
 RGB = 3
-# Engines that read TEST whatever TEST_MODEL says.
+# Engines that read TEST even if TEST_MODEL is false.
 READ_BOTH = ("evaluate",)
 
 
 def settle_pixels(resolved: Resolved, prints: bool = True) -> Resolved:
-    """The run, with INPUT_CHANNELS set to the channels of its images where these are not RGB.
+    """Return the run, with INPUT_CHANNELS set to the channels of its images if they are not RGB.
 
-    Raises the errors that every rank would raise. prints: False in all but one of several
-    processes that do the same.
+    Raise the errors that every rank would raise. prints: False in all but one of several processes
+    that call this.
     """
     data = resolved.config.DATA
     usual = all(data[split].IMAGE_MODE in OF_MODE for split in ("TRAIN", "TEST"))

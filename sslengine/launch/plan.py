@@ -1,4 +1,4 @@
-"""How a run is started, by its config and the environment, with one line that describes it."""
+"""Decide by config and environment how a run is started; describe it in one line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sslengine.trust import expect_trust
 
 @dataclass(frozen=True)
 class Plan:
-    # here: in this process, alone. rank: this process is one rank. node: this process starts
-    # the ranks of its node.
+    # here: this process is the whole run. rank: this process is one of several ranks. node: this
+    # process starts the ranks of its node.
     how: Literal["here", "rank", "node"]
     text: str
     node: int = 0
-    # For nodes, and for ranks without MASTER_ADDR and MASTER_PORT.
+    # The rendezvous of nodes, and of ranks without MASTER_ADDR and MASTER_PORT.
     meeting: Meeting | None = None
     rank: Started | None = None
-    # True in the first of the processes: it alone prints.
+    # Whether this process prints: the first one does.
     prints: bool = True
 
 
@@ -54,7 +54,7 @@ def _with_others(others: Started, nodes: int, each: int) -> Plan:
         return Plan("rank", text, meeting=expect_meeting(others), rank=others, prints=first)
     if others.count == others.nodes == nodes:  # srun, one task per node
         meeting = expect_meeting(others)
-        text = f"{nodes} nodes of {_joined(each, others.by)}; they meet at {meeting.host}"
+        text = f"{nodes} nodes of {_joined(each, others.by)}; rendezvous at {meeting.host}"
         return Plan("node", text, node=others.node, meeting=meeting, prints=first)
     raise _wrong_size(nodes * each, others.count)
 
@@ -69,7 +69,7 @@ def _ranks(count: int) -> str:
 
 def _wrong_size(configured: int, started: int) -> LaunchError:
     return LaunchError(
-        f"{started} processes were started, and the config is for {configured} "
+        f"{started} processes were started, but the config is for {configured} "
         f"(DISTRIBUTED.NUM_NODES x NUM_PROC_PER_NODE): learning rates and batch sizes depend "
         f"on it. Set config.DISTRIBUTED.NUM_PROC_PER_NODE to the processes of each node."
     )
@@ -81,14 +81,14 @@ def _by_hand(options: DistributedOptions, node_id: int) -> Plan:
     host, _, port = options.RUN_ID.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
-            f"config.DISTRIBUTED.RUN_ID: {nodes} nodes need host:port of the first one, got "
-            f"{options.RUN_ID!r}. Give each node its node_id (0, 1, ...); or start the command on "
-            f"all of them with srun or torchrun, or set config.SLURM.USE_SLURM=true."
+            f"config.DISTRIBUTED.RUN_ID: {nodes} nodes require host:port of the first one, got "
+            f"{options.RUN_ID!r}. Set node_id (0, 1, ...) on each node; or start the command on "
+            f"all nodes with srun or torchrun, or set config.SLURM.USE_SLURM=true."
         )
     if not 0 <= node_id < nodes:
         raise ConfigError(f"node_id: expected 0 to {nodes - 1}, got {node_id}.")
     text = (
-        f"node {node_id} of {nodes}, {_ranks(options.NUM_PROC_PER_NODE)} here; the nodes "
-        f"meet at {options.RUN_ID}"
+        f"node {node_id} of {nodes}, with {_ranks(options.NUM_PROC_PER_NODE)}; rendezvous at "
+        f"{options.RUN_ID}"
     )
     return Plan("node", text, node=node_id, meeting=Meeting(host, [int(port)], options.RUN_ID))

@@ -4,8 +4,7 @@ A grey image of the config's size (or of two sizes, if the size depends on the f
 TRANSFORMS and the collator; the batch goes through trunk, heads and method on torch's meta device,
 where tensors have shapes but no values. So a misspelled argument, a Normalize of three channels
 for grey images, a head of a wrong width, a head that does not fit the method and an unknown
-feature are reported in seconds. The user's own transforms and collators are not run, and what
-cannot be known in this way is not reported.
+feature are reported in seconds. Custom transforms and collators are not run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, DataError, SSLEngineError
-from sslengine.launch.meta_pass import META, OF_ONE_SIZE, pass_through
+from sslengine.launch.meta_pass import FIXED_SIZE_SOURCES, META, pass_through
 from sslengine.models.model import Model
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS, Registry
 from sslengine.task.build import build_base_model
@@ -35,7 +34,7 @@ _SAMPLES_OF = {
     "multi_input_train_step": multi_input_sample,
     "pirl_train_step": multi_input_sample,
 }
-# Width and height that stand for files: most are larger than the crops.
+# Widths and heights of image files of unknown size: most are larger than the crops.
 _ANY_SIZE = ((1024, 768), (640, 896))
 _OURS = ("sslengine.", "torchvision.")
 
@@ -62,7 +61,7 @@ def expect_fitting_shapes(config: DictConfig) -> None:
 
 
 def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
-    """A collated batch of two samples; None where their shapes depend on the files."""
+    """Return a collated batch of two samples; None if their shapes depend on the files."""
     where = f"config.DATA.{split}"
     if any(_takes_long(entry) for entry in _entries(options.TRANSFORMS)):
         return None
@@ -72,12 +71,13 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
     if not _can_be_run(options):
         return None
     sizes: tuple[tuple[int, int], ...] = _ANY_SIZE
-    if set(options.DATA_SOURCES) <= set(OF_ONE_SIZE):
+    if set(options.DATA_SOURCES) <= set(FIXED_SIZE_SOURCES):
         sizes = ((options.DEFAULT_GRAY_IMG_SIZE,) * 2,)
     tries = [_transformed(pipeline, options, size, number) for number, size in enumerate(sizes)]
     errors = [each for each in tries if isinstance(each, DataError)]
     if len(errors) == len(tries):
-        raise ConfigError(f"{_of_no_sample(errors[0])}\n  Images are {options.IMAGE_MODE} here.")
+        mode = f"{where}.IMAGE_MODE is {options.IMAGE_MODE}"
+        raise ConfigError(f"{_without_sample(errors[0])}\n  {mode}.")
     one, *others = tries
     if errors or any(_shapes(each) != _shapes(one) for each in others):
         return None
@@ -90,19 +90,19 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
             batch = collate([one, twin])
     except SSLEngineError as error:
         raise ConfigError(str(error)) from error
-    except Exception:  # it may need fields that only real samples have
+    except Exception:  # the collator may need fields that only real samples have
         return None
     return batch if isinstance(batch, dict) else None
 
 
 def _are_ours(options: SplitOptions) -> bool:
-    """Do all transforms ship with sslengine? Making one of the user's may take long."""
+    """Whether all transforms ship with sslengine; creating a custom one may take long."""
     named = [TRANSFORMS.name_in(entry) for entry in _entries(options.TRANSFORMS)]
     return all(_is_ours(TRANSFORMS, name) for name in named)
 
 
 def _can_be_run(options: SplitOptions) -> bool:
-    """Do the images have the type that this check makes, from a source that ships with us?"""
+    """Whether images are RGB or L, and the only source ships with sslengine."""
     return (
         len(options.DATA_SOURCES) == 1
         and all(_is_ours(DATA_SOURCES, name) for name in options.DATA_SOURCES)
@@ -111,7 +111,7 @@ def _can_be_run(options: SplitOptions) -> bool:
 
 
 def _entries(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """The entries of the list, and those nested in their arguments."""
+    """Yield the entries of the list, and those nested in their arguments."""
     for entry in entries:
         if isinstance(entry, Mapping) and "name" in entry:
             yield entry
@@ -143,7 +143,8 @@ def _transformed(
             current_sample.end()
 
 
-def _of_no_sample(error: DataError) -> str:
+def _without_sample(error: DataError) -> str:
+    """Return the error's text without the number of the sample."""
     before, _, after = str(error).partition(" failed on sample ")
     return f"{before}: {after.partition(': ')[2]}" if after else before
 

@@ -46,8 +46,8 @@ def run_rank(resolved: Resolved, join: bool) -> None:
 
 
 def _run_rank(resolved: Resolved, join: bool) -> None:
-    assert catalog  # in a new process: importing it declares all names
-    assert lean_torchvision  # a second less of imports
+    assert catalog  # imported to declare all names
+    assert lean_torchvision  # imported to save a second of imports
     startup.take_over()
     config = resolved.config
     options = read(config, RunOptions)
@@ -80,7 +80,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
     except Preempted:
         raise
     except BaseException:
-        log.info("the run ended with an error", exc_info=True)  # the screen gets it from above
+        log.info("the run ended with an error", exc_info=True)  # the caller prints it
         flight_recorder.keep(folder / "flight_recorder")
         raise
     finally:

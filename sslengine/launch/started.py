@@ -1,4 +1,4 @@
-"""Which launcher started this process, and as which rank: read from the environment.
+"""Read from the environment which launcher started this process, and as which rank.
 
     torchrun       RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; also set by hand
     srun           SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST, ...
@@ -23,9 +23,9 @@ _TRIES = 16  # ports
 
 
 class Meeting(NamedTuple):
-    host: str  # of number 0
-    ports: Sequence[int]  # the first free one of these is used
-    token: str  # the same in all processes of the run, and in no others
+    host: str  # of process 0
+    ports: Sequence[int]  # the first free port is used
+    token: str  # equal in all processes of the run, different in other runs
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Started:
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
-    """Did torchrun, or a launcher with the same variables, start this process as a rank?"""
+    """Whether torchrun, or a launcher with the same variables, started this process as a rank."""
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
 def started(environment: Mapping[str, str]) -> Started | None:
-    """How srun or mpirun started this process; None: by hand, or as the only process."""
+    """Return how srun or mpirun started this process; None: by hand, or as the only process."""
     step, mpi = _srun(environment), _mpi(environment)
     # mpirun starts its daemons by srun, so its ranks see srun's variables; srun may set PMI's.
     chosen = mpi if mpi and (step is None or step.count != mpi.count) else step
@@ -87,10 +87,10 @@ def _mpi(environment: Mapping[str, str]) -> Started | None:
     if not number or not count:
         return None
     local = _first(environment, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-    here = _first(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-    # On one node all have the same parent process; on several, the given port is the token.
+    on_node = _first(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    # On one node all processes have the same parent; on several nodes, the port is the token.
     meeting = None
-    if here == count:
+    if on_node == count:
         host = environment.get("MASTER_ADDR", "localhost")
         meeting = _meeting(environment, host, f"mpirun {os.getppid()}")
     elif "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
@@ -125,5 +125,5 @@ def _meeting(environment: Mapping[str, str], host: str, token: str) -> Meeting |
 
 
 def tries(port: int) -> Sequence[int]:
-    """The ports to try in turn, beginning with this one."""
+    """Return the ports to try in turn, starting with this one."""
     return range(port, port + _TRIES)

@@ -11,11 +11,11 @@ from sslengine.trust import closed
 
 
 def settle_widths(resolved: Resolved) -> Resolved:
-    """The run with numbers where HEAD.PARAMS say `auto`."""
+    """Return the run with a number for each `auto` in HEAD.PARAMS."""
     model = resolved.config.MODEL
     if next(auto_places(OmegaConf.to_container(model.HEAD.PARAMS)), None) is None:
         return resolved
-    # Imported only now, so that `--show` without `auto` does not wait for torch.
+    # A late import, so that `--show` without `auto` does not import torch.
     widths_of = import_dotted("sslengine.task.build:known_heads_of")
     with closed(resolved.opened):
         params = widths_of(resolved.config)

@@ -65,7 +65,7 @@ class BYOLLoss(Method):
         """output: [projection, prediction] of both views, (2B, D) each."""
         _, prediction = projection_and_prediction(output, NAME)
         targets = self.teacher(sample["input"], step)
-        if not isinstance(targets, Tensor):  # of another head, which predicts in any case
+        if not isinstance(targets, Tensor):  # of another head, which always predicts
             targets, _ = projection_and_prediction(targets, NAME)
         # The mean is over both directions; the paper adds them.
         return 2 * (2 - 2 * cross_view_cosine(prediction, targets))

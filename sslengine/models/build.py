@@ -1,13 +1,14 @@
-"""`config.MODEL` becomes a model. The caller has seeded the generator.
+"""Build the model of `config.MODEL`. The caller has seeded the random number generator.
 
-Most often that is a trunk with heads. A custom model is a module registered by name:
+Usually the model is a trunk with heads. A custom model is a module registered by name:
 
     @register_model("my_model", options=MyOptions)
     class MyModel(nn.Module):
         def __init__(self, options: MyOptions, model: ModelOptions): ...
 
-`model` is the whole section, for one that is made around `build_trunk(model)`. Without an
-options class it gets its own keyword arguments, and `model` if it asks for it by that name.
+`model` is the whole section MODEL: a custom model may call `build_trunk(model)`. Without an
+options class, `__init__` gets the keys of the model's section as keyword arguments, and `model`
+if it has an argument of that name.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ WHERE = "config.MODEL.BASE_MODEL_NAME"
 
 
 def build_model(options: ModelOptions, ranks_per_node: int = 1, views: int = 1) -> nn.Module:
-    """On the CPU, with initial weights. Collective where batch norms are synchronised.
+    """Build the model on the CPU with initial weights. Collective if batch norms are synchronised.
 
-    views: of each image, in a training batch.
+    views: how many views of each image a training batch has.
     """
     model = _chosen_model(options)
     if options.VIEWS_APART:
@@ -62,7 +63,7 @@ def build_trunk_with_heads(model: ModelOptions) -> Model:
 
 
 def known_heads(options: ModelOptions) -> list[Any]:
-    """HEAD.PARAMS with a number for each `auto`."""
+    """Return HEAD.PARAMS with each `auto` replaced by a number."""
     params: list[Any] = options.HEAD.PARAMS
     if next(auto_places(params), None) is None:
         return params
@@ -80,22 +81,24 @@ def _chosen_model(options: ModelOptions) -> nn.Module:
     else:
         model = chosen(given, options)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{WHERE}: {name!r} makes a {type(model).__name__}, which is no module.")
+        raise ConfigError(
+            f"{WHERE}: {name!r} returns a {type(model).__name__}, which is not an nn.Module."
+        )
     return model
 
 
 def trunk_with_heads(model: nn.Module, purpose: str) -> Model:
-    """The model, if it is one; the error says what it is needed for."""
+    """Return the model if it is a trunk with heads; raise an error that names `purpose` if not."""
     if not isinstance(model, Model):
         raise ConfigError(
-            f"{WHERE}: {purpose} needs a trunk with heads; {type(model).__name__} is a model of "
-            f"its own. Set it to multi_input_output_model, and config.MODEL.TRUNK to its trunk."
+            f"{WHERE}: {purpose} needs a trunk with heads; {type(model).__name__} is a custom "
+            f"model. Set it to multi_input_output_model, and config.MODEL.TRUNK to its trunk."
         )
     return model
 
 
 def build_trunk(options: ModelOptions) -> Trunk:
-    """The trunk that TRUNK.NAME names, from the section of its options class."""
+    """Build the trunk TRUNK.NAME from the section of its options class."""
     where = "config.MODEL.TRUNK"
     name = options.TRUNK.NAME
     cls, options_class = TRUNKS.get(name, f"{where}.NAME"), TRUNKS.options(name)
@@ -104,18 +107,18 @@ def build_trunk(options: ModelOptions) -> Trunk:
     if options_class is None:
         trunk = make()
     elif isinstance(options.TRUNK, options_class):
-        trunk = make(options.TRUNK)  # it reads several sections
+        trunk = make(options.TRUNK)  # a trunk that reads several sections
     else:
         sections = [each for each in vars(options.TRUNK).values() if type(each) is options_class]
         if not sections:
             raise ConfigError(
-                f"{where}: the trunk {name!r} brings {options_class.__name__}, which is no section "
-                f'of the config; put @section("MODEL.TRUNK.<its name>") above that class.'
+                f"{where}: the options of the trunk {name!r}, {options_class.__name__}, are not a "
+                f'section of the config; put @section("MODEL.TRUNK.<its name>") above that class.'
             )
         trunk = make(sections[0])
     if not isinstance(trunk, Trunk):
         raise ConfigError(
-            f"{where}.NAME: {name!r} is no trunk: subclass sslengine.models.trunks.base.Trunk."
+            f"{where}.NAME: {name!r} is not a subclass of sslengine.models.trunks.base.Trunk."
         )
     trunk.in_chans = channels.get("in_chans")
     if options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
@@ -144,9 +147,10 @@ def _freeze(model: nn.Module, settings: FeatureEvalOptions) -> None:
 
 
 def freeze_parameters(module: nn.Module, names: Sequence[str], prefix: str = "") -> None:
-    """Those of NON_TRAINABLE_PARAMS; a name may have the prefix that DDP gives it, `module.`
+    """Freeze the parameters with these names (NON_TRAINABLE_PARAMS).
 
-    prefix: `loss.` for the loss, whose names begin so; all others are the model's.
+    prefix: "loss." if the module is the loss. Names that start with "loss." belong to the loss,
+    all others to the model. DDP's prefix `module.` is removed.
     """
     parameters = {f"{prefix}{name}": each for name, each in module.named_parameters()}
     for index, name in enumerate(names):

@@ -1,7 +1,7 @@
-"""torch.compile in place: names in the state dict stay, hooks on the module run as ever.
+"""torch.compile in place: names in the state dict do not change, and module hooks still run.
 
-Only `forward` is compiled. `Module.compile` would take the hooks with it, and torch does not
-look whether there are other hooks later on.
+Only `forward` is compiled. `Module.compile` would compile the hooks too, and torch would not
+notice hooks that are registered or removed later.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sslengine.models.options import CompileOptions
 
 
 def compile_forward(module: nn.Module, options: CompileOptions) -> None:
-    """Before the first call, which is slow. A deep copy of the module is compiled for itself."""
-    # What torch says to itself while it looks at the inputs.
+    """Compile `forward`; the first call is slow. A deep copy of the module compiles its own."""
+    # torch triggers this warning itself when it inspects the inputs.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     module.__dict__["forward"] = CompiledForward(module, options)
 
@@ -34,5 +34,5 @@ class CompiledForward:
         return self._compiled(*inputs, **named)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
-        """Of the module that is being copied: else the copy would compute with our weights."""
+        """Compile the copied module: otherwise the copy would use this module's weights."""
         return CompiledForward(memo[id(self._module)], self._options)

@@ -1,4 +1,4 @@
-"""Features of a trunk made ready to be judged: pooled, and flat if wanted."""
+"""Pool a trunk's features before evaluation, and flatten them if configured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sslengine.models.routing import FEATURES_KEY, PoolSpec, pool_specs
 
 
 class FeaturePooling(nn.Module):
-    """One pooling for each feature; has no parameters."""
+    """One pooling for each feature. It has no parameters."""
 
     def __init__(self, poolings: Sequence[nn.Module], flatten: bool) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class FeaturePooling(nn.Module):
 def build_pooling(
     settings: FeatureEvalOptions, where: str = "config.MODEL."
 ) -> FeaturePooling | None:
-    """What FEATURE_EVAL_SETTINGS does to the features, if it does anything."""
+    """Build the poolings of FEATURE_EVAL_SETTINGS; None if there are none."""
     path = f"{where}{FEATURES_KEY}"
     specs = pool_specs(settings.LINEAR_EVAL_FEAT_POOL_OPS_MAP, path)
     if not specs:

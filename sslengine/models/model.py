@@ -1,15 +1,15 @@
-"""A trunk and its heads, and the ways of the inputs through them.
+"""A trunk and its heads, and how the inputs pass through them. An input is one of:
 
     a tensor                N x C x H x W
-    a list of tensors       crops of several sizes: those of one size that follow each other
-                            go through the trunk together, then all through the heads at once
-    a dict of these         one way each (MODEL.MULTI_INPUT_HEAD_MAPPING)
+    a list of tensors       crops of several sizes: consecutive crops of one size pass through
+                            the trunk in one batch, then all crops through the heads in one batch
+    a dict of these         one route for each (MODEL.MULTI_INPUT_HEAD_MAPPING)
 
-With MODEL.VIEWS_APART each view goes through trunk and heads by itself, and the outputs are
-joined in the same order. A batch norm makes the difference: its batch is one view's.
+With MODEL.VIEWS_APART each view passes through trunk and heads as a separate batch, so batch norms
+use the statistics of one view. The outputs are concatenated in the order of the views.
 
-The output is a list: what each head gave, or with no heads the features. A single head
-that gives a list itself (embeddings and scores, say) makes that list the output.
+The output is a list with the output of each head, or, without heads, the features. If a single
+head returns a list (embeddings and scores, say), that list is the output.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class Model(nn.Module):
         single_pass_every_crop: bool = False,
         views_apart: int = 0,
     ) -> None:
-        """`pooling` maps the list of a route's features; `flip_channels` makes RGB BGR;
-        `views_apart`: of how many views a training batch holds each goes by itself; 0: together.
+        """
+        pooling: maps the list of a route's features.
+        flip_channels: turn RGB into BGR.
+        views_apart: how many views a training batch has, if each is passed as a separate batch;
+            0: all views are one batch.
         """
         super().__init__()
         self.trunk = trunk
@@ -57,7 +60,7 @@ class Model(nn.Module):
             _check_extra_inputs(trunk, route)
 
     def freeze(self, *parts: str) -> None:
-        """`trunk`, `heads`: no gradients, and eval mode for good, so that no statistic moves."""
+        """Freeze `trunk` or `heads`: no gradients, and always eval mode, so statistics stay."""
         self._frozen = parts
         for part in parts:
             self.get_submodule(part).requires_grad_(False)
@@ -75,8 +78,8 @@ class Model(nn.Module):
         else:
             if self.routes[0].key:
                 raise ConfigError(
-                    f"config.MODEL.{MAPPING_KEY} expects the inputs {self._keys()}, the batch "
-                    f"has one without a name; see config.DATA.TRAIN.INPUT_KEY_NAMES."
+                    f"config.MODEL.{MAPPING_KEY} expects the inputs {self._keys()}, but the batch "
+                    f"has one input without a name; see config.DATA.TRAIN.INPUT_KEY_NAMES."
                 )
             outputs = self._through(self.routes[0], batch)
         return outputs[0] if len(outputs) == 1 and isinstance(outputs[0], list) else outputs
@@ -107,7 +110,7 @@ class Model(nn.Module):
         return self._together(route, images, extra or {})
 
     def _views(self, images: Images) -> Sequence[Tensor]:
-        """Those of a batch that are to go by themselves. In eval mode nothing depends on it."""
+        """Split a batch into its views. In eval mode no output depends on the other rows."""
         if not isinstance(images, Tensor):
             return images
         if not self.training:
@@ -124,7 +127,7 @@ class Model(nn.Module):
         features = self._features(route, images, extra)
         if not route.heads:
             return features
-        # Indexing a ModuleList is slow; most often all heads are meant.
+        # Indexing a ModuleList is slow, and usually the route uses all heads.
         every = route.heads == self._all_heads
         heads = self.heads if every else [self.heads[index] for index in route.heads]
         if route.chained:
@@ -138,7 +141,7 @@ class Model(nn.Module):
 
     def _features(self, route: Route, images: Images, extra: Mapping[str, Any]) -> list[Tensor]:
         if type(images) is Tensor and not (extra or self.flip_channels or self.pooling):
-            plain: list[Tensor] = self.trunk(images, route.features)  # the usual case, quickly
+            plain: list[Tensor] = self.trunk(images, route.features)  # a fast path
             return plain
         groups = [
             self._pooled(self.trunk(group, route.features, **extra))
@@ -148,14 +151,14 @@ class Model(nn.Module):
             only: list[Tensor] = groups[0]
             return only
         if extra:
-            raise ConfigError(f"{route.where}: additional_keys need crops of a single size.")
+            raise ConfigError(f"{route.where}: additional_keys require crops of a single size.")
         return [torch.cat(parts) for parts in zip(*groups, strict=True)]
 
     def _pooled(self, features: list[Tensor]) -> list[Tensor]:
         return features if self.pooling is None else self.pooling(features)
 
     def _groups(self, images: Images) -> Iterator[Tensor]:
-        """Crops that go through the trunk together."""
+        """Yield the batches that pass through the trunk."""
         if isinstance(images, Tensor):
             yield self._channels(images)
         elif self.single_pass_every_crop:
@@ -171,7 +174,7 @@ class Model(nn.Module):
 
 
 def joined(outputs: Sequence[list[Any]]) -> list[Any]:
-    """The rows of all views, one view after the other, in the form of a single view's output."""
+    """Concatenate the views' rows in order; the result is nested like the output of one view."""
     return [
         torch.cat(parts) if isinstance(parts[0], Tensor) else joined(parts)
         for parts in zip(*outputs, strict=True)
@@ -184,5 +187,5 @@ def _check_extra_inputs(trunk: Trunk, route: Route) -> None:
             hint = nearest(key, trunk.extra_inputs)
             raise ConfigError(
                 f"{route.where}.additional_keys: {type(trunk).__name__} takes no input {key!r} "
-                f"beside the images. {hint}".rstrip()
+                f"in addition to the images. {hint}".rstrip()
             )

@@ -1,9 +1,10 @@
-"""Which network of a checkpoint: the one that was trained, or the slow copy that its method keeps.
+"""Which network of a checkpoint is used: the student, or the teacher that its method keeps.
 
-A part of a method that keeps such a copy (a teacher, a momentum encoder) says in `teacher_part`
-under which name; the method says in `judged_network` which of the two is used when its features
-are judged or exported. Checkpoints keep both words under `networks`.
-`config.MODEL.WEIGHTS_INIT.NETWORK` overrides the second: `student`, `teacher`, or `auto`.
+The teacher is a slowly moving copy of the student (a momentum encoder is one). A module of a
+method that has a teacher names the submodule in `teacher_part`; the method names in
+`judged_network` which of the two networks is evaluated and exported. Checkpoints store both under
+`networks`. `config.MODEL.WEIGHTS_INIT.NETWORK` overrides `judged_network`: `student`, `teacher`,
+or `auto`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 AUTO, STUDENT, TEACHER = CHOICES = ("auto", "student", "teacher")
-# Of a checkpoint without a teacher there is one network, and nothing to choose.
+# The only network of a checkpoint without a teacher.
 MODEL = "model"
-# Names in checkpoints that do not say it: VISSL's, and older ones.
-_UNTOLD = {"momentum_teacher.module": TEACHER, "key_encoder": STUDENT, "teacher": STUDENT}
+# For checkpoints without `networks` (VISSL's, and older ones): the teacher's prefix in the loss's
+# state, and the network that is evaluated.
+_JUDGED_BY_TEACHER = {
+    "momentum_teacher.module": TEACHER,
+    "key_encoder": STUDENT,
+    "teacher": STUDENT,
+}
 
 
 def networks_of(loss: nn.Module) -> dict[str, str]:
-    """For a checkpoint: where the teacher is and which network is judged; {} without a teacher."""
+    """Return the entry `networks` of a checkpoint; {} without a teacher."""
     parts = ((name, getattr(each, "teacher_part", "")) for name, each in loss.named_modules())
     teacher = next((f"{name}.{part}".lstrip(".") for name, part in parts if part), "")
     judged = getattr(loss, "judged_network", STUDENT)
@@ -32,7 +38,7 @@ def networks_of(loss: nn.Module) -> dict[str, str]:
 
 
 def check_networks(loss: nn.Module) -> None:
-    """A method must have what it says that it has."""
+    """Raise ConfigError if the method's `teacher_part` or `judged_network` is wrong."""
     networks = networks_of(loss)
     if not networks:
         return
@@ -46,13 +52,13 @@ def check_networks(loss: nn.Module) -> None:
 
 
 def choose(content: Mapping[str, Any], wanted: str, file: str) -> tuple[Mapping[str, Any], str]:
-    """The content of a file with the wanted network as its model, and that network's name."""
+    """Return the file's content with the wanted network as its model, and the network's name."""
     networks = _networks_in(content)
     if not networks:
         if wanted == TEACHER:
             raise CheckpointError(
-                f"config.MODEL.WEIGHTS_INIT.NETWORK: {file} holds no teacher: it is no checkpoint "
-                f"of a method that keeps one. Expected {AUTO} or {STUDENT}."
+                f"config.MODEL.WEIGHTS_INIT.NETWORK: {file} contains no teacher: it is not a "
+                f"checkpoint of a method that has one. Expected {AUTO} or {STUDENT}."
             )
         return content, MODEL
     name = networks["judged"] if wanted == AUTO else wanted
@@ -60,25 +66,25 @@ def choose(content: Mapping[str, Any], wanted: str, file: str) -> tuple[Mapping[
 
 
 def _networks_in(content: Mapping[str, Any]) -> Mapping[str, str]:
-    """As the checkpoint says; in an older one, or VISSL's, by the names in the loss's state."""
+    """Return `networks`; of an older or VISSL's checkpoint, from the names in the loss's state."""
     loss = content.get("loss")
     if not isinstance(loss, Mapping) or "base_model" not in content:
         return {}
     if isinstance(content.get("networks"), Mapping):
         return {str(key): str(value) for key, value in content["networks"].items()}
-    for part, judged in _UNTOLD.items():
+    for part, judged in _JUDGED_BY_TEACHER.items():
         if any(str(name).startswith(f"{part}.") for name in loss):
             return {"teacher": part, "judged": judged}
     return {}
 
 
 def _with_teacher(content: Mapping[str, Any], part: str, file: str) -> Mapping[str, Any]:
-    """Its names are those of the model, behind a prefix."""
+    """Return the teacher's weights as a model's: remove the prefix `part.` from their names."""
     prefix, parts = f"{part}.", dict[str, dict[str, Any]]()
     for full, tensor in content["loss"].items():
         if full.startswith(prefix):
             child, _, name = full.removeprefix(prefix).partition(".")
             parts.setdefault(child, {})[name] = tensor
     if not parts:
-        raise CheckpointError(f"{file}: the loss's state holds nothing called {prefix}*.")
+        raise CheckpointError(f"{file}: the loss's state has no tensor named {prefix}*.")
     return {"base_model": {"model": parts}}

@@ -25,7 +25,7 @@ from sslengine.models.trunks.options import (
 )
 from sslengine.registry import HEADS, MODELS, TRUNKS
 
-# What config.MODEL is unless BASE_MODEL_NAME says otherwise.
+# The default of BASE_MODEL_NAME.
 TRUNK_WITH_HEADS = "multi_input_output_model"
 
 # Blocks in each of the four stages.
@@ -45,21 +45,21 @@ class ResNetOptions:
 
     # Layers: 18, 34, 50, 101, 152 or 200.
     DEPTH: int = 50
-    # Blocks in each of the four stages, in place of those of DEPTH.
+    # Blocks in each of the four stages, instead of those of DEPTH.
     BLOCKS: list[int] = field(default_factory=list)
     # auto (basic for depths 18 and 34, bottleneck otherwise), basic or bottleneck.
     BLOCK: str = "auto"
-    # On every channel count; may be below 1.
+    # A factor on the channels of every layer; may be below 1.
     WIDTH_MULTIPLIER: float = 1.0
     # BatchNorm, LayerNorm or GroupNorm.
     NORM: str = "BatchNorm"
-    # Of NORM GroupNorm: groups of channels.
+    # With NORM GroupNorm: groups of channels.
     GROUPNORM_GROUPS: int = 32
-    # ResNeXt: groups of a bottleneck's 3x3 convolution, and their width.
+    # ResNeXt: groups of a bottleneck's 3x3 convolution.
     GROUPS: int = 1
-    # ResNeXt: channels of each group, at 64 of the first stage.
+    # ResNeXt: channels of each group in the first stage.
     WIDTH_PER_GROUP: int = 64
-    # Start every residual branch at zero.
+    # Initialise the last norm of every residual branch with zero.
     ZERO_INIT_RESIDUAL: bool = False
     # 1 keeps the last stage at the resolution of the one before.
     LAYER4_STRIDE: int = 2
@@ -73,7 +73,7 @@ class ResNetOptions:
         return self.BLOCK == "basic" or (self.BLOCK == "auto" and self.DEPTH in (18, 34))
 
     def channels(self) -> int:
-        """Of the stem; the stages have 1, 2, 4 and 8 times as many."""
+        """Return the channels of the stem; the stages have 1, 2, 4 and 8 times as many."""
         return round(64 * self.WIDTH_MULTIPLIER)
 
     def check(self) -> Iterator[str]:
@@ -85,7 +85,7 @@ class ResNetOptions:
         if self.BLOCKS and (len(self.BLOCKS) != 4 or min(self.BLOCKS) < 1):
             yield f"BLOCKS: expected four numbers, 1 or more each; got {self.BLOCKS}."
         if self.is_basic() and (self.GROUPS, self.WIDTH_PER_GROUP) != (1, 64):
-            yield "GROUPS: basic blocks have no groups; BLOCK: bottleneck has."
+            yield "GROUPS: basic blocks have no groups; set BLOCK to bottleneck."
         yield from self._width_problems()
 
     def _width_problems(self) -> Iterator[str]:
@@ -108,7 +108,7 @@ class ResNetOptions:
 
 @dataclass
 class VisionTransformerOptions:
-    # The side for which position embeddings are made; other sizes interpolate them.
+    # The side of images for which position embeddings are created; interpolated for other sizes.
     IMAGE_SIZE: int = 224
     # The side of a patch, in pixels.
     PATCH_SIZE: int = 16
@@ -120,19 +120,20 @@ class VisionTransformerOptions:
     HIDDEN_DIM: int = 768
     # Width inside each block's MLP.
     MLP_DIM: int = 3072
-    # Dropout on embeddings, and behind attention and MLPs.
+    # Dropout on embeddings, and after attention and MLPs.
     DROPOUT_RATE: float = 0.0
     # Dropout on the weights of attention.
     ATTENTION_DROPOUT_RATE: float = 0.0
-    # false: patches are averaged.
+    # false: there is no class token, and the final feature is the mean of the patches.
     USE_CLASS_TOKEN: bool = True
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
     # A bias on queries, keys and values.
     QKV_BIAS: bool = False
-    # false: 1 / sqrt(width of a head). A number costs the fused attention kernel.
+    # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
+    # attention kernel cannot be used.
     QK_SCALE: bool | float | None = False
-    # Recompute each block in the backward pass instead of keeping what is inside it.
+    # Recompute each block in the backward pass instead of keeping its activations.
     CHECKPOINT_BLOCK: bool = False
 
     def check(self) -> Iterator[str]:
@@ -143,7 +144,7 @@ class VisionTransformerOptions:
 
 @dataclass
 class TrunkOptions:
-    # The network; its options stand in a section beside this key.
+    # The network; its options are in one of the sections below.
     NAME: str = named(TRUNKS, "resnet")
     RESNETS: ResNetOptions = field(default_factory=ResNetOptions)
     VISION_TRANSFORMERS: VisionTransformerOptions = field(default_factory=VisionTransformerOptions)
@@ -159,47 +160,47 @@ class TrunkOptions:
     TORCHVISION: TorchvisionOptions = field(default_factory=TorchvisionOptions)
 
     def library(self) -> LibraryOptions | None:
-        """Of a trunk that is a network of another library, by its name there."""
+        """Return the section TIMM or TORCHVISION if NAME is that library."""
         return {"timm": self.TIMM, "torchvision": self.TORCHVISION}.get(self.NAME)
 
     def check(self) -> Iterator[str]:
         chosen = self.library()
         if chosen is not None and not chosen.model:
-            yield f"{self.NAME.upper()}.model: which of {self.NAME}'s networks? Give its name."
+            yield f"{self.NAME.upper()}.model: expected the name of one of {self.NAME}'s networks."
 
 
 @dataclass
 class HeadOptions:
-    # [name, {arguments}] in a list: a chain on one feature, or one head on each of several.
-    # A list of such lists: each is a head of its own, itself a chain.
+    # A list of [name, {arguments}]: a chain on one feature, or one head for each feature.
+    # A list of such lists: each is a separate head, whose modules are a chain.
     PARAMS: list[Any] = named(HEADS, [])
-    # Of all batch norms in heads.
+    # Added to the variance in all batch norms of heads.
     BATCHNORM_EPS: float = 1e-5
     # The share of a new batch in the running statistics of all batch norms in heads.
     BATCHNORM_MOMENTUM: float = 0.1
-    # On the initial weights and biases of all linear layers in heads.
+    # A factor on the initial weights and biases of all linear layers in heads.
     PARAMS_MULTIPLIER: float = 1.0
 
 
 @dataclass
 class FeatureEvalOptions:
-    """A trained trunk under examination."""
+    """Evaluation of a trained trunk's features."""
 
-    # Nothing is frozen, pooled or extracted without it.
+    # The other keys of this section have an effect only if this is true.
     EVAL_MODE_ON: bool = False
-    # The trunk is not trained, heads are.
+    # Freeze the trunk; the heads are trained.
     FREEZE_TRUNK_ONLY: bool = False
-    # Nothing of the model is trained.
+    # Freeze the whole model.
     FREEZE_TRUNK_AND_HEAD: bool = False
-    # Give the trunk's features instead of what the heads make of them.
+    # The output is the trunk's features; the heads are not run.
     EXTRACT_TRUNK_FEATURES_ONLY: bool = False
-    # Take the heads' weights from WEIGHTS_INIT too, not the trunk's alone.
+    # Load the heads' weights from WEIGHTS_INIT too, not the trunk's alone.
     EVAL_TRUNK_AND_HEAD: bool = False
-    # Heads of another shape in the file are an error; false: they are left out.
+    # Heads with another shape in the file are an error; false: they are not loaded.
     ASSERT_HEAD_LAYER_SHAPE_INIT: bool = True
-    # Features pooled below become N x D.
+    # Flatten the pooled features to N x D.
     SHOULD_FLATTEN_FEATS: bool = True
-    # [[feature, [pooling, [its arguments]]], ...]: as many features, one head each.
+    # [[feature, [pooling, [its arguments]]], ...]: the features to evaluate, one head for each.
     LINEAR_EVAL_FEAT_POOL_OPS_MAP: list[Any] = field(default_factory=list)
 
     def check(self) -> Iterator[str]:
@@ -218,7 +219,7 @@ class FeatureEvalOptions:
 class SyncBatchNormOptions:
     # Batch norms share their statistics over ranks.
     CONVERT_BN_TO_SYNC_BN: bool = False
-    # Ranks that share statistics: -1 those of a node, 0 all, N that many.
+    # Ranks that share statistics. -1: those of a node; 0: all ranks; N: N consecutive ranks.
     GROUP_SIZE: int = -1
 
     def check(self) -> Iterator[str]:
@@ -228,15 +229,15 @@ class SyncBatchNormOptions:
 
 @dataclass
 class GradScalerOptions:
-    """torch's GradScaler; apex's own scaler takes `loss_scale` in AMP_ARGS."""
+    """torch's GradScaler. (apex's scaler is configured by `loss_scale` in AMP_ARGS.)"""
 
-    # The loss is multiplied by this before it is run back ...
+    # The first scale: the loss is multiplied by the scale before the backward pass.
     init_scale: float = 65536.0
-    # ... and the scale by this after growth_interval steps without overflow,
+    # A factor on the scale after growth_interval steps without overflow.
     growth_factor: float = 2.0
-    # ... or by this after a step that overflowed, which is skipped.
+    # A factor on the scale after a step that overflowed; that step is skipped.
     backoff_factor: float = 0.5
-    # How many steps without overflow.
+    # Steps without overflow after which the scale grows.
     growth_interval: int = 2000
 
     def check(self) -> Iterator[str]:
@@ -254,7 +255,7 @@ class GradScalerOptions:
 class AmpOptions:
     # Train in mixed precision.
     USE_AMP: bool = False
-    # apex or pytorch; without an apex that still has amp, pytorch serves.
+    # apex or pytorch; if apex (with apex.amp) is not installed, pytorch is used.
     AMP_TYPE: str = "apex"
     # apex: opt_level O0 (float32), O1 or O2.
     AMP_ARGS: dict[str, Any] = field(default_factory=lambda: {"opt_level": "O1"})
@@ -272,24 +273,31 @@ class AmpOptions:
 
 @dataclass
 class WeightsInitOptions:
-    # A file with weights to start from; not read when there is a checkpoint to resume.
+    # Weights to start from: a checkpoint of sslengine, VISSL or another library (docs/weights.md),
+    # or the folder of a run or a model. Not read when there is a checkpoint to resume.
     PARAMS_FILE: str = ""
-    # Where in the file the state dict is: a key, a list of keys one inside the other, or "".
+    # Where in the file the state dict is: a key, a list of keys one inside the other, or "". Other
+    # libraries' checkpoints are recognised if neither this nor a prefix is set.
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
-    # Of a checkpoint whose method keeps a slow copy of the model (a teacher, a momentum encoder):
-    # student, teacher, or auto, as the method has it (DINO: teacher; BYOL and MoCo: student).
+    # If the checkpoint's method has a teacher (a momentum encoder): student, teacher, or auto: the
+    # one that the method chooses (DINO: teacher; BYOL and MoCo: student).
     NETWORK: str = "auto"
-    # Let weights for RGB images start a trunk that takes another number of channels, as timm does:
-    # for one channel the sum of the three filters, for more these in turn, scaled by 3 / channels.
+    # Adapt weights for RGB images to a trunk that takes another number of channels, as timm does:
+    # one channel gets the sum of the three filters, more get these in turn, scaled by 3 / channels.
     ADAPT_INPUT_CHANNELS: bool = False
-    # Names that contain one of these are neither read nor missed.
+    # Tensors whose name contains one of these are not loaded, and may be missing in the file.
     SKIP_LAYERS: list[str] = field(default_factory=lambda: ["num_batches_tracked"])
-    # Load any pickle, and run any code that it holds: for files of your own (--trust-pickle).
+    # Load any pickle, which may run any code: only for files that you trust (--trust-pickle).
     TRUST_PICKLE: bool = False
-    # On the names of a plain state dict: this is removed from the front,
+    # Remove this prefix from the names of a plain state dict.
     REMOVE_PREFIX: str = ""
-    # ... then this is put there.
+    # Then put this prefix before them.
     APPEND_PREFIX: str = ""
+
+    def says_where(self) -> bool:
+        """Which tensors of the file are the trunk's, instead of what is recognised."""
+        other = self.STATE_DICT_KEY_NAME != WeightsInitOptions.STATE_DICT_KEY_NAME
+        return other or bool(self.REMOVE_PREFIX or self.APPEND_PREFIX)
 
     def key_path(self) -> list[str]:
         key = self.STATE_DICT_KEY_NAME
@@ -307,9 +315,9 @@ class WeightsInitOptions:
 
 @dataclass
 class ActivationCheckpointingOptions:
-    # Keep less of the forward pass, and compute it again in the backward pass.
+    # Keep fewer activations of the forward pass, and recompute the others in the backward pass.
     USE_ACTIVATION_CHECKPOINTING: bool = False
-    # Parts of the trunk that are recomputed one at a time.
+    # Number of parts of the trunk; one part is recomputed at a time.
     NUM_ACTIVATION_CHECKPOINTING_SPLITS: int = 2
 
     def check(self) -> Iterator[str]:
@@ -319,37 +327,38 @@ class ActivationCheckpointingOptions:
 
 @dataclass
 class GradClipOptions:
-    # Bound the norm of the gradients.
+    # Clip the norm of the gradients.
     USE_GRAD_CLIP: bool = False
     # Which norm: 2, 1, inf.
     NORM_TYPE: float = field(default=2.0, metadata={"infinite": True})
     # The largest norm.
     MAX_NORM: float = 1.0
-    # Of each parameter's gradient by itself, as DINO has it, not of all together.
+    # Clip each parameter's gradient separately, as in DINO, not the norm of all gradients.
     PER_PARAMETER: bool = False
 
     def check(self) -> Iterator[str]:
         if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
-            yield f"PER_PARAMETER: with NORM_TYPE 2 alone, got {self.NORM_TYPE:g}."
+            yield f"PER_PARAMETER: requires NORM_TYPE 2, got {self.NORM_TYPE:g}."
 
 
 @dataclass
 class FsdpOptions:
-    # Cut the model into shards, one for each rank: TRAINER.TASK_NAME self_supervision_fsdp_task.
+    # Shard the model over ranks: sets TRAINER.TASK_NAME to self_supervision_fsdp_task, and the keys
+    # that this requires.
     AUTO_SETUP_FSDP: bool = False
-    # Blocks with fewer parameters are gathered with the rest of the trunk, not on their own.
+    # Blocks with fewer parameters are gathered with the rest of the trunk, not separately.
     AUTO_WRAP_THRESHOLD: int = 0
     # With AUTO_SETUP_FSDP and USE_AMP. O1: weights in float32; O2: in AMP_DTYPE.
     AMP_TYPE: str = "01"
-    # Weights and inputs of a unit in compute_dtype while it runs.
+    # Cast the weights and inputs of a unit to compute_dtype while it runs.
     mixed_precision: bool = True
-    # Add up gradients over ranks in float32, whatever compute_dtype is.
+    # Sum gradients over ranks in float32 even if compute_dtype is another.
     fp32_reduce_scatter: bool = False
     # float32, bfloat16 or float16.
     compute_dtype: str = "float32"
 
     def compute(self) -> str:
-        """What mixed precision computes in; float32 without it."""
+        """Return the dtype of computation; float32 without mixed precision."""
         return self.compute_dtype if self.mixed_precision else "float32"
 
     def check(self) -> Iterator[str]:
@@ -361,11 +370,11 @@ class FsdpOptions:
 
 @dataclass
 class CompileOptions:
-    # torch.compile the trunk and the heads; those of a sharded model block by block.
+    # torch.compile the trunk and the heads; a sharded model is compiled block by block.
     USE_COMPILE: bool = False
-    # inductor; eager and aot_eager to find out where a problem lies.
+    # inductor; eager and aot_eager help to locate a problem.
     BACKEND: str = "inductor"
-    # Of inductor: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs.
+    # Mode of inductor: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs.
     MODE: str = "default"
 
     def check(self) -> Iterator[str]:
@@ -379,28 +388,29 @@ class CompileOptions:
 @section("MODEL", components=MODELS)
 @dataclass
 class ModelOptions:
-    # A trunk with heads; or a model of your own, registered or pkg.module:Name. Its options stand
-    # in a section of that name (the part after the colon).
+    # A trunk with heads; or a custom model, registered or pkg.module:Name. Its options are in a
+    # section of that name (the part after the colon).
     BASE_MODEL_NAME: str = named(MODELS, TRUNK_WITH_HEADS)
     TRUNK: TrunkOptions = field(default_factory=TrunkOptions)
     HEAD: HeadOptions = field(default_factory=HeadOptions)
     # rgb or bgr: the order in which the trunk gets the channels.
     INPUT_TYPE: str = "rgb"
-    # Channels of the images that the trunk takes; auto: those that DATA's images have.
+    # Channels of the trunk's input; auto: the channels of DATA's images.
     INPUT_CHANNELS: int | str = "auto"
     # [[input key, [features]], ...] or
     # [[input key, {feat_names, head_index, additional_keys}], ...]: which head reads which input.
     MULTI_INPUT_HEAD_MAPPING: list[Any] = field(default_factory=list)
-    # A trunk pass for every crop, where otherwise crops of one size go together. Saves memory.
+    # Pass every crop through the trunk separately, instead of crops of one size in one batch. Saves
+    # memory.
     SINGLE_PASS_EVERY_CROP: bool = False
-    # Each view of an image goes through trunk and heads by itself: a batch norm's batch is one
-    # view's. SimSiam, BYOL, Barlow Twins and VICReg were published so.
+    # Pass each view through trunk and heads as a separate batch, so batch norms use the statistics
+    # of one view, as in the published SimSiam, BYOL, Barlow Twins and VICReg.
     VIEWS_APART: bool = False
-    # Keep images and filters as N x H x W x C in memory: faster for convolutions on most devices.
+    # Store images and filters as N x H x W x C: faster for convolutions on most devices.
     CHANNELS_LAST: bool = False
-    # Parameters that stay as they are initialised, by their full names.
+    # Parameters that are not trained, by their full names.
     NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
-    # [[parameter, number of first iterations in which it stays], ...].
+    # [[parameter, for how many first iterations it is not trained], ...].
     TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = iterations([])
     FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
     WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)
@@ -421,23 +431,23 @@ class ModelOptions:
         if channels != "auto" and (not isinstance(channels, int) or channels < 1):
             yield f"INPUT_CHANNELS: expected auto, or a number of 1 or more; got {channels!r}."
         elif self.INPUT_TYPE == "bgr" and channels not in ("auto", 3):
-            yield f"INPUT_TYPE: bgr is an order of three channels, not of {channels}."
+            yield f"INPUT_TYPE: bgr requires images of three channels, not of {channels}."
         try:
             self.routes(where="")
         except ConfigError as error:
             yield str(error)
 
     def in_chans(self) -> int:
-        """If the data was not checked, images are RGB."""
+        """Return INPUT_CHANNELS; 3 if `auto` was not resolved."""
         return 3 if isinstance(self.INPUT_CHANNELS, str) else self.INPUT_CHANNELS
 
     def starts_from_library(self) -> bool:
-        """With its own weights, where WEIGHTS_INIT names no file."""
+        """Whether training starts from timm's or torchvision's pretrained weights."""
         library = self.TRUNK.library() if self.BASE_MODEL_NAME == TRUNK_WITH_HEADS else None
         return library is not None and library.pretrained and not self.WEIGHTS_INIT.PARAMS_FILE
 
     def routes(self, where: str = "config.MODEL.") -> list[Route]:
-        """Which input passes through what; raises ConfigError where the keys contradict."""
+        """Return the route of each input; raise ConfigError if keys contradict each other."""
         settings = self.FEATURE_EVAL_SETTINGS
         return plan_routes(
             heads=self.HEAD.PARAMS,

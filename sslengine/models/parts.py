@@ -1,4 +1,4 @@
-"""The parts of a model that are made ready one at a time: blocks, the trunk's rest, heads."""
+"""The parts of a model that are compiled or sharded separately: blocks, the trunk, heads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from sslengine.models.trunks.base import Trunk
 
 
 def parts_of(model: Model, smallest_block: int = 0) -> list[nn.Module]:
-    """Inner ones first; only what has parameters. Smaller blocks count with the trunk."""
+    """Return blocks, trunk and heads that have parameters, in that order.
+
+    Blocks with fewer parameters than `smallest_block` are left to the trunk.
+    """
     blocks = [each for each in blocks_of(model.trunk) if _size(each) >= smallest_block]
     return [each for each in (*blocks, model.trunk, *heads_of(model)) if _size(each)]
 
 
 def blocks_of(trunk: Trunk) -> Iterator[nn.Module]:
-    """In the order in which they were made."""
+    """Yield the trunk's blocks in the order of `named_modules`."""
     if trunk.block_names is not None:
         for name, module in trunk.named_modules():
             if re.fullmatch(trunk.block_names, name):
@@ -26,7 +29,7 @@ def blocks_of(trunk: Trunk) -> Iterator[nn.Module]:
 
 
 def heads_of(model: Model) -> Iterator[nn.Module]:
-    """Each module of HEAD.PARAMS, also where several are a chain."""
+    """Yield each module of HEAD.PARAMS; of a chain, each of its modules."""
     for head in model.heads:
         yield from head.children() if type(head) is nn.Sequential else (head,)
 

@@ -1,8 +1,8 @@
-"""What a file says about places, for images of another size, resized to the model's grid.
+"""Resize position embeddings and biases of a weight file to the model's image size.
 
-As timm and VISSL do it: the patches' embeddings, a square map, are interpolated bicubically; those
-of class tokens stay. So are the biases of relative positions (BEiT, Swin), a square map of
-distances. Nothing else of a transformer depends on the size of the image.
+As in timm and VISSL, the embeddings of patches, a square map, are interpolated bicubically; those
+of class tokens are not changed. Relative position biases (BEiT, Swin), a square map of distances,
+are interpolated too. No other weight of a transformer depends on the size of the image.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.nn.functional import interpolate
 
 LOG = logging.getLogger("sslengine")
 NAME = "trunk.pos_embed"  # 1 x (tokens before the patches + patches) x width
-# (distances down * across + those from and to a class token) x heads
+# (vertical distances * horizontal distances + entries of the class token) x heads
 BIAS = ".relative_position_bias_table"
 
 
 def fit_positions(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`given`, with embeddings and biases of this trunk's shapes where they can be made."""
+    """Return `given` with embeddings and biases resized to the trunk's shapes where possible."""
     return _fit_biases(trunk, _fit_embeddings(trunk, given))
 
 
@@ -62,7 +62,7 @@ def _fit_biases(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _resized(places: Tensor, side: int, size: Sequence[int]) -> Tensor:
-    """(side * side) x width, row by row, to (size[0] * size[1]) x width."""
+    """Resize (side * side) x width, row by row, to (size[0] * size[1]) x width."""
     square = places.mT.unflatten(1, (side, side))[None].float()
     fitted = interpolate(square, tuple(size), mode="bicubic", antialias=True)
     return fitted[0].flatten(1).mT.to(places.dtype)

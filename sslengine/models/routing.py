@@ -1,7 +1,7 @@
-"""Which input goes through which features of the trunk into which heads.
+"""Routes: which features of the trunk, computed from which input, go into which heads.
 
-Read from `HEAD.PARAMS`, `MULTI_INPUT_HEAD_MAPPING` and `LINEAR_EVAL_FEAT_POOL_OPS_MAP`
-before anything is built, so that what does not fit is reported while the config is checked.
+Routes are read from `HEAD.PARAMS`, `MULTI_INPUT_HEAD_MAPPING` and `LINEAR_EVAL_FEAT_POOL_OPS_MAP`
+before anything is built, so that contradictions are reported while the config is checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ MAPPING_KEY = "MULTI_INPUT_HEAD_MAPPING"
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Modules in a chain, as (name, arguments). Nested: written as a list of its own."""
+    """The modules of one entry of HEAD.PARAMS, as (name, arguments); they run as a chain.
+
+    nested: the entry is a list of modules, not one module.
+    """
 
     modules: tuple[tuple[str, dict[str, Any]], ...]
     nested: bool
@@ -41,18 +44,19 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class Route:
-    """The way of one input. No heads: the features are the output."""
+    """The features and heads of one input. Without heads, the features are the output."""
 
-    # Of the dict of inputs; "" where there is a single input.
+    # The input's key in the dict of inputs; "" if there is a single input.
     key: str = ""
-    # None: the trunk's final feature.
+    # Empty: the trunk's final feature.
     features: tuple[str, ...] = ()
+    # Indices into HEAD.PARAMS.
     heads: tuple[int, ...] = ()
-    # One head after the other, instead of each on its feature.
+    # Each head gets the output of the one before, instead of its feature.
     chained: bool = False
-    # Other entries of the dict of inputs that the trunk gets beside this one.
+    # Other entries of the dict of inputs that the trunk gets in addition to this one.
     additional_keys: tuple[str, ...] = ()
-    # The key path that asks for the features, for errors.
+    # The key path that names the features, for errors.
     where: str = ""
 
 
@@ -63,7 +67,7 @@ def plan_routes(
     trunk_only: bool,
     where: str = "",
 ) -> list[Route]:
-    """A route for each input. `where` is put before the key paths in errors."""
+    """Return a route for each input. `where` is the prefix of key paths in errors."""
     specs = head_specs(heads, f"{where}HEAD.PARAMS")
     pools = pool_specs(pooled, f"{where}{FEATURES_KEY}")
     if not mapping:
@@ -78,7 +82,7 @@ def plan_routes(
 
 
 def head_specs(params: Sequence[Any], where: str) -> list[HeadSpec]:
-    """The entries of HEAD.PARAMS."""
+    """Parse the entries of HEAD.PARAMS."""
     specs = []
     for index, entry in enumerate(params):
         path = f"{where}.{index}"
@@ -89,7 +93,7 @@ def head_specs(params: Sequence[Any], where: str) -> list[HeadSpec]:
 
 
 def pool_specs(entries: Sequence[Any], where: str) -> list[PoolSpec]:
-    """The entries of LINEAR_EVAL_FEAT_POOL_OPS_MAP."""
+    """Parse the entries of LINEAR_EVAL_FEAT_POOL_OPS_MAP."""
     specs = []
     for index, entry in enumerate(entries):
         match entry:
@@ -116,7 +120,7 @@ def _module(entry: Any, where: str) -> tuple[str, dict[str, Any]]:
             return name, {}
         case [str(name), Mapping() as arguments, *rest]:
             if rest:
-                _tell_what_is_ignored(where, repr(rest[0]))
+                _warn_of_ignored(where, repr(rest[0]))
             _expect_auto_first(arguments, where)
             return name, {str(key): value for key, value in arguments.items()}
     raise ConfigError(
@@ -128,16 +132,16 @@ def _expect_auto_first(arguments: Mapping[Any, Any], where: str) -> None:
     for key, value in arguments.items():
         if _is_list(value) and AUTO in value[1:]:
             raise ConfigError(
-                f"{where}.{key}: {AUTO} is the width of the feature, and so the first of the list; "
-                f"got {list(value)}."
+                f"{where}.{key}: {AUTO} is the width of the feature, so it must be first in the "
+                f"list; got {list(value)}."
             )
 
 
-@cache  # heads are read several times over, and once is enough to tell
-def _tell_what_is_ignored(where: str, what: str) -> None:
+@cache  # heads are parsed several times; one warning is enough
+def _warn_of_ignored(where: str, what: str) -> None:
     log.warning(
-        "%s: %s stands behind the arguments of a head and does nothing, as in VISSL. "
-        "Did you mean to put it among them?",
+        "%s: %s follows the arguments of a head and has no effect, as in VISSL. "
+        "Should it be one of the arguments?",
         where,
         what,
     )
@@ -183,13 +187,13 @@ def _mapped_routes(
 def _mapping_entry(
     entry: Any, where: str
 ) -> tuple[str, tuple[str, ...], int | None, tuple[str, ...]]:
-    """Input key, feature names, head, additional keys."""
+    """Return the input's key, the feature names, the head's index and the additional keys."""
     known = ("feat_names", "head_index", "additional_keys")
     match entry:
         case [str(key), Mapping() as options]:
             for name in options:
                 if name not in known:
-                    hint = nearest(str(name), known) or f"Known here: {', '.join(known)}."
+                    hint = nearest(str(name), known) or f"Known: {', '.join(known)}."
                     raise ConfigError(f"{where}.{name}: unknown key. {hint}")
         case [str(key), [*names]]:
             options = {"feat_names": names}

@@ -1,8 +1,8 @@
 """Batch norm with the statistics of several ranks, on any device.
 
-torch's SyncBatchNorm refuses tensors on the CPU, and DDP refuses any model on the CPU that
-holds one. This class is none. On the CPU it computes the same with differentiable sums
-over ranks, whatever share of the batch each rank holds; on a GPU it runs torch's.
+torch's SyncBatchNorm does not accept tensors on the CPU, and DDP does not accept a CPU model that
+contains one. This class is not a subclass of it. On the CPU it computes the same result with
+differentiable sums over ranks, whose batches may differ in size; on a GPU it runs torch's forward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sslengine.models.options import SyncBatchNormOptions
 
 
 def synchronise(model: nn.Module, options: SyncBatchNormOptions, ranks_per_node: int) -> nn.Module:
-    """Convert as the options say. Collective: it makes the groups of ranks."""
+    """Convert batch norms as configured. Collective, because it creates process groups."""
     if not options.CONVERT_BN_TO_SYNC_BN or world_size() == 1:
         return model
     size = ranks_per_node if options.GROUP_SIZE == -1 else options.GROUP_SIZE
@@ -29,7 +29,7 @@ def synchronise(model: nn.Module, options: SyncBatchNormOptions, ranks_per_node:
 
 
 def convert(model: nn.Module, group: Group | None) -> nn.Module:
-    """Every batch norm of the model replaced, its parameters and buffers kept."""
+    """Replace every batch norm of the model; parameters and buffers stay the same tensors."""
     if world_size() == 1 or isinstance(model, SyncBatchNorm):
         return model
     if isinstance(model, _BatchNorm):
@@ -45,14 +45,14 @@ def _converted(norm: _BatchNorm, group: Group | None) -> SyncBatchNorm:
     )
     synced._parameters.update(norm._parameters)
     synced._buffers.update(norm._buffers)
-    # timm's norms hold what follows: dropout, an activation.
+    # timm's batch norms contain the dropout and activation that follow.
     synced._modules.update(norm._modules)
     synced.training = norm.training
     return synced
 
 
 class SyncBatchNorm(_BatchNorm):
-    # What torch's forward, called below, expects of its module.
+    # torch's forward, called below, uses these methods.
     _check_input_dim = nn.SyncBatchNorm._check_input_dim
     _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
 
@@ -69,7 +69,7 @@ class SyncBatchNorm(_BatchNorm):
         self.process_group = process_group
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """A copy (a teacher, an average of weights) talks to the same ranks: groups are shared."""
+        """Copy the module (for a teacher, an average of weights); the process group is shared."""
         memo[id(self.process_group)] = self.process_group
         copied = self.__new__(type(self))
         memo[id(self)] = copied
@@ -100,8 +100,11 @@ class SyncBatchNorm(_BatchNorm):
         return out.to(x.dtype)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, biased variance and count of every channel. Two reductions, one after the
-        other: a single one of squares would lose what the mean is large against."""
+        """Return mean, biased variance and count of every channel.
+
+        The variance is reduced after the mean: in one pass, E[x^2] - E[x]^2 would cancel
+        where the mean is large compared to the deviation.
+        """
         dims = [dim for dim in range(x.dim()) if dim != 1]
         count = x.new_tensor([x.numel() // x.shape[1]])
         sums = sum_over_ranks(torch.cat([x.sum(dims), count]), self.process_group)
@@ -116,7 +119,7 @@ class SyncBatchNorm(_BatchNorm):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        # Without a momentum: the plain average over all batches.
+        # Without a momentum, running statistics are averages over all batches.
         momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
         unbiased = variance * count / (count - 1)
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
@@ -124,5 +127,5 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _along_channels(values: Tensor, x: Tensor) -> Tensor:
-    """C values in a shape that broadcasts against N x C x ..."""
+    """Reshape C values so that they broadcast against N x C x ..."""
     return values.view(1, -1, *(1,) * (x.dim() - 2))

@@ -1,13 +1,18 @@
 """Reading a file of weights without running what it holds.
 
 A pickle is a program. torch's restricted reader takes tensors and plain containers from it;
-anything else is refused by name, unless the user says that the file is their own.
+anything else is refused by name, unless the user says that the file is their own. Beside the
+weights, other programs' checkpoints hold settings as objects; where only the weights are wanted,
+these objects are not made: something empty stands for each.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,89 @@ class NeedsCodeError(CheckpointError):
 
 
 _TYPE = re.compile(r"GLOBAL ['\"]?([\w.]+)")
+# Files with a network's weights in the folders of timm, transformers and lightly-train, and the
+# newest checkpoint of a run. The first that is there is read.
+_IN_FOLDERS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "checkpoints/checkpoint.torch",
+    "exported_models/exported_last.pt",
+)
+_SETTINGS = (
+    "argparse.Namespace",
+    "lightning.fabric.utilities.data.AttributeDict",
+    "lightning_fabric.utilities.data.AttributeDict",
+    "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray.scalar",
+    "numpy.dtype",
+    "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata",
+    "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig",
+    *(f"omegaconf.nodes.{kind}Node" for kind in ("Any", "Boolean", "Float", "Integer", "String")),
+    "pathlib.PosixPath",
+    "pytorch_lightning.utilities.parsing.AttributeDict",
+    "typing.Any",
+)
+
+
+class _Settings(dict[Any, Any]):
+    """An object that is not made."""
+
+    def __new__(cls, *of: Any) -> _Settings:
+        return super().__new__(cls)
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def read_network(path: Path, trusted: bool = False) -> Any:
+    """A file, or a folder, of which only the weights are wanted."""
+    if not path.is_dir() or is_folder_of_shards(path):
+        return _read_file(path, trusted)
+    for name in _IN_FOLDERS:
+        file = path / name
+        if file.exists() and file.suffix != ".json":
+            return _read_file(file.resolve() if file.is_symlink() else file, trusted)
+        if file.exists():
+            return _read_parts(file, trusted)
+    raise CheckpointError(
+        f"the folder {str(path)!r} holds no weights: expected one of {', '.join(_IN_FOLDERS)}."
+    )
+
+
+def _read_file(path: Path, trusted: bool) -> Any:
+    with nullcontext() if trusted else _without_settings():
+        return read_weights(path, trusted)
+
+
+def _read_parts(index: Path, trusted: bool) -> dict[str, Any]:
+    """What a large model's index lists: the file of each tensor."""
+    expect_file(index)
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        outside = [file for file in files if Path(file).name != file]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is damaged or no index of weights: {error!r}") from error
+    if outside:
+        raise CheckpointError(f"{index} names {outside[0]!r}, which is not in its folder.")
+    return {
+        name: tensor
+        for file in files
+        for name, tensor in _read_file(index.parent / file, trusted).items()
+    }
+
+
+@contextmanager
+def _without_settings() -> Iterator[None]:
+    stand_ins: list[Any] = [(_Settings, name) for name in _SETTINGS]
+    with torch.serialization.safe_globals(stand_ins):
+        yield
 
 
 def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) -> Any:

@@ -2,8 +2,9 @@
 
 In a checkpoint: `{"model": {"trunk": ..., "heads": ...}, "meta": {"trunk": {}, "heads": []}}`,
 as in VISSL; a custom model has its children's names there. From a file
-(`config.MODEL.WEIGHTS_INIT`): a checkpoint of sslengine or VISSL, or a plain state dict. What
-was asked for and could not be loaded is an error, never a shrug.
+(`config.MODEL.WEIGHTS_INIT`): a checkpoint of sslengine or VISSL, a plain state dict with the
+prefixes that are given, or a checkpoint of a family in checkpoint_families.py. What was asked for
+and could not be loaded is an error, never a shrug.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +22,15 @@ from torch import Tensor, nn
 from sslengine.distributed.sharding import copy_into
 from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.models.channels import RGB, fit_channels
+from sslengine.models.checkpoint_families import recognise
 from sslengine.models.model import Model
 from sslengine.models.networks import MODEL, choose
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.positions import fit_positions
+from sslengine.models.tensor_names import in_trunks_names, of_others
 from sslengine.models.trunks.library import ByName
-from sslengine.models.vissl_names import from_vissl, to_vissl
-from sslengine.models.weight_file import NeedsCodeError, first_line, read_weights
+from sslengine.models.vissl_names import to_vissl
+from sslengine.models.weight_file import NeedsCodeError, first_line, read_network
 
 LOG = logging.getLogger("sslengine")
 WHERE = "config.MODEL.WEIGHTS_INIT"
@@ -48,6 +52,23 @@ class Loaded:
     source: str = ""
     # What the run that wrote the checkpoint called its classes, for each label source.
     classes: tuple[tuple[str, ...], ...] = ()
+    # Of the network in the file, what is no part of a trunk: its classifier, a mask token.
+    not_taken: tuple[str, ...] = ()
+    # What the file was recognised as; "" for sslengine and VISSL, and where prefixes are given.
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What is in a file, by the model's names."""
+
+    tensors: dict[str, Tensor]
+    network: str
+    classes: tuple[tuple[str, ...], ...] = ()
+    not_taken: tuple[str, ...] = ()
+    kind: str = ""
+    # What else the file holds.
+    unread: str = ""
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -93,14 +114,11 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     what is missing there, or left over, is logged. A custom model must be there completely.
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
-    content = _content(model, weights)
-    classes = _classes_in(content)
-    content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
-    expected = _without(_tensors(model), weights.SKIP_LAYERS)
+    held, expected = read_file(weights), _without(_tensors(model), weights.SKIP_LAYERS)
     if not isinstance(model, Model):
-        return _init_whole(expected, content, weights, network)
-    named = _in_our_names(model, _without(_named_tensors(content, weights), weights.SKIP_LAYERS))
-    given = fit_positions(model.trunk, _without(named, weights.SKIP_LAYERS))
+        return _init_whole(expected, held, weights)
+    source = _of_family(model, held, weights) or _of_vissl(model, held, weights)
+    given = fit_positions(model.trunk, _without(source.tensors, weights.SKIP_LAYERS))
     given = fit_channels(expected, given, weights)
     problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
     chosen = set(_part(expected, "trunk"))
@@ -109,17 +127,19 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         chosen |= heads
         problems += head_problems
     if problems:
-        raise CheckpointError(_does_not_fit(weights, problems, given))
+        raise CheckpointError(_does_not_fit(weights, problems, given, source.kind))
     _copy(expected, given, chosen)
     loaded = Loaded(
         trunk=sum(name.startswith("trunk.") for name in chosen),
         heads=sum(name.startswith("heads.") for name in chosen),
         left_out=tuple(sorted(set(expected) - chosen)),
-        network=network,
-        classes=classes,
+        network=source.network,
+        classes=source.classes,
         source=weights.PARAMS_FILE,
+        not_taken=source.not_taken,
+        kind=source.kind,
     )
-    _log(loaded, sorted(set(given) - chosen), weights.PARAMS_FILE)
+    _log(loaded, sorted(set(given) - chosen), weights.PARAMS_FILE, source.unread)
     return loaded
 
 
@@ -168,12 +188,9 @@ def _classes_in(content: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(map(str, names)) for names in content.get("classes") or ())
 
 
-def _init_whole(
-    expected: Mapping[str, Tensor],
-    content: Mapping[str, Any],
-    weights: WeightsInitOptions,
-    network: str,
-) -> Loaded:
+def _init_whole(expected: Mapping[str, Tensor], held: Any, weights: WeightsInitOptions) -> Loaded:
+    content = _inside(held, _key_path(held, weights), weights.PARAMS_FILE)
+    content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
     parts = _parts(content)
     named = _renamed(content, weights) if parts is None else _flat(parts)
     given = fit_channels(expected, _without(named, weights.SKIP_LAYERS), weights)
@@ -217,7 +234,7 @@ def read_file(weights: WeightsInitOptions) -> Any:
             f"{WHERE}.PARAMS_FILE: {path} is an address; download the file and give its path."
         )
     try:
-        return read_weights(Path(path), weights.TRUST_PICKLE)
+        return read_network(Path(path), weights.TRUST_PICKLE)
     except NeedsCodeError as error:
         raise CheckpointError(
             f"{WHERE}.PARAMS_FILE: {error} Load it where it was made and save the tensors alone: "
@@ -228,26 +245,58 @@ def read_file(weights: WeightsInitOptions) -> Any:
         raise CheckpointError(f"{WHERE}.PARAMS_FILE: {error}") from error
 
 
-def _key_path(weights: WeightsInitOptions) -> list[str]:
+def _key_path(held: Any, weights: WeightsInitOptions) -> list[str]:
     """safetensors hold names and tensors, and nothing that they could lie in."""
-    return [] if weights.PARAMS_FILE.endswith(".safetensors") else weights.key_path()
-
-
-def _content(model: nn.Module, weights: WeightsInitOptions) -> Mapping[str, Any]:
-    """What the state dict is in, or the trunk's tensors where a library saved a network."""
-    held, keys, trunk = read_file(weights), _key_path(weights), trunk_of(model)
+    if weights.PARAMS_FILE.endswith(".safetensors"):
+        return []
     plain = isinstance(held, Mapping) and all(isinstance(each, Tensor) for each in held.values())
-    if not isinstance(trunk, ByName):
-        return _inside(held, keys, weights.PARAMS_FILE)
-    if not (plain and weights.STATE_DICT_KEY_NAME == WeightsInitOptions.STATE_DICT_KEY_NAME):
-        held = _inside(held, keys, weights.PARAMS_FILE)
-        plain = all(isinstance(each, Tensor) for each in held.values())
-    if not plain or weights.APPEND_PREFIX or any(name.startswith("trunk.") for name in held):
-        return cast(Mapping[str, Any], held)
-    named = {
-        trunk.present_name(name.removeprefix(weights.REMOVE_PREFIX)): each
-        for name, each in held.items()
-    }
+    unset = weights.STATE_DICT_KEY_NAME == WeightsInitOptions.STATE_DICT_KEY_NAME
+    return [] if plain and unset else weights.key_path()
+
+
+def _of_family(model: Model, held: Any, weights: WeightsInitOptions) -> _Given | None:
+    """The trunk of another program's checkpoint; None if it is none, or prefixes are given."""
+    if weights.says_where() or _is_of_vissl(held):
+        return None
+    found = recognise(held, weights.NETWORK, weights.PARAMS_FILE)
+    if found is None or any(name.startswith("trunk.") for name in found.tensors):
+        return None
+    named = in_trunks_names(model.trunk, _without(found.tensors, weights.SKIP_LAYERS))
+    others = of_others(model.trunk, list(named.tensors))
+    not_taken = sorted((*others, *named.outside))
+    unread = [f"{name} ({each})" for name, each in found.beside.items()]
+    if not_taken:
+        unread.append(f"of the network {listing(not_taken, 6)}")
+    kind = f"a checkpoint of {found.family}"
+    kind += f", with names of {named.library}" if named.library else ""
+    tensors = {f"trunk.{n}": each for n, each in named.tensors.items() if n not in others}
+    return _Given(
+        tensors, found.network, not_taken=tuple(not_taken), kind=kind, unread=", ".join(unread)
+    )
+
+
+def _is_of_vissl(held: Any) -> bool:
+    key = WeightsInitOptions.STATE_DICT_KEY_NAME
+    return isinstance(held, Mapping) and (key in held or _parts(held) is not None)
+
+
+def _of_vissl(model: Model, held: Any, weights: WeightsInitOptions) -> _Given:
+    """A checkpoint of sslengine or VISSL, or a state dict with the prefixes that are given."""
+    content = _content(model, held, weights)
+    classes = _classes_in(content)
+    content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
+    named = _without(_named_tensors(content, weights), weights.SKIP_LAYERS)
+    return _Given(_in_our_names(model, named), network, classes)
+
+
+def _content(model: Model, held: Any, weights: WeightsInitOptions) -> Mapping[str, Any]:
+    """What the state dict is in, or the trunk's tensors where a library saved a network."""
+    content = _inside(held, _key_path(held, weights), weights.PARAMS_FILE)
+    trunk, prefixed = model.trunk, any(name.startswith("trunk.") for name in content)
+    plain = all(isinstance(each, Tensor) for each in content.values())
+    if not (isinstance(trunk, ByName) and plain) or weights.APPEND_PREFIX or prefixed:
+        return content
+    named = {name.removeprefix(weights.REMOVE_PREFIX): each for name, each in content.items()}
     return {"trunk": {n: each for n, each in named.items() if not n.startswith(trunk.left_out)}}
 
 
@@ -291,8 +340,9 @@ def _parts(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _in_our_names(model: Model, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     trunk = {name.removeprefix("trunk."): each for name, each in _part(named, "trunk").items()}
-    renamed = {f"trunk.{name}": each for name, each in from_vissl(model.trunk, trunk).items()}
-    return renamed | _part(named, "heads")
+    ours = in_trunks_names(model.trunk, trunk)
+    tensors = ours.tensors | {name: trunk[name] for name in ours.outside}
+    return {f"trunk.{name}": each for name, each in tensors.items()} | _part(named, "heads")
 
 
 def _flat(parts: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -348,6 +398,9 @@ def _mismatches(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> 
         problems.append(f"missing: {listing(missing)}")
     if unexpected:
         problems.append(f"not of this model: {listing(unexpected)}")
+    for name in sorted(missing)[:3]:
+        alike = [each for each in unexpected if given[each].shape == expected[name].shape]
+        problems += [f"perhaps {each} is {name}" for each in get_close_matches(name, alike, n=1)]
     return problems + _shape_problems(expected, given)
 
 
@@ -374,9 +427,10 @@ def _choose_heads(
 
 
 def _does_not_fit(
-    weights: WeightsInitOptions, problems: list[str], given: Mapping[str, Tensor]
+    weights: WeightsInitOptions, problems: list[str], given: Mapping[str, Tensor], kind: str
 ) -> str:
-    text = f"{WHERE}.PARAMS_FILE: {weights.PARAMS_FILE} does not fit the model:\n  "
+    whose = f", {kind}," if kind else ""
+    text = f"{WHERE}.PARAMS_FILE: {weights.PARAMS_FILE}{whose} does not fit the model:\n  "
     text += "\n  ".join(problems)
     if not _part(given, "trunk"):
         text += f"\n  The file has no trunk; its names: {listing(given, 8) or 'none'}."
@@ -393,11 +447,13 @@ def _copy(
         copy_into(expected[name], given[name])
 
 
-def _log(loaded: Loaded, unused: list[str], path: str) -> None:
+def _log(loaded: Loaded, unused: list[str], path: str, unread: str = "") -> None:
+    if loaded.kind:
+        LOG.info("%s is %s.", path, loaded.kind)
     LOG.info("%d trunk and %d head tensors from %s.", loaded.trunk, loaded.heads, path)
     if loaded.network != MODEL:
         LOG.info("They are the %s's (%s.NETWORK).", loaded.network, WHERE)
     if loaded.left_out:
         LOG.info("As initialised, not from the file: %s.", listing(loaded.left_out))
-    if unused:
-        LOG.info("In the file and not used: %s.", listing(unused))
+    if unused or unread:
+        LOG.info("In the file and not used: %s.", unread or listing(unused))

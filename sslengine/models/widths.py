@@ -1,9 +1,9 @@
-"""Widths of heads that are `auto`: those of the features that they get.
+"""Replace `auto` in the arguments of heads by the widths of the features that they get.
 
     HEAD: {PARAMS: [["mlp", {"dims": ["auto", 128]}]]}
 
-First in a list it is the number of values of the feature; an argument that begins with `in_`
-(`in_channels`, `in_dim`) is its number of channels.
+As the first entry of a list, `auto` is the number of values of the feature; as an argument whose
+name starts with `in_` (`in_channels`, `in_dim`) it is the feature's number of channels.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sslengine.models.routing import plan_routes
 from sslengine.models.trunks.base import Trunk
 
 WHERE = "config.MODEL.HEAD.PARAMS"
-# Of images, where the trunk takes any.
+# The sides of images for a trunk that takes images of any size.
 SIDES = (224, 448)
 
 
 def fill_in_widths(options: ModelOptions, trunk: Trunk) -> list[Any]:
-    """HEAD.PARAMS with numbers for `auto`. The trunk is on the meta device, in eval mode."""
+    """Return HEAD.PARAMS without `auto`. The trunk is on the meta device, in eval mode."""
     found: dict[int, list[Any]] = {}
     problem: Exception | None = None
-    for side in dict.fromkeys((*_own_sides(trunk), *SIDES)):
+    for side in dict.fromkeys((*_fixed_sides(trunk), *SIDES)):
         images = torch.empty(2, options.in_chans(), side, side, device="meta")
         try:
             found[side] = _filled(options, trunk, images)
-        except Exception as error:  # of a size that it does not take
+        except Exception as error:  # the trunk does not take images of this size
             problem = problem or error
     if not found:
         raise ConfigError(
@@ -52,8 +52,8 @@ def fill_in_widths(options: ModelOptions, trunk: Trunk) -> list[Any]:
     return first
 
 
-def _own_sides(trunk: Trunk) -> Iterator[int]:
-    """Of networks that are made for one size."""
+def _fixed_sides(trunk: Trunk) -> Iterator[int]:
+    """Yield the image size of a network that is made for one size."""
     for owner, name in ((getattr(trunk, "patch_embed", None), "img_size"), (trunk, "image_size")):
         side = getattr(owner, name, None)
         if isinstance(side, int):
@@ -85,14 +85,14 @@ def _filled(options: ModelOptions, trunk: Trunk, images: Tensor) -> list[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Each entry by itself, also where several are one object."""
+    """Copy nested lists and dicts; unlike deepcopy, an object that occurs twice gives two."""
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _through(entry: Any, given: Tensor, where: str) -> Tensor:
-    """What the head makes of the feature, once its widths are filled in."""
+    """Fill in the widths of a head and return its output."""
     nested = not isinstance(entry, str) and not isinstance(entry[0], str)
     for module in entry if nested else [entry]:
         for arguments, key in auto_places([module]):

@@ -165,5 +165,5 @@ def _not_finite(entry: LossEntry, samples: Tensor | None) -> str:
     return (
         f"{text}\n  Usual causes: a learning rate that is too high, fp16 overflow, an input that "
         f"is not finite. No checkpoint was written since. The last steps again, with the place "
-        f"named: python tools/replay.py RUN_FOLDER. config.HOOKS.CHECK_NAN=false continues."
+        f"named: sslengine replay RUN_FOLDER. config.HOOKS.CHECK_NAN=false continues."
     )

@@ -2,9 +2,9 @@
 
     [ signature (4 numbers) | mean and sum: the value; max: a place for each rank | unused ]
 
-Ranks must have put the same names equally often. Each sends two hashes of what it has put, and
-their squares: the mean of squares is the square of the mean where all are equal, and only there.
-What finds no place is sent after that check, when its length is known to be the same.
+Ranks must have put the same names equally often. Each rank sends two hashes of its names, and their
+squares: the mean of squares equals the square of the mean only if all hashes are equal. Values that
+do not fit are sent after that check, when their number is known to be the same on all ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optimizers, LARC and LARS, parameter groups, schedules driven by `where`."""
+"""Optimizers, LARC and LARS, parameter groups, and schedules as functions of `where`."""
 
 from sslengine.registry import OPTIMIZERS, PARAM_GROUPS, SCHEDULERS
 

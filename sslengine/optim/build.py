@@ -1,4 +1,4 @@
-"""From `config.OPTIMIZER` and a model to an optimizer with its schedules."""
+"""Build the optimizer of `config.OPTIMIZER`, with its parameter groups and schedules."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sslengine.registry import OPTIMIZERS
 
 log = logging.getLogger("sslengine")
 
-# What a group says to the plan and not to torch.
+# Keys of a group for its schedules, which torch does not get.
 _PLAN_KEYS = ("is_head", "lr_scale", "weight_decay_scale")
-# The schedules of a group, by what they set.
+# The schedules of a group, by the hyper-parameter that they set.
 Plan = dict[str, Scaled]
 
 
@@ -35,9 +35,9 @@ def build_optimizer(
     device: torch.device,
     num_epochs: float,
 ) -> ScheduledOptimizer:
-    """The optimizer of a model that is on its device already and not yet wrapped in DDP.
+    """Build the optimizer of a model that is on its device and not yet wrapped in DDP.
 
-    num_epochs: the length of the run, also where it is set in iterations.
+    num_epochs: the length of the run, also if it is set in iterations.
     """
     groups = build_param_groups(model, options)
     schedules = _schedules(options, num_epochs)
@@ -45,8 +45,8 @@ def build_optimizer(
     optimizer_class = OPTIMIZERS.get(options.name, "OPTIMIZER.name")
     known = inspect.signature(optimizer_class).parameters
     groups = [_for_torch(group, options, known) for group in groups]
-    groups, plan = _join_alike(groups, plan)
-    fastest = {} if _in_shards(groups) else _fastest_form(known, options, device)
+    groups, plan = _merge_equal(groups, plan)
+    fastest = {} if _is_sharded(groups) else _fastest_form(known, options, device)
     arguments = {**fastest, **options.arguments(optimizer_class)}
     if "lr" in known:
         arguments["lr"] = schedules["lr"].value(0.0)
@@ -59,17 +59,17 @@ def build_optimizer(
         else:
             inner = optimizer_class(groups, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"OPTIMIZER: {options.name} refuses its arguments: {error}") from error
+        raise ConfigError(f"OPTIMIZER: {options.name} rejects its arguments: {error}") from error
     return ScheduledOptimizer(inner, plan)
 
 
-def _in_shards(groups: list[Group]) -> bool:
-    """torch has no fused SGD for shards; it takes the foreach form on a GPU by itself."""
+def _is_sharded(groups: list[Group]) -> bool:
+    """torch has no fused SGD for sharded parameters; on a GPU it chooses foreach itself."""
     return any(is_sharded(parameter) for group in groups for parameter in group["params"])
 
 
 def _schedules(options: OptimizerSettings, num_epochs: float) -> dict[str, Schedule]:
-    """One object for all that follow the same options, so that it is computed once."""
+    """Build the schedules; those with the same options share one object, computed once."""
     built: dict[int, Schedule] = {}
     chosen = options.schedulers()
     for key, each in chosen.items():
@@ -78,7 +78,7 @@ def _schedules(options: OptimizerSettings, num_epochs: float) -> dict[str, Sched
             if max(milestones, default=0) >= num_epochs:
                 log.warning(
                     "config.OPTIMIZER.param_schedulers.%s.milestones: %s; the run ends with epoch "
-                    "%g, and milestones after that do nothing.", key, milestones, num_epochs,
+                    "%g, so later milestones have no effect.", key, milestones, num_epochs,
                 )  # fmt: skip
             try:
                 built[id(each)] = build_schedule(each, num_epochs)
@@ -108,8 +108,8 @@ def _for_torch(group: Group, options: OptimizerSettings, known: Mapping[str, Any
     return kept
 
 
-def _join_alike(groups: list[Group], plan: list[Plan]) -> tuple[list[Group], list[Plan]]:
-    """Groups with the same values and schedules become one: each costs a step some kernels."""
+def _merge_equal(groups: list[Group], plan: list[Plan]) -> tuple[list[Group], list[Plan]]:
+    """Merge groups with equal values and schedules, because each group costs kernel launches."""
     joined: list[tuple[Group, Plan]] = []
     for group, scaled in zip(groups, plan, strict=True):
         twins = (each for each, its in joined if its == scaled and _values(each) == _values(group))
@@ -129,13 +129,13 @@ def _values(group: Group) -> Group:
 def _fastest_form(
     known: Mapping[str, Any], options: OptimizerSettings, device: torch.device
 ) -> dict[str, bool]:
-    """Fused where torch has it, else torch's own choice: foreach on a GPU, a loop on a CPU.
+    """Choose the fused form if torch has it, else torch's default: foreach on GPU, a loop on CPU.
 
-    On a CPU, for a tiny model and for ResNet-18, fused took half the loop's time for SGD and
-    a third or less for AdamW; foreach took up to twice the loop's.
+    On a CPU, for a tiny model and for ResNet-18, fused took half the time of the loop for SGD and
+    a third or less for AdamW; foreach took up to twice the time.
     """
     if "fused" not in known or "foreach" in options.args or device.type not in ("cuda", "cpu"):
         return {}
-    # ZeRO loads Adam's step counts to the CPU, where the fused form cannot read them; and
-    # dampening does not count in the first step, which the fused SGD here has no notion of.
+    # ZeRO loads Adam's step counts to the CPU, where the fused form cannot read them. Dampening
+    # is not applied in the first step, which SGD's zero-initialised momentum does not distinguish.
     return {} if options.use_zero or options.dampening else {"fused": True}

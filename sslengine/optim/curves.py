@@ -1,16 +1,16 @@
-"""Curves: a value as a function of `where`, the share of training done, in [0, 1).
+"""Curves: a value as a function of `where`, the completed share of training, in [0, 1).
 
-Each function here takes the arguments that stand in YAML and returns the curve.
-One of your own works the same way:
+Each function of this module takes the arguments of the YAML and returns the curve. A custom
+scheduler works in the same way:
 
     @register_scheduler("sawtooth")
     def sawtooth(start_value: float, teeth: int) -> Curve:
         return lambda where: start_value * (1 - where * teeth % 1)
 
-An argument `num_epochs` is given by the engine. With `options=Cls` it takes one object of that
-dataclass instead. Its arguments stand beside its name in YAML; those of a curve that is named by a
-dotted path stand under `args`. An impossible argument raises a ConfigError that begins with the
-argument's name.
+The engine passes the argument `num_epochs`. With `options=Cls` the function takes one object of
+that dataclass instead. In YAML arguments are keys next to the scheduler's name; those of a curve
+that is named by a dotted path are set under `args`. A wrong argument raises a ConfigError that
+starts with the argument's name.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sslengine.registry import SCHEDULERS, register_scheduler
 
 Curve = Callable[[float], float]
 
-# Curves that jump between epochs; by default their values are set once per epoch.
+# Curves that change between epochs only; by default their values are set once per epoch.
 PER_EPOCH = ("constant", "multistep", "step")
 
 _EPSILON = fvcore.ParamScheduler.WHERE_EPSILON
 
 
 def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> Curve:
-    """The curve called `name`; a mistake is reported with the path below the schedule's own."""
+    """Build the curve `name`; errors start with the key path below that of the schedule."""
     builder, options = SCHEDULERS.get(name, "name"), SCHEDULERS.options(name)
     for problem in argument_problems(
         options or builder, arguments, "", SCHEDULERS.engine_arguments
@@ -50,7 +50,7 @@ def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> C
     try:
         return cast(Curve, SCHEDULERS.make(name, arguments, "name"))
     except (ValueError, TypeError, ArithmeticError) as error:
-        raise ConfigError(f"name: {name} refuses its arguments: {error}") from error
+        raise ConfigError(f"name: {name} rejects its arguments: {error}") from error
 
 
 @register_scheduler("constant")
@@ -69,7 +69,7 @@ def linear(start_value: float, end_value: float) -> Curve:
 
 @register_scheduler("cosine")
 def cosine(start_value: float, end_value: float) -> Curve:
-    """Half a wave from start to end.
+    """Half a cosine wave from start_value to end_value.
 
     start_value: the first value.
     end_value: the last value.
@@ -89,11 +89,11 @@ def polynomial(base_value: float, power: float) -> Curve:
 
 @register_scheduler("multistep")
 def multistep(values: list[float], num_epochs: float, milestones: list[int] | None = None) -> Curve:
-    """Another value from each milestone (an epoch) on; without milestones, equal shares.
+    """The next value starts at each milestone (an epoch); without milestones, in equal shares.
 
-    values: one after the other.
-    milestones: the epochs at which the next value begins. Those that the run is too short to
-    reach do nothing.
+    values: the values in order.
+    milestones: the epochs at which the next value starts. Milestones after the end of the run have
+    no effect.
     """
     if milestones is not None:
         _check_milestones(milestones, len(values))
@@ -103,21 +103,21 @@ def multistep(values: list[float], num_epochs: float, milestones: list[int] | No
             return cast(Curve, constant(values[0]))
     if not values or num_epochs < len(values):
         raise ConfigError(
-            f"values: expected one value or more and no more than epochs; "
+            f"values: expected at least one value, and at most one for each epoch; "
             f"got {len(values)} for {num_epochs:g} epochs (OPTIMIZER.num_epochs)."
         )
-    length = cast(int, num_epochs)  # fvcore's hint; it computes with a fraction as well
+    length = cast(int, num_epochs)  # fvcore declares an int, and accepts a fraction
     return cast(Curve, fvcore.MultiStepParamScheduler(list(values), length, milestones))
 
 
 def _check_milestones(milestones: list[int], num_values: int) -> None:
     if len(milestones) != num_values - 1:
         raise ConfigError(
-            f"milestones: {num_values} values have {num_values - 1} milestones between them; "
+            f"milestones: {num_values} values require {num_values - 1} milestones; "
             f"got {len(milestones)}: {milestones}."
         )
     if any(after <= before for before, after in zip([0, *milestones], milestones, strict=False)):
-        raise ConfigError(f"milestones: expected rising epochs above 0, got {milestones}.")
+        raise ConfigError(f"milestones: expected increasing epochs above 0, got {milestones}.")
 
 
 @register_scheduler("step")
@@ -133,31 +133,31 @@ def step(values: list[float], num_epochs: float) -> Curve:
 
 @register_scheduler("step_with_fixed_gamma")
 def step_with_fixed_gamma(base_value: float, num_decays: int, gamma: float) -> Curve:
-    """base_value, then `num_decays` times gamma times the value before, in equal shares.
+    """base_value, multiplied by gamma `num_decays` times, in equal shares of training.
 
     base_value: the first value.
-    num_decays: how often the value is multiplied.
+    num_decays: how many times the value is multiplied by gamma.
     gamma: the factor.
     """
-    # fvcore asks for a length and makes no use of it.
+    # fvcore requires a length and does not use it.
     return _before_the_end(
         fvcore.StepWithFixedGammaParamScheduler(base_value, num_decays, gamma, num_updates=1)
     )
 
 
 def _before_the_end(curve: Curve) -> Curve:
-    """fvcore rounds `where` up, in the last step of a very long run beyond the last value."""
+    """Limit `where`: fvcore rounds it up, which exceeds the last value at the end of long runs."""
     return lambda where: curve(min(where, 1.0 - 2.0 * _EPSILON))
 
 
 @register_scheduler("inverse_sqrt")
 def inverse_sqrt(start_value: float, warmup_interval_length: float) -> Curve:
-    """start_value * sqrt(w / where), w being the share of the warm-up: start_value at its end.
+    """start_value * sqrt(w / where), with w = warmup_interval_length: start_value at where = w.
 
-    As in VISSL: sqrt(w) * start_value at where = 0, and w = 0 counts as 1. It is meant for
-    the second part of a composite, with interval scaling `fixed`.
+    As in VISSL, the value at where = 0 is sqrt(w) * start_value, and w = 0 counts as 1. Use it
+    as the second part of a composite, with interval scaling `fixed`.
 
-    start_value: the value at the end of the warm-up.
+    start_value: the value after warm-up.
     warmup_interval_length: the warm-up's share of training.
     """
     if warmup_interval_length < 0:
@@ -175,24 +175,24 @@ def cosine_warm_restart(
     lr_multiplier: float = 1.0,
     is_adaptive: bool = False,
 ) -> Curve:
-    """Cosine waves one after another, with r = restart_interval_length:
+    """Consecutive cosine waves, with r = restart_interval_length:
 
         end + (peak_n - end) / 2 * (1 + cos(pi * phase))
 
-    half: phase runs from 0 to 1 in each interval r, then jumps back up: n = floor(where / r).
-    full: phase = where / r, falling and rising without a jump; at the troughs r, 3r, 5r ...
-    the next peak takes over: n = floor((where / r + 1) / 2).
+    half: phase runs from 0 to 1 in each interval r, then restarts: n = floor(where / r).
+    full: phase = where / r, which falls and rises without a jump; n increases at the minima
+    r, 3r, 5r ...: n = floor((where / r + 1) / 2).
 
-    peak_n = start * lr_multiplier ** n; if adaptive, where a single cosine from start to
-    end stands at the place of the peak (nr for half; for full 2nr, and r for n = 0, which
-    is VISSL's value: such a wave begins below start).
+    peak_n = start * lr_multiplier ** n. If adaptive, peak_n is the value of a single cosine from
+    start to end at the peak (at nr for half; for full at 2nr, and at r for n = 0 as in VISSL,
+    so such a wave starts below start).
 
     start_value: the first value.
     end_value: the last value.
     restart_interval_length: share of training between restarts.
     wave_type: half or full waves.
-    lr_multiplier: the largest value of a wave over that of the one before.
-    is_adaptive: each wave begins where a single cosine over the run would be.
+    lr_multiplier: the largest value of a wave, divided by that of the wave before.
+    is_adaptive: each wave starts at the value of a single cosine over the run.
     """
     _check_restarts(restart_interval_length, wave_type)
     full = wave_type == "full"
@@ -208,7 +208,7 @@ def cosine_warm_restart(
         peaks = [start_value * lr_multiplier**n for n in range(len(restarts))]
 
     def curve(where: float) -> float:
-        where = max(where, 0.0)  # a composite begins its parts a millionth early
+        where = max(where, 0.0)  # a composite starts its parts a millionth early
         peak = peaks[bisect.bisect_right(restarts, where) - 1]
         phase = where / restart_interval_length
         if not full:
@@ -235,12 +235,12 @@ def composite(
     num_epochs: float,
     interval_scaling: list[str] | None = None,
 ) -> Curve:
-    """Curves one after another, each for its share of training.
+    """Consecutive curves, each for a share of training.
 
     schedulers: the parts, each with its name and arguments.
     lengths: their shares of training, which sum to 1.
-    interval_scaling: for each part, rescaled, it runs its whole course within its share, or
-    fixed, it is read at the `where` of the whole training.
+    interval_scaling: for each part. rescaled: the part's `where` goes from 0 to 1 within its share;
+    fixed: it is that of training.
     """
     scaling = interval_scaling or ["rescaled"] * len(schedulers)
     _check_shares(len(schedulers), lengths, scaling)
@@ -250,10 +250,12 @@ def composite(
 
 def _check_shares(num_parts: int, lengths: list[float], scaling: list[str]) -> None:
     if num_parts == 0:
-        raise ConfigError("schedulers: a composite needs at least one part.")
+        raise ConfigError("schedulers: a composite requires at least one part.")
     for key, values in (("lengths", lengths), ("interval_scaling", scaling)):
         if len(values) != num_parts:
-            raise ConfigError(f"{key}: {num_parts} schedulers need as many, got {len(values)}.")
+            raise ConfigError(
+                f"{key}: expected {num_parts}, as many as schedulers; got {len(values)}."
+            )
     if any(length <= 0 for length in lengths) or abs(sum(lengths) - 1.0) >= 1e-3:
         raise ConfigError(
             f"lengths: expected shares above 0 that sum to 1, got {lengths}, sum {sum(lengths):g}."

@@ -1,4 +1,4 @@
-"""LARC, apex's form of layer-wise rates, on top of any optimizer.
+"""LARC, apex's form of layer-wise rates, combined with any optimizer.
 
     rate = trust_coefficient * |p| / (|g| + weight_decay * |p| + eps)
     rate = min(rate / lr, 1)                      if clip
@@ -43,5 +43,5 @@ class LARC(LayerwiseRates):
 
 @cache
 def with_larc(optimizer_class: type[torch.optim.Optimizer]) -> type[LARC]:
-    """The same optimizer with LARC before it; its state dict stays its own."""
+    """Return a class that applies LARC before the optimizer; the state dict does not change."""
     return type(f"LARC{optimizer_class.__name__}", (LARC, optimizer_class), {})

@@ -1,4 +1,4 @@
-"""LARS as in Barlow Twins: SGD in which each layer moves in proportion to its own size.
+"""LARS as in Barlow Twins: SGD with updates of each layer in proportion to its norm.
 
     g <- g + weight_decay * p
     g <- g * eta * |p| / |g|        where |p| > 0 and |g| > 0
@@ -33,7 +33,7 @@ class LARS(LayerwiseRates, SGD):
         exclude_bias_and_norm: bool = False,
         fused: bool | None = None,
     ) -> None:
-        """exclude_bias_and_norm: parameters with one dimension are plain SGD."""
+        """exclude_bias_and_norm: parameters with one dimension are updated by plain SGD."""
         super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=fused)
         self.eta = eta
         self.exclude_bias_and_norm = exclude_bias_and_norm

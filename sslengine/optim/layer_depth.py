@@ -1,11 +1,11 @@
-"""How deep in the model does a parameter stand? Layers are numbered from 0, heads come last.
+"""The depth of each parameter in the model. Layers are numbered from 0; heads are the deepest.
 
-A trunk of timm's, or around one:  as timm groups its parameters (`group_matcher`)
-The same structure without timm:   as timm groups ViT, ConvNeXt and Swin, by the names
-ResNet with torchvision's names:   stem 0, layer1 to layer4 are 1 to 4, as in VISSL
-Other trunks that name their blocks (`block_names`):   stem 0, blocks from 1, each one deeper
+A timm network, or a trunk around one: timm's parameter groups (`group_matcher`)
+The same structure without timm:       timm's groups of ViT, ConvNeXt and Swin, by names
+ResNet with torchvision's names:       stem 0, layer1 to layer4 are 1 to 4, as in VISSL
+Other trunks with `block_names`:       stem 0, blocks 1, 2, 3, ...
 
-What timm's grouping leaves to the classifier (ConvNeXt's last norm) has the depth of heads.
+Parameters that timm groups with the classifier (ConvNeXt's last norm) have the depth of heads.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from sslengine.errors import ConfigError
 _VIT_BLOCK = r"blocks\.\d+\."
 _EMBEDDING = r"(?:\w+_token|\w*pos_embed|patch_embed|norm_pre)(?:\.|$)"
 _STAGE = re.compile(r"(?:^|\.)layer(\d+)\.")
-# timm's module and class -> what the names of its structure have.
+# timm's module and class -> patterns of parameter names that the structure has.
 _STRUCTURES = {
     ("vision_transformer", "VisionTransformer"): (_VIT_BLOCK, _EMBEDDING),
     ("convnext", "ConvNeXt"): (r"stages\.\d+\.blocks\.\d+\.", r"stem\."),
     ("swin_transformer", "SwinTransformer"): (r"layers\.\d+\.blocks\.\d+\.", r"patch_embed\."),
 }
-# A name that no grouping of timm's knows: it gets the depth of the classifier.
+# A name that matches none of timm's patterns: it gets the depth of the classifier.
 _HEAD = "\0"
 
 
 @dataclass(frozen=True)
 class LayerDepth:
-    depths: Mapping[str, int]  # of the trunk's parameters, as model.named_parameters() names them
+    depths: Mapping[str, int]  # of the trunk's parameters, by their names in the model
     heads: int
     is_vit: bool
 
     def of(self, name: str) -> int:
-        """What is not in the trunk stands as deep as heads."""
+        """Return the depth of a parameter; outside the trunk it is that of heads."""
         return self.depths.get(name, self.heads)
 
 
 def layer_depth(model: nn.Module) -> LayerDepth:
-    """The scheme that fits the model's trunk."""
+    """Return the depths by the first scheme that fits the model's trunk."""
     names = [name for name, _ in model.named_parameters() if name.startswith("trunk.")]
     is_vit = all(_prefix(names, pattern) is not None for pattern in (_VIT_BLOCK, _EMBEDDING))
     grouped = _by_its_own_matcher(model) or _by_structure(names)
@@ -56,10 +56,9 @@ def layer_depth(model: nn.Module) -> LayerDepth:
     if blocks := getattr(getattr(model, "trunk", None), "block_names", None):
         return LayerDepth(*_by_blocks(names, blocks), is_vit=False)
     raise ConfigError(
-        "OPTIMIZER.param_group_constructor: lr_decay takes the layers of a trunk from timm's "
-        "grouping (ViT, ConvNeXt, Swin and any other model of timm's), or reads layer1 ... layer4 "
-        "from the names of its parameters, or asks it for `block_names`. This trunk has none of "
-        "these. Its first names are: "
+        "OPTIMIZER.param_group_constructor: lr_decay cannot number the layers of this trunk. It "
+        "requires a model of timm, parameter names with layer1 ... layer4, or a trunk with "
+        "`block_names`. The trunk's first parameters are: "
         f"{', '.join(names[:5]) or 'none'}."
     )
 
@@ -76,7 +75,7 @@ def _by_structure(names: list[str]) -> tuple[dict[str, int], int] | None:
     for (module, cls), patterns in _STRUCTURES.items():
         prefixes = {_prefix(names, pattern) for pattern in patterns}
         if None not in prefixes and len(prefixes) == 1:
-            from timm import models  # only where a trunk needs it: it takes a second
+            from timm import models  # the import takes a second
 
             timms = getattr(getattr(models, module), cls)
             (prefix,) = cast("set[str]", prefixes)
@@ -87,7 +86,10 @@ def _by_structure(names: list[str]) -> tuple[dict[str, int], int] | None:
 
 
 def _by_blocks(names: list[str], blocks: str) -> tuple[dict[str, int], int]:
-    """What stands between two blocks is as deep as the second; behind all, as the last one."""
+    """Number the blocks. Parameters between two blocks get the depth of the second.
+
+    Parameters after all blocks get the depth of the last block.
+    """
     pattern = re.compile(rf"trunk\.({blocks})\.")
     numbers: dict[str, int] = {}
     depths: dict[str, int] = {}
@@ -100,9 +102,9 @@ def _by_blocks(names: list[str], blocks: str) -> tuple[dict[str, int], int]:
 
 
 def _prefix(names: Iterable[str], pattern: str) -> str | None:
-    """Of the module in which a name begins so: `trunk`, `trunk.base_model`; None: there is none.
+    """Return the module in which a name matches (`trunk`, `trunk.base_model`), or None.
 
-    The module of a name is what stands before the pattern: blocks of stages are none of a ViT.
+    The pattern must follow the module directly, so a ViT's pattern does not match blocks of stages.
     """
     expression = re.compile(rf"(trunk(?:\.[a-z_]\w*)*)\.{pattern}")
     return next((match[1] for name in names if (match := expression.match(name))), None)

@@ -1,11 +1,11 @@
-"""Layer-wise rates: each parameter's gradient is rescaled before a plain optimizer uses it.
+"""Layer-wise rates: rescale each parameter's gradient before another optimizer uses it.
 
-LARS and LARC differ in the rate alone. Both count weight decay as part of the gradient,
-so the optimizer below them gets none.
+LARS and LARC differ only in the rate. Both count weight decay as part of the gradient, so the
+base optimizer gets a weight decay of 0.
 
-Nothing here waits for the device: norms and rates stay tensors. With a fused optimizer
-below, the gradient scaler's `grad_scale` and `found_inf` stay there too: gradients are
-unscaled here, and when they overflowed, the fused kernel skips the step.
+The code never waits for the device: norms and rates are tensors. With a fused base optimizer, the
+gradient scaler's `grad_scale` and `found_inf` stay on the device too: this class unscales the
+gradients, and the fused kernel skips the step after an overflow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sslengine.optim.scale_each import ScaleEach
 
 
 class LayerwiseRates(torch.optim.Optimizer):
-    """To stand before an optimizer class in the bases: `class LARS(LayerwiseRates, SGD)`."""
+    """A mixin that precedes an optimizer class in the bases: `class LARS(LayerwiseRates, SGD)`."""
 
     def __init__(self, *args: Any, **arguments: Any) -> None:
         super().__init__(*args, **arguments)
@@ -33,10 +33,10 @@ class LayerwiseRates(torch.optim.Optimizer):
     def _rates(
         self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float
     ) -> tuple[list[Tensor], Tensor]:
-        """grads <- grads + weight_decay * params, in place; those to rescale, and a rate for each.
+        """Add weight_decay * params to grads in place; return gradients to rescale, and rates.
 
-        Of sharded parameters, `local` gives what can be changed in place, `norms` the
-        lengths of the whole.
+        For sharded parameters, `local` returns the local shard, which can be changed in place, and
+        `norms` the norms of the whole tensors.
         """
 
     @torch.no_grad()
@@ -57,7 +57,7 @@ class LayerwiseRates(torch.optim.Optimizer):
         return loss
 
     def _without_hooks(self, step: Any) -> Callable[[], Any]:
-        """torch wraps the `step` of each class to call step hooks; here they have been called."""
+        """Unwrap `step`: torch wraps it in each class to run step hooks, which must run once."""
         return partial(step.__wrapped__, self) if getattr(step, "hooked", False) else step
 
     def _rescale(self) -> None:

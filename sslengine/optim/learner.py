@@ -1,8 +1,8 @@
-"""The learner: model and method together, all that a run trains.
+"""The learner: one module that contains the model and the method, all that a run trains.
 
-A module that gives names and is never called: the parts of the model under their own names
-(`trunk.*`, `heads.*`), the method below `loss.`. Optimizers, reduction over ranks, clipping,
-reports and freezing go by it, so that a method's parameters are trained as the model's are.
+It is never called; it only gives names: the model's parts keep theirs (`trunk.*`, `heads.*`), the
+method is `loss.*`. Optimizers, reduction over ranks, clipping, reports and freezing use it, so a
+method's parameters are trained as the model's are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOSS = "loss"
 
 
 class Learner(nn.Module):
-    """Only where the method has parameters to train; else the model stands for itself."""
+    """Used only if the method has trainable parameters; otherwise the model is the learner."""
 
     loss: nn.Module
 
@@ -33,8 +33,8 @@ def learner_of(model: nn.Module, method: nn.Module) -> nn.Module:
     for name, part in (*model.named_children(), (LOSS, method)):
         if hasattr(both, name):
             raise ConfigError(
-                f"the model has a part called {name!r}, the name by which the parameters of "
-                f"{type(method).__name__} are known. Give it another name."
+                f"the model has a submodule {name!r}, but the parameters of "
+                f"{type(method).__name__} are named {name}.*. Rename the submodule."
             )
         both.add_module(name, part)
     return both

@@ -1,4 +1,4 @@
-"""Learning rate and weight decay of a method's own parameters, beside those of the heads."""
+"""Multipliers on learning rate and weight decay for a method's parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AS_HEADS = Multiplier()
 
 
 def multipliers_of(method: nn.Module) -> dict[nn.Parameter, Multiplier]:
-    """By parameter, what `method.multipliers()` says; nothing where it has no such verb."""
+    """Return `method.multipliers()` by parameter; {} if there is no such method."""
     patterns: Mapping[str, Multiplier] = getattr(method, "multipliers", dict)()
     named = dict(method.named_parameters())
     found: dict[nn.Parameter, Multiplier] = {}
@@ -38,7 +38,7 @@ def multipliers_of(method: nn.Module) -> dict[nn.Parameter, Multiplier]:
 def multiplied(
     groups: Iterable[dict[str, Any]], multipliers: Mapping[nn.Parameter, Multiplier]
 ) -> list[dict[str, Any]]:
-    """Each group in parts that have one multiplier each."""
+    """Split each group into groups with one multiplier each."""
     parts = []
     for group in groups:
         split: dict[Multiplier, list[nn.Parameter]] = {}

@@ -12,12 +12,12 @@ from sslengine.registry import register_optimizer
 
 @register_optimizer("sgd", "sgd_fsdp")
 class SGD(torch.optim.SGD):
-    """torch's, whose momentum also starts well in the fused form.
+    """torch's SGD, with initialised momentum in the fused form.
 
-    Fused, torch reserves the momentum of all parameters at the first step and leaves it
-    uninitialised: a first step that the gradient scaler skips (fp16, very often) keeps
-    garbage, and a parameter whose first gradient comes later ends in a TypeError. Zeros
-    instead are exact: momentum * 0 + gradient is what the first step sets.
+    In the fused form, torch allocates the momentum of all parameters at the first step and leaves
+    it uninitialised: if the gradient scaler skips the first step (frequent with fp16), the momentum
+    stays uninitialised, and a parameter whose first gradient comes later raises a TypeError.
+    Zeros are exact: momentum * 0 + gradient is the value that the first step sets.
     """
 
     def _init_group(
@@ -37,14 +37,14 @@ class SGD(torch.optim.SGD):
 
 @register_optimizer("adam")
 class Adam(torch.optim.Adam):
-    """torch's."""
+    """torch's Adam."""
 
 
 @register_optimizer("adamw", "adamw_mt")
 class AdamW(torch.optim.AdamW):
-    """torch's; always the multi-tensor form where it is faster, which VISSL calls adamw_mt."""
+    """torch's AdamW, in the multi-tensor form (VISSL's adamw_mt) where that is faster."""
 
 
 @register_optimizer("rmsprop")
 class RMSprop(torch.optim.RMSprop):
-    """torch's."""
+    """torch's RMSprop."""

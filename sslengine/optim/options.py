@@ -13,8 +13,8 @@ from sslengine.errors import UnknownNameError
 from sslengine.optim.schedules import SchedulerOptions, schedule_problems
 from sslengine.registry import OPTIMIZERS, PARAM_GROUPS
 
-# What an optimizer takes from the fields below, if its signature knows it. VISSL's YAML
-# sets the first ones whatever the optimizer; null in the others leaves its own default.
+# Fields that are passed to an optimizer if its signature has them. VISSL's YAML sets those of the
+# first tuple for any optimizer; null in those of the second means the optimizer's default.
 _ALWAYS_SET = ("weight_decay", "momentum", "nesterov", "betas")
 _OWN_DEFAULT = (
     "dampening",
@@ -26,41 +26,41 @@ _OWN_DEFAULT = (
     "exclude_bias_and_norm",
 )
 
-# All phases of a run are laid out in memory before it starts.
+# All phases of a run are listed in memory before it starts.
 MOST_EPOCHS = 1_000_000
-# A length in epochs that only the dataset tells: longer than any milestone.
+# The length in epochs if it depends on the dataset: longer than any milestone.
 _LENGTH_UNKNOWN = 1e9
 
 
 @dataclass
 class LarcOptions:
-    # true: LARC's rate caps the learning rate; false: it multiplies it.
+    # true: LARC's rate is an upper limit of the learning rate; false: a factor on it.
     clip: bool = False
-    # Added to the norm that is divided by.
+    # Added to the gradient's norm, the divisor.
     eps: float = 1e-8
-    # The local rate is this times the ratio of the norms of parameter and gradient.
+    # LARC's rate is this times the ratio of the norms of parameter and gradient.
     trust_coefficient: float = 0.001
 
 
 @dataclass
 class HeadOptimizerParams:
-    """Heads follow the trunk in what is not switched on here."""
+    """Learning rate and weight decay of heads, if they differ from those of the trunk."""
 
-    # Heads follow param_schedulers.lr_head.
+    # Use param_schedulers.lr_head for heads.
     use_different_lr: bool = False
-    # Heads have the weight decay below, or that of param_schedulers.weight_decay_head.
+    # Use the weight decay below for heads, or that of param_schedulers.weight_decay_head.
     use_different_wd: bool = False
-    # Of the heads, with use_different_wd.
+    # The weight decay of heads, with use_different_wd.
     weight_decay: float = 1e-4
 
 
 @dataclass
 class LinearHeadOptions:
-    """One entry of `linear_eval_heads`: heads.0, heads.1 ... in order."""
+    """One entry of `linear_eval_heads`; the entries are for heads.0, heads.1, ... in order."""
 
-    # Multiplies the learning rate.
+    # A factor on the learning rate.
     lr: float
-    # null: as for every head.
+    # null: the weight decay of all heads.
     weight_decay: float | None = None
     # null: OPTIMIZER.regularize_bn.
     regularize_bn: bool | None = None
@@ -68,7 +68,7 @@ class LinearHeadOptions:
 
 @dataclass
 class LayerWiseLrDecay:
-    # Each layer's learning rate over that of the layer above it.
+    # The learning rate of a layer, divided by that of the next layer (closer to the heads).
     decay: float = 0.9
 
     def check(self) -> Iterator[str]:
@@ -90,16 +90,16 @@ def _vissl_lr() -> SchedulerOptions:
 
 @dataclass
 class ParamSchedulers:
-    """A null one leaves its parameter constant."""
+    """Schedules by hyper-parameter. null: the value is constant."""
 
     lr: SchedulerOptions = field(default_factory=_vissl_lr)
-    # Read if head_optimizer_params.use_different_lr.
+    # The learning rate of heads, with head_optimizer_params.use_different_lr.
     lr_head: SchedulerOptions = field(default_factory=_vissl_lr)
-    # In place of a constant one.
+    # null: OPTIMIZER.weight_decay is constant.
     weight_decay: SchedulerOptions | None = None
-    # Of the heads, in place of a constant one, if head_optimizer_params.use_different_wd.
+    # The weight decay of heads, with head_optimizer_params.use_different_wd.
     weight_decay_head: SchedulerOptions | None = None
-    # Momentum, or for Adam the first beta.
+    # Momentum; for Adam, the first beta.
     momentum: SchedulerOptions | None = None
 
 
@@ -109,56 +109,57 @@ class OptimizerSettings:
 
     # sgd, adamw, lars, ... or one of torch.optim.
     name: str = named(OPTIMIZERS, "sgd")
-    # Of all parameters that are regularized.
+    # Weight decay of all regularized parameters.
     weight_decay: float = 1e-4
-    # Of optimizers that have one.
+    # Momentum of optimizers that have one.
     momentum: float = 0.9
-    # Nesterov's form of momentum.
+    # Use Nesterov momentum.
     nesterov: bool = False
-    # Of Adam and its kind.
+    # Adam and similar optimizers: the decay rates of the moments.
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    # Of the momentum of SGD. null leaves what the optimizer has by itself, here and below.
+    # SGD: dampening of the momentum. null, in this and the next keys: the optimizer's default.
     dampening: float | None = None
-    # Added to the denominator, by Adam and its kind.
+    # Adam and similar optimizers: added to the denominator.
     eps: float | None = None
-    # The form of Adam that keeps the largest second moment.
+    # Adam: the variant that keeps the largest second moment.
     amsgrad: bool | None = None
-    # Of RMSprop: the smoothing constant.
+    # RMSprop: the smoothing constant.
     alpha: float | None = None
-    # Of RMSprop: divide by the variance.
+    # RMSprop: divide by the variance.
     centered: bool | None = None
     # LARS: the trust coefficient.
     eta: float | None = None
-    # LARS: biases and norm layers are plain SGD.
+    # LARS: update biases and norm layers by plain SGD.
     exclude_bias_and_norm: bool | None = None
-    # Further arguments of the optimizer.
+    # Other arguments of the optimizer.
     args: dict[str, Any] = field(default_factory=dict)
 
-    # Rates of each layer's own by LARC, around any optimizer.
+    # LARC: a separate rate for each layer, with any optimizer.
     use_larc: bool = False
     larc_config: LarcOptions = field(default_factory=LarcOptions)
-    # Each rank keeps the optimizer's state of its share of the parameters.
+    # Shard the optimizer's state over ranks (ZeRO).
     use_zero: bool = False
 
-    # What puts parameters into groups.
+    # The function that splits parameters into groups.
     param_group_constructor: str = named(PARAM_GROUPS, "default")
-    # Weight decay on norm layers?
+    # Apply weight decay to norm layers.
     regularize_bn: bool = False
-    # Weight decay on biases?
+    # Apply weight decay to biases.
     regularize_bias: bool = True
-    # No weight decay on parameters with one of these in their name.
+    # No weight decay on parameters whose name contains one of these.
     non_regularized_parameters: list[str] = field(default_factory=list)
-    # `default` alone: everything in one group, weight decay included.
+    # With param_group_constructor: default only: one group for all parameters, with weight decay.
     construct_single_param_group_only: bool = False
     head_optimizer_params: HeadOptimizerParams = field(default_factory=HeadOptimizerParams)
     layer_wise_lr_decay: LayerWiseLrDecay = field(default_factory=LayerWiseLrDecay)
-    # See LinearHeadOptions.
+    # With param_group_constructor: linear_eval_heads: {lr, weight_decay, regularize_bn} of each
+    # head.
     linear_eval_heads: list[dict[str, Any]] = field(default_factory=list)
 
     param_schedulers: ParamSchedulers = field(default_factory=ParamSchedulers)
 
     def arguments(self, optimizer_class: Any) -> dict[str, Any]:
-        """The hyper-parameters that this optimizer's signature knows, and `args`."""
+        """Return the hyper-parameters that the optimizer's signature has, and `args`."""
         known = inspect.signature(optimizer_class).parameters
         offered = {key: getattr(self, key) for key in (*_ALWAYS_SET, *_OWN_DEFAULT)}
         chosen = {
@@ -169,7 +170,7 @@ class OptimizerSettings:
         return {**chosen, **self.args}
 
     def schedulers(self) -> dict[str, SchedulerOptions]:
-        """Those in force. Heads follow the trunk unless something else is said."""
+        """Return the schedules in use. Without schedules for heads, heads use the trunk's."""
         chosen = {
             key: each for key, each in vars(self.param_schedulers).items() if each is not None
         }
@@ -199,34 +200,34 @@ class OptimizerSettings:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             yield f"betas: expected two numbers, 0 or more and less than 1, got {self.betas}."
         if self.nesterov and (self.momentum == 0 or self.dampening):
-            yield "nesterov: needs a momentum above 0 and no dampening."
+            yield "nesterov: requires a momentum above 0 and no dampening."
 
     def _length(self) -> float:
-        """Of the run, in epochs, as far as a schedule can be checked against it."""
+        """Return the run's length in epochs, against which schedules are checked."""
         return _LENGTH_UNKNOWN
 
     def _schedule_problems(self) -> Iterator[str]:
         length = self._length()
-        in_force = self.schedulers()
+        used = self.schedulers()
         for key, options in vars(self.param_schedulers).items():
             path = f"param_schedulers.{key}"
-            if options is None or options is not in_force[key]:
+            if options is None or options is not used[key]:
                 continue
             yield from schedule_problems(options, length, path)
             if options.auto_lr_scaling.auto_scale and key not in ("lr", "lr_head"):
-                yield f"{path}.auto_lr_scaling: only learning rates follow the batch size."
+                yield f"{path}.auto_lr_scaling: only learning rates are scaled with the batch size."
 
     def _group_problems(self) -> Iterator[str]:
         constructor = self.param_group_constructor
         if self.construct_single_param_group_only and constructor != "default":
             yield (
-                "construct_single_param_group_only: only param_group_constructor: default "
-                f"can do so, not {constructor}."
+                "construct_single_param_group_only: requires param_group_constructor: default, "
+                f"got {constructor}."
             )
         if self.linear_eval_heads and constructor != "linear_eval_heads":
             yield (
-                "linear_eval_heads: read by param_group_constructor: linear_eval_heads alone; "
-                f"here it is {constructor}."
+                "linear_eval_heads: requires param_group_constructor: linear_eval_heads, "
+                f"got {constructor}."
             )
         if constructor == "linear_eval_heads" and not self.linear_eval_heads:
             yield "linear_eval_heads: expected one entry per head, such as [{lr: 1.0}, {lr: 10.0}]."
@@ -237,7 +238,7 @@ class OptimizerSettings:
         try:
             optimizer_class = OPTIMIZERS.get(self.name)
         except UnknownNameError:
-            return  # told by the check of names
+            return  # reported by check.py
         known = inspect.signature(optimizer_class).parameters
         if self.use_larc and self.name == "lars":
             yield "use_larc: LARS has layer-wise rates already; use one of the two."
@@ -249,7 +250,7 @@ class OptimizerSettings:
         for key in self.args:
             if key in vars(self):
                 yield f"args.{key}: set OPTIMIZER.{key} instead."
-        # The parameters come first, whatever they are called.
+        # The first argument of an optimizer is the parameters, by any name.
         engine_arguments = (*list(known)[:1], "lr")
         arguments = self.arguments(optimizer_class)
         yield from argument_problems(optimizer_class, arguments, "args", engine_arguments)
@@ -260,9 +261,9 @@ class OptimizerSettings:
 class OptimizerOptions(OptimizerSettings):
     # The length of the run in epochs.
     num_epochs: int | None = 90
-    # The length of the run in iterations, where it is set.
+    # The length of the run in iterations, instead of num_epochs.
     num_iterations: int | None = iterations(None)
-    # Batches whose gradients are summed up to one step.
+    # Number of batches whose gradients are accumulated for one optimizer step.
     accumulate: int = 1
 
     def _length(self) -> float:
@@ -277,19 +278,19 @@ class OptimizerOptions(OptimizerSettings):
         if self.num_epochs is not None and self.num_epochs > MOST_EPOCHS:
             yield f"num_epochs: expected at most {MOST_EPOCHS}, got {self.num_epochs}."
         if self.num_epochs is None and self.num_iterations is None:
-            yield "num_epochs: how long is the run? Give num_epochs or num_iterations."
+            yield "num_epochs: the run has no length. Set num_epochs or num_iterations."
         yield from super()._number_problems()
 
 
 @dataclass
 class OwnedOptimizerOptions(OptimizerSettings):
-    """One of several optimizers. The run's length and `accumulate` stay config.OPTIMIZER's."""
+    """One of several optimizers. config.OPTIMIZER sets the run's length and `accumulate`."""
 
-    # The parameters that it moves, by name: trunk.*, heads.0.*, loss.* for those of the loss.
+    # Patterns of the names of its parameters: trunk.*, heads.0.*, loss.* for those of the loss.
     parameters: list[str] = field(default_factory=list)
-    # The losses whose sum it lowers, by the names in the dict that the loss returns.
+    # The losses whose sum it minimises, by the names in the dict that the loss returns.
     losses: list[str] = field(default_factory=list)
-    # Bound the norm of its gradients together; null: they stay as they are.
+    # Clip the norm of all its gradients; null: no clipping.
     clip_norm: float | None = None
 
     def check(self) -> Iterator[str]:
@@ -297,8 +298,8 @@ class OwnedOptimizerOptions(OptimizerSettings):
         if not self.parameters:
             yield "parameters: expected patterns of parameter names, such as [trunk.*, heads.0.*]."
         if not self.losses:
-            yield "losses: expected names of losses, of those that the loss returns."
+            yield "losses: expected names of losses in the dict that the loss returns."
         if self.clip_norm is not None and self.clip_norm <= 0:
             yield f"clip_norm: expected a number above 0, got {self.clip_norm:g}."
         if self.use_zero:
-            yield "use_zero: one of several optimizers keeps its state whole; set it to false."
+            yield "use_zero: not available for several optimizers; set it to false."

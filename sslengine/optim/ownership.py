@@ -1,7 +1,7 @@
-"""Which of several optimizers moves which parameters: by patterns on their names.
+"""Which of several optimizers updates which parameters, by patterns of names.
 
-Names are those of the model, `trunk.*` and `heads.0.*`, and those of the loss below `loss.`.
-A parameter may have several owners, and every one that is trained has one.
+Names are those of the model, `trunk.*` and `heads.0.*`, and those of the loss, `loss.*`.
+A parameter may have several owners; every trainable parameter has at least one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sslengine.optim.param_groups import Trainable, trainable
 def owned_parameters(
     model: nn.Module, patterns: Mapping[str, Collection[str]], where: str
 ) -> dict[str, list[Trainable]]:
-    """For each optimizer what it moves, in the order of the model."""
+    """Return the parameters of each optimizer, in the order of the model."""
     trained = list(trainable(model))
     for owner, its in patterns.items():
         for pattern in its:
@@ -31,18 +31,18 @@ def owned_parameters(
         for owner, its in patterns.items()
     }
     names = {each.name for its in owned.values() for each in its}
-    nobodys = [each.name for each in trained if each.name not in names]
-    if nobodys:
+    without_owner = [each.name for each in trained if each.name not in names]
+    if without_owner:
         raise ConfigError(
-            f"{where}: no optimizer owns {listing(nobodys, 10)}. Add a pattern to the `parameters` "
-            f"of one, or freeze them (config.MODEL.NON_TRAINABLE_PARAMS)."
+            f"{where}: no optimizer owns {listing(without_owner, 10)}. Add a pattern to the "
+            f"`parameters` of one, or freeze them (config.MODEL.NON_TRAINABLE_PARAMS)."
         )
     return owned
 
 
 @contextmanager
 def only(model: nn.Module, kept: Collection[Trainable]) -> Iterator[None]:
-    """Within it, only these parameters count as trainable."""
+    """Within the context, only these parameters are trainable."""
     mine = {id(each.parameter) for each in kept}
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
     try:
@@ -58,7 +58,7 @@ def _matches_nothing(
     where: str, pattern: str, model: nn.Module, trained: Collection[Trainable]
 ) -> str:
     if any(fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
-        return f"{where}.parameters: all that {pattern!r} matches is frozen."
+        return f"{where}.parameters: all parameters that {pattern!r} matches are frozen."
     names = [each.name for each in trained]
     parts = {name.rpartition(".")[0] for name in names} | {name.split(".")[0] for name in names}
     hint = nearest(pattern, [f"{part}.*" for part in parts if part])
@@ -68,15 +68,15 @@ def _matches_nothing(
 
 
 def expect_owners(learner: nn.Module, groups: Collection[Mapping[str, Any]]) -> None:
-    """Raise ConfigError if something trainable is in no group of any optimizer.
+    """Raise ConfigError if a trainable parameter is in no group of any optimizer.
 
-    Such a parameter would keep its first value, and its gradient would grow with every step.
+    Such a parameter would keep its initial value, and its gradient would grow with every step.
     """
     owned = {id(parameter) for group in groups for parameter in group["params"]}
-    nobodys = [each.name for each in trainable(learner) if id(each.parameter) not in owned]
-    if nobodys:
+    without_owner = [each.name for each in trainable(learner) if id(each.parameter) not in owned]
+    if without_owner:
         raise ConfigError(
-            f"no optimizer owns these trainable parameters, which would keep their first values: "
-            f"{listing(nobodys, 10)}. Give them to the optimizer, or freeze them: "
+            f"no optimizer owns these trainable parameters, which would keep their initial values: "
+            f"{listing(without_owner, 10)}. Pass them to the optimizer, or freeze them: "
             f"requires_grad_(False), or config.MODEL.NON_TRAINABLE_PARAMS."
         )

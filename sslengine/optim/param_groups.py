@@ -1,16 +1,15 @@
 """Parameter groups: which parameters share a learning rate and a weight decay.
 
-A constructor `(model, options) -> list of groups` is chosen by
-`OPTIMIZER.param_group_constructor`. A group is a dict as torch's optimizers take it,
-with `params` and any of these keys:
+`OPTIMIZER.param_group_constructor` chooses a constructor `(model, options) -> list of groups`.
+A group is a dict for torch's optimizers, with `params` and any of these keys:
 
     name           for errors and checkpoints
-    is_head        follows the schedules of the heads instead of the trunk's
-    lr_scale       multiplies the learning rate
-    weight_decay   constant; without it the group follows OPTIMIZER.weight_decay or its schedule,
-                   times weight_decay_scale
+    is_head        use the schedules of heads, not the trunk's
+    lr_scale       a factor on the learning rate
+    weight_decay   constant; without this key it is OPTIMIZER.weight_decay or its schedule, times
+                   weight_decay_scale
 
-Every trainable parameter stands in exactly one group, none that is frozen in any.
+Every trainable parameter is in exactly one group, frozen parameters are in none.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Trainable(NamedTuple):
 
     @property
     def in_head(self) -> bool:
-        """A method's own parameters follow the schedules of the heads."""
+        """Whether it uses the schedules of heads, as a method's parameters do."""
         return self.name.startswith(("heads.", "loss."))
 
     @property
@@ -52,12 +51,12 @@ class Trainable(NamedTuple):
 
     @property
     def in_norm(self) -> bool:
-        """A layer counts that torch knows as one, or whose class is called ...Norm."""
+        """Whether the layer is a norm of torch, or of a class whose name ends with Norm."""
         return isinstance(self.owner, _NORM_TYPES) or type(self.owner).__name__.endswith("Norm")
 
 
 def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Group]:
-    """The groups of a model with `trunk` and `heads`, and of a method that trains something."""
+    """Build the groups of a model with `trunk` and `heads`, or of a Learner."""
     constructor = PARAM_GROUPS.get(
         options.param_group_constructor, "OPTIMIZER.param_group_constructor"
     )
@@ -67,7 +66,7 @@ def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Gro
 
 
 def trainable(model: nn.Module) -> Iterator[Trainable]:
-    """Each trainable parameter once, also where several modules share it."""
+    """Yield each trainable parameter once, also if several modules share it."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
@@ -80,7 +79,7 @@ Rule = Callable[[Trainable], bool]
 
 
 def decay_by_layer(options: OptimizerSettings, regularize_bn: bool) -> Rule:
-    """Weight decay or not, by the kind of layer: `regularize_bn` and `regularize_bias`."""
+    """Return the rule of `regularize_bn` and `regularize_bias`, by the kind of layer."""
 
     def has_decay(each: Trainable) -> bool:
         if _is_exempt(each, options):
@@ -93,7 +92,7 @@ def decay_by_layer(options: OptimizerSettings, regularize_bn: bool) -> Rule:
 
 
 def decay_by_name(options: OptimizerSettings) -> Rule:
-    """DINO's rule: none on biases and on anything called norm."""
+    """Return DINO's rule: no weight decay on biases, norms and names that contain `norm`."""
 
     def has_decay(each: Trainable) -> bool:
         is_norm = each.in_norm or "norm" in each.name
@@ -107,7 +106,7 @@ def _is_exempt(each: Trainable, options: OptimizerSettings) -> bool:
 
 
 class _Collector:
-    """Groups made as parameters ask for them."""
+    """Collects parameters into groups by name."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
@@ -115,8 +114,8 @@ class _Collector:
     def add(self, each: Trainable, name: str, has_decay: bool, **settings: Any) -> None:
         if not has_decay:
             name, settings = f"{name} without decay", {**settings, "weight_decay": 0.0}
-        fresh: Group = {"params": [], "name": name, "is_head": each.in_head, **settings}
-        self._groups.setdefault(name, fresh)["params"].append(each.parameter)
+        new: Group = {"params": [], "name": name, "is_head": each.in_head, **settings}
+        self._groups.setdefault(name, new)["params"].append(each.parameter)
 
     def groups(self) -> list[Group]:
         return list(self._groups.values())
@@ -139,15 +138,15 @@ def default(model: nn.Module, options: OptimizerSettings) -> list[Group]:
 
 @register_param_groups("dino")
 def no_decay_by_name(model: nn.Module, options: OptimizerSettings) -> list[Group]:
-    """The same with DINO's rule for weight decay: none on what is called a norm."""
+    """Trunk and heads, with DINO's rule for weight decay: see decay_by_name."""
     return _trunk_and_heads(model, decay_by_name(options))
 
 
 @register_param_groups("lr_decay")
 def lr_decay(model: nn.Module, options: OptimizerSettings) -> list[Group]:
-    """Learning rates that fall with the distance from the heads: decay ** distance.
+    """Learning rates that decrease with the distance from the heads: decay ** distance.
 
-    Weight decay is `default`'s, but for a ViT: there VISSL follows DINO's rule.
+    Weight decay is that of `default`; for a ViT it is DINO's rule, as in VISSL.
     """
     depth = layer_depth(model)
     by_layer = decay_by_layer(options, options.regularize_bn)
@@ -163,7 +162,7 @@ def lr_decay(model: nn.Module, options: OptimizerSettings) -> list[Group]:
 
 @register_param_groups("linear_eval_heads")
 def linear_eval_heads(model: nn.Module, options: OptimizerSettings) -> list[Group]:
-    """Heads side by side, each with a learning rate and a weight decay of its own."""
+    """Parallel heads, each with a separate learning rate and weight decay."""
     entries = options.linear_heads()
     collector = _Collector()
     for each in trainable(model):
@@ -181,7 +180,7 @@ def _head_index(name: str, num_entries: int) -> int:
     match = _HEAD_INDEX.match(name)
     if match is None:
         raise ConfigError(
-            f"OPTIMIZER.param_group_constructor: linear_eval_heads trains heads alone, but "
+            f"OPTIMIZER.param_group_constructor: linear_eval_heads trains only heads, but "
             f"{name} is trainable. Freeze the trunk "
             f"(MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY: true)."
         )
@@ -189,7 +188,7 @@ def _head_index(name: str, num_entries: int) -> int:
     if index >= num_entries:
         raise ConfigError(
             f"OPTIMIZER.linear_eval_heads: {num_entries} entries, but the model has a head "
-            f"number {index} ({name}). Every head needs an entry."
+            f"number {index} ({name}). Every head requires an entry."
         )
     return index
 
@@ -198,7 +197,7 @@ def _check_complete(model: nn.Module, groups: list[Group], constructor: str) -> 
     expected = {id(each.parameter): each.name for each in trainable(model)}
     if not expected:
         raise ConfigError(
-            "OPTIMIZER: there is nothing to train, every parameter of the model is frozen. "
+            "OPTIMIZER: there is nothing to train: every parameter of the model is frozen. "
             "See MODEL.FEATURE_EVAL_SETTINGS and MODEL.NON_TRAINABLE_PARAMS."
         )
     found = Counter(id(parameter) for group in groups for parameter in group["params"])
@@ -214,6 +213,6 @@ def _check_complete(model: nn.Module, groups: list[Group], constructor: str) -> 
             )
     if found.keys() - expected:
         raise ConfigError(
-            f"OPTIMIZER.param_group_constructor: {constructor} has groups with frozen parameters, "
-            f"or with some that are not the model's."
+            f"OPTIMIZER.param_group_constructor: the groups of {constructor} contain parameters "
+            f"that are frozen or do not belong to the model."
         )

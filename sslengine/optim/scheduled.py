@@ -1,11 +1,11 @@
-"""The optimizer with its schedules: what a train step and a checkpoint deal with.
+"""The optimizer with its schedules, as train steps and checkpoints use it.
 
     optimizer.on_epoch(where)      at the start of an epoch
     optimizer.schedule(where)      before each step
-    optimizer.step(precision)      torch's, by way of precision
+    optimizer.step(precision)      the step of torch's optimizer, called by `precision`
 
-Hyper-parameters come from the config, also after a checkpoint has been loaded; only the
-optimizer's state, and the values that schedules have set last, come from the checkpoint.
+A checkpoint restores the optimizer's state, and the values that schedules have set last. Other
+hyper-parameters come from the config, also after a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class ScheduledOptimizer:
         return self.inner.param_groups
 
     def schedule(self, where: float) -> None:
-        """Set what changes with every step."""
+        """Set the values that change with every step."""
         if not 0.0 <= where < 1.0:
             raise TrainingError(_out_of_range(where))
         self._set("step", where)
 
     def on_epoch(self, where: float) -> None:
-        """Set what changes with every epoch; `where` is that of the epoch's first step.
+        """Set the values that change with every epoch; `where` is that of its first step.
 
-        After the last epoch (a test phase with where = 1) there is nothing left to set.
+        After the last epoch (a test phase with where = 1) nothing is set.
         """
         if 0.0 <= where < 1.0:
             self._set("epoch", where)
@@ -84,18 +84,18 @@ class ScheduledOptimizer:
                     group[key] = value * scale
 
     def prepare(self, precision: Precision, model: nn.Module) -> None:
-        """Once, before training."""
+        """Call it once, before training."""
         self.inner = precision.prepare(model, self.inner)
 
     def step(self, precision: Precision) -> None:
         precision.step(self.inner)
 
     def learning_rates(self) -> dict[str, float]:
-        """For the log."""
+        """Return the learning rates for the log."""
         return {"lr": self.options_view.lr}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """torch's own opens a range of its profiler, which costs more than the rest of it."""
+        """Set gradients to None. torch's version opens a profiler range, which is slow."""
         own = getattr(self.inner.zero_grad, "__func__", None) is not Optimizer.zero_grad
         if own or not set_to_none:
             self.inner.zero_grad(set_to_none)
@@ -105,19 +105,19 @@ class ScheduledOptimizer:
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the torch optimizer. Collective with ZeRO: whole on rank 0, empty elsewhere."""
+        """Return torch's state. Collective with ZeRO: rank 0 gets all, other ranks an empty one."""
         return whole_state(self.inner)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "param_groups" not in state:
             raise CheckpointError(
-                "the checkpoint holds no state of the optimizer. To start from its weights alone, "
-                "name it in MODEL.WEIGHTS_INIT.PARAMS_FILE."
+                "the checkpoint has no state of the optimizer. To start from its weights alone, "
+                "set MODEL.WEIGHTS_INIT.PARAMS_FILE to it."
             )
         saved = state["param_groups"]
         self._check_fits(saved)
         groups = [{**old, **new} for old, new in zip(saved, self._constants, strict=True)]
-        # ZeRO empties the state it is given of other ranks' shares: hence the copy.
+        # A copy, because ZeRO removes other ranks' shares from the state that it gets.
         own = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         indices = [index for group in saved for index in group["params"]]
         parameters = dict(zip(indices, own, strict=True))
@@ -140,8 +140,8 @@ class ScheduledOptimizer:
         if [len(group["params"]) for group in saved] != [len(group["params"]) for group in mine]:
             raise CheckpointError(
                 f"the optimizer in the checkpoint has {_describe(saved)}; this run's has "
-                f"{_describe(mine)}. The model, what is frozen in it, or OPTIMIZER's settings "
-                f"of parameter groups have changed since."
+                f"{_describe(mine)}. The model, its frozen parameters, or OPTIMIZER's settings "
+                f"of parameter groups have changed."
             )
         for key in ("momentum", "betas"):
             if (key in saved[0]) != (key in mine[0]):
@@ -153,8 +153,8 @@ class ScheduledOptimizer:
 
 
 def _fitting(state: Any, parameter: Tensor) -> Any:
-    """What is as large as the parameter is sharded if the parameter is; else whole."""
-    if not isinstance(state, Mapping):  # ZeRO: of another rank's share
+    """Shard tensors of the parameter's shape like the parameter; other values do not change."""
+    if not isinstance(state, Mapping):  # ZeRO: another rank's share
         return state
     return {
         key: like(value, parameter)
@@ -165,13 +165,13 @@ def _fitting(state: Any, parameter: Tensor) -> Any:
 
 
 class OptionsView:
-    """`options_view.lr`: one number; where groups differ, the largest over them."""
+    """`options_view.lr`: one number; if groups differ, the largest."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked for by copy and pickle, before there is an optimizer
+        if name.startswith("_"):  # copy and pickle look these up before `_optimizer` is set
             raise AttributeError(name)
         values = [group[name] for group in self._optimizer.param_groups if name in group]
         if not values:
@@ -182,7 +182,7 @@ class OptionsView:
 def _timetable(
     plan: Sequence[Mapping[str, Scaled]], interval: str
 ) -> dict[Schedule, list[_Target]]:
-    """What each schedule sets: a schedule that several groups share is computed once."""
+    """Map each schedule to the values it sets; a schedule of several groups is computed once."""
     table: dict[Schedule, list[_Target]] = {}
     for index, keys in enumerate(plan):
         for key, (schedule, scale) in keys.items():
@@ -203,8 +203,8 @@ def _describe(groups: Sequence[Mapping[str, Any]]) -> str:
 
 def _out_of_range(where: float) -> str:
     return (
-        f"an optimizer step at where = {where:.6g}; training is the range from 0 to less than 1.\n"
-        f"  Likely causes: a run that was resumed with fewer epochs or iterations than it had "
-        f"done; a dataset, batch size or number of processes that changed between the runs, "
-        f"and with it the number of steps; a loop that runs on after the last step."
+        f"an optimizer step at where = {where:.6g}; expected 0 or more and less than 1.\n"
+        f"  Likely causes: the run was resumed with fewer epochs or iterations than it had "
+        f"done; the dataset, batch size or number of processes changed between the runs, "
+        f"and with it the number of steps; a loop continues after the last step."
     )

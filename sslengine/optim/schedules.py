@@ -1,4 +1,4 @@
-"""A schedule: a curve, and whether it is followed step by step or epoch by epoch."""
+"""A schedule: a curve, and whether its value is set in every step or in every epoch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
 
 @dataclass
 class AutoLrScaling:
-    # Let the learning rate follow the batch size.
+    # Scale the learning rate with the batch size.
     auto_scale: bool = False
     # The learning rate at base_lr_batch_size.
     base_value: float = 0.1
-    # The batch size for which base_value is meant.
+    # The batch size to which base_value belongs.
     base_lr_batch_size: int = 256
-    # linear, or sqrt of the ratio of the batch sizes.
+    # linear in the ratio of the batch sizes, or sqrt of it.
     scaling_type: str = "linear"
-    # Where a linear warm-up begins: one_node, at the learning rate of one node's batch; as_written,
-    # at its start_value. One that is written to begin at 0 does so in any case.
+    # The start of a linear warm-up. one_node: the learning rate of one node's batch; as_written:
+    # its start_value. A start_value of 0 is never changed.
     warmup_start: str = "one_node"
 
     def check(self) -> Iterator[str]:
@@ -40,15 +40,14 @@ class AutoLrScaling:
 @beside(SCHEDULERS, "name")
 @dataclass
 class SchedulerOptions:
-    """A scheduler; its arguments stand beside its name."""
+    """A scheduler; its arguments are keys next to its name."""
 
     # constant, linear, cosine, multistep, composite, ...
     name: str = named(SCHEDULERS, "")
-    # step, epoch, or null: what suits the scheduler.
+    # step, epoch, or null: the scheduler's default.
     update_interval: str | None = None
-    # The largest value of the whole schedule, whatever its name, of all parts of a composite: every
-    # value is scaled with it. It wins over the auto_lr_scaling of an earlier file. null: the values
-    # are as they stand.
+    # The largest value of the whole schedule, also of a composite: all values are scaled so that
+    # the largest is this. It overrides the auto_lr_scaling of an earlier file. null: no scaling.
     peak: float | None = None
     # Arguments of a scheduler that is named by a dotted path.
     args: dict[str, Any] = field(default_factory=dict)
@@ -74,14 +73,14 @@ def schedule(name: str, **keys: Any) -> SchedulerOptions:
 
 
 def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
-    """A mistake raises a ConfigError whose text begins with the key."""
+    """Build the schedule; a mistake raises a ConfigError whose text starts with the key."""
     curve = build_curve(options.name, _arguments(options), num_epochs)
     own_interval = "epoch" if options.name in PER_EPOCH else "step"
     return Schedule(curve, options.update_interval or own_interval)
 
 
 def _arguments(options: SchedulerOptions) -> dict[str, Any]:
-    """Those that are set and that the scheduler knows, and `args`."""
+    """Return the arguments that are set and that the scheduler has, and `args`."""
     known = SCHEDULERS.parameters(options.name, "name")
     names = [each.name for each in fields(options) if each.name not in NO_ARGUMENTS]
     offered = {name: getattr(options, name) for name in names}
@@ -92,7 +91,7 @@ def _arguments(options: SchedulerOptions) -> dict[str, Any]:
 
 
 def schedule_problems(options: SchedulerOptions, num_epochs: float, path: str) -> Iterator[str]:
-    """What is wrong with a schedule, told with its key path."""
+    """Yield the problem of a schedule with its key path."""
     try:
         build_schedule(options, num_epochs)
     except ConfigError as error:

@@ -1,11 +1,10 @@
-"""Several optimizers, each with its parameters, its losses, its schedules.
+"""Several optimizers, each with parameters, losses and schedules.
 
-The gradient of a set of losses goes to the optimizers that follow it and to no other: where
-a parameter has two owners, each moves it by the gradient of its own losses, one after the other,
-all taken at the same weights.
+An optimizer uses the gradients of its losses only. If a parameter has two owners, each updates it
+by the gradient of its losses, in order; all gradients are computed before the first update.
 
-Cost: one backward pass for each distinct set of losses, and the graph is kept until the last;
-for a parameter with several owners, one gradient for each set.
+Cost: one backward pass for each distinct set of losses, with the graph kept until the last; for a
+parameter with several owners, one gradient for each set.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ class Owner:
 
 
 class _LossSet(NamedTuple):
-    """Losses that are run back together, and where to."""
+    """Losses with one backward pass, and the parameters that get their gradients."""
 
     losses: tuple[str, ...]
     parameters: list[nn.Parameter]
-    shared: list[nn.Parameter]  # of them, those that have several owners
-    gradients: dict[nn.Parameter, Tensor | None]  # of these, by these losses
+    shared: list[nn.Parameter]  # the parameters with several owners
+    gradients: dict[nn.Parameter, Tensor | None]  # of the shared parameters
 
 
 class SeveralOptimizers:
-    """To the task what a single ScheduledOptimizer is, except for `inner`."""
+    """Has the interface of ScheduledOptimizer, except `inner`."""
 
     def __init__(self, owners: Sequence[Owner], where: str = "the optimizers") -> None:
         """where: their key path, for messages."""
@@ -57,15 +56,15 @@ class SeveralOptimizers:
         self._sets = {owner.losses: self._loss_set(owner.losses) for owner in owners}
 
     def _loss_set(self, losses: tuple[str, ...]) -> _LossSet:
-        followers = (owner for owner in self.owners if owner.losses == losses)
-        parameters = list(dict.fromkeys(p for owner in followers for p in owner.parameters))
+        owners = (owner for owner in self.owners if owner.losses == losses)
+        parameters = list(dict.fromkeys(p for owner in owners for p in owner.parameters))
         return _LossSet(losses, parameters, [p for p in parameters if p in self._shared], {})
 
     @property
     def inner(self) -> Any:
         raise TrainingError(
-            f"{self.where}: a hook asks for the one optimizer (`task.optimizer.inner`), and there "
-            f"are {len(self.owners)}: `task.optimizer.owners`, each with its `optimizer.inner`."
+            f"{self.where}: a hook reads `task.optimizer.inner`, but there are {len(self.owners)} "
+            f"optimizers: see `task.optimizer.owners`, each with `optimizer.inner`."
         )
 
     @property
@@ -79,7 +78,7 @@ class SeveralOptimizers:
     def prepare(self, precision: Precision, model: nn.Module) -> None:
         if precision.one_optimizer_only:
             raise ConfigError(
-                f"config.MODEL.AMP_PARAMS.AMP_TYPE: {precision.name} AMP takes one optimizer, and "
+                f"config.MODEL.AMP_PARAMS.AMP_TYPE: {precision.name} AMP takes one optimizer, but "
                 f"{self.where} has {len(self.owners)}. Set AMP_TYPE=pytorch."
             )
 
@@ -98,7 +97,7 @@ class SeveralOptimizers:
             each.gradients.clear()
 
     def check_losses(self, given: Mapping[str, Tensor]) -> None:
-        """Is there all that is followed, and is all that has a gradient followed?"""
+        """Raise an error if a loss is missing, or if one with a gradient has no optimizer."""
         for owner in self.owners:
             for name in owner.losses:
                 if name not in given:
@@ -107,16 +106,16 @@ class SeveralOptimizers:
                         f"returns {', '.join(map(repr, given))}. {nearest(name, given)}".rstrip()
                     )
         if "loss" in self.losses:
-            return  # the one to minimise; what comes with it are its parts, for the log
+            return  # the total to minimise; the other entries are its parts, for the log
         for name, value in given.items():
             if name not in self.losses and name != "loss" and value.requires_grad:
                 raise TrainingError(
-                    f"{self.where}: no optimizer follows the loss {name!r}. Add it to the `losses` "
-                    f"of one; if it is only to be logged, return it detached."
+                    f"{self.where}: no optimizer minimises the loss {name!r}. Add it to the "
+                    f"`losses` of one; if it is only to be logged, return it detached."
                 )
 
     def backward(self, precision: Precision, losses: Mapping[str, Tensor], weight: float) -> None:
-        """Add the gradients of a batch whose share of its group is `weight`."""
+        """Add the gradients of a batch; `weight` is its share of the accumulated batches."""
         for number, each in enumerate(self._sets.values(), start=1):
             total = reduce(add, (losses[name] for name in each.losses))
             for parameter in each.shared:
@@ -129,9 +128,9 @@ class SeveralOptimizers:
             each.gradients.update({p: p.grad for p in each.shared})
 
     def finish_backward(self, over_ranks: bool) -> None:
-        """Gradients where hooks look for them; of shared parameters, the sum over the sets.
+        """Set `grad` of shared parameters, for hooks, to the sum over the sets of losses.
 
-        over_ranks: take the mean of all ranks' first.
+        over_ranks: first average the gradients over ranks.
         """
         if over_ranks:
             self._reduce()
@@ -151,9 +150,9 @@ class SeveralOptimizers:
                 parameter.grad = mean
 
     def step(self, precision: Precision) -> None:
-        """One after the other, by gradients that were taken before the first of them."""
+        """Step all optimizers in order, with gradients that were computed before the first step."""
         for owner in self.owners:
-            self._hand_out(owner)
+            self._set_shared_gradients(owner)
             inner = owner.optimizer.inner
             if owner.clip_norm is not None:
                 precision.unscale(inner)
@@ -162,8 +161,8 @@ class SeveralOptimizers:
             precision.step_one(inner)
         precision.update()
 
-    def _hand_out(self, owner: Owner) -> None:
-        """A shared parameter's gradient by this owner's losses, unless a hook has frozen it."""
+    def _set_shared_gradients(self, owner: Owner) -> None:
+        """Set `grad` of shared parameters to that of the owner's losses, unless a hook froze it."""
         gradients = self._sets[owner.losses].gradients
         for parameter in owner.parameters:
             if parameter in self._shared and parameter.grad is not None:
@@ -177,7 +176,7 @@ class SeveralOptimizers:
         names = [owner.name for owner in self.owners]
         if sorted(state) != sorted(names):
             raise CheckpointError(
-                f"the checkpoint is of the optimizers {', '.join(sorted(state))}, this run has "
+                f"the checkpoint has the optimizers {', '.join(sorted(state))}, but this run has "
                 f"{', '.join(sorted(names))} ({self.where})."
             )
         for owner in self.owners:

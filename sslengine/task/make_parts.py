@@ -43,7 +43,7 @@ class PartsOfConfig:
     config: DictConfig
     run_dir: Path
     device: torch.device
-    # In place of those that the config asks for; the method's hooks come in any case.
+    # Replace those that the config requests; the method's hooks are always added.
     hooks: list[Any] | None = None
     services: Services | None = None
 

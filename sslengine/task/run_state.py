@@ -1,4 +1,4 @@
-"""Where a pass over data is and what it has found: all that a step changes.
+"""The progress and results of a pass over data: all that a step changes.
 
 A run has one `RunState`. A separate pass, such as the one that computes the loss of a whole set,
 makes another one, so nothing of the run is swapped. What no step changes is in `Parts`.

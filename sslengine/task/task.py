@@ -70,7 +70,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         hooks: list[Any] | None = None,
         services: Services | None = None,
     ) -> None:
-        """hooks: in place of those that the config asks for; the method's come in any case.
+        """hooks: replace those that the config requests; the method's hooks are always added.
 
         services: in place of the config's; `Services()` writes and saves nothing.
         """

@@ -87,14 +87,14 @@ def test_the_last_to_set_a_key_wins(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no config was named"),
+        ([], "no config is given"),
         (["config=bse"], "config=bse: there is no such config file. Did you mean 'base'"),
         (["config=base", "+config/models=bg"], "models=bg: there is no such .* mean 'models/big'"),
-        (["config=base", "+config=plugins"], "config=base, .* on top .*: .config/FOLDER=FILE"),
+        (["config=base", "+config=plugins"], "config=base, .* Add others .*: .config/FOLDER=FILE"),
         (["config=broken"], "broken.yaml: not valid YAML"),
         (["config=base", "config.A"], "(?s)command line: .*Write KEY=VALUE"),
-        (["base.yaml"], "command line: 'base.yaml' is no KEY=VALUE. .* by config=base$"),
-        (["config=bare"], "(?s)mine/bare.yaml: its first line has to be.*# @package _global_"),
+        (["base.yaml"], "command line: 'base.yaml' is not KEY=VALUE. .*: config=base$"),
+        (["config=bare"], "(?s)mine/bare.yaml: its first line must be.*# @package _global_"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_composed(folder: Path, arguments: list[str], message: str) -> None:
@@ -128,7 +128,7 @@ def test_a_folder_of_overlays_that_is_not_there_is_told(folder: Path) -> None:
 
 
 def test_two_files_by_config(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="config=... names one file"):
+    with pytest.raises(ConfigError, match="config=... selects one file"):
         compose(["config=base", "config=base"], [str(folder)])
 
 
@@ -196,13 +196,13 @@ def test_files_are_found_as_hydra_finds_them(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["config=circle"], "config=circle: `defaults` lists name each other in a circle"),
+        (["config=circle"], "config=circle: `defaults` lists form a cycle"),
         (["config=lost"], "config/lost: /config/models/bg: there is no such .* mean 'models/big'"),
         (["config=text"], "text.yaml: defaults: expected a list of files, got 'base'"),
         (["config=odd"], r"odd.yaml: defaults.0: expected \[optional\] \[override\] FOLDER: NAME"),
         (["config=list"], "list.yaml: expected keys such as `config:`"),
-        (["config=base", "config/models=big"], r"on top of others by \+config/models=FILE"),
-        (["config=base", "~config/models"], r"on top of others by \+config/models=FILE"),
+        (["config=base", "config/models=big"], r"to add a file write \+config/models=FILE"),
+        (["config=base", "~config/models"], r"to add a file write \+config/models=FILE"),
         (["config=base", "+config/models=null"], "expected the name of a file"),
     ],
 )

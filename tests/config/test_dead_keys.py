@@ -29,7 +29,7 @@ SIMCLR = "LOSS__simclr_info_nce_loss"
         ("DATA__TRAIN__MMAP_MODE", False, "CACHE_INDEX: false"),
         ("DATA__TEST__USE_STATEFUL_DISTRIBUTED_SAMPLER", False, "every sampler can be resumed"),
         ("DATA__TRANSFORMS", [], "TRANSFORMS of DATA.TRAIN"),
-        ("MODEL__CUDA_CACHE", {"CLEAR_CUDA_CACHE": True}, "leave it out"),
+        ("MODEL__CUDA_CACHE", {"CLEAR_CUDA_CACHE": True}, "remove it"),
         ("MODEL__SYNC_BN_CONFIG__SYNC_BN_TYPE", "apex", "CONVERT_BN_TO_SYNC_BN"),
         ("MODEL__FSDP_CONFIG__flatten_parameters", False, "fairscale"),
         ("MODEL__FSDP_CONFIG__verbose", True, "fairscale"),
@@ -166,7 +166,7 @@ def as_markdown() -> str:
     """The table as docs/vissl_differences.md has it."""
     lines = ["| key | accepted silently | another value | what to do |", "|---|---|---|---|"]
     for path, key in DEAD_KEYS.items():
-        silent = ", ".join(f"`{each!r}`" for each in key.happens) or "-"
+        silent = ", ".join(f"`{each!r}`" for each in key.accepted) or "-"
         lines.append(
             f"| `{path}` | {silent} | {'an error' if key.refused else 'a warning'} | {key.instead} |"
         )

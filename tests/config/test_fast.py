@@ -34,8 +34,8 @@ def test_what_there_is_has_nothing_against_it(missing: list[str]) -> None:
 def test_what_is_missing_is_told_with_the_command(missing: list[str]) -> None:
     missing += ["numba", "simplejpeg"]
     assert fast.why_not("numba") == (
-        "numba needs numba and simplejpeg: pip install 'sslengine[fast]'. Or choose pil, which "
-        "needs nothing."
+        "numba requires numba and simplejpeg: pip install 'sslengine[fast]'. Or choose pil, which "
+        "requires no other package."
     )
 
 

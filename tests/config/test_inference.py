@@ -28,7 +28,7 @@ def test_the_runs_folder_has_the_configs_name_unless_it_is_given() -> None:
 def test_a_cpu_has_no_nccl() -> None:
     run = resolved(DISTRIBUTED__BACKEND="nccl")
     assert run.config.DISTRIBUTED.BACKEND == "gloo"
-    assert _derived(run)["DISTRIBUTED.BACKEND"] == "derived: nccl needs GPUs"
+    assert _derived(run)["DISTRIBUTED.BACKEND"] == "derived: nccl requires GPUs"
     assert (
         resolved(DISTRIBUTED__BACKEND="nccl", MACHINE__DEVICE="gpu").config.DISTRIBUTED.BACKEND
         == "nccl"
@@ -119,14 +119,14 @@ def test_deriving_again_changes_nothing() -> None:
 @pytest.mark.parametrize("step", ["loss_dict_train_step", "model_train_step"])
 def test_a_model_that_gives_its_losses_needs_no_loss_and_takes_none(step: str) -> None:
     tree = recipe(TRAINER__TRAIN_STEP_NAME=step)
-    with pytest.raises(ConfigError, match=f"LOSS.name: {step} takes the losses that the model ret"):
+    with pytest.raises(ConfigError, match=f"LOSS.name: {step} uses the losses that the model ret"):
         resolve_dict(tree)
     del tree["LOSS"]
     run = resolve_dict(tree)
     assert run.config.LOSS.name == ""
-    assert _derived(run)["LOSS.name"] == "derived: the model gives its losses itself"
+    assert _derived(run)["LOSS.name"] == "derived: the model returns its losses"
 
 
 def test_other_steps_need_a_loss() -> None:
-    with pytest.raises(ConfigError, match=r"LOSS.name: expected the name of a loss: standard_tr"):
+    with pytest.raises(ConfigError, match=r"LOSS.name: standard_train_step requires a loss"):
         resolved(LOSS__name="")

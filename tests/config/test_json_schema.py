@@ -120,7 +120,7 @@ def test_what_an_editor_says(text: str, told: str) -> None:
 def test_keys_have_their_meaning_and_default() -> None:
     config = SCHEMA["properties"]["config"]["properties"]
     frequency = config["LOG_FREQUENCY"]
-    assert frequency["description"].startswith("Steps between two log lines;")
+    assert frequency["description"].startswith("Train steps between two log lines;")
     assert frequency["default"] == 10
     assert config["DISTRIBUTED"]["properties"]["DISTR_ON"]["deprecated"]
 

@@ -44,18 +44,18 @@ def test_the_later_place_counts() -> None:
 
 def test_why_is_told() -> None:
     origins = decided(EPOCHS, ITERATIONS).origins
-    assert origins["config.OPTIMIZER.num_epochs"] == "derived: num_iterations is given"
+    assert origins["config.OPTIMIZER.num_epochs"] == "derived: num_iterations is set"
 
 
 def test_twice_in_one_place() -> None:
-    with pytest.raises(ConfigError, match=r"given twice.*\(7\).*\(100\), by 0.yaml. Give one"):
+    with pytest.raises(ConfigError, match=r"given twice.*\(7\).*\(100\), by 0.yaml. Set one"):
         decided({**EPOCHS, **ITERATIONS})
     with pytest.raises(ConfigError, match="given twice.* by command line"):
         decided(command={**EPOCHS, **ITERATIONS})
 
 
 def test_neither() -> None:
-    with pytest.raises(ConfigError, match=r"OPTIMIZER.num_epochs: how long is the run\?"):
+    with pytest.raises(ConfigError, match=r"OPTIMIZER.num_epochs: the run has no length"):
         decided({"num_epochs": None})
 
 

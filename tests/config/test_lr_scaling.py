@@ -158,5 +158,5 @@ def test_nothing_but_falling_warm_ups() -> None:
     recipe = _recipe()
     recipe["schedulers"] = [{"name": "linear", "start_value": 4.8, "end_value": 1.0}]
     recipe["lengths"], recipe["interval_scaling"] = [1.0], ["fixed"]
-    with pytest.raises(ConfigError, match="no part of the composite schedule is left"):
+    with pytest.raises(ConfigError, match="no part of the composite schedule remains"):
         _scaled(recipe, 512)

@@ -114,7 +114,7 @@ def test_a_section_that_is_null_by_default() -> None:
     [
         ({"OPTIMZER": {"num_epochs": 1}}, "config.OPTIMZER: unknown key. Did you mean 'OPTIMIZER'? Set by file0.yaml."),
         ({"OPTIMIZER": {"num_epoch": 1}}, "config.OPTIMIZER.num_epoch: unknown key. Did you mean 'num_epochs'?"),
-        ({"REPRODUCIBILITY": {"zzzzz": 1}}, "config.REPRODUCIBILITY.zzzzz: unknown key. Known here: CUDDN_DETERMINISTIC, CUDNN_BENCHMARK."),
+        ({"REPRODUCIBILITY": {"zzzzz": 1}}, "config.REPRODUCIBILITY.zzzzz: unknown key. Known: CUDDN_DETERMINISTIC, CUDNN_BENCHMARK."),
         ({"OPTIMIZER": {"num_epochs": "ten"}}, "config.OPTIMIZER.num_epochs: expected int, got 'ten'. Set by file0.yaml."),
         ({"SEED_VALUE": 1.5}, "config.SEED_VALUE: expected int, got 1.5."),
         ({"TEST_MODEL": "perhaps"}, "config.TEST_MODEL: expected bool, got 'perhaps'."),
@@ -132,7 +132,7 @@ def test_what_a_file_can_get_wrong(tree: dict[str, Any], message: str) -> None:
     [
         ({"config.DATA.TRAIN.TRANSFORMS.3.size": 1}, "config.DATA.TRAIN.TRANSFORMS.3: the list has 0 entries"),
         ({"config.SEED_VALUE.x": 1}, "config.SEED_VALUE is a value, not a section"),
-        ({"config.SEED_VALUE.x.y": 1}, "config.SEED_VALUE.x: not inside a section"),
+        ({"config.SEED_VALUE.x.y": 1}, "config.SEED_VALUE.x is not in a section"),
         ({"~config.SEED_VALUE": None}, "~config.SEED_VALUE: a key of sslengine cannot be deleted"),
         ({"~config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.x": None}, "nothing to delete"),
         ({"+config.LOSS.simclr_info_nce_loss.temprature": 1}, "Did you mean 'temperature'"),
@@ -177,4 +177,6 @@ def test_a_section_beside_config_is_told_and_passed_over() -> None:
     merged = merge(Composition([layer], [], "test"))
     assert merged.root.config.DISTRIBUTED.NUM_NODES == 1
     (warning,) = merged.warnings
-    assert warning == ("DISTRIBUTED has no effect: it stands beside `config`, not in it (odd.yaml)")
+    assert warning == (
+        "DISTRIBUTED has no effect: it is at the top level, not below `config` (odd.yaml)"
+    )

@@ -45,7 +45,9 @@ def test_a_number_of_ranks_is_not_negative() -> None:
 def test_tests_come_by_iterations_or_by_epochs() -> None:
     assert list(RunOptions(TEST_EVERY_NUM_ITERATIONS=100).check()) == []
     (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=100, TEST_EVERY_NUM_EPOCH=2).check()
-    assert problem.startswith("TEST_EVERY_NUM_ITERATIONS: tests come by iterations or by epochs")
+    assert problem.startswith(
+        "TEST_EVERY_NUM_ITERATIONS: cannot be combined with TEST_EVERY_NUM_EPOCH"
+    )
     (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=100, TEST_MODEL=False).check()
     assert "TEST_MODEL=true" in problem
     (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=-1).check()

@@ -105,7 +105,7 @@ def test_what_never_counts_stays() -> None:
 
 def test_show_tells_why_and_what_it_shows_can_be_run_again() -> None:
     run = resolved(REFERENCE_WORLD_SIZE=2, **COUNTED, **{RANKS: 4})
-    why = "# derived: REFERENCE_WORLD_SIZE, 4 ranks in place of 2"
+    why = "# derived: REFERENCE_WORLD_SIZE, 4 ranks instead of 2"
     told = {line.split(":")[0].strip() for line in show(run).splitlines() if line.endswith(why)}
     assert told == {
         "REFERENCE_WORLD_SIZE",
@@ -132,7 +132,7 @@ def test_a_scheduler_that_names_no_rate_is_refused() -> None:
         register_scheduler("test_by_peak")(_by_peak)
     own = {"name": "test_by_peak", "args": {"peak": 1.0}, "update_interval": "step"}
     resolved(**{LR: own})
-    with pytest.raises(ConfigError, match="which argument of the scheduler 'test_by_peak' is a le"):
+    with pytest.raises(ConfigError, match="cannot scale the scheduler 'test_by_peak'"):
         resolved(REFERENCE_WORLD_SIZE=1, **{RANKS: 2, LR: own})
 
 

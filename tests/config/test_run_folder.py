@@ -27,9 +27,7 @@ def test_values_that_the_user_types_come_on_top(tmp_path: Path) -> None:
     trusted = open_run(tmp_path, ["config.SEED_VALUE=7"], trusted=True)
     assert trusted.opened is None
     assert trusted.config.SEED_VALUE == 7
-    with pytest.raises(
-        ConfigError, match=r"\+config/x=y: no file can be put on top of .*config.yam"
-    ):
+    with pytest.raises(ConfigError, match=r"\+config/x=y: no file can be added to .*config.yam"):
         open_run(tmp_path, ["+config/x=y"])
     with pytest.raises(ConfigError, match="has no config.yaml: it is not the folder of a run"):
         open_run(tmp_path / "none")

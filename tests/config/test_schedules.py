@@ -45,7 +45,9 @@ def schedule(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["adamw", "lars"])
 def test_vissls_learning_rate_is_for_sgd_alone(name: str) -> None:
     tree = recipe(OPTIMIZER={"name": name, "num_epochs": 2})
-    with pytest.raises(ConfigError, match=rf"^{LR}: {name} needs a schedule; .* from 0.1, is for"):
+    with pytest.raises(
+        ConfigError, match=rf"^{LR}: {name} requires a schedule; .* from 0.1, is for"
+    ):
         resolve_dict(tree)
     tree["OPTIMIZER"]["name"] = "sgd"
     assert lr(resolve_dict(tree))["values"] == [0.1, 0.01, 0.001]
@@ -55,7 +57,9 @@ def test_nor_are_single_arguments_of_it_for_others() -> None:
     """VISSL's cosine starts at 0.1 where nothing is said."""
     cosine = {"num_epochs": 2, "param_schedulers": {"lr": {"name": "cosine", "end_value": 0.0}}}
     assert lr(resolve_dict(recipe(OPTIMIZER=cosine)))["start_value"] == 0.1
-    with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine needs a value; .* adamw\."):
+    with pytest.raises(
+        ConfigError, match=rf"^{LR}.start_value: cosine requires a value; .* adamw\."
+    ):
         resolve_dict(recipe(OPTIMIZER={"name": "adamw", **cosine}))
 
 
@@ -68,7 +72,7 @@ def test_heads_with_a_rate_of_their_own() -> None:
             "head_optimizer_params": {"use_different_lr": True},
         }
     )
-    with pytest.raises(ConfigError, match=rf"^{LR}_head: adamw needs a schedule"):
+    with pytest.raises(ConfigError, match=rf"^{LR}_head: adamw requires a schedule"):
         resolve_dict(tree)
 
 
@@ -76,12 +80,14 @@ def test_one_of_several_optimizers() -> None:
     own = {"parameters": ["*"], "losses": ["loss"], "name": "adamw"}
     step = "multi_optimizer_train_step"
     tree = recipe(TRAINER={"TRAIN_STEP_NAME": step, step: {"OPTIMIZERS": {"all": own}}})
-    with pytest.raises(ConfigError, match=r"OPTIMIZERS\.all\.param_schedulers\.lr: adamw needs"):
+    with pytest.raises(ConfigError, match=r"OPTIMIZERS\.all\.param_schedulers\.lr: adamw requires"):
         resolve_dict(tree)
 
 
 def test_a_later_name_replaces_the_schedule() -> None:
-    with pytest.raises(ConfigError, match=rf"^{LR}.start_value and {LR}.end_value: cosine needs"):
+    with pytest.raises(
+        ConfigError, match=rf"^{LR}.start_value and {LR}.end_value: cosine requires"
+    ):
         resolve([QUICKSTART, f"{LR}.name=cosine"])
     values = [f"{LR}.name=cosine", f"{LR}.start_value=0.001", f"{LR}.end_value=0.0"]
     whole = f"{LR}={{name: cosine, start_value: 0.001, end_value: 0.0}}"
@@ -108,7 +114,7 @@ def test_so_does_a_later_file_and_for_sgd() -> None:
     )
     found = lr(given(base, schedule(name="polynomial", base_value=0.2, power=2.0)))
     assert (found["name"], found["base_value"], "lengths" in found) == ("polynomial", 0.2, False)
-    with pytest.raises(ConfigError, match="needs a value; what composite had was replaced"):
+    with pytest.raises(ConfigError, match="requires a value; it replaces composite"):
         given(base, schedule(name="cosine"))
 
 
@@ -184,7 +190,10 @@ def test_the_largest_value_of_any_schedule(values: dict[str, Any], expected: Any
     [
         ({"peak": 0}, rf"{LR}.peak: expected a number above 0, got 0"),
         ({"peak": 0.1, "auto_lr_scaling": {"auto_scale": True}}, rf"{LR}.peak: auto_lr_scaling s"),
-        ({"peak": 0.1, "start_value": 0.0}, rf"{LR}.peak: the schedule 'cosine' has no value abo"),
+        (
+            {"peak": 0.1, "start_value": 0.0},
+            rf"{LR}.peak: the schedule 'cosine' has no value other",
+        ),
     ],
 )
 def test_where_there_is_none(changes: dict[str, Any], text: str) -> None:
@@ -249,8 +258,8 @@ _SCALED = {"name": "cosine", **_COSINE, "auto_lr_scaling": {"auto_scale": True}}
 @pytest.mark.parametrize(
     ("base", "typed", "text"),
     [
-        (_SCALED, "start_value=0.2", r"start_value: has no effect, for .*lr.auto_lr_scaling sets"),
-        ({**_COSINE, "name": "cosine", "peak": 0.1}, "start_value=0.2", r"for .*\.lr\.peak sets"),
+        (_SCALED, "start_value=0.2", r"start_value: has no effect, because .*lr.auto_lr_scaling sets"),
+        ({**_COSINE, "name": "cosine", "peak": 0.1}, "start_value=0.2", r"because .*\.lr\.peak sets"),
         ({"name": "constant", "value": 0.5, "peak": 0.1}, "value=0.2", rf"Set {LR}.peak\.$"),
         ({"name": "linear", "start_value": 0.0, "end_value": 0.5, "peak": 1.0}, "end_value=0.2",
          "end_value: has no effect"),

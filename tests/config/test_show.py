@@ -27,7 +27,7 @@ def test_each_changed_value_has_its_origin_beside_it() -> None:
 
     assert line("SEED_VALUE").endswith("# the given dict")
     # Two other sections have a BACKEND.
-    (backend,) = [each for each in lines if each.endswith("# derived: nccl needs GPUs")]
+    (backend,) = [each for each in lines if each.endswith("# derived: nccl requires GPUs")]
     assert backend.split("#")[0].strip() == "BACKEND: gloo"
     assert line("VERBOSE").strip() == "VERBOSE: false"
 
@@ -60,12 +60,14 @@ def test_all_prints_the_meaning_of_every_key_above_it_in_80_columns() -> None:
             first -= 1
         return [line.strip() for line in lines[first:at]]
 
-    assert above("VERBOSE") == ["# More on the screen: what otherwise goes to the log file alone."]
+    assert above("VERBOSE") == [
+        "# Print on the screen what is otherwise only written to the log file."
+    ]
     assert len(above("REFERENCE_WORLD_SIZE")) == 3
     assert above("SEED_VALUE")[-1] == "# [the given dict]"
     assert above("GRAD_SCALER") == ["# The loss scaling of float16."]
-    assert above("FEATURE_EVAL_SETTINGS") == ["# A trained trunk under examination."]
-    assert above("temperature") == ["# The similarities are divided by it."]
+    assert above("FEATURE_EVAL_SETTINGS") == ["# Evaluation of a trained trunk's features."]
+    assert above("temperature") == ["# Similarities are divided by it."]
 
 
 def test_every_key_of_the_schema_says_what_it_means() -> None:

@@ -42,11 +42,11 @@ def test_views_that_one_tensor_holds_and_crops_in_a_list() -> None:
         ),
         (
             {"MODEL__BASE_MODEL_NAME": "torch.nn:Identity"},
-            "a model of its own",
+            "a custom model",
         ),
         (
             {"TRAINER__TRAIN_STEP_NAME": "gradcache_train_step"},
-            "gradcache_train_step gives the model a batch in chunks",
+            "gradcache_train_step splits a batch into chunks",
         ),
     ],
 )

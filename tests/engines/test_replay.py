@@ -40,7 +40,7 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_place_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteLossError, match=r"(?s)iteration 6 .*tools/replay\.py"):
+    with pytest.raises(NonFiniteLossError, match=r"(?s)iteration 6 .*sslengine replay"):
         train(make_run(tmp_path, LOG_FREQUENCY=1, **POISONED))
     before = _content(tmp_path)
     again = make_run(tmp_path, "replay", LOG_FREQUENCY=1, **POISONED)

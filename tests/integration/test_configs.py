@@ -94,7 +94,7 @@ NOT_THERE = (
     r"no head named 'msn_head'",
     r"INPUT_TYPE: expected one of rgb, bgr; got 'lab'",
     # Of a composition with a run that the part was not made for.
-    r"OPTIMIZER: there is nothing to train, every parameter of the model is frozen",
+    r"OPTIMIZER: there is nothing to train: every parameter of the model is frozen",
     r"HEAD.PARAMS: 1 heads for the \d features",
     r"\w+ has no feature '(lastCLS|res5)'",
     r"float16 needs the loss scaling of MODEL.AMP_PARAMS.USE_AMP=true",

@@ -102,7 +102,9 @@ def test_a_test_set_that_is_another(images: Path) -> None:
         make_run(images, **changes)
     changes = _changes(images)
     changes["DATA__TRAIN"] = {**changes["DATA__TRAIN"], "LABEL_SOURCES": []}
-    with pytest.raises(ConfigError, match=r"HOLD_OUT.STRATIFIED: labels say.*TRAIN.LABEL_SOURCES"):
+    with pytest.raises(
+        ConfigError, match=r"HOLD_OUT.STRATIFIED: it requires labels.*TRAIN.LABEL_SOURCES"
+    ):
         make_run(images, **changes)
 
 

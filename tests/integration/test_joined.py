@@ -56,6 +56,6 @@ def test_two_nodes_by_hand(tmp_path: Path) -> None:
     place = f"127.0.0.1:{free_port()}"
     nodes = ["config.DISTRIBUTED.NUM_NODES=2", f"config.DISTRIBUTED.RUN_ID='{place}'"]
     first, second = _run_both(tmp_path, [([*nodes, f"node_id={node}"], {}) for node in (0, 1)])
-    assert first.startswith(f"launch: node 0 of 2, 1 rank here; the nodes meet at {place}\n")
-    assert second == f"launch: node 1 of 2, 1 rank here; the nodes meet at {place}\n"
+    assert first.startswith(f"launch: node 0 of 2, with 1 rank; rendezvous at {place}\n")
+    assert second == f"launch: node 1 of 2, with 1 rank; rendezvous at {place}\n"
     assert "2 ranks on cpu" in first

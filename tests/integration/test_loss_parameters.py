@@ -288,13 +288,13 @@ def test_from_python_as_a_plain_loop_does(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["module", "bound"])
 def test_an_optimizer_without_them_is_refused(form: str) -> None:
-    with pytest.raises(ConfigError, match=r"would keep .*: loss\.(owner\.)?scale\. Give them"):
+    with pytest.raises(ConfigError, match=r"would keep .*: loss\.(owner\.)?scale\. Pass them"):
         _fit(form, with_loss=False)
 
 
 def test_an_optimizer_of_some_parameters_alone() -> None:
     model = net()
-    with pytest.raises(ConfigError, match="first values: 0.bias, 0.weight. Give"):
+    with pytest.raises(ConfigError, match="initial values: 0.bias, 0.weight. Pass"):
         sslengine.fit(model, square, batches(Points()), sgd(model[3]), epochs=1, device="cpu")
     model[0].requires_grad_(False)
     before = model[3].weight.clone()

@@ -53,7 +53,7 @@ def test_show_prints_the_config_and_writes_nothing(
     assert "# configs/tiny.yaml" in out
     assert sorted(path.name for path in project.iterdir()) == ["configs"]
     assert main(["config=tiny", "--show", "--all"]) == 0
-    assert "  # Steps between two log lines; " in capsys.readouterr().out
+    assert "  # Train steps between two log lines; " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["config=tiny", "--all"])
     assert "--all: needs --show" in capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_show_prints_the_config_and_writes_nothing(
         (["config=tyni"], "config=tyni: there is no such config file. Did you mean 'tiny'"),
         (["config=tiny", "SEED_VALUE=1"], "SEED_VALUE: unknown key. Did you mean 'config.SEED_V"),
         (["config=tiny", "config.SEED=1"], "config.SEED: unknown key. Did you mean 'SEED_VALUE'"),
-        ([], "no config was named"),
+        ([], "no config is given"),
         (["config=tiny", "--config-dir", "nowhere"], "there is no such folder"),
         (["config=tiny", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=64"], "fewer than the global batch of 64"),
         (["config=tiny", "config.MACHINE.DEVICE=gpu"], "finds no GPU"),

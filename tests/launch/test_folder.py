@@ -42,7 +42,7 @@ def test_a_folder_of_others_is_refused_before_anything_is_written(tmp_path: Path
     with pytest.raises(ConfigError) as error:
         expect_run_folder(config)
     text = str(error.value)
-    assert text.startswith(f"config.CHECKPOINT.DIR: {tmp_path} holds files that ")
+    assert text.startswith(f"config.CHECKPOINT.DIR: {tmp_path} contains files that ")
     assert "(a, b, c, config.yaml, d and 2 more)" in text
     assert str(tmp_path / "run") in text
     assert main(["config=quickstart/simclr", f"config.CHECKPOINT.DIR={tmp_path}"]) == 2

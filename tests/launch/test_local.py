@@ -32,7 +32,7 @@ def test_started_by_torchrun_it_joins(calls: list[Any], monkeypatch: pytest.Monk
     monkeypatch.setenv("WORLD_SIZE", "2")
     local.launch(resolved(DISTRIBUTED__NUM_PROC_PER_NODE=2))
     assert calls == [("here", True)]
-    with pytest.raises(LaunchError, match="2 processes were started, and the config is for 1"):
+    with pytest.raises(LaunchError, match="2 processes were started, but the config is for 1"):
         local.launch(resolved())
 
 
@@ -44,7 +44,7 @@ def test_several_processes_are_started_and_meet_on_this_machine(calls: list[Any]
 
 def test_several_nodes_need_the_first_ones_address(calls: list[Any]) -> None:
     two = {"DISTRIBUTED__NUM_NODES": 2}
-    with pytest.raises(ConfigError, match="2 nodes need host:port of the first one, got 'auto'"):
+    with pytest.raises(ConfigError, match="2 nodes require host:port of the first one, got 'auto'"):
         local.launch(resolved(**two))
 
 

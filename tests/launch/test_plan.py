@@ -31,7 +31,7 @@ def _srun(number: int, count: int, nodes: int) -> dict[str, str]:
         (2, 2, TORCHRUN, "rank", "4 ranks, started by torchrun"),
         (1, 1, {"RANK": "0", "WORLD_SIZE": "1"}, "rank", "1 rank, started by RANK and WORLD_SIZE"),
         (2, 2, _srun(0, 4, 2), "rank", "4 ranks, started by srun"),
-        (2, 2, _srun(1, 2, 2), "node", "2 nodes of 2 ranks, started by srun; they meet at n0"),
+        (2, 2, _srun(1, 2, 2), "node", "2 nodes of 2 ranks, started by srun; rendezvous at n0"),
         (1, 8, _srun(0, 1, 1), "node", "8 ranks on this node"),
         (1, 1, _srun(0, 1, 1), "here", "one process"),
     ],
@@ -45,7 +45,7 @@ def test_what_is_chosen(
 
 @pytest.mark.parametrize("environment", [TORCHRUN, _srun(0, 4, 2), _srun(0, 2, 1)])
 def test_never_alone_where_several_were_started(environment: dict[str, str]) -> None:
-    with pytest.raises(LaunchError, match=r"processes were started, and the config is for 1"):
+    with pytest.raises(LaunchError, match=r"processes were started, but the config is for 1"):
         _plan(1, 1, environment)
 
 
@@ -61,5 +61,5 @@ def test_one_of_them_says_it() -> None:
 
 def test_nodes_by_hand() -> None:
     plan = _plan(2, 8, {}, run_id="node7:29500")
-    assert plan.text == "node 0 of 2, 8 ranks here; the nodes meet at node7:29500"
+    assert plan.text == "node 0 of 2, with 8 ranks; rendezvous at node7:29500"
     assert plan.meeting == ("node7", [29500], "node7:29500")

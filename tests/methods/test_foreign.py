@@ -73,7 +73,7 @@ def test_all_forms_train_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [("squares", {"fctor": 2.0}, r"squares.fctor: .* Did you mean 'factor'"),
-     ("squares_where", {}, "squares_where.factor: squares_where needs this argument"),
+     ("squares_where", {}, "squares_where.factor: squares_where requires this argument"),
      ("squares", {"factor": "two"}, "squares.factor: expected float, got 'two'")],
 )  # fmt: skip
 def test_options_of_a_function(tmp_path: Path, name: str, options: Any, text: str) -> None:

@@ -193,7 +193,7 @@ def test_a_trunk_of_ones_own_brings_its_section() -> None:
 
 @pytest.mark.usefixtures("plugin")
 def test_a_trunk_whose_options_are_no_section() -> None:
-    with pytest.raises(ConfigError, match="'mine' brings MineOptions, which is no section"):
+    with pytest.raises(ConfigError, match="'mine', MineOptions, are not a section"):
         build_trunk(options(NAME="mine"))
 
 
@@ -208,7 +208,7 @@ def test_a_trunk_by_its_path() -> None:
 
 
 def test_what_is_no_trunk_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"TRUNK\.NAME: 'torch\.nn:Identity' is no trunk"):
+    with pytest.raises(ConfigError, match=r"TRUNK\.NAME: 'torch\.nn:Identity' is not a subclass"):
         build(NAME="torch.nn:Identity")
 
 
@@ -278,5 +278,7 @@ def test_what_needs_a_trunk_with_heads_says_so() -> None:
 
 
 def test_a_model_must_be_a_module() -> None:
-    with pytest.raises(ConfigError, match="test_build:MineOptions' makes a MineOptions, which is"):
+    with pytest.raises(
+        ConfigError, match="test_build:MineOptions' returns a MineOptions, which is"
+    ):
         build({"BASE_MODEL_NAME": "tests.models.test_build:MineOptions"})

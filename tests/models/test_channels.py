@@ -57,7 +57,7 @@ def test_not_without_being_asked(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     weights = {"PARAMS_FILE": str(tmp_path / "rgb.torch"),
                "STATE_DICT_KEY_NAME": ["classy_state_dict", "base_model", "model"]}  # fmt: skip
     four = options(4, trunk, **weights)
-    with pytest.raises(CheckpointError, match=r"trunk.stem.0.weight takes 3 channels in .*, 4 here"
+    with pytest.raises(CheckpointError, match=r"trunk.stem.0.weight takes 3 channels in .*, 4 in the model"
                        r"[\s\S]*ADAPT_INPUT_CHANNELS=true"):  # fmt: skip
         init_from_file(build_model(four), four)
     asked = options(4, trunk, **weights, ADAPT_INPUT_CHANNELS=True)

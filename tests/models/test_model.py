@@ -234,7 +234,7 @@ def test_companions_of_an_input_reach_the_trunk() -> None:
     made = model([], [Route("images", (), (), additional_keys=("mask",))])
     check(made({"images": X, "mask": torch.tensor(0.5)}), 0.5 * MEAN)
     check(made({"images": X}), MEAN)
-    with pytest.raises(ConfigError, match="additional_keys need crops of a single size"):
+    with pytest.raises(ConfigError, match="additional_keys require crops of a single size"):
         made({"images": crops(8, 4), "mask": torch.tensor(0.5)})
 
 
@@ -272,13 +272,17 @@ def test_wrong_names_are_told_when_the_model_is_made() -> None:
         ConfigError, match=r"MAPPING\.0: Means has no feature 'maen'\. Did you mean"
     ):
         model([], routes)
-    with pytest.raises(ConfigError, match="Means takes no input 'maks' beside the images. Did you"):
+    with pytest.raises(
+        ConfigError, match="Means takes no input 'maks' in addition to the images. Did you"
+    ):
         model([], [Route("images", additional_keys=("maks",))])
 
 
 def test_a_batch_that_does_not_fit_the_mapping() -> None:
     mapped = model([Times(3), Times(5)], PIRL)
-    with pytest.raises(ConfigError, match="expects the inputs images, patches, the batch has one"):
+    with pytest.raises(
+        ConfigError, match="expects the inputs images, patches, but the batch has one"
+    ):
         mapped(X)
     with pytest.raises(ConfigError, match="no head for any of the inputs photos; it names images"):
         mapped({"photos": X})

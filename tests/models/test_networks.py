@@ -202,7 +202,7 @@ def test_a_file_without_a_teacher(runs: Path) -> None:
     plain = {"trunk.weight": torch.zeros(1)}
     assert choose(plain, "auto", "file") == (plain, "model")
     assert choose(plain, "student", "file") == (plain, "model")
-    with pytest.raises(CheckpointError, match=r"NETWORK: x\.torch holds no teacher"):
+    with pytest.raises(CheckpointError, match=r"NETWORK: x\.torch contains no teacher"):
         choose(plain, "teacher", "x.torch")
 
 

@@ -132,7 +132,7 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
         (vit(QK_SCALE=True), f"{VIT}QK_SCALE: expected a number"),
         (
             {"GRAD_CLIP": {"PER_PARAMETER": True, "NORM_TYPE": 1.0}},
-            "GRAD_CLIP.PER_PARAMETER: with NORM_TYPE 2 alone, got 1",
+            "GRAD_CLIP.PER_PARAMETER: requires NORM_TYPE 2, got 1",
         ),
         ({"INPUT_TYPE": "lab"}, "INPUT_TYPE: expected one of rgb, bgr; got 'lab'"),
         ({"INPUT_TYPE": "rbg"}, "INPUT_TYPE: expected one of rgb, bgr; got 'rbg'."),

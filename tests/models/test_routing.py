@@ -93,7 +93,7 @@ def test_what_follows_the_arguments_of_a_head_is_told_once(
         assert spec.modules == (("mlp", {"dims": [7, 5]}),)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "config.MODEL.HEAD.PARAMS.0: {'use_relu': True} stands behind" in record.message
+    assert "config.MODEL.HEAD.PARAMS.0: {'use_relu': True} follows" in record.message
 
 
 def test_pooling() -> None:

@@ -217,7 +217,7 @@ def test_unknown_optimizer() -> None:
 
 def test_what_torch_refuses_is_told() -> None:
     made = options(name="adam", eps=-1.0)
-    with pytest.raises(ConfigError, match=r"OPTIMIZER: adam refuses .*epsilon value: -1.0"):
+    with pytest.raises(ConfigError, match=r"OPTIMIZER: adam rejects .*epsilon value: -1.0"):
         build_optimizer(small_model(), made, CPU, 10)
 
 

@@ -165,20 +165,28 @@ def test_composites_nest() -> None:
     ("name", "arguments", "message"),
     [
         ("cosin", {}, r"name: there is no scheduler named 'cosin'. Did you mean 'cosine'"),
-        ("cosine", {"start_value": 1.0}, r"^end_value: cosine needs this argument"),
+        ("cosine", {"start_value": 1.0}, r"^end_value: cosine requires this argument"),
         ("linear", {"start_value": 1.0, "end_valu": 2.0}, r"^end_valu: .*Did you mean 'end_value'"),
         ("constant", {"value": "big"}, r"^value: expected float, got 'big'"),
-        ("multistep", {"values": []}, r"^values: expected one value"),
+        ("multistep", {"values": []}, r"^values: expected at least one value"),
         ("multistep", {"values": [1.0] * 11}, r"^values: .*got 11 for 10 epochs"),
         (
             "multistep",
             {"values": [1.0, 2.0], "milestones": [3, 4]},
-            r"^milestones: 2 values have 1",
+            r"^milestones: 2 values require 1",
         ),
-        ("multistep", {"values": [1.0] * 3, "milestones": [4, 4]}, r"^milestones: expected rising"),
-        ("multistep", {"values": [1.0] * 2, "milestones": [0]}, r"^milestones: expected rising"),
+        (
+            "multistep",
+            {"values": [1.0] * 3, "milestones": [4, 4]},
+            r"^milestones: expected increasing",
+        ),
+        (
+            "multistep",
+            {"values": [1.0] * 2, "milestones": [0]},
+            r"^milestones: expected increasing",
+        ),
         ("step", {"values": []}, r"^values: expected one value"),
-        ("step_with_fixed_gamma", {"base_value": 0.0, "num_decays": 1, "gamma": 1.0}, "refuses"),
+        ("step_with_fixed_gamma", {"base_value": 0.0, "num_decays": 1, "gamma": 1.0}, "rejects"),
         ("inverse_sqrt", {"start_value": 1.0, "warmup_interval_length": -1.0}, "^warmup_interval"),
         (
             "cosine_warm_restart",
@@ -195,7 +203,7 @@ def test_composites_nest() -> None:
             },
             "^wave_type: .*Did you mean 'half'",
         ),
-        ("composite", {"schedulers": [], "lengths": []}, "^schedulers: a composite needs"),
+        ("composite", {"schedulers": [], "lengths": []}, "^schedulers: a composite requires"),
     ],
 )
 def test_mistakes_are_told_with_their_key(name: str, arguments: dict, message: str) -> None:
@@ -206,10 +214,10 @@ def test_mistakes_are_told_with_their_key(name: str, arguments: dict, message: s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lengths": [0.5]}, r"^lengths: 2 schedulers need as many, got 1"),
+        ({"lengths": [0.5]}, r"^lengths: expected 2, as many as schedulers; got 1"),
         ({"lengths": [0.5, 0.6]}, r"^lengths: expected shares above 0 that sum to 1.*sum 1.1"),
         ({"lengths": [0.0, 1.0]}, r"^lengths: expected shares above 0"),
-        ({"interval_scaling": ["fixed"]}, r"^interval_scaling: 2 schedulers"),
+        ({"interval_scaling": ["fixed"]}, r"^interval_scaling: expected 2"),
         ({"interval_scaling": ["fixed", "fxed"]}, r"^interval_scaling.1: .*Did you mean 'fixed'"),
         (
             {"schedulers": [{"name": "constant", "value": 1.0}, {"name": "constan"}]},

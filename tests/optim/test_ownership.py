@@ -47,7 +47,9 @@ def test_what_is_frozen_needs_no_owner() -> None:
     model = learner_of(Net(), Loss())
     model.heads.requires_grad_(False)
     assert list(names({"a": ["trunk.*"], "b": ["token", "loss.*"]}, model)) == ["a", "b"]
-    with pytest.raises(ConfigError, match=r"X.b.parameters: all that 'heads.1.\*' matches is froz"):
+    with pytest.raises(
+        ConfigError, match=r"X.b.parameters: all parameters that 'heads.1.\*' matches are froz"
+    ):
         names({"a": ["*"], "b": ["heads.1.*"]}, model)
 
 
@@ -59,7 +61,7 @@ def test_a_pattern_that_matches_nothing_is_told() -> None:
 def test_a_part_of_the_model_called_loss() -> None:
     model = Net()
     model.loss = nn.Linear(1, 1)
-    with pytest.raises(ConfigError, match="a part called 'loss'"):
+    with pytest.raises(ConfigError, match="a submodule 'loss'"):
         learner_of(model, Loss())
 
 

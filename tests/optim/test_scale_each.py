@@ -72,11 +72,11 @@ def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     scale = ScaleEach()
     tensors = [torch.empty(30, device="meta") for _ in range(10)]
     scale(tensors, torch.empty(10, device="meta"))
-    rooms = {each._room.untyped_storage()._cdata for each in scale._chunks}
-    (held,) = {each._room.untyped_storage().nbytes() for each in scale._chunks}
+    rooms = {each._buffer.untyped_storage()._cdata for each in scale._chunks}
+    (held,) = {each._buffer.untyped_storage().nbytes() for each in scale._chunks}
     assert len(rooms) == 1
     assert held == 4 * 90
-    assert [each.which for each in scale._chunks] == [
+    assert [each.indices for each in scale._chunks] == [
         slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)
     ]  # fmt: skip
 

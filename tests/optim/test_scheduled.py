@@ -183,7 +183,7 @@ def test_a_checkpoint_of_other_groups_is_refused() -> None:
 
 
 def test_a_checkpoint_without_optimizer_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="holds no state of the optimizer"):
+    with pytest.raises(CheckpointError, match="has no state of the optimizer"):
         scheduled().load_state_dict({})
 
 

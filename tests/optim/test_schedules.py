@@ -37,7 +37,7 @@ def test_interval(settings: dict[str, Any], interval: str) -> None:
 
 
 def test_an_argument_that_is_not_set_is_not_made_up() -> None:
-    with pytest.raises(ConfigError, match="^start_value: cosine needs this argument"):
+    with pytest.raises(ConfigError, match="^start_value: cosine requires this argument"):
         build_schedule(schedule(name="cosine", end_value=0.4), 10)
 
 

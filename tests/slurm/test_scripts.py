@@ -45,7 +45,7 @@ def _finish(user: User, job: str, results: str) -> str:
     ("number", "change", "says"),
     [
         pytest.param(0, ("NUM_PROC_PER_NODE=2", "NUM_PROC_PER_NODE=1"), "2 ranks, started by srun", id="task-per-rank", marks=pytest.mark.slow),
-        pytest.param(0, ("", ""), "2 nodes of 2 ranks, started by srun; they meet at node1", id="task-per-node", marks=pytest.mark.slow),
+        pytest.param(0, ("", ""), "2 nodes of 2 ranks, started by srun; rendezvous at node1", id="task-per-node", marks=pytest.mark.slow),
         pytest.param(1, ("", ""), "4 ranks, started by torchrun", id="torchrun", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -81,7 +81,7 @@ def test_tasks_that_the_config_does_not_expect_are_refused(user: User) -> None:
         "--mem=1G", python, tool, config, check=False, timeout=PATIENCE,
     )  # fmt: skip
     log = (user.folder / "refused.log").read_text()
-    assert "2 processes were started, and the config is for 1" in log, out
+    assert "2 processes were started, but the config is for 1" in log, out
 
 
 def test_the_docs_have_what_is_tried_here() -> None:

@@ -200,7 +200,9 @@ def test_what_cannot_be_is_told_by_name(optimizers: Any, text: str) -> None:
 
 
 def test_a_pattern_of_what_is_frozen() -> None:
-    with pytest.raises(ConfigError, match=r"a.parameters: all that 'trunk.\*' matches is frozen"):
+    with pytest.raises(
+        ConfigError, match=r"a.parameters: all parameters that 'trunk.\*' matches are frozen"
+    ):
         make_task(Path("unused"), [], **of_run(**{
             f"TRAINER__{NAME}__OPTIMIZERS": {"a": sgd(["trunk.*", "heads.*", "loss.*"], ["near"])},
             "MODEL__FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, "FREEZE_TRUNK_ONLY": True},
@@ -216,7 +218,7 @@ def test_clipping_all_of_them_together_is_refused() -> None:
     ("followed", "text"),
     [
         (["size", "critic", "foul"], r"OPTIMIZERS.a.losses: the loss returns no 'foul'.*'fool'"),
-        (["size", "critic"], r"OPTIMIZERS: no optimizer follows the loss 'fool'"),
+        (["size", "critic"], r"OPTIMIZERS: no optimizer minimises the loss 'fool'"),
     ],
 )
 def test_losses_that_do_not_fit(followed: list[str], text: str) -> None:

@@ -153,7 +153,7 @@ def identity_collator(batch: Sequence[Sample]) -> list[Sample]:
 
 
 def _of_first_view(batch: Sequence[Sample]) -> Batch:
-    """What goes with the first view of each sample."""
+    """The values of the first view of each sample, except the images."""
     return {
         key: [_stack(key, [values[0] for values in _column(batch, key)])]
         for key in batch[0]

@@ -1,8 +1,8 @@
 """Imported last by the process that loader workers are forked from.
 
-What it has imported is shared with the workers, until one of them writes to it; and Python's
-garbage collector writes to every object that it looks at. So nothing that is here now is looked
-at again.
+Imported modules share their memory with the workers until a worker writes to it, and Python's
+garbage collector writes to every object that it scans. So the objects that exist now are excluded
+from later collections.
 """
 
 from __future__ import annotations

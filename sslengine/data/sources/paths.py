@@ -59,7 +59,7 @@ def data_folder(options: SplitOptions, split: str, position: int) -> str:
 
 
 def label_path(options: SplitOptions, split: str, position: int) -> Located:
-    """The label file that goes with the source at `position`."""
+    """Return the label file of the source at `position`."""
     return _locate(options, split, position, "LABEL_PATHS", column=1)
 
 

@@ -1,1 +1,1 @@
-"""Heads: from a trunk's feature to what the loss reads. A head's arguments are its options."""
+"""Heads: modules that map a trunk's feature to the model's output. Their arguments are options."""

@@ -1,4 +1,4 @@
-"""`config.MODEL.HEAD` becomes modules."""
+"""Build the modules of `config.MODEL.HEAD`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sslengine.registry import HEADS
 
 
 def build_heads(options: HeadOptions, where: str = "config.MODEL.HEAD") -> nn.ModuleList:
-    """A module for each entry of PARAMS; an entry that is a list is a chain."""
+    """Build a module for each entry of PARAMS; an entry that is a list of modules is a chain."""
     path = f"{where}.PARAMS"
     heads = nn.ModuleList(
         _head(spec, f"{path}.{index}")
@@ -35,7 +35,7 @@ def _head(spec: HeadSpec, where: str) -> nn.Module:
 
 
 def build_module(entry: Any, where: str) -> nn.Module:
-    """A single module of PARAMS: `["name", {arguments}]`."""
+    """Build a single module of PARAMS: `["name", {arguments}]`."""
     (spec,) = head_specs([entry], where)
     return _head(spec, where)
 
@@ -44,7 +44,7 @@ def _module(name: str, arguments: dict[str, Any], where: str) -> nn.Module:
     try:
         return HEADS.make(name, arguments, where)  # type: ignore[no-any-return]
     except UnknownNameError:
-        raise  # says where
+        raise  # it already names the key
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
 

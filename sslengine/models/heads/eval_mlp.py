@@ -1,4 +1,4 @@
-"""Judge a feature map: batch norm over channels, flatten, linear layers."""
+"""A head that evaluates a feature map: batch norm over channels, flatten, linear layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EvalMLP(nn.Module):
     ) -> None:
         """
         in_channels: channels of the feature.
-        dims: widths of the linear layers, that of the flattened feature first.
+        dims: widths of the linear layers; the first is that of the flattened feature.
         """
         super().__init__()
         self.channel_bn = nn.BatchNorm2d(in_channels)

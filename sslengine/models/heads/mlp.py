@@ -1,4 +1,4 @@
-"""Linear layers, each with batch norm, ReLU and dropout behind it if wanted."""
+"""Linear layers, each optionally followed by batch norm, ReLU and dropout."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class MLP(nn.Module):
         skip_last_layer_relu_bn: bool = True,
     ) -> None:
         """
-        dims: widths, that of the input first: [2048, 2048, 128] makes two layers.
-        skip_last_layer_relu_bn: nothing behind the last layer, dropout included.
+        dims: widths; the first is that of the input: [2048, 2048, 128] makes two layers.
+        skip_last_layer_relu_bn: no batch norm, ReLU or dropout after the last layer.
         """
         super().__init__()
         if len(dims) < 2:

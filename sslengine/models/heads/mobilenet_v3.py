@@ -1,6 +1,6 @@
-"""What follows on a MobileNet v3: a wide layer, hard swish, dropout, classes.
+"""The classifier of MobileNet v3: a wide layer, hard swish, dropout, a linear layer.
 
-torchvision's and timm's differ in the names and shapes of their weights alone.
+torchvision's and timm's differ only in the names and shapes of their weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MobileNetHead(nn.Module, ABC):
         drop_out: float = 0.2,
         with_bn: bool = False,
     ) -> None:
-        """with_bn: batch norm in front."""
+        """with_bn: a batch norm before the wide layer."""
         super().__init__()
         self.in_channels = in_channels
         self.channel_bn = nn.BatchNorm2d(in_channels) if with_bn else nn.Identity()
@@ -38,7 +38,7 @@ class MobileNetHead(nn.Module, ABC):
 
     @abstractmethod
     def _wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
-        """And what follows before dropout."""
+        """Return the wide layer and the modules between it and dropout."""
 
     def _normed(self, x: Tensor) -> Tensor:
         """N x C, or N x C x 1 x 1, becomes N x C x 1 x 1."""

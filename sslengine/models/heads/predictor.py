@@ -1,4 +1,4 @@
-"""A projector, and a predictor on top of it: for methods that predict one view from the other."""
+"""A projector and a predictor, for methods that predict one view from the other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sslengine.registry import register_head
 
 @register_head("predictor_head")
 class PredictorHead(nn.Module):
-    """Gives [projection, prediction], both N x dims[-1]."""
+    """Return [projection, prediction], both N x dims[-1]."""
 
-    predicts = True  # False: the projection alone, for a teacher
+    predicts = True  # False: return the projection alone, for a teacher
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class PredictorHead(nn.Module):
         use_bias_on_last: bool = True,
     ) -> None:
         """
-        dims: widths of the projector, that of the feature first.
-        predictor_dims: widths of the predictor; it begins and ends with the projection's.
+        dims: widths of the projector; the first is that of the feature.
+        predictor_dims: widths of the predictor; first and last are that of the projection.
         use_bn: batch norm before the ReLU of each hidden layer.
-        use_bn_on_projection: batch norm without weights behind the projector's last layer.
-        use_bias_before_bn: of layers with a batch norm behind them, which takes it away again.
-        use_bias_on_last: of the last layers of projector and predictor.
+        use_bn_on_projection: batch norm without weights after the projector's last layer.
+        use_bias_before_bn: a bias in layers that a batch norm follows (the norm cancels it).
+        use_bias_on_last: a bias in the last layers of projector and predictor.
         """
         super().__init__()
         mlp = MLP(dims, use_bn=use_bn, use_relu=True)
@@ -60,7 +60,7 @@ class PredictorHead(nn.Module):
 
 
 def _drop_biases(mlp: MLP, hidden: bool, last: bool) -> None:
-    """Of the hidden layers, of the last layer."""
+    """Remove the biases of the hidden layers and of the last layer, where the flag is set."""
     *before, end = (layer for layer in mlp.clf if isinstance(layer, nn.Linear))
     for layer in (*(before if hidden else ()), *((end,) if last else ())):
         layer.register_parameter("bias", None)

@@ -1,4 +1,4 @@
-"""Join what several towers saw of one image: (N * towers) x C becomes N x (towers * C)."""
+"""Concatenate the features of an image's patches: (N * towers) x C becomes N x (towers * C)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sslengine.registry import register_head
 
 @register_head("siamese_concat_view")
 class SiameseConcatView(nn.Module):
-    """The rows of an image's towers follow each other."""
+    """The rows of one image must be consecutive."""
 
     def __init__(self, num_towers: int) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""A linear layer whose weights are directions with lengths of their own.
+"""A linear layer with weight normalisation: direction and length are separate parameters.
 
     w_k = g_k * v_k / |v_k|
 
-with the parameter names of torch's old `weight_norm` (`weight_g`, `weight_v`), as checkpoints
-of VISSL have them. That one keeps a computed tensor on the module, and so cannot be copied.
+The parameters have the names of torch's old `weight_norm` (`weight_g`, `weight_v`), as in VISSL's
+checkpoints. torch's version stores a computed tensor on the module, so it cannot be deep-copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class WeightNormLinear(nn.Module):
-    """No bias. Lengths start at 1, and stay there if they are not learnt."""
+    """Without bias. Lengths start at 1, and stay 1 if they are not learnt."""
 
     def __init__(self, in_features: int, out_features: int, learn_lengths: bool = True) -> None:
         super().__init__()

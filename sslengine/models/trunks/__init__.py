@@ -1,1 +1,1 @@
-"""Trunks: from images to named features. `base.py` is the contract."""
+"""Trunks: networks that map images to named features. `base.py` is their interface."""

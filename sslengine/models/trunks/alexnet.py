@@ -1,10 +1,10 @@
-"""torchvision's AlexNet without its classifier. Its weights are read as they are.
+"""torchvision's AlexNet without its classifier. torchvision's weight files can be loaded.
 
-conv1 pool1 conv2 pool2 conv3 conv4 conv5 pool5    behind each ReLU, behind each pooling
+conv1 pool1 conv2 pool2 conv3 conv4 conv5 pool5    after each ReLU and each pooling
 flatten    averaged to 6 x 6 and flattened, N x 9216: the final feature
 
 VISSL's five AlexNets (alexnet_bvlc, alexnet_jigsaw, ...) are other networks, for weights that
-were published for Caffe; they are not here.
+were published for Caffe; they are not supported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sslengine.models.trunks.inputs import with_inputs
 from sslengine.models.trunks.library import Feature, LibraryTrunk, named
 from sslengine.registry import register_trunk
 
-# The layers that end a feature.
-ENDS = {
+# The index of the layer whose output is the feature.
+LAST_LAYERS = {
     "conv1": 1, "pool1": 2, "conv2": 4, "pool2": 5, "conv3": 7, "conv4": 9, "conv5": 11,
     "pool5": 12,
 }  # fmt: skip
@@ -29,7 +29,7 @@ ENDS = {
 class AlexNet(LibraryTrunk, TorchvisionAlexNet):  # type: ignore[misc] # Trunk's forward
     section = "config.MODEL.TRUNK"
     vissl_names = ((r"^layers\.", "features."),)
-    # torchvision's name for them is that of a trunk's verb.
+    # torchvision calls its layers `features`, which is also a method of Trunk.
     features: Any = property(lambda self: self._modules["layers"])
     find = LibraryTrunk.features
 
@@ -38,8 +38,8 @@ class AlexNet(LibraryTrunk, TorchvisionAlexNet):  # type: ignore[misc] # Trunk's
         layers: Any = self._modules.pop("features")
         layers[0] = with_inputs(layers[0], in_chans)
         self.layers, self.classifier = layers, nn.Sequential()
-        self.begin(
-            named(**{name: f"layers.{layer}" for name, layer in ENDS.items()})
+        self.set_features(
+            named(**{name: f"layers.{layer}" for name, layer in LAST_LAYERS.items()})
             | {"flatten": Feature(("",))}
         )
 

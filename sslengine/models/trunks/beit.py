@@ -1,12 +1,12 @@
 """timm's BEiT, with timm's parameter names, which are those of the authors and VISSL.
 
-`i` counts blocks from 0; `n` counts the last blocks.
+`i` is the index of a block, from 0; `n` is a number of last blocks.
 
-    blkCLS{i}, lastCLS, concatCLS{n}    the class token behind the final norm
-    lastPOOL                            the patches averaged, then normed
+    blkCLS{i}, lastCLS, concatCLS{n}    the class token after the final norm
+    lastPOOL                            the mean of the patches, normed
 
-The final feature is lastCLS; with USE_MEAN_POOLING lastPOOL, which is there only then, and class
-tokens have no norm.
+The final feature is lastCLS. With USE_MEAN_POOLING it is lastPOOL, which exists only then, and
+class tokens are not normed.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Beit(PatchTrunk, TimmBeit):  # type: ignore[misc] # Trunk's forward
             **block_arguments(options),
         )
         self.patch_size = options.PATCH_SIZE
-        self.begin(dict(_table(options.NUM_LAYERS, options.USE_MEAN_POOLING)))
+        self.set_features(dict(_table(options.NUM_LAYERS, options.USE_MEAN_POOLING)))
         for block in self.blocks:
             mlp, attention = cast("Any", block.mlp), cast("Any", block.attn)
-            mlp.drop1.p = 0.0  # BEiT drops behind the second layer alone
-            # Joined with the zeros of the keys, biases would be float32 where a sharded model
-            # has its weights in bfloat16.
+            mlp.drop1.p = 0.0  # BEiT has dropout after the second layer only
+            # Concatenated with the zero bias of the keys, biases would be float32 where a sharded
+            # model has bfloat16 weights.
             attention.qkv_bias_separate = True
         if self.rel_pos_bias is not None:
             index = cast("Tensor", self.rel_pos_bias.relative_position_index)
-            # Not saved, as in newer timm.
+            # Not saved, as in newer versions of timm.
             self.rel_pos_bias.register_buffer("relative_position_index", index, persistent=False)
         if options.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), options.QK_SCALE)
@@ -66,7 +66,7 @@ class Beit(PatchTrunk, TimmBeit):  # type: ignore[misc] # Trunk's forward
     def features(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         if self.grid(x) != self.patch_embed.grid_size:
             raise ConfigError(
-                f"{self.section}.IMAGE_SIZE: it is {self.patch_embed.img_size[0]}, and "
+                f"{self.section}.IMAGE_SIZE: it is {self.patch_embed.img_size[0]}, but "
                 f"images are {x.shape[-2]} x {x.shape[-1]}; resize or crop them in DATA."
             )
         return super().features(x, wanted)
@@ -82,7 +82,7 @@ def _pooled(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def _table(depth: int, pooled: bool) -> Iterator[tuple[str, Feature]]:
-    """Every feature; the final one comes last."""
+    """Yield every feature; the final one is last."""
     blocks = tuple(f"blocks.{index}" for index in range(depth))
     for index, block in enumerate(blocks):
         yield f"blkCLS{index}", Feature((block,), _class_tokens)

@@ -1,6 +1,6 @@
-"""The trunks that we take from Classy Vision.
+"""The trunks of Classy Vision.
 
-Importing it imports what it deprecated itself, and those warnings do not concern users.
+Classy Vision imports modules that it deprecates itself; users need not see those warnings.
 """
 
 from __future__ import annotations

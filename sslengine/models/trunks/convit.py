@@ -3,8 +3,8 @@
 lastMAP     the patches as a map, N x D x H x W
 lastCLS     the class token: the final feature
 
-Gated attention looks at relative places (across, down, squared distance). VISSL gives it
-LOCALITY_DIM copies of each and takes the mean, which slows the learning of where to look.
+Gated attention depends on relative positions (horizontal, vertical, squared distance). VISSL gives
+it the mean of LOCALITY_DIM copies of each, which slows down the learning of the position weights.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from sslengine.models.trunks.patches import (
 from sslengine.registry import register_trunk
 
 
-class LocalBlock(Block):  # type: ignore[misc] # timm has no types here
-    """Told where patches are just before it runs: when it is recomputed, images of another size
-    may have passed meanwhile.
+class LocalBlock(Block):  # type: ignore[misc] # timm has no types
+    """A block that gets the patches' positions as an argument of `forward`.
+
+    timm stores them on the module, where images of another size would replace them before the
+    block is recomputed in the backward pass.
     """
 
     def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
@@ -66,7 +68,7 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
             self._prepare(attention, strength, convit.USE_LOCAL_INIT)
         if transformer.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), transformer.QK_SCALE)
-        self.begin(
+        self.set_features(
             {
                 "lastMAP": Feature(("",), lambda trunk, given, x: trunk.as_map(given[0][:, 1:], x)),
                 "lastCLS": Feature(("",), lambda trunk, given, x: given[0][:, 0]),
@@ -76,7 +78,7 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
             self.checkpoint_activations(transformer.NUM_LAYERS)
 
     def final_feature(self, x: Tensor) -> Tensor:
-        """All tokens."""
+        """Return all tokens."""
         grid = self.grid(x)
         places, embedding = self._relative_places(*grid), cast(Tensor, self.pos_embed)
         if grid != (self.side, self.side):
@@ -93,7 +95,7 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
         return [each for each in self.modules() if isinstance(each, GPSA)]
 
     def _prepare(self, attention: GPSA, strength: float, local: bool) -> None:
-        """Weights as VISSL shapes them, with the start that was asked for."""
+        """Give the weights VISSL's shapes and the configured initial values."""
         attention.locality_strength = strength
         attention.apply(self._init_weights)
         if local:
@@ -104,12 +106,12 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
         attention.pos_proj.bias.data = bias
         if not local:
             nn.init.trunc_normal_(attention.pos_proj.weight, std=0.02)
-        # Not a buffer: ranks have no need to send it to each other.
+        # Not a buffer, so that DDP does not broadcast it.
         del attention.rel_indices
         attention.gating_param = nn.Parameter(torch.ones(1, attention.num_heads, 1, 1))
 
     def _relative_places(self, height: int, width: int) -> Tensor:
-        """As gated attention wants them; made once per size and device."""
+        """Return the positions in the form of timm's gated attention; cached by size and device."""
         like = self.pos_embed
         key = (height, width, like.device, like.dtype)
         if key not in self._places:
@@ -119,7 +121,7 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
 
 
 def relative_places(height: int, width: int) -> Tensor:
-    """From patch i to patch j: across, down, and the square of the distance."""
+    """Return the horizontal, vertical and squared distance from patch i to patch j."""
     down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     places = torch.stack([across.flatten(), down.flatten()], dim=-1).float()
     steps = places[None] - places[:, None]
@@ -140,7 +142,7 @@ def _timm_arguments(convit: ConvitOptions, transformer: VisionTransformerOptions
     return {
         **image_arguments(transformer),
         **block_arguments(transformer),
-        # timm asks for the width of a head.
+        # timm expects the width of a head.
         "embed_dim": transformer.HIDDEN_DIM // transformer.NUM_HEADS,
         "mlp_ratio": mlp_ratio(transformer),
         "norm_layer": nn.LayerNorm,

@@ -36,4 +36,4 @@ class ConvNext(LibraryTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forw
             drop_path_rate=options.DROP_PATH_RATE,
         )
         stages = {f"stage{i + 1}": f"stages.{i}" for i in range(len(options.DEPTH))}
-        self.begin(named(stem="stem", **stages, flatten="head"))
+        self.set_features(named(stem="stem", **stages, flatten="head"))

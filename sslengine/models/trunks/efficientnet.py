@@ -1,11 +1,11 @@
 """Classy Vision's EfficientNet, with its parameter names and VISSL's features.
 
 conv1   after the stem
-block0 .. blockN    the blocks, counted through all stages
+block0 .. blockN    the blocks of all stages
 conv_final  after the last convolution
 avgpool averaged over space, N x C x 1 x 1
 flatten the same as N x C
-dropout the same behind dropout: the final feature
+dropout the same after dropout: the final feature
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sslengine.registry import register_trunk
 
 
 class Block(classy.MBConvBlock):  # type: ignore[misc] # Classy has no types
-    """One that knows how often it is skipped."""
+    """A block that stores its drop rate."""
 
     drop_rate: float
 
@@ -43,7 +43,7 @@ class EfficientNet(LibraryTrunk):
         super().__init__()
         arguments = asdict(options)
         size = classy.MODEL_PARAMS[arguments.pop("model_version")]
-        # Its classifier is left behind.
+        # The classifier is not used.
         whole = classy.EfficientNet(num_classes=1, model_params=size, **arguments)
         self.conv_stem, self.bn0, self.blocks = whole.conv_stem, whole.bn0, whole.blocks
         self.conv_stem = with_inputs(self.conv_stem, in_chans, by_fan_out)
@@ -54,7 +54,7 @@ class EfficientNet(LibraryTrunk):
             cast(Block, block).drop_rate = options.drop_connect_rate * index / len(self.blocks)
         self.positions = {name: index for index, name in enumerate(self.blocks._modules)}
         blocks = {f"block{index}": f"blocks.{name}" for name, index in self.positions.items()}
-        self.begin(
+        self.set_features(
             {
                 "conv1": Feature(("bn0",), lambda trunk, given, x: silu(given[0])),
                 **named(**blocks),

@@ -1,9 +1,9 @@
-"""`TRUNK.NAME: timm`: any network of timm's, by timm's name.
+"""`TRUNK.NAME: timm`: any network of timm, by timm's name.
 
-<timm's names>  what `feature_info` lists (layer1, stages.0, blocks.11), as maps N x C x H x W
-flatten         pooled, as timm gives it with num_classes=0: the final feature
+<timm's names>  the modules of `feature_info` (layer1, stages.0, blocks.11), as maps N x C x H x W
+flatten         timm's output with num_classes=0, pooled: the final feature
 
-Any other submodule can be asked for too: library.py.
+The output of any other submodule can be requested too, see library.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ WHERE = "config.MODEL.TRUNK.TIMM"
 
 class TimmTrunk(ByName):
     section = WHERE
-    # timm's numbers of its features.
+    # The features of forward_intermediates, and their indices.
     _levels: dict[str, int]
-    asked: TimmOptions
+    options: TimmOptions
 
-    def _listen(self, source: str) -> None:
+    def _record(self, source: str) -> None:
         if source not in self._levels:
-            super()._listen(source)
+            super()._record(source)
 
     def _run(self, x: Tensor, sources: Collection[str]) -> dict[str, Tensor]:
         levels = sorted((self._levels[name], name) for name in sources if name in self._levels)
@@ -49,8 +49,8 @@ class TimmTrunk(ByName):
         return {**found, "": network.forward_head(last)} if "" in sources else found
 
     def library_weights(self, in_chans: int) -> dict[str, Tensor]:
-        """timm's weights by name, from the network."""
-        return cast(nn.Module, _make(self.asked, in_chans, pretrained=True)).state_dict()
+        """Return timm's pretrained weights; timm may download them."""
+        return cast(nn.Module, _make(self.options, in_chans, pretrained=True)).state_dict()
 
 
 @register_trunk("timm", options=TimmOptions)
@@ -59,10 +59,10 @@ def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
     levels = _levels(network)
     table = {name: Feature((name,)) for name in levels if name != FINAL}
     trunk = adopt(network, TimmTrunk, {**table, FINAL: Feature(("",))})
-    # Of those without this verb submodules are listened to.
+    # Without forward_intermediates, the outputs of submodules are recorded.
     trunk._levels = levels if hasattr(network, "forward_intermediates") else {}
     trunk.block_names = _blocks(network)
-    trunk.asked, trunk.left_out = options, _classifier(network)
+    trunk.options, trunk.left_out = options, _classifier(network)
     return trunk
 
 
@@ -87,7 +87,7 @@ def _levels(network: Any) -> dict[str, int]:
 
 
 def _blocks(network: Any) -> str | None:
-    """timm groups parameters by patterns: those with no number given to them are of blocks."""
+    """timm groups parameters by patterns: the patterns without a fixed number match blocks."""
     if not hasattr(network, "group_matcher"):
         return rows_of_blocks(network)
     return "|".join(_patterns(network.group_matcher(coarse=False))) or None

@@ -1,9 +1,9 @@
-"""`TRUNK.NAME: torchvision`: any classification network of torchvision's, by torchvision's name.
+"""`TRUNK.NAME: torchvision`: any classification network of torchvision, by torchvision's name.
 
 <submodules>    the network's parts and blocks by torchvision's names (layer1, features.3)
-flatten         what its last layer, the one that has the classes, would get: the final feature
+flatten         the input of the last layer, which has the classes: the final feature
 
-Any other submodule can be asked for too: library.py.
+The output of any other submodule can be requested too, see library.py.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from sslengine.models.trunks.library_options import TorchvisionOptions
 from sslengine.registry import register_trunk
 
 WHERE = "config.MODEL.TRUNK.TORCHVISION"
-# As many classes as no other layer has outputs.
+# A number of classes that identifies the last layer: no other layer has as many outputs.
 MARK = 7919
 
 
 class TorchvisionTrunk(ByName):
     section = WHERE
-    asked: TorchvisionOptions
-    # The name of its first convolution's weights.
+    options: TorchvisionOptions
+    # The name of the first convolution's weights.
     first_weight: str
 
     def present_name(self, name: str) -> str:
-        """torchvision's files of DenseNets are older than its names."""
+        """Return today's name: torchvision's DenseNet files have older names."""
         return re.sub(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)", r"\1\2", name)
 
     def library_weights(self, in_chans: int) -> dict[str, Tensor]:
-        """torchvision's weights by name, from the network."""
-        whole = _make(self.asked, weights="DEFAULT")
+        """Return torchvision's pretrained weights; torchvision may download them."""
+        whole = _make(self.options, weights="DEFAULT")
         state = {
             n: each for n, each in whole.state_dict().items() if not n.startswith(self.left_out)
         }
@@ -55,9 +55,8 @@ class TorchvisionTrunk(ByName):
 def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> TorchvisionTrunk:
     network = _make(options, num_classes=MARK)
     if options.pretrained and in_chans == 3 and "transform_input" not in options.arguments:
-        cast(
-            Any, network
-        ).transform_input = True  # what GoogLeNet's and Inception's weights were trained with
+        # GoogLeNet's and Inception's weights were trained with this setting.
+        cast(Any, network).transform_input = True
     (last,) = (name for name, each in network.named_modules() if _has_classes(each))
     network.set_submodule(last, nn.Identity())
     first = next(name for name, each in network.named_modules() if isinstance(each, nn.Conv2d))
@@ -67,7 +66,7 @@ def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> Torchvi
     final = Feature(("",), lambda trunk, given, x: given[0].flatten(1))
     trunk = adopt(network, TorchvisionTrunk, {**table, FINAL: final})
     trunk.block_names = rows_of_blocks(network)
-    trunk.asked, trunk.first_weight = options, f"{first}.weight"
+    trunk.options, trunk.first_weight = options, f"{first}.weight"
     trunk.left_out = (f"{last}.", "aux1.", "aux2.", "AuxLogits.")
     return trunk
 
@@ -75,11 +74,11 @@ def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> Torchvi
 def _make(options: TorchvisionOptions, **more: Any) -> nn.Module:
     make = partial(torchvision.models.get_model, options.model)  # type: ignore[attr-defined]
     if options.model in ("googlenet", "inception_v3") and "weights" not in more:
-        more |= {"aux_logits": False, "init_weights": True}  # aux: more classifiers, in training
+        more |= {"aux_logits": False, "init_weights": True}  # no auxiliary classifiers
     try:
         try:
             return make(**{**options.arguments, **more})
-        except NotImplementedError:  # it computes with tensors, and on the meta device none can be
+        except NotImplementedError:  # its __init__ computes with tensors, not possible on meta
             with torch.device("cpu"):
                 made = make(**{**options.arguments, **more})
             return made.to("meta")
@@ -95,7 +94,10 @@ def _has_classes(layer: nn.Module) -> bool:
 
 
 def _names(network: nn.Module, last: str) -> Iterator[str]:
-    """Of parts, of parts of what is a row of parts, and of blocks; none of the classifier's."""
+    """Yield the names of children, of the modules in a child that is a list, and of blocks.
+
+    The module that contains the classifier is excluded.
+    """
     blocks = re.compile(rows_of_blocks(network) or "(?!)")
     for name, module in network.named_modules():
         first, _, second = name.partition(".")
@@ -107,7 +109,7 @@ def _names(network: nn.Module, last: str) -> Iterator[str]:
 
 
 def _as_spread_as(layer: nn.Module) -> Any:
-    """Draw weights for other inputs, so that what comes out is as large as with three."""
+    """Draw weights for other channels, so that outputs have the variance that RGB images give."""
     weight = cast(Tensor, layer.weight).detach()
 
     def draw(made: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The first convolution of a trunk from a library that knows three channels alone."""
+"""Replace the first convolution of a library's network that takes three channels only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# How torchvision and Classy Vision draw the weights of convolutions.
+# The initialisation of convolutions in torchvision and Classy Vision.
 by_fan_out: Callable[[Tensor], Tensor] = partial(
     nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"
 )
@@ -17,9 +17,9 @@ by_fan_out: Callable[[Tensor], Tensor] = partial(
 def with_inputs(
     layer: nn.Module, in_chans: int, draw: Callable[[Tensor], Tensor] | None = None
 ) -> nn.Conv2d:
-    """The layer itself if it takes so many channels, else one like it.
+    """Return the layer if it takes `in_chans` channels, else a similar one that does.
 
-    draw: initial weights, in place; by default those of torch's convolutions.
+    draw: initialise the weights in place; by default as torch's convolutions.
     """
     assert isinstance(layer, nn.Conv2d)
     if layer.in_channels == in_chans:

@@ -1,4 +1,4 @@
-"""`config.MODEL.TRUNK.TIMM` and `.TORCHVISION`: networks of these libraries, by name."""
+"""`config.MODEL.TRUNK.TIMM` and `.TORCHVISION`: the networks of these libraries, by name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from sslengine.errors import nearest
 
-# What the engine says itself: there is no classifier, and DATA knows the channels.
-_OF_THE_ENGINE = {
+# Arguments that the engine sets, and what the user should do instead.
+_SET_BY_ENGINE = {
     "num_classes": "a trunk has no classifier",
     "in_chans": "set MODEL.INPUT_CHANNELS",
-    "pretrained": "set `pretrained` beside `arguments`",
-    "weights": "set `pretrained` beside `arguments`",
-    "features_only": "features are asked for by name",
+    "pretrained": "set the key `pretrained` of this section",
+    "weights": "set the key `pretrained` of this section",
+    "features_only": "features are requested by name",
 }
 
 
@@ -22,10 +22,10 @@ _OF_THE_ENGINE = {
 class LibraryOptions:
     # The network, by the library's name.
     model: str = ""
-    # Of the library's function that makes it: {drop_path_rate: 0.1}.
+    # Keyword arguments of the library's function that makes the network: {drop_path_rate: 0.1}.
     arguments: dict[str, Any] = field(default_factory=dict)
-    # Start from the library's own weights, which are downloaded; without a network:
-    # MODEL.WEIGHTS_INIT.PARAMS_FILE.
+    # Start from the library's pretrained weights, which are downloaded. Without internet access set
+    # MODEL.WEIGHTS_INIT.PARAMS_FILE instead.
     pretrained: bool = False
 
     library: ClassVar[str]
@@ -34,10 +34,10 @@ class LibraryOptions:
         raise NotImplementedError
 
     def check(self) -> Iterator[str]:
-        for key in self.arguments.keys() & _OF_THE_ENGINE.keys():
-            yield f"arguments.{key}: {_OF_THE_ENGINE[key]}."
+        for key in self.arguments.keys() & _SET_BY_ENGINE.keys():
+            yield f"arguments.{key}: {_SET_BY_ENGINE[key]}."
         if self.arguments and not self.model:
-            yield "model: arguments need a network."
+            yield "model: `arguments` is set, but no network is named."
 
     def check_chosen(self) -> Iterator[str]:
         if self.model and not self.is_known():
@@ -53,12 +53,12 @@ class TimmOptions(LibraryOptions):
     library: ClassVar[str] = "timm"
 
     def known(self) -> Collection[str]:
-        import timm  # it takes a second
+        import timm  # the import takes a second
 
         return timm.list_models()  # type: ignore[no-any-return]
 
     def is_known(self) -> bool:
-        """The name may have that of weights behind it: resnet50.a1_in1k."""
+        """The name of pretrained weights may follow that of the network: resnet50.a1_in1k."""
         return self.model.partition(".")[0] in self.known()
 
 

@@ -2,12 +2,12 @@
 
 trunk           the last map, N x 960 x H x W
 trunk_pool      averaged over space, N x 960: the final feature
-trunk_pool_norm the same, of length 1
+trunk_pool_norm the same, normalised to length 1
 
 timm's has two more; with TRUNK_ONLY: false, flatten is the final feature:
 
-flatten         trunk_pool behind timm's last convolution (if it is there) and hard swish
-flatten_norm    the same, of length 1
+flatten         trunk_pool after timm's last convolution (with TRUNK_ONLY: false) and hard swish
+flatten_norm    the same, normalised to length 1
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _flat(trunk: Any, given: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def _with_norm(layer: str, name: str, read: Any) -> dict[str, Feature]:
-    """The feature, and before it the same of length 1."""
+    """Return the feature normalised to length 1, then the feature."""
     normed = Feature((layer,), lambda *given: normalize(read(*given)))
     return {f"{name}_norm": normed, name: Feature((layer,), read)}
 
@@ -53,15 +53,17 @@ class TorchvisionMobileNetV3(LibraryTrunk):
         super().__init__()
         if not options.TRUNK_ONLY:
             raise ConfigError(
-                f"{self.section}.TRUNK_ONLY: mobilenetv3_tv ends with the trunk; what follows in "
-                f"torchvision's is the head mobilenet_v3_head."
+                f"{self.section}.TRUNK_ONLY: it must be true for mobilenetv3_tv; the layers that "
+                f"follow in torchvision's network are the head mobilenet_v3_head."
             )
         norm = partial(nn.BatchNorm2d, eps=1e-5, momentum=0.1) if options.TIMM_BN else None
-        # torchvision's name for them is that of a trunk's verb.
+        # torchvision calls its layers `features`, which is also a method of Trunk.
         self.layers = mobilenet_v3_large(norm_layer=norm).features
         first: Any = self.layers[0]
         first[0] = with_inputs(first[0], in_chans, by_fan_out)
-        self.begin({"trunk": Feature(("layers",)), **_with_norm("layers", "trunk_pool", _pooled)})
+        self.set_features(
+            {"trunk": Feature(("layers",)), **_with_norm("layers", "trunk_pool", _pooled)}
+        )
 
     def final_feature(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.layers(x))
@@ -81,7 +83,7 @@ class TimmMobileNetV3(LibraryTrunk):
         pooled = _with_norm("blocks", "trunk_pool", _pooled)
         flat = _with_norm("blocks", "flatten", _flat)
         last = {**flat, **pooled} if options.TRUNK_ONLY else {**pooled, **flat}
-        self.begin({"trunk": Feature(("blocks",)), **last})
+        self.set_features({"trunk": Feature(("blocks",)), **last})
 
     def final_feature(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.blocks(self.bn1(self.conv_stem(x))))

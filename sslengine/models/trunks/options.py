@@ -1,4 +1,4 @@
-"""`config.MODEL.TRUNK.*` of the trunks that come from timm and Classy Vision: VISSL's keys."""
+"""`config.MODEL.TRUNK.*`, with VISSL's keys, of the trunks that use timm or Classy Vision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from sslengine.config.sections import one_of
 
-# The published RegNets, as Classy Vision calls them.
+# Classy Vision's names of the published RegNets.
 REGNETS = (
     *(f"regnet_x_{size}" for size in ("400mf", "800mf", "1.6gf", "3.2gf", "8gf", "16gf", "32gf")),
     *(f"regnet_y_{size}" for size in ("400mf", "800mf", "1.6gf", "3.2gf", "8gf", "16gf", "32gf")),
@@ -18,7 +18,7 @@ REGNETS = (
 
 
 def too_small(options: Any, *keys: str) -> Iterator[str]:
-    """The keys whose numbers (or a number in whose list) are below 1."""
+    """Yield a problem for each key whose value (or a number in whose list) is below 1."""
     for key in keys:
         value = getattr(options, key)
         if min(value if isinstance(value, list) else [value], default=0) < 1:
@@ -26,7 +26,7 @@ def too_small(options: Any, *keys: str) -> Iterator[str]:
 
 
 def cut_unevenly(options: Any, *keys: str) -> Iterator[str]:
-    """The same keys, and heads and patches that do not divide what they are parts of."""
+    """Yield problems of too small values, and of a width or image that is not divisible."""
     small = list(too_small(options, *keys))
     yield from small
     heads, width = options.NUM_HEADS, options.HIDDEN_DIM
@@ -42,7 +42,7 @@ def no_scale(options: Any) -> Iterator[str]:
 
 
 def rates(options: Any, *keys: str) -> Iterator[str]:
-    """The keys that are no probabilities below 1."""
+    """Yield a problem for each key that is not a probability below 1."""
     for key in keys:
         if not 0 <= getattr(options, key) < 1:
             yield f"{key}: expected a rate from 0 to below 1, got {getattr(options, key)}."
@@ -54,17 +54,17 @@ class RegNetOptions:
 
     # regnet_y_16gf and the like; anynet; "" for the RegNet that depth .. group_width describe.
     name: str = ""
-    # Blocks; width of the first, its slope and its quantisation; width of a group.
+    # Number of blocks.
     depth: int | None = None
     # Width of the first block.
     w_0: int | None = None
     # How much wider each block is than the one before.
     w_a: float | None = None
-    # Widths are rounded to that of the first block times a power of it.
+    # Widths are rounded to w_0 times a power of w_m.
     w_m: float | None = None
     # Width of a group.
     group_width: int | None = None
-    # Width inside a block over its own.
+    # Width inside a block, divided by the block's width.
     bottleneck_multiplier: float | None = None
     # anynet: one number for each stage.
     depths: list[int] = field(default_factory=list)
@@ -72,11 +72,11 @@ class RegNetOptions:
     widths: list[int] = field(default_factory=list)
     # anynet: widths of groups.
     group_widths: list[int] = field(default_factory=list)
-    # anynet: width inside a block over its own.
+    # anynet: width inside the blocks of each stage, divided by the stage's width.
     bottleneck_multipliers: list[float] = field(default_factory=list)
     # anynet: strides of the stages.
     strides: list[int] = field(default_factory=list)
-    # Any of them; null: simple_stem_in, 32, 1e-5 and 0.1.
+    # res_stem_cifar, res_stem_in or simple_stem_in; null: simple_stem_in.
     stem_type: str | None = None
     # Channels of the stem; null: 32.
     stem_width: int | None = None
@@ -84,13 +84,14 @@ class RegNetOptions:
     bn_epsilon: float | None = None
     # The share of a new batch in the running statistics of batch norms; null: 0.1.
     bn_momentum: float | None = None
-    # Not with a published name. null: res_bottleneck_block, relu, true and 0.25.
+    # vanilla_block, res_basic_block, res_bottleneck_block or res_bottleneck_linear_block; null:
+    # res_bottleneck_block. This key and those below cannot be set for a published name.
     block_type: str | None = None
     # relu or silu; null: relu.
     activation: str | None = None
     # Squeeze and excitation; null: true.
     use_se: bool | None = None
-    # Width inside squeeze and excitation, over a block's input; null: 0.25.
+    # Width inside squeeze and excitation, divided by the width of a block's input; null: 0.25.
     se_ratio: float | None = None
 
     RULE: ClassVar[tuple[str, ...]] = ("depth", "w_0", "w_a", "w_m", "group_width")
@@ -125,29 +126,29 @@ class RegNetOptions:
         if self.name == "anynet":
             yield from self._stage_problems()
         elif self.name:
-            yield from self._strays("the published network", *self.STAGES, *self.BLOCKS)
-            yield from self._strays("it", *self.RULE, "bottleneck_multiplier")
+            fixed = (*self.STAGES, *self.BLOCKS, *self.RULE, "bottleneck_multiplier")
+            yield from self._unused(f"name {self.name!r} determines it", *fixed)
         else:
-            yield from self._strays("anynet alone", *self.STAGES)
+            yield from self._unused("has an effect only with name: anynet", *self.STAGES)
             yield from self._rule_problems()
 
-    def _strays(self, whose: str, *keys: str) -> Iterator[str]:
+    def _unused(self, reason: str, *keys: str) -> Iterator[str]:
         for key in self.given(*keys):
-            fixed = f"name: {self.name!r} fixes" if self.name else "without a name, it is"
-            yield f"{key}: {fixed} that of {whose}; leave it out."
+            yield f"{key}: {reason}; remove it."
 
     def _stage_problems(self) -> Iterator[str]:
-        yield from self._strays("a RegNet", *self.RULE, "bottleneck_multiplier")
+        unused = "has no effect with name: anynet"
+        yield from self._unused(unused, *self.RULE, "bottleneck_multiplier")
         lengths = {key: len(getattr(self, key)) for key in self.STAGES}
         if len(set(lengths.values())) != 1 or not self.depths:
-            said = ", ".join(f"{key} {length}" for key, length in lengths.items())
-            yield f"depths: anynet needs one number per stage in each of: {said}."
+            counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+            yield f"depths: anynet requires one number per stage in each list; {counts}."
 
     def _rule_problems(self) -> Iterator[str]:
         rule = self.given(*self.RULE)
         missing = [key for key in self.RULE if key not in rule]
         if rule and missing:
-            yield f"{missing[0]}: a RegNet needs all of {', '.join(self.RULE)}."
+            yield f"{missing[0]}: a RegNet requires all of {', '.join(self.RULE)}."
         if not rule or missing:
             return
         if rule["w_0"] < 8 or rule["w_0"] % 8:
@@ -161,7 +162,7 @@ class RegNetOptions:
 
 @dataclass
 class EfficientNetOptions:
-    # B0 .. B7: how wide and deep it is.
+    # B0 .. B7: the network's width and depth.
     model_version: str = "B0"
     # The share of a new batch in the running statistics of batch norms.
     bn_momentum: float = 0.01
@@ -169,9 +170,9 @@ class EfficientNetOptions:
     bn_epsilon: float = 0.001
     # Chance that the last block is skipped; it grows linearly from 0.
     drop_connect_rate: float = 0.2
-    # Widths are multiples of it, and no smaller than min_width (null: than width_divisor).
+    # Widths are multiples of this.
     width_divisor: int = 8
-    # null: width_divisor.
+    # The smallest width; null: width_divisor.
     min_width: int | None = None
     # Squeeze and excitation.
     use_se: bool = True
@@ -186,31 +187,31 @@ class EfficientNetOptions:
 class XcitOptions:
     # The side of images.
     IMAGE_SIZE: int = 224
-    # 8 or 16, made by convolutions of stride 2.
+    # The side of a patch in pixels, 8 or 16: patches are embedded by convolutions of stride 2.
     PATCH_SIZE: int = 16
     # Width of a token.
     HIDDEN_DIM: int = 384
     # Layers of cross-covariance attention.
     NUM_LAYERS: int = 12
-    # Layers behind those in which the class token collects what the patches hold.
+    # Layers after those in which the class token attends to the patches.
     NUM_CLASS_LAYERS: int = 2
     # Heads of each layer.
     NUM_HEADS: int = 8
-    # Width inside each block's MLP, over that of a token.
+    # Width inside each block's MLP, divided by that of a token.
     MLP_RATIO: float = 4.0
-    # Dropout on embeddings, and behind attention and MLPs.
+    # Dropout on embeddings, and after attention and MLPs.
     DROPOUT_RATE: float = 0.0
     # Dropout on the weights of attention.
     ATTENTION_DROPOUT_RATE: float = 0.0
     # Stochastic depth, the same in all layers.
     DROP_PATH_RATE: float = 0.05
-    # What every residual branch is multiplied with at first.
+    # Initial factor on every residual branch (LayerScale).
     ETA: float = 1.0
-    # Class layers norm the patches too, not the class token alone.
+    # Class layers normalise the patches too, not the class token alone.
     TOKENS_NORM: bool = True
     # A bias on queries, keys and values.
     QKV_BIAS: bool = True
-    # Recompute the layers (the class layers) in the backward pass, one at a time.
+    # Recompute the layers before the class layers in the backward pass, one at a time.
     CHECKPOINT_XCA_BLOCK: bool = False
     # Recompute the class layers in the backward pass.
     CHECKPOINT_ATTN_BLOCK: bool = False
@@ -233,15 +234,15 @@ class SwinTransformerOptions:
     PATCH_SIZE: int = 4
     # Width of the first stage; every further stage is twice as wide.
     EMBED_DIM: int = 96
-    # Blocks and heads of each stage.
+    # Blocks of each stage.
     DEPTHS: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
     # Attention heads of each stage.
     NUM_HEADS: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
     # The side of a window, in patches.
     WINDOW_SIZE: int = 7
-    # Width inside each block's MLP, over that of a token.
+    # Width inside each block's MLP, divided by that of a token.
     MLP_RATIO: float = 4.0
-    # Dropout on embeddings, and behind attention and MLPs.
+    # Dropout on embeddings, and after attention and MLPs.
     DROPOUT_RATE: float = 0.0
     # Dropout on the weights of attention.
     ATTENTION_DROPOUT_RATE: float = 0.0
@@ -249,7 +250,8 @@ class SwinTransformerOptions:
     DROP_PATH_RATE: float = 0.1
     # A bias on queries, keys and values.
     QKV_BIAS: bool = True
-    # false: 1 / sqrt(width of a head). A number costs the fused attention kernel.
+    # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
+    # attention kernel cannot be used.
     QK_SCALE: bool | float | None = False
 
     def check(self) -> Iterator[str]:
@@ -274,7 +276,7 @@ class SwinTransformerOptions:
 
 @dataclass
 class ConvNextOptions:
-    # Blocks and width of each of the four stages.
+    # Blocks of each of the four stages.
     DEPTH: list[int] = field(default_factory=lambda: [3, 3, 27, 3])
     # Width of each of the four stages.
     DIMS: list[int] = field(default_factory=lambda: [96, 192, 384, 768])
@@ -291,15 +293,15 @@ class ConvNextOptions:
 
 @dataclass
 class ConvitOptions:
-    """What a ConViT has beyond VISION_TRANSFORMERS, which it reads too."""
+    """The options of ConViT in addition to those of VISION_TRANSFORMERS."""
 
-    # First layers whose attention is gated between place and content.
+    # How many of the first layers have gated positional self-attention.
     N_GPSA_LAYERS: int = 10
-    # How sharply a head looks at one neighbour at first; 0: 1 / layer.
+    # How strongly a head initially attends to one neighbour; 0: 1 / index of the layer, from 1.
     LOCALITY_STRENGTH: float = 1.0
     # Copies of each of the three relative coordinates.
     LOCALITY_DIM: int = 10
-    # Start like a convolution.
+    # Initialise gated layers so that they compute like a convolution.
     USE_LOCAL_INIT: bool = True
 
     def check(self) -> Iterator[str]:
@@ -310,7 +312,7 @@ class ConvitOptions:
 
 @dataclass
 class BeitOptions:
-    # The only side of images; relative positions are made for it.
+    # The side of images; no other is accepted, since relative positions depend on it.
     IMAGE_SIZE: int = 224
     # The side of a patch, in pixels.
     PATCH_SIZE: int = 16
@@ -320,27 +322,28 @@ class BeitOptions:
     NUM_HEADS: int = 12
     # Width of a token.
     HIDDEN_DIM: int = 768
-    # Width inside each block's MLP, over that of a token.
+    # Width inside each block's MLP, divided by that of a token.
     MLP_RATIO: float = 4.0
-    # Dropout on embeddings, and behind attention and MLPs.
+    # Dropout on embeddings, and after attention and MLPs.
     DROPOUT_RATE: float = 0.0
     # Dropout on the weights of attention.
     ATTENTION_DROPOUT_RATE: float = 0.0
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
-    # Of queries and values; keys have none.
+    # A bias on queries and values; keys have none.
     QKV_BIAS: bool = False
-    # false: 1 / sqrt(width of a head). A number costs the fused attention kernel.
+    # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
+    # attention kernel cannot be used.
     QK_SCALE: bool | float | None = False
-    # Where a patch is: an embedding, a bias on attention in each block, one bias for all blocks.
+    # An embedding of each patch's position is added to its token.
     USE_ABS_POS_EMB: bool = True
-    # A bias on attention in each block, by relative place.
+    # Each block has a bias on attention that depends on relative position.
     USE_REL_POS_BIAS: bool = False
-    # One such bias for all blocks.
+    # All blocks share one such bias.
     USE_SHARED_REL_POS_BIAS: bool = False
     # true: the patches are averaged, then normed; false: all tokens are normed.
     USE_MEAN_POOLING: bool = True
-    # What every residual branch is multiplied with at first, channel by channel; false: by nothing.
+    # Initial factor on each channel of every residual branch (LayerScale); false: no LayerScale.
     INIT_VALUES: bool | float | None = False
 
     def check(self) -> Iterator[str]:
@@ -354,7 +357,7 @@ class BeitOptions:
 
 @dataclass
 class MobileNetOptions:
-    # Batch norms with eps 1e-5 and momentum 0.1, which timm's has; false: torchvision's 1e-3, 0.01.
+    # mobilenetv3_tv: batch norms have timm's eps 1e-5 and momentum 0.1; false: 1e-3 and 0.01.
     TIMM_BN: bool = False
-    # timm's without its last convolution, which is a head here: mobilenet_v3_head_timm.
+    # mobilenetv3_timm: without the last convolution, which the head mobilenet_v3_head_timm has.
     TRUNK_ONLY: bool = True

@@ -1,4 +1,4 @@
-"""What trunks that cut images into patches share."""
+"""Functions that the trunks on patches of images share."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class PatchTrunk(LibraryTrunk):
         return patch_grid(x, self.patch_size, self.section.rpartition(".")[2])
 
     def as_map(self, patches: Tensor, x: Tensor) -> Tensor:
-        """N x L x D of these images as N x D x H x W."""
+        """Reshape tokens N x L x D of images x to N x D x H x W."""
         return patches.mT.reshape(len(patches), -1, *self.grid(x))
 
 
 def image_arguments(
     options: VisionTransformerOptions | BeitOptions | XcitOptions | SwinTransformerOptions,
 ) -> dict[str, Any]:
-    """What timm's constructors call the options."""
+    """Return the keyword arguments of timm's constructors."""
     return {
         "img_size": options.IMAGE_SIZE,
         "patch_size": options.PATCH_SIZE,
@@ -47,7 +47,7 @@ def image_arguments(
 def block_arguments(
     options: VisionTransformerOptions | BeitOptions | XcitOptions,
 ) -> dict[str, Any]:
-    """Of networks whose blocks are all of one width."""
+    """Return the keyword arguments of networks whose blocks all have one width."""
     return {
         "embed_dim": options.HIDDEN_DIM,
         "depth": options.NUM_LAYERS,
@@ -57,12 +57,12 @@ def block_arguments(
 
 
 def mlp_ratio(options: VisionTransformerOptions) -> float:
-    """timm cuts width * ratio to a whole number: the half keeps it from falling one short."""
+    """Return timm's mlp_ratio. timm truncates width * ratio; + 0.5 prevents a rounding error."""
     return (options.MLP_DIM + 0.5) / options.HIDDEN_DIM
 
 
 def patch_grid(x: Tensor, patch_size: int, section: str) -> tuple[int, int]:
-    """How many patches images have, down and across; ConfigError if they do not come out even."""
+    """Return the number of patches (vertical, horizontal); ConfigError if it is no integer."""
     height, width = x.shape[-2:]
     if height % patch_size or width % patch_size:
         raise ConfigError(
@@ -73,21 +73,21 @@ def patch_grid(x: Tensor, patch_size: int, section: str) -> tuple[int, int]:
 
 
 def set_attention_scale(attentions: Iterable[Any], scale: float) -> None:
-    """Another factor on queries times keys than 1 / sqrt(width of a head)."""
+    """Set the factor on queries times keys, which is 1 / sqrt(width of a head) by default."""
     for attention in attentions:
-        # The fused kernel is called with the usual scale, whatever `scale` says.
+        # timm calls the fused kernel with the default scale, and ignores `scale`.
         attention.fused_attn, attention.scale = False, scale
 
 
 def split_patches(images: Tensor, size: int) -> Tensor:
-    """N x C x H x W -> N x L x (size * size * C), row by row."""
+    """Reshape N x C x H x W to N x L x (size * size * C), row by row."""
     count, channels, height, width = images.shape
     cut = images.reshape(count, channels, height // size, size, width // size, size)
     return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 def join_patches(patches: Tensor, size: int, shape: torch.Size) -> Tensor:
-    """The reverse, for images of that shape."""
+    """The inverse of split_patches, for images of that shape."""
     count, channels, height, width = shape
     cut = patches.reshape(count, height // size, width // size, size, size, channels)
     return cut.permute(0, 5, 1, 3, 2, 4).reshape(shape)
@@ -96,7 +96,10 @@ def join_patches(patches: Tensor, size: int, shape: torch.Size) -> Tensor:
 def sine_positions(
     rows: int, columns: int, width: int, device: torch.device | None = None
 ) -> Tensor:
-    """(rows * columns) x width: a quarter each sines and cosines of the column, then of the row."""
+    """Return sine-cosine position embeddings, (rows * columns) x width.
+
+    A quarter of the width each: sine of the column, cosine of it, sine of the row, cosine of it.
+    """
     make: dict[str, Any] = {"dtype": torch.float64, "device": device}
     steps = torch.arange(width // 4, **make) / (width // 4)
     frequencies = 10_000.0**-steps

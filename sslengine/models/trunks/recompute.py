@@ -1,11 +1,12 @@
-"""Activation checkpointing of a network whose forward pass is another library's.
+"""Activation checkpointing of a network whose forward pass belongs to another library.
 
-The network is watched once, on the meta device: which of its blocks get just what the block before
-them gave? Such rows are cut into parts. The first block of a part computes all of it under torch's
-checkpointing, which keeps what enters; the others hand on what they get.
+The network runs once on the meta device, to find rows of blocks: each block's input is exactly the
+output of the block before. The rows are split into parts. When the first block of a part is called,
+it computes the whole part under torch's checkpointing, which keeps the part's input; the other
+blocks of the part return their input.
 
-What is inside a part is computed a second time in the backward pass. That second time must leave
-the running statistics of batch norms alone, or they would move twice per step.
+A part is computed a second time in the backward pass. The second pass must not update the running
+statistics of batch norms, or they would be updated twice per step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LOG = logging.getLogger("sslengine")
 
 @dataclass(eq=False)
 class Part:
-    """Blocks in a row; `done` is called after each pass through it."""
+    """Consecutive blocks that are recomputed together; `done` is called after each forward pass."""
 
     blocks: list[nn.Module]
     done: Callable[[], None]
@@ -41,7 +42,7 @@ class Part:
     _output: Any = None
 
     def run(self, *inputs: Any, **named: Any) -> Any:
-        # DenseNet's blocks add to the list that they got.
+        # DenseNet's blocks append to the list that they get.
         inputs = tuple(list(each) if isinstance(each, list) else each for each in inputs)
         self.running = True
         try:
@@ -59,11 +60,12 @@ class Part:
             x = nn.Module.__call__(block, x, *inputs[1:], **named)
         return x
 
-    def hand_on(self, block: nn.Module, x: Any) -> Any:
+    def pass_through(self, block: nn.Module, x: Any) -> Any:
+        """Return the input of a block that is not the part's first: it is the part's output."""
         if x is not self._output and not torch.compiler.is_compiling():
             raise TrainingError(
-                f"config.MODEL.ACTIVATION_CHECKPOINTING: a {type(block).__name__} did not get what "
-                f"the block before it gave, as it did when the network was built. Set "
+                f"config.MODEL.ACTIVATION_CHECKPOINTING: the input of a {type(block).__name__} is "
+                f"not the output of the block before, as it was when the network was built. Set "
                 f"NUM_ACTIVATION_CHECKPOINTING_SPLITS to the number of blocks."
             )
         if block is self.blocks[-1]:
@@ -76,15 +78,15 @@ class Rows:
     """The names of blocks that follow each other directly, row by row."""
 
     rows: list[list[str]] = field(default_factory=list)
-    # Those that change their input in place: what enters a part is kept, so they begin none.
-    greedy: set[str] = field(default_factory=set)
-    # Of any module outside of blocks: the block that had run last when it was done.
+    # Blocks that change their input in place. A part's input is kept, so they cannot be first.
+    in_place: set[str] = field(default_factory=set)
+    # For each module: the last block that had run when the module's forward pass ended.
     last: dict[str, str] = field(default_factory=dict)
 
-    def cut(self, parts: int, ends: Collection[str]) -> Iterator[list[str]]:
-        """Into at least so many parts, in order, of nearly equal lengths.
+    def split(self, parts: int, ends: Collection[str]) -> Iterator[list[str]]:
+        """Yield at least `parts` parts, in order, of nearly equal lengths.
 
-        ends: modules whose output must be their own: a part ends with them.
+        ends: modules whose output is recorded: a part must end with them.
         """
         total, first = sum(map(len, self.rows)), 0
         bounds = {total * part // parts for part in range(parts)}
@@ -93,19 +95,19 @@ class Rows:
             edges = [
                 place
                 for place, name in enumerate(row)
-                if row[place - 1] in lasts or (first + place in bounds and name not in self.greedy)
+                if row[place - 1] in lasts
+                or (first + place in bounds and name not in self.in_place)
             ]
-            yield from (self._begun(row[a:b]) for a, b in pairwise([0, *edges, len(row)]))
+            for start, end in pairwise([0, *edges, len(row)]):
+                yield list(dropwhile(self.in_place.__contains__, row[start:end]))
             first += len(row)
-
-    def _begun(self, names: Sequence[str]) -> list[str]:
-        return list(dropwhile(self.greedy.__contains__, names))
 
 
 def watch(network: nn.Module, blocks: str, run: Callable[[Any], Any]) -> Rows:
-    """The rows with blocks (a regular expression) and other modules with parts of their own.
+    """Find the rows of blocks, and of other modules that have submodules and no block.
 
-    run: a forward pass on the meta device of the network that it gets, which is in train mode.
+    blocks: a regular expression for names of blocks.
+    run: run a forward pass of its argument, the network in train mode, on the meta device.
     """
     tensors = chain(network.parameters(), network.buffers())
     twin = copy.deepcopy(network, {id(each): _on_meta(each) for each in tensors}).train()
@@ -116,20 +118,20 @@ def watch(network: nn.Module, blocks: str, run: Callable[[Any], Any]) -> Rows:
             module.register_forward_pre_hook(partial(watched.before, name), with_kwargs=True)
             module.register_forward_hook(watched.after)
         elif not name.startswith(tuple(f"{each}." for each in names)):
-            module.register_forward_hook(partial(watched.beside, name))
+            module.register_forward_hook(partial(watched.after_outside, name))
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             run(twin)
         rows = watched.found()
-    except Exception as error:  # not every network runs there
-        LOG.info("Activation checkpointing: each block by itself (%s).", first_line(error))
+    except Exception as error:  # not every network runs on the meta device
+        LOG.info("Activation checkpointing: each block is one part (%s).", first_line(error))
         rows = [[name] for name in names if next(twin.get_submodule(name).children(), None)]
     rows = [row for row in rows if any(map(inside.fullmatch, row))]
-    return Rows(rows, watched.greedy, watched.last)
+    return Rows(rows, watched.in_place, watched.last)
 
 
 def links(network: nn.Module, blocks: str) -> list[str]:
-    """Blocks, and what has parts and none that is a block; nothing that is inside of these."""
+    """Return the outermost blocks, and outermost modules that have submodules and no block."""
     pattern, modules = re.compile(blocks), dict(network.named_modules())
     inside = [name for name in modules if pattern.fullmatch(name)]
     above = {name[:end] for name in inside for end, sign in enumerate(name) if sign == "."} | {""}
@@ -144,11 +146,11 @@ def links(network: nn.Module, blocks: str) -> list[str]:
 
 
 class _Watched:
-    """Hooks that note what modules got and gave."""
+    """Hooks that compare each module's input with the output of the one before."""
 
     def __init__(self) -> None:
         self.rows: list[list[str]] = []
-        self.greedy: set[str] = set()
+        self.in_place: set[str] = set()
         self.last: dict[str, str] = {}
         self._given: tuple[Any, int, Any] = (None, 0, None)  # output, its version, other inputs
         self._got = (None, 0)
@@ -166,18 +168,17 @@ class _Watched:
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         x, version = self._got
         if isinstance(x, Tensor) and x._version != version:
-            self.greedy.add(self.rows[-1][-1])
+            self.in_place.add(self.rows[-1][-1])
         self._given = (output, output._version if isinstance(output, Tensor) else 0, self._rest)
-
         self.last[self.rows[-1][-1]] = self.rows[-1][-1]
 
-    def beside(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    def after_outside(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         if self.rows:
             self.last[name] = self.rows[-1][-1]
 
     def found(self) -> list[list[str]]:
         names = list(chain.from_iterable(self.rows))
-        if len(set(names)) < len(names):  # what is called twice cannot tell what it hands on
+        if len(set(names)) < len(names):  # a module that is called twice cannot be inside a part
             return [[name] for name in dict.fromkeys(names)]
         return self.rows
 
@@ -198,7 +199,7 @@ def _same(one: Any, other: Any) -> bool:
 def set_parts(
     network: nn.Module, parts: Iterable[Sequence[str]], done: Callable[[], None]
 ) -> list[Part]:
-    """The blocks with these names recompute part by part from now on."""
+    """Set the parts that the network's blocks recompute from now on; return them."""
     made = [Part([network.get_submodule(each) for each in names], done) for names in parts if names]
     for block in network.modules():
         block.__dict__.pop("_part", None)
@@ -218,16 +219,19 @@ def _recomputing(kind: type[nn.Module]) -> type[nn.Module]:
             return nn.Module.__call__(self, *inputs, **named)
         if self is part.blocks[0]:
             return part.run(*inputs, **named)
-        return part.hand_on(self, inputs[0])
+        return part.pass_through(self, inputs[0])
 
-    # Not `forward`: hooks (of a sharded model, say) are not for what hands on.
+    # Override __call__, not forward: a block that passes its input through must not run hooks.
     return type(kind.__name__, (kind,), {"__call__": call, "_recomputes": True})
 
 
 def recomputed(
     owners: Iterable[nn.Module], inside: Callable[..., Any], *inputs: Any, **named: Any
 ) -> Any:
-    """What it gives; nothing inside it is kept. A compiled one tracks statistics once anyway."""
+    """Call `inside` under activation checkpointing.
+
+    In a compiled function batch norms update their statistics once without `context_fn`.
+    """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), statistics_untouched(owners)
@@ -238,9 +242,9 @@ def recomputed(
 
 @contextmanager
 def statistics_untouched(owners: Iterable[nn.Module]) -> Iterator[None]:
-    """Batch norms move what they track by nothing, and count on a copy.
+    """Keep running statistics unchanged: momentum is 0, and batches are counted on a copy.
 
-    They continue tracking: the second forward must save the same tensors as the first.
+    Tracking stays on, because the second forward pass must save the same tensors as the first.
     """
     tracking = [
         (module, module.momentum, module.num_batches_tracked)

@@ -20,7 +20,7 @@ from sslengine.models.trunks.options import RegNetOptions
 from sslengine.registry import register_trunk
 
 
-# The second and third split a very wide network over ranks in VISSL; here it is the same network.
+# In VISSL, regnet_v2 and regnet_fsdp can shard a very wide network; they are the same network.
 @register_trunk("regnet", "regnet_v2", "regnet_fsdp", options=RegNetOptions)
 class RegNet(LibraryTrunk):
     section = "config.MODEL.TRUNK.REGNET"
@@ -41,7 +41,7 @@ class RegNet(LibraryTrunk):
         names = (f"trunk_output.{name}" for name in self.trunk_output._modules)
         stages = {f"res{index}": name for index, name in enumerate(names, start=2)}
         flat = Feature(("avgpool",), lambda trunk, given, x: given[0].flatten(1))
-        self.begin(named(conv1="stem", **stages, avgpool="avgpool") | {"flatten": flat})
+        self.set_features(named(conv1="stem", **stages, avgpool="avgpool") | {"flatten": flat})
 
     def final_feature(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.avgpool(self.trunk_output(self.stem(x)))).flatten(1)
@@ -55,8 +55,8 @@ def _build(options: RegNetOptions) -> Any:
         return classy.MODEL_REGISTRY[options.name](**shared)
     if options.depth is None:
         raise ConfigError(
-            "config.MODEL.TRUNK.REGNET: which network? Give the name of a published one "
-            f"(regnet_y_16gf), or all of {', '.join(options.RULE)}."
+            "config.MODEL.TRUNK.REGNET: set `name` to a published network (regnet_y_16gf), or set "
+            f"all of {', '.join(options.RULE)}."
         )
     rule = options.given(*options.RULE, "bottleneck_multiplier")
     return classy.RegNet(classy.RegNetParams(**rule, **shared))

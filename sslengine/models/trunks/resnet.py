@@ -1,4 +1,4 @@
-"""ResNet and ResNeXt out of torchvision's blocks, with torchvision's parameter names.
+"""ResNet and ResNeXt from torchvision's blocks, with torchvision's parameter names.
 
 conv1   after the first convolution, norm and ReLU
 res1    after the max-pool (with the small stem: the same as conv1)
@@ -36,7 +36,7 @@ class ResNet(LibraryTrunk, TorchvisionResNet):  # type: ignore[misc] # Trunk's f
     vissl_names = ((r"^", "_feature_blocks."),)
 
     def __init__(self, options: ResNetOptions, in_chans: int = 3) -> None:
-        # torchvision's own would make 64 channels of everything.
+        # torchvision's __init__ supports only a stem of 64 channels.
         nn.Module.__init__(self)
         self._norm_layer, self.inplanes = _norm(options), options.channels()
         self.groups, self.base_width, self.dilation = options.GROUPS, options.WIDTH_PER_GROUP, 1
@@ -52,7 +52,7 @@ class ResNet(LibraryTrunk, TorchvisionResNet):  # type: ignore[misc] # Trunk's f
             setattr(self, f"layer{index + 1}", stage)
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), cast(Any, nn.Identity())
         _initialise(self, options.ZERO_INIT_RESIDUAL)
-        self.begin(self.table)
+        self.set_features(self.table)
 
 
 def _norm(options: ResNetOptions) -> Callable[[int], nn.Module]:
@@ -63,7 +63,7 @@ def _norm(options: ResNetOptions) -> Callable[[int], nn.Module]:
 
 
 def _initialise(trunk: nn.Module, zero_residual: bool) -> None:
-    """As torchvision does. (Norms start at weight 1 and bias 0 by themselves.)"""
+    """Initialise as torchvision does. (torch initialises norms with weight 1 and bias 0.)"""
     for module in trunk.modules():
         if isinstance(module, nn.Conv2d):
             by_fan_out(module.weight)

@@ -1,9 +1,9 @@
-"""timm's Swin transformer, with timm's parameter names. Images may have any size patches divide.
+"""timm's Swin transformer, with timm's parameter names. Images may be any multiple of a patch.
 
 stage1 .. stageN    the stages, N x C x H x W
 flatten     the last stage normed and averaged, N x C: the final feature
 
-A map that windows do not divide is padded to whole windows, and so is one smaller than a window.
+A map whose sides are not multiples of the window is padded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sslengine.registry import register_trunk
 class SwinTransformer(PatchTrunk, TimmSwinTransformer):  # type: ignore[misc] # Trunk's forward
     section = "config.MODEL.TRUNK.SWIN_TRANSFORMER"
     vissl_constants = r"\.(relative_position_index|attn_mask)$"
-    # The step from one stage to the next belongs to the first there, to the second here.
+    # VISSL's downsampling is at the end of a stage, timm's at the start of the next.
     vissl_names = (
         (r"^layers\.(\d+)\.downsample", lambda match: f"layers.{int(match[1]) - 1}.downsample"),
     )
@@ -40,9 +40,9 @@ class SwinTransformer(PatchTrunk, TimmSwinTransformer):  # type: ignore[misc] # 
             **image_arguments(options),
         )
         self.patch_size = options.PATCH_SIZE
-        # Before the first stage, where others have the step from the one before.
+        # Dropout of the embeddings, in the place of the downsampling that the first stage lacks.
         self.layers[0].downsample = nn.Dropout(options.DROPOUT_RATE)
-        # Inside, channels come last.
+        # The outputs of timm's stages are N x H x W x C.
         table = {
             f"stage{index + 1}": Feature(
                 (f"layers.{index}",), lambda trunk, given, x: given[0].permute(0, 3, 1, 2)
@@ -50,7 +50,7 @@ class SwinTransformer(PatchTrunk, TimmSwinTransformer):  # type: ignore[misc] # 
             for index in range(len(options.DEPTHS))
         }
         final = Feature(("norm",), lambda trunk, given, x: given[0].mean((1, 2)))
-        self.begin({**table, "flatten": final})
+        self.set_features({**table, "flatten": final})
         if options.QK_SCALE:
             attentions = (each for each in self.modules() if isinstance(each, WindowAttention))
             set_attention_scale(attentions, options.QK_SCALE)

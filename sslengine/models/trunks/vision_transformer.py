@@ -1,6 +1,7 @@
 """timm's vision transformer, with timm's parameter names and VISSL's features.
 
-Every feature is read behind the final norm. `i` counts blocks from 0; `n` counts the last blocks.
+The final norm is applied to every feature. `i` is the index of a block, from 0; `n` is a number of
+last blocks.
 
     blkCLS{i}, lastCLS, concatCLS{n}        the class token
     lastBLK, concatBLK{n}                   all tokens, N x T x D
@@ -10,7 +11,7 @@ Every feature is read behind the final norm. `i` counts blocks from 0; `n` count
 
 The final feature is lastCLS; without a class token, lastPOOL.
 
-`shown`, N x K indices of patches: all others are left out, as in masked autoencoders.
+`shown`, N x K indices of patches: all other patches are removed, as in masked autoencoders.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
             in_chans=in_chans,
             global_pool="token" if options.USE_CLASS_TOKEN else "avg",
             class_token=options.USE_CLASS_TOKEN,
-            fc_norm=False,  # the final norm stands before pooling, over all tokens
+            fc_norm=False,  # the final norm is applied to all tokens, before pooling
             mlp_ratio=mlp_ratio(options),
             dynamic_img_size=True,
             **image_arguments(options),
             **block_arguments(options),
         )
         self.patch_size = options.PATCH_SIZE
-        self.begin(dict(_table(options.NUM_LAYERS, options.USE_CLASS_TOKEN)))
+        self.set_features(dict(_table(options.NUM_LAYERS, options.USE_CLASS_TOKEN)))
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
         if options.QK_SCALE:
@@ -99,7 +100,7 @@ def _of(trunk: VisionTransformer, tokens: Tensor, x: Tensor, kind: str) -> Tenso
 
 
 def _table(depth: int, class_token: bool) -> Iterator[tuple[str, Feature]]:
-    """Every feature; the final one comes last."""
+    """Yield every feature; the final one is last."""
 
     def read(kind: str, blocks: Sequence[int]) -> Feature:
         return Feature(tuple(f"blocks.{block}" for block in blocks), partial(_read, kind=kind))

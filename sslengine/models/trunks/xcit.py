@@ -35,7 +35,7 @@ class Xcit(LibraryTrunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
             **block_arguments(options),
         )
         self.patch_size = options.PATCH_SIZE
-        self.begin(
+        self.set_features(
             {
                 "lastMAP": Feature(("norm",), lambda trunk, given, x: trunk.as_map(given[0], x)),
                 "lastCLS": Feature(("norm",), lambda trunk, given, x: given[0][:, 0]),
@@ -47,6 +47,6 @@ class Xcit(LibraryTrunk, TimmXcit):  # type: ignore[misc] # Trunk's forward
             self.checkpoint_activations(options.NUM_LAYERS + options.NUM_CLASS_LAYERS, chosen)
 
     def as_map(self, tokens: Tensor, x: Tensor) -> Tensor:
-        # Each halving of the images' sides rounds up.
+        # Each convolution of stride 2 rounds the sides up.
         grid = (-(-side // self.patch_size) for side in x.shape[-2:])
         return tokens[:, 1:].mT.reshape(len(tokens), -1, *grid)

@@ -70,7 +70,7 @@ def test_a_head_of_ones_own() -> None:
     [
         ("mlp", {"dims": [3, 2], "use_bm": True}, "Did you mean 'use_bn'"),
         ("mlp", {"dims": [3, "2"]}, "expected"),
-        ("eval_mlp", {"dims": [3, 2]}, "in_channels: EvalMLP needs this argument"),
+        ("eval_mlp", {"dims": [3, 2]}, "in_channels: EvalMLP requires this argument"),
         ("siamese_concat_view", {"num_towers": "9"}, "expected int"),
     ],
 )

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torchvision.models import alexnet
 
-from sslengine.models.trunks.alexnet import ENDS, AlexNet
+from sslengine.models.trunks.alexnet import LAST_LAYERS, AlexNet
 from sslengine.models.vissl_names import from_vissl
 
 from . import checks
@@ -18,7 +18,7 @@ def test_features_are_those_of_torchvision() -> None:
     x = torch.randn(2, 3, 96, 64)
     with torch.no_grad():
         found = dict(zip(model.feature_names, model(x, model.feature_names), strict=True))
-        for name, layer in ENDS.items():
+        for name, layer in LAST_LAYERS.items():
             torch.testing.assert_close(found[name], library.features[: layer + 1](x))
         library.classifier = nn.Identity()
         torch.testing.assert_close(found["flatten"], library(x))

@@ -136,7 +136,7 @@ def test_options() -> None:
 @pytest.mark.parametrize(
     ("size", "problem"),
     [
-        ((48, 48), r"BEIT\.IMAGE_SIZE: it is 32, and images are 48 x 48"),
+        ((48, 48), r"BEIT\.IMAGE_SIZE: it is 32, but images are 48 x 48"),
         ((32, 30), r"BEIT\.PATCH_SIZE: 8 does not divide images of 32 x 30"),
     ],
 )

@@ -133,14 +133,20 @@ RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
     ("made", "problem"),
     [
         (RegNetOptions(name="regnet_y_16g"), "name: expected one of"),
-        (RegNetOptions(name="regnet_y_16gf", depth=3), "depth: name: 'regnet_y_16gf' fixes"),
-        (RegNetOptions(name="regnet_x_8gf", use_se=True), "use_se: name: 'regnet_x_8gf' fixes"),
-        (RegNetOptions(name="regnet_x_8gf", depths=[1]), "depths: name: 'regnet_x_8gf' fixes"),
-        (RegNetOptions(name="anynet", **RULE, **STAGES), "depth: name: 'anynet' fixes"),
-        (RegNetOptions(name="anynet"), "depths: anynet needs one number per stage"),
-        (RegNetOptions(name="anynet", **{**STAGES, "strides": [2]}), "strides 1"),
-        (RegNetOptions(**RULE, strides=[2]), "strides: without a name, it is"),
-        (RegNetOptions(depth=3, w_0=8), "w_a: a RegNet needs all of depth, w_0"),
+        (RegNetOptions(name="regnet_y_16gf", depth=3), "depth: name 'regnet_y_16gf' determines it"),
+        (
+            RegNetOptions(name="regnet_x_8gf", use_se=True),
+            "use_se: name 'regnet_x_8gf' determines it",
+        ),
+        (
+            RegNetOptions(name="regnet_x_8gf", depths=[1]),
+            "depths: name 'regnet_x_8gf' determines it",
+        ),
+        (RegNetOptions(name="anynet", **RULE, **STAGES), "depth: has no effect with name: anynet"),
+        (RegNetOptions(name="anynet"), "depths: anynet requires one number per stage"),
+        (RegNetOptions(name="anynet", **{**STAGES, "strides": [2]}), "strides has 1"),
+        (RegNetOptions(**RULE, strides=[2]), "strides: has an effect only with name: anynet"),
+        (RegNetOptions(depth=3, w_0=8), "w_a: a RegNet requires all of depth, w_0"),
         (RegNetOptions(**{**RULE, "w_0": 20}), "w_0: expected a multiple of 8, got 20"),
         (RegNetOptions(**{**RULE, "w_a": -1.0}), "w_a: expected 0 or more"),
         (RegNetOptions(**{**RULE, "w_m": 1.0}), "w_m: expected more than 1"),
@@ -201,7 +207,7 @@ def test_a_network_that_the_library_has_not(library: str, near: str, name: str) 
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({}, "which of timm's networks"),
+    [({}, "expected the name of one of timm's networks"),
      ({"model": "resnet18", "arguments": {"num_classes": 3}}, "num_classes: a trunk has no"),
      ({"model": "resnet18", "arguments": {"in_chans": 3}}, "in_chans: set MODEL.INPUT_CHANNELS")],
 )  # fmt: skip

@@ -147,7 +147,9 @@ def test_a_pass_that_goes_another_way_than_the_first_is_an_error() -> None:
     ours.checkpoint_activations(1)
     outcome(ours, ())
     detour.append(1)
-    with pytest.raises(TrainingError, match=r"Block did not get what .*NUM_ACTIVATION_CHECKP"):
+    with pytest.raises(
+        TrainingError, match=r"input of a Block is not the output .*NUM_ACTIVATION_CHECKP"
+    ):
         outcome(ours, ())
 
 

@@ -155,5 +155,5 @@ def test_activation_checkpointing_recomputes() -> None:
 
 
 def test_a_network_must_be_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"REGNET: which network\?"):
+    with pytest.raises(ConfigError, match=r"REGNET: set `name` to a published network"):
         RegNet(RegNetOptions())
