@@ -44,8 +44,6 @@ _IN_FOLDERS = (
 )
 _SETTINGS = (
     "argparse.Namespace",
-    "lightning.fabric.utilities.data.AttributeDict",
-    "lightning_fabric.utilities.data.AttributeDict",
     "numpy._core.multiarray.scalar",
     "numpy.core.multiarray.scalar",
     "numpy.dtype",
@@ -55,19 +53,25 @@ _SETTINGS = (
     "omegaconf.listconfig.ListConfig",
     *(f"omegaconf.nodes.{kind}Node" for kind in ("Any", "Boolean", "Float", "Integer", "String")),
     "pathlib.PosixPath",
-    "pytorch_lightning.utilities.parsing.AttributeDict",
+    "pathlib._local.PosixPath",
     "typing.Any",
 )
 
 
-class _Settings(dict[Any, Any]):
+# The same as a dict, or its type alone.
+_DICTS = (
+    "lightning.fabric.utilities.data.AttributeDict",
+    "lightning_fabric.utilities.data.AttributeDict",
+    "pytorch_lightning.utilities.parsing.AttributeDict",
+)
+_TYPES = (dict, list, int, float, str, bool)
+
+
+class _Settings:
     """An object that is not made."""
 
-    def __new__(cls, *of: Any) -> _Settings:
-        return super().__new__(cls)
-
     def __init__(self, *of: Any) -> None:
-        super().__init__()
+        pass
 
     def __setstate__(self, state: Any) -> None:
         pass
@@ -110,9 +114,16 @@ def _read_parts(index: Path, trusted: bool) -> dict[str, Any]:
     }
 
 
+def _empty_dict(*of: Any) -> dict[Any, Any]:
+    return {}
+
+
 @contextmanager
 def _without_settings() -> Iterator[None]:
     stand_ins: list[Any] = [(_Settings, name) for name in _SETTINGS]
+    stand_ins += [(dict, name) for name in _DICTS]
+    stand_ins += [(each, f"builtins.{each.__name__}") for each in _TYPES]
+    stand_ins.append((_empty_dict, "collections.defaultdict"))
     with torch.serialization.safe_globals(stand_ins):
         yield
 

@@ -284,6 +284,14 @@ def test_folders_of_models_and_runs(tmp_path: Path) -> None:
         start(RESNET, tmp_path / "parts")
 
 
+def test_settings_beside_the_weights_are_not_made(tmp_path: Path) -> None:
+    settings = OmegaConf.create({"method": "byol", "crops": [2, 0.5, None], "name": "${method}"})
+    content = {"state_dict": small_resnet(1).state_dict(), "hyper_parameters": settings}
+    torch.save({**content, "out": tmp_path, "args": argparse.Namespace(lr=np.float64(1))},
+               tmp_path / "solo.ckpt")  # fmt: skip
+    assert start(RESNET, tmp_path / "solo.ckpt")[1].trunk == 65
+
+
 # --- what finds no place
 
 
