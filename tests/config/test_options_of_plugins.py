@@ -97,7 +97,7 @@ WRONG = {
     f"{TRAIN}.LABEL_SHIFTED=1": "LABEL_SHIFTED: unknown key. Did you mean 'LABEL_SHIFT'",
     f"{TRAIN}.LABEL_SHIFT=one": "LABEL_SHIFT: expected int",
     f"{TRAIN}.LABEL_SHIFT=-1": "LABEL_SHIFT: expected 0 or more, got -1",
-    f"{TRAIN}.FLAVOUR=null": "FLAVOUR: SourceOptions needs this argument",
+    f"{TRAIN}.FLAVOUR=null": "FLAVOUR: SourceOptions requires this argument",
     f"{TRAIN}.IMAGE_COLUMN=x": "IMAGE_COLUMN: it is a key of the data sources array_file, "
     "csv_filelist, huggingface_dataset, webdataset; here p_source is",
     f"{TRAIN}.TRANSFORMS.1.amont=1": "TRANSFORMS.1.amont: Amount takes no such argument",
