@@ -65,7 +65,12 @@ class Made(type):
     """Of dataclasses that are made while the program runs: pickled by the call that makes them."""
 
 
-copyreg.pickle(Made, lambda cls: cls.made_by)  # type: ignore[arg-type, attr-defined]
+def _reduced(cls: type[Any]) -> Any:
+    """A class that is written in a file is pickled by its name."""
+    return vars(cls).get("made_by", cls.__qualname__)
+
+
+copyreg.pickle(Made, _reduced)  # type: ignore[arg-type]
 
 
 class _OfSignature(metaclass=Made):
