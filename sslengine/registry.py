@@ -22,6 +22,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
@@ -103,13 +104,19 @@ class Registry(Generic[T]):
         self._things.update(things)
         self._owners.update(dict.fromkeys(things, module))
 
-    def declare(self, module: str, *names: str) -> None:
+    def declare(self, module: str, *names: str, options: type[Any] | None = None) -> None:
         """Declare that importing `module` registers `names`; it is imported on first use."""
         for name in names:
             taken_by = self._declared.get(name) or self._owners.get(name)
             if taken_by is not None and taken_by != module:
                 raise ConfigError(f"The {self.kind} name {name!r} is used by {taken_by}.")
             self._declared[name] = module
+            if options is not None:
+                self._options[name] = options
+
+    def is_open(self, name: str) -> bool:
+        """Are its options known without an import?"""
+        return name in self._things or name in self._options
 
     def get(self, name: str, where: str = "") -> T:
         """Return the component `name`. where: its key path, for the error."""
@@ -169,9 +176,9 @@ class Registry(Generic[T]):
 
     def options(self, name: str, where: str = "") -> type[Any] | None:
         """Return the options dataclass of `name`, or None."""
-        thing = self.get(name, where)
         if name in self._options:
             return self._options[name]
+        thing = self.get(name, where)
         # A dotted path to a component that is also registered under a name.
         for known, registered in self._things.items():
             if registered is thing:
@@ -180,11 +187,18 @@ class Registry(Generic[T]):
 
     def make(self, name: str, arguments: Mapping[str, Any], where: str = "", *given: Any) -> Any:
         """Create the component. arguments: those of the YAML; given: those of the engine."""
+        return self.maker(name, arguments, where)(*given)
+
+    def maker(
+        self, name: str, arguments: Mapping[str, Any], where: str = "", method: str = ""
+    ) -> Callable[..., Any]:
+        """What is called with the engine's arguments; it can be pickled. method: of the class."""
         thing: Any = self.get(name, where)
+        thing = getattr(thing, method) if method else thing
         options = self.options(name, where)
         if options is None:
-            return thing(*given, **arguments)
-        return thing(*given, options(**arguments))
+            return partial(thing, **arguments)
+        return partial(_with_options, thing, options(**arguments))
 
     def parameters(self, name: str, where: str = "") -> Mapping[str, inspect.Parameter]:
         """Return the arguments of YAML; without a dataclass, also those of the engine."""
@@ -233,6 +247,10 @@ class Registry(Generic[T]):
             f"  For a custom component: import its module with config.PLUGINS, "
             f"or write 'your_package.module:Name'."
         )
+
+
+def _with_options(thing: Any, options: Any, *given: Any) -> Any:
+    return thing(*given, options)
 
 
 def _same_definition(old: object, new: object) -> bool:
@@ -338,7 +356,7 @@ HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")
 OPTIMIZERS: Registry[Any] = Registry("optimizer", base="torch.optim:Optimizer")
-SCHEDULERS: Registry[Any] = Registry("scheduler")
+SCHEDULERS: Registry[Any] = Registry("scheduler", engine_arguments=("num_epochs",))
 PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor")
 TRANSFORMS: Registry[Any] = Registry(
     "transform",

@@ -27,7 +27,7 @@ from rich.text import Text
 from sslengine import catalog
 from sslengine.config.compose import compose
 from sslengine.config.resolve import Resolved, resolve
-from sslengine.data.options import OF_SOME_SOURCES, SplitOptions
+from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.errors import SSLEngineError
 from sslengine.services.order import Services
 from sslengine.task import build
@@ -54,7 +54,7 @@ SMALL = [
     # Options of files, which generated images do not have.
     *(
         f"config.DATA.TRAIN.{key}={json.dumps(getattr(SplitOptions(), key))}"
-        for key in OF_SOME_SOURCES
+        for key in OF_ENCODED_SOURCES
     ),
 ]
 RUN, OVERLAY, PART, FOREIGN = "run", "overlay", "part", "foreign"

@@ -181,7 +181,9 @@ def as_a_whole(subject: Subject, count: int) -> dict[str, float]:
         _run(subject, number, subject.pipeline, _as_read)
     listed = process_time() - began
     dataset.plan.settle(samples)
-    collate = partial(subject.collator, **subject.options.COLLATE_FUNCTION_PARAMS)
+    collate = COLLATORS.maker(
+        subject.options.COLLATE_FUNCTION, subject.options.COLLATE_FUNCTION_PARAMS
+    )
     batch = collate_seeded(collate, Samples(samples, SEED, (0, 0)))
     arrival = dataset.arrival(CPU)
     began = process_time()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from sslengine import __version__
 from sslengine.errors import ConfigError, SSLEngineError, nearest
+from sslengine.launch import cli
 from sslengine.screen import columns, wrapped
 
 VERBS = {
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if first in VERBS:
         return run(first, rest)
     if "=" in first or first.startswith(("-", "+", "~")):
-        return run("train", given)
+        return cli.main(given)
     hint = nearest(first, VERBS)
     print(f"error: {first!r} is no verb of sslengine. {hint}".rstrip(), file=sys.stderr)
     print(f"expected one of: {', '.join(VERBS)}; or config=NAME", file=sys.stderr)

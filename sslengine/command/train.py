@@ -82,8 +82,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _is_config(arguments: Sequence[str]) -> bool:
-    plain = [each for each in arguments if not each.startswith("-")]
-    return any(each.startswith(("config=", "+config/", "config.")) for each in plain[:1])
+    return any(each.startswith("config=") for each in arguments)
 
 
 @dataclass(frozen=True)

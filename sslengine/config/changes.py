@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from sslengine.config.components import owners_of
 from sslengine.config.dead_keys import has_no_effect
 from sslengine.config.options import SHARDED_TASK
+from sslengine.registry import DATA_SOURCES, SCHEDULERS
 
 _FIXED = ("MODEL", "LOSS", "TRAINER.TASK_NAME", "TRAINER.TRAIN_STEP_NAME", "OPTIMIZER.name")
 # Keys below _FIXED that may change: they determine how the model is computed.
@@ -61,7 +63,7 @@ def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> 
     old = {
         path: value
         for path, value in _leaves(tree.get("config") or {})
-        if path in new or not has_no_effect(f"config.{path}")
+        if path in new or not (has_no_effect(f"config.{path}") or _is_of_another(path))
     }
     found = []
     for path in dict.fromkeys((*new, *old)):
@@ -72,6 +74,14 @@ def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> 
         if old.get(path) != new.get(path):
             found.append(Change(path, old.get(path, "not set"), new.get(path, "not set")))
     return found
+
+
+def _is_of_another(path: str) -> bool:
+    """Is it a key of some schedule or data source? One that the config lacks is not chosen."""
+    section, _, key = path.rpartition(".")
+    if section.startswith("DATA."):
+        return bool(owners_of(DATA_SOURCES, key))
+    return ".param_schedulers." in section and bool(owners_of(SCHEDULERS, key))
 
 
 def _is_given(path: str, origins: Mapping[str, str]) -> bool:

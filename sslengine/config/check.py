@@ -7,6 +7,7 @@ be found without importing components, which import torch.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
@@ -18,10 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.arguments import argument_problems, loss_arguments
 from sslengine.config.auto_widths import with_some_width
+from sslengine.config.components import given_by_engine
 from sslengine.config.merge import Merged
-from sslengine.config.sections import components_of, fields_of, typed_nodes
+from sslengine.config.sections import components_of, fields_of, keys_beside, typed_nodes
 from sslengine.errors import ConfigError, UnknownNameError, UntrustedError
-from sslengine.registry import HEADS, Registry, component_key
+from sslengine.registry import HEADS, SCHEDULERS, Registry, component_key
 
 
 def check_plain(merged: Merged) -> None:
@@ -46,6 +48,8 @@ def check(merged: Merged) -> None:
         for method in methods:
             merged.problems.extend(_section_problems(node, path, method))
         merged.problems.extend(_free_component_problems(node, path))
+        merged.problems.extend(_argument_problems(node, path))
+        merged.problems.extend(_beside_problems(node, path))
     merged.raise_problems()
 
 
@@ -179,7 +183,7 @@ def _call_problems(
     options = registry.options(name, path)
     given = with_some_width(arguments) if registry is HEADS else arguments
     if options is None:
-        by_engine = registry.engine_arguments
+        by_engine = given_by_engine(registry, thing)
         if registry.takes_foreign and hasattr(thing, "from_config"):
             return
         if registry.takes_foreign:
@@ -210,6 +214,32 @@ def _free_component_problems(node: DictConfig, path: str) -> Iterator[str]:
             arguments: Any = OmegaConf.to_container(value)
             name = names.get(str(key), str(key))
             yield from _call_problems(registry, name, arguments, f"{path}.{key!s}")
+
+
+def _argument_problems(node: DictConfig, path: str) -> Iterator[str]:
+    """Of a component whose arguments stand in another field than its name."""
+    for key, field in fields_of(node).items():
+        arguments = field.metadata.get("arguments")
+        if not arguments:
+            continue
+        registry, name = field.metadata["registry"], node[key]
+        if name and not [*_name_problems(registry, name, "")]:
+            given = _value_of(node, arguments)
+            yield from _call_problems(registry, name, given, f"{path}.{arguments}")
+
+
+def _beside_problems(node: DictConfig, path: str) -> Iterator[str]:
+    """Of components whose arguments are keys of the section itself."""
+    beside = keys_beside(node)
+    if beside is None or beside[1] is SCHEDULERS:  # schedules are built in `check`
+        return
+    _, registry, chosen_by = beside
+    for name in node[chosen_by]:
+        if registry.is_open(name) and (options := registry.options(name)):
+            keys = [field.name for field in dataclasses.fields(options)]
+            given = {key: _value_of(node, key) for key in keys}
+            said = {key: value for key, value in given.items() if value is not None}
+            yield from _call_problems(registry, name, said, path)
 
 
 def _chosen_names(node: DictConfig, registry: Registry[Any]) -> dict[str, str]:

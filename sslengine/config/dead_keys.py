@@ -176,6 +176,19 @@ DEAD_KEYS: dict[str, DeadKey] = {
 }  # fmt: skip
 
 
+# Keys that VISSL knows for every data source, although one alone reads them: a warning elsewhere.
+_FOR_ANY_SOURCE = (
+    "DATA.*.REMOVE_IMG_PATH_PREFIX", "DATA.*.NEW_IMG_PATH_PREFIX",
+    "DATA.*.RANDOM_SYNTHETIC_IMAGES", "DATA.*.RANDOM_SYNTHETIC_LABELS",
+)  # fmt: skip
+
+
+def is_of_vissl(path: str) -> bool:
+    """May VISSL's YAML set it beside a component that does not read it?"""
+    bare = path.removeprefix("config.")
+    return any(_matches(bare, pattern) for pattern in _FOR_ANY_SOURCE)
+
+
 def dead_key(path: str) -> DeadKey | None:
     """Return the entry of a key path, which starts with `config.`."""
     root, _, bare = path.partition(".")

@@ -80,8 +80,8 @@ def views_per_image(transforms: Iterable[Mapping[str, Any]]) -> int:
     """
     views = 1
     for entry in transforms:
-        count = getattr(TRANSFORMS.get(TRANSFORMS.name_in(entry)), "count_views", None)
-        if count is not None:
+        name = TRANSFORMS.name_in(entry)
+        if hasattr(TRANSFORMS.get(name), "count_views"):
             arguments = {k: v for k, v in entry.items() if k not in TRANSFORMS.entry_keys}
-            views *= count(**arguments)
+            views *= TRANSFORMS.maker(name, arguments, method="count_views")()
     return views

@@ -17,10 +17,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.config.components import options_of
 from sslengine.config.dead_keys import DEAD_KEYS, DeadKey
 from sslengine.config.meanings import meaning_of_section, meanings
 from sslengine.config.merge import Root
-from sslengine.config.sections import components_of, schema
+from sslengine.config.sections import components_of, schema, with_all
 from sslengine.registry import Registry, component_key
 
 Schema = dict[str, Any]
@@ -98,7 +99,7 @@ def _value(hint: Any, field: Any, choices: list[Any] | None, node: Any) -> Schem
     if choices is not None:
         found: Schema = _either({"enum": choices})
     elif registry is not None:
-        found = _named(hint, _names(registry))
+        found = _named(hint, registry)
     else:
         found = _typed(hint, node)
     if field.default is not dataclasses.MISSING:
@@ -114,13 +115,26 @@ def _either(found: Schema) -> Schema:
     return {"anyOf": [found, {"type": "string", "pattern": f"^{_REFERENCE}$"}]}
 
 
-def _named(hint: Any, names: list[str]) -> Schema:
+def _named(hint: Any, registry: Registry[Any]) -> Schema:
     """Return the schema of a name (editors suggest sslengine's), or of a list of entries."""
+    names = _names(registry)
     name: Schema = {"anyOf": [{"enum": names}, {"type": "string"}]}
     if hint is str:
         return name
     entry: Schema = {"type": ["object", "array", "string"], "properties": {"name": name}}
+    arguments = [_arguments(registry, each) for each in names]
+    if chosen := [each for each in arguments if each["then"]["properties"]]:
+        entry["allOf"] = chosen
     return _list({"anyOf": [{"enum": names}, entry]})
+
+
+def _arguments(registry: Registry[Any], name: str) -> Schema:
+    """Of an entry that has this name: what editors say of its arguments."""
+    said = _section(options_of(registry, name))["properties"]
+    return {
+        "if": {"type": "object", "properties": {"name": {"enum": [name]}}, "required": ["name"]},
+        "then": {"properties": said},
+    }
 
 
 def _list(items: Schema) -> Schema:
@@ -132,9 +146,14 @@ def _typed(hint: Any, node: Any = None) -> Schema:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         options = [_typed(each, node) for each in typing.get_args(hint)]
         structured = [each for each in options if "properties" in each]
-        return structured[0] if structured else _of_types(typing.get_args(hint))
+        if structured:
+            return structured[0]
+        plain = all(each in _JSON_TYPES for each in typing.get_args(hint))
+        return _of_types(typing.get_args(hint)) if plain else {"anyOf": options}
     if dataclasses.is_dataclass(hint):
-        return _section(hint, node)
+        cls: Any = hint
+        found = _section(with_all(cls), node)
+        return found if with_all(cls) is cls else {**found, "additionalProperties": {}}
     arguments = typing.get_args(hint)
     match typing.get_origin(hint) or hint:
         case t if t is list:

@@ -128,7 +128,7 @@ def _rescale_composite(schedule: Schedule, peak: float, node_lr: float) -> Sched
     """Scale each part; a `linear` part is the warm-up, and is removed if it no longer rises."""
     kept: list[tuple[Mapping[str, Any], float, str]] = []
     parts = schedule["schedulers"]
-    scalings = list(schedule["interval_scaling"]) or ["rescaled"] * len(parts)
+    scalings = schedule.get("interval_scaling") or ["rescaled"] * len(parts)
     for part, length, scaling in zip(parts, schedule["lengths"], scalings, strict=True):
         scaled = _rescale(dict(part), peak, node_lr)
         if part["name"] == "linear":

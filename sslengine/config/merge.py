@@ -27,6 +27,7 @@ from sslengine.config.sections import (
     named,
     schema,
     typed_nodes,
+    with_all,
 )
 from sslengine.config.stored import Path, is_secret, texts_of_environment
 from sslengine.errors import ConfigError, UntrustedError, listing, nearest
@@ -349,7 +350,7 @@ def _open_optional(node: DictConfig, key: str) -> None:
     """Create a section that is null by default, because a key in it is set."""
     current = node._get_node(key) if _null_by_default(node, key) else None
     if isinstance(current, DictConfig) and current._is_none():
-        node[key] = OmegaConf.structured(current._metadata.ref_type)
+        node[key] = OmegaConf.structured(with_all(current._metadata.ref_type))
 
 
 def _open_element(node: DictConfig, key: str) -> None:

@@ -9,12 +9,14 @@ from functools import partial
 
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.config.beside import keep_chosen, settle_keys_beside
 from sslengine.config.check import check, check_plain
 from sslengine.config.compose import Composition, compose
 from sslengine.config.files import Layer
 from sslengine.config.inference import infer
 from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
+from sslengine.config.places import Places
 from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
 from sslengine.errors import ConfigError
@@ -54,8 +56,10 @@ def freeze(composition: Composition) -> Resolved:
     load_plugins(_plugins(composition))
     merged = merge(composition, partial(_check_plain, composition))
     settle_schedules(merged, composition)  # again, for schedules in the options of components
+    settle_keys_beside(merged, Places(merged, composition))
     check(merged)
     infer(merged, composition.name)
+    keep_chosen(merged.root.config)
     OmegaConf.set_readonly(merged.root.config, True)
     return Resolved(
         config=merged.root.config,

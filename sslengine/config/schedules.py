@@ -18,11 +18,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sslengine.config.components import belongs_to, owners_of
 from sslengine.config.compose import Composition
 from sslengine.config.lr_scaling import optimizers, peak_key
 from sslengine.config.merge import Merged
+from sslengine.config.places import BY_DEFAULT, Places
 from sslengine.config.sections import fields_of
-from sslengine.dotted import below
 from sslengine.errors import ConfigError, UnknownNameError, listing
 from sslengine.registry import SCHEDULERS
 
@@ -36,14 +37,13 @@ _VISSLS_LR: dict[str, Any] = {
     "end_value": 0.0,
     "value": 0.1,
 }
-_BY_DEFAULT = -1
 # Two parts join if their values differ by less than this share of the schedule's largest value.
 _GAP = 0.01
 
 
 def settle_schedules(merged: Merged, composition: Composition) -> None:
     """Drop arguments of replaced schedules, and report arguments that contradict each other."""
-    places = _Places(merged, composition)
+    places = Places(merged, composition)
     for path, optimizer in optimizers(merged.root.config):
         for key in optimizer.param_schedulers:
             # An interpolation may refer to options of a component, which are merged later.
@@ -59,64 +59,28 @@ def _is_used(optimizer: DictConfig, key: str) -> bool:
     return optimizer.param_schedulers[key] is not None and (key != "lr_head" or separate_heads)
 
 
-class _Places:
-    """The places that set keys, as numbers: later places have larger numbers."""
-
-    def __init__(self, merged: Merged, composition: Composition) -> None:
-        self.origins, self.composition = merged.origins, composition
-        self._numbers = {each.origin: n for n, each in enumerate(composition.layers)}
-        self.command_line = len(composition.layers)
-
-    def of(self, path: str) -> int:
-        """Return the last place that set the key or a key below it; -1 if none did."""
-        below = f"{path}."
-        given = [its for key, its in self.origins.items() if key == path or key.startswith(below)]
-        return max((self._numbers.get(each, self.command_line) for each in given),
-                   default=_BY_DEFAULT)  # fmt: skip
-
-    def is_default(self, path: str, key: str, value: Any) -> bool:
-        """Whether it is VISSL's default in the config of an earlier run, which has every key."""
-        number = self.of(f"{path}.{key}")
-        if number == self.command_line:
-            return False
-        tree = below(self.composition.layers[number].tree, path.split("."))
-        return "is_adaptive" in (tree or {}) and value == _VISSLS_LR.get(key)
-
-    def names(self, path: str) -> list[tuple[int, str]]:
-        """Return the names that places gave the schedule at `path`, in order."""
-        found: list[tuple[int, str]] = []
-        keys = [*path.split("."), "name"]
-        for number, layer in enumerate(self.composition.layers):
-            found.append((number, below(layer.tree, keys)))
-        for each in self.composition.assignments:
-            own = each.path.split(".")
-            if not each.delete and keys[: len(own)] == own:
-                found.append((self.command_line, below(each.value, keys[len(own) :])))
-        return [(number, name) for number, name in found if isinstance(name, str)]
-
-
 @dataclass(frozen=True)
 class _Name:
     """The schedule's name, the place that set it, and the name that it replaced."""
 
     name: str
-    since: int = _BY_DEFAULT
+    since: int = BY_DEFAULT
     before: str = ""
 
 
-def _name_of(path: str, name: str, places: _Places) -> _Name:
+def _name_of(path: str, name: str, places: Places) -> _Name:
     current = _Name(name)
-    for number, given in places.names(path):
-        before = current.name if current.since != _BY_DEFAULT else ""
+    for number, given in places.names(f"{path}.name"):
+        before = current.name if current.since != BY_DEFAULT else ""
         if given != before:
             current = _Name(given, number, before)
     return current
 
 
-def _settle(path: str, node: DictConfig, optimizer: str, places: _Places) -> Iterator[str]:
+def _settle(path: str, node: DictConfig, optimizer: str, places: Places) -> Iterator[str]:
     called = _name_of(path, node.name, places)
     own_default = optimizer in _VISSLS_OPTIMIZERS and not called.before
-    if called.since == _BY_DEFAULT and not own_default:
+    if called.since == BY_DEFAULT and not own_default:
         yield (
             f"{path}: {optimizer} requires a schedule; VISSL's default, {node.name} from 0.1, is "
             f"for sgd only. {_example(path)}"
@@ -133,10 +97,11 @@ def _settle(path: str, node: DictConfig, optimizer: str, places: _Places) -> Ite
             continue
         place = places.of(f"{path}.{key}")
         if key in parameters or takes_any:
-            if place == _BY_DEFAULT and not own_default:
+            if place == BY_DEFAULT and not own_default:
                 missing.append(key)
-        elif place < max(called.since, 0) or places.is_default(path, key, node[key]):
-            _drop(node, key, path, called, places)
+        elif place < max(called.since, 0) or _is_vissls(f"{path}.{key}", node[key], places):
+            node[key] = None
+            places.forget(f"{path}.{key}")
         else:
             yield _unknown(f"{path}.{key}", path, called.name, parameters, places)
     if missing:
@@ -151,26 +116,24 @@ def _settle(path: str, node: DictConfig, optimizer: str, places: _Places) -> Ite
         yield from _gap_problems(path, node, places)
 
 
+def _is_vissls(where: str, value: Any, places: Places) -> bool:
+    """Is it VISSL's default, from the file of an earlier run, which held every key there is?"""
+    return "is_adaptive" in places.layer(where) and value == _VISSLS_LR.get(where.split(".")[-1])
+
+
 def _is_empty(value: Any) -> bool:
     return value is None or (OmegaConf.is_config(value) and not value)
 
 
-def _drop(node: DictConfig, key: str, path: str, called: _Name, places: _Places) -> None:
-    node[key] = [] if OmegaConf.is_config(node[key]) else None
-    given = [one for one in places.origins if f"{one}.".startswith(f"{path}.{key}.")]
-    for each in given:
-        del places.origins[each]
-    if given and called.before:
-        places.origins[f"{path}.{key}"] = f"derived: {called.name} has replaced {called.before}"
-
-
 def _unknown(
-    where: str, path: str, name: str, parameters: Mapping[str, Any], places: _Places
+    where: str, path: str, name: str, parameters: Mapping[str, Any], places: Places
 ) -> str:
     takes = [each for each in parameters if each != "num_epochs"]
+    key = where.rpartition(".")[2]
     return (
-        f"{where}: {name} takes no such argument; it takes {listing(takes)}. {path}.peak sets the "
-        f"largest value of the whole schedule. Set by {places.origins.get(where)}."
+        f"{where}: it {belongs_to(SCHEDULERS, key, owners_of(SCHEDULERS, key))}; here {name} is "
+        f"chosen, which takes {listing(takes)}. {path}.peak sets the largest value of the whole "
+        f"schedule. Set by {places.origins.get(where)}."
     )
 
 
@@ -184,7 +147,7 @@ def _example(path: str) -> str:
 # ---- the largest value is set twice
 
 
-def _peak_problems(path: str, node: DictConfig, called: _Name, places: _Places) -> Iterator[str]:
+def _peak_problems(path: str, node: DictConfig, called: _Name, places: Places) -> Iterator[str]:
     """Report keys without effect because another key sets the largest value."""
     scaling = f"{path}.auto_lr_scaling"
     scaled = bool(node.auto_lr_scaling.auto_scale)
@@ -210,7 +173,7 @@ def _peak_problems(path: str, node: DictConfig, called: _Name, places: _Places) 
 # ---- one part of a composite is changed
 
 
-def _gap_problems(path: str, node: DictConfig, places: _Places) -> Iterator[str]:
+def _gap_problems(path: str, node: DictConfig, places: Places) -> Iterator[str]:
     """Report a changed value of one part that makes the schedule jump between two parts."""
     changed = [key for key in places.origins if _is_value_of_part(key, path)]
     if not changed:

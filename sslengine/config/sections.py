@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.config.components import Made, is_of_signature, options_of
 from sslengine.errors import ConfigError, nearest
 from sslengine.registry import Registry
 
@@ -35,6 +37,7 @@ C = TypeVar("C")
 
 _SECTIONS: dict[str, type[Any]] = {}
 _COMPONENTS: dict[type[Any], Registry[Any]] = {}
+_BESIDE: dict[type[Any], tuple[Registry[Any], str]] = {}
 
 
 def section(path: str, components: Registry[Any] | None = None) -> Callable[[type[C]], type[C]]:
@@ -56,9 +59,79 @@ def section(path: str, components: Registry[Any] | None = None) -> Callable[[typ
     return add
 
 
-def named(registry: Registry[Any], default: Any) -> Any:
-    """Declare a field whose value is a name of `registry`, or a list of names or of entries."""
-    metadata = {"registry": registry}
+def beside(registry: Registry[Any], chosen_by: str) -> Callable[[type[C]], type[C]]:
+    """Options of the components of `registry` are keys of this dataclass too: of those that its
+    field `chosen_by` names, beside that field. A config holds the keys of all until it is known
+    which are chosen (config/beside.py), each null where nothing sets it.
+    """
+
+    def add(cls: type[C]) -> type[C]:
+        _BESIDE[cls] = registry, chosen_by
+        return cls
+
+    return add
+
+
+@lru_cache(maxsize=256)
+def joined(cls: type[Any], options: tuple[type[Any], ...], of_all: bool = False) -> type[Any]:
+    """A subclass of `cls` and of these dataclasses. of_all: nothing has a value of its own."""
+    own = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    found: dict[str, list[Any]] = {}
+    for each in options:
+        hints = typing.get_type_hints(each)
+        for field in dataclasses.fields(each):
+            required = field.default is field.default_factory is dataclasses.MISSING
+            if field.name in own and not is_of_signature(each):
+                raise ConfigError(
+                    f"{each.__qualname__}.{field.name}: {cls.__name__} has such a key; rename it."
+                )
+            if required or of_all:
+                found.setdefault(field.name, []).append(hints[field.name])
+    nulls = {name: _common(types) | None for name, types in found.items() if name not in own}
+    bases = [each for each in options if not any(each in other.__mro__[1:] for other in options)]
+    checks = {key: getattr(cls, key) for key in ("check", "check_chosen") if hasattr(cls, key)}
+    made = Made(cls.__name__, (*bases, cls), {
+        **checks, **dict.fromkeys(nulls), **own, "__doc__": cls.__doc__,
+        "__annotations__": {**{name: each.type for name, each in own.items()}, **nulls},
+        "__module__": cls.__module__, "made_by": (joined, (cls, options, of_all)),
+    })  # fmt: skip
+    return dataclasses.dataclass(made)  # type: ignore[arg-type, return-value]
+
+
+def _common(types: list[Any]) -> Any:
+    """The type that several components give a key of this name."""
+    return types[0] if len({str(each).removesuffix(" | None") for each in types}) == 1 else Any
+
+
+def with_all(cls: type[C], nulls: bool = True) -> type[C]:
+    """With the keys of all components, if they have keys beside those of `cls`."""
+    if cls not in _BESIDE:
+        return cls
+    registry, _ = _BESIDE[cls]
+    options = tuple(dict.fromkeys(_known_options(registry)))
+    return joined(cls, options, nulls)  # type: ignore[arg-type]
+
+
+def with_chosen(cls: type[C], names: Iterable[str]) -> type[C]:
+    """With the keys of these components alone."""
+    registry, _ = _BESIDE[cls]
+    options = tuple(dict.fromkeys(options_of(registry, name) for name in names))
+    return joined(cls, options)  # type: ignore[arg-type]
+
+
+def _known_options(registry: Registry[Any]) -> Iterator[type[Any]]:
+    """Of all components for which nothing has to be imported."""
+    for name in registry.names():
+        if registry.is_open(name):
+            yield options_of(registry, name)
+
+
+def named(registry: Registry[Any], default: Any, arguments: str = "") -> Any:
+    """Declare a field whose value is a name of `registry`, or a list of names or of entries.
+
+    arguments: the field that holds those of the component, if its name stands alone.
+    """
+    metadata = {"registry": registry, "arguments": arguments}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -86,11 +159,11 @@ def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
 
 def schema() -> DictConfig:
     """Return the whole schema with its defaults."""
-    return copy.deepcopy(_build(tuple(_SECTIONS.items())))
+    return copy.deepcopy(_build(tuple(_SECTIONS.items()), tuple(map(with_all, _BESIDE))))
 
 
-@lru_cache(maxsize=1)  # copying takes an eighth of the time; plugins may add sections
-def _build(sections: tuple[tuple[str, type[Any]], ...]) -> DictConfig:
+@lru_cache(maxsize=1)  # copying takes an eighth of the time; plugins may add sections and keys
+def _build(sections: tuple[tuple[str, type[Any]], ...], _: tuple[type[Any], ...]) -> DictConfig:
     root = cast(DictConfig, OmegaConf.structured(dict(sections)[""]))
     for path, cls in sorted(sections, key=lambda item: item[0].count(".")):
         if path:
@@ -112,6 +185,16 @@ def extend(parent: DictConfig, name: str, cls: type[Any]) -> None:
 def components_of(node: DictConfig) -> Registry[Any] | None:
     """Return the registry whose names are keys of this node, or None."""
     return _COMPONENTS.get(OmegaConf.get_type(node) or object)
+
+
+def keys_beside(node: DictConfig) -> tuple[type[Any], Registry[Any], str] | None:
+    """Of a node whose components have keys in it: its dataclass without them, what the
+    components are, and the field that names them."""
+    made_by: Any = getattr(OmegaConf.get_type(node), "made_by", (None,))
+    if made_by[0] is not joined:
+        return None
+    cls = made_by[1][0]
+    return (cls, *_BESIDE[cls])
 
 
 def fields_of(node: DictConfig) -> dict[str, dataclasses.Field[Any]]:

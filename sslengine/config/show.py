@@ -11,10 +11,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.config.components import named_entries, options_of
 from sslengine.config.meanings import meaning_of_section, meanings
 from sslengine.config.resolve import Resolved
+from sslengine.config.sections import fields_of
 from sslengine.config.stored import as_stored
 from sslengine.errors import readable
+from sslengine.registry import Registry
 
 _WIDTH = 80
 
@@ -41,14 +44,56 @@ class _Shown:
             child = f"{path}.{key!s}"
             inside = node._get_node(key) if isinstance(node, DictConfig) else None
             meaning = _meaning(node, key, inside) if self.explained else ""
-            if isinstance(value, dict) and value:
+            options = _options_of_arguments(node, key) if self.explained else None
+            if options is not None:
+                begin = "" if value else " {}"
+                self.put(f"{key!s}:{begin}", depth, _origin(child, self.origins), meaning)
+                lines = _yaml(value) if value else []
+                lines = ["  " * (depth + 1) + line for line in lines]
+                self.put_arguments(options, value, lines, depth + 1)
+            elif isinstance(value, dict) and value:
                 self.put(f"{key!s}:", depth, self.origins.get(child), meaning)
                 self.put_section(value, inside, child, depth + 1)
             else:
-                plain = OmegaConf.to_yaml(OmegaConf.create({str(key): value}))
-                first, *more = plain.rstrip("\n").split("\n")
+                first, *more = _yaml({str(key): value})
                 self.put(first, depth, _origin(child, self.origins), meaning)
-                self.lines += ["  " * depth + line for line in more]
+                registry = _registry(node, key) if self.explained else None
+                if registry is not None and isinstance(value, list):
+                    self.put_entries(registry, value, depth)
+                else:
+                    self.lines += ["  " * depth + line for line in more]
+
+    def put_entries(self, registry: Registry[Any], entries: list[Any], depth: int) -> None:
+        for entry in entries:
+            lines = ["  " * depth + line for line in _yaml([entry])]
+            named = next(named_entries(registry, entry), None)
+            if named is None or not isinstance(entry, dict):
+                self.lines += lines
+            else:
+                self.put_arguments(options_of(registry, named[0]), entry, lines, depth + 1)
+
+    def put_arguments(
+        self, options: type[Any], given: dict[str, Any], lines: list[str], depth: int
+    ) -> None:
+        """lines: `given` as YAML. The meaning of each argument stands above it, those that are not
+        given stand below."""
+        said, begin = meanings(options), "  " * depth  # type: ignore[arg-type]
+        for line in lines:
+            text = line[len(begin) :]
+            key = text.partition(":")[0]
+            if key in given and not text.startswith(" "):
+                self.put_comment(said.get(key, ""), begin)
+            self.lines.append(line)
+        for field in dataclasses.fields(options):
+            if field.name not in given:
+                text = f"{field.name}: {_default(field)} if it is not given. "
+                self.put_comment(text + said.get(field.name, ""), begin)
+
+    def put_comment(self, text: str, begin: str) -> None:
+        self.lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=f"{begin}# ", subsequent_indent=f"{begin}# ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
 
     def put(self, text: str, depth: int, origin: str | None = None, meaning: str = "") -> None:
         indented = "  " * depth + text
@@ -58,12 +103,30 @@ class _Shown:
         if depth == 1:
             self.lines.append("")
         for comment in (meaning, f"[{readable(origin)}]" if origin else ""):
-            begin = "  " * depth + "# "
-            self.lines += textwrap.wrap(
-                comment, _WIDTH, initial_indent=begin, subsequent_indent=begin,
-                break_long_words=False, break_on_hyphens=False,
-            )  # fmt: skip
+            self.put_comment(comment, "  " * depth)
         self.lines.append(indented)
+
+
+def _yaml(value: Any) -> list[str]:
+    return OmegaConf.to_yaml(OmegaConf.create(value)).rstrip("\n").split("\n")
+
+
+def _registry(node: Any, key: Any) -> Registry[Any] | None:
+    field = fields_of(node).get(str(key)) if isinstance(node, DictConfig) else None
+    return field.metadata.get("registry") if field else None
+
+
+def _options_of_arguments(node: Any, key: Any) -> type[Any] | None:
+    """Of the component whose arguments stand under this key; its name is in another field."""
+    for name, field in (fields_of(node) if isinstance(node, DictConfig) else {}).items():
+        if field.metadata.get("arguments") == key:
+            return options_of(field.metadata["registry"], node[name])
+    return None
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return made() if made is not dataclasses.MISSING else field.default
 
 
 def _meaning(node: Any, key: Any, inside: Any) -> str:

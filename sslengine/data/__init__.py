@@ -1,16 +1,28 @@
 """Data sources, dataset, transforms, collators, samplers, loader."""
 
+from sslengine.data.options import (
+    ArrayOptions,
+    ColumnOptions,
+    IndexOptions,
+    PathOptions,
+    ShardOptions,
+    SyntheticOptions,
+    TableOptions,
+)
 from sslengine.registry import AUGMENT_BACKENDS, COLLATORS, DATA_SOURCES, TRANSFORMS
 
 DATA_SOURCES.declare("sslengine.data.sources.shapes", "shapes", "upright_shapes")
-DATA_SOURCES.declare("sslengine.data.sources.synthetic", "synthetic")
-DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", "disk_filelist")
-DATA_SOURCES.declare("sslengine.data.sources.tables", "csv_filelist")
-DATA_SOURCES.declare("sslengine.data.sources.tar_shards", "webdataset")
-DATA_SOURCES.declare("sslengine.data.sources.array_file", "array_file")
+DATA_SOURCES.declare("sslengine.data.sources.synthetic", "synthetic", options=SyntheticOptions)
+DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", options=IndexOptions)
+DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_filelist", options=PathOptions)
+DATA_SOURCES.declare("sslengine.data.sources.tables", "csv_filelist", options=TableOptions)
+DATA_SOURCES.declare("sslengine.data.sources.tar_shards", "webdataset", options=ShardOptions)
+DATA_SOURCES.declare("sslengine.data.sources.array_file", "array_file", options=ArrayOptions)
 DATA_SOURCES.declare("sslengine.data.sources.image_cache", "image_cache")
-DATA_SOURCES.declare("sslengine.data.sources.hugging_face", "huggingface_dataset")
-DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations")
+DATA_SOURCES.declare(
+    "sslengine.data.sources.hugging_face", "huggingface_dataset", options=ColumnOptions
+)
+DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations", options=PathOptions)
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
 
 TRANSFORMS.declare(

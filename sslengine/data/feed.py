@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -95,7 +94,7 @@ class DataFeed:
         self._loader = Loader(
             self.dataset,
             self._sampler,
-            partial(collate, **chosen.COLLATE_FUNCTION_PARAMS),
+            COLLATORS.maker(chosen.COLLATE_FUNCTION, chosen.COLLATE_FUNCTION_PARAMS),
             options,
             pin_memory=options.PIN_MEMORY and self.device.type == "cuda",
             mp_method=mp_method,

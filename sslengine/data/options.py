@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from sslengine.config.arguments import argument_problems
 from sslengine.config.fast import why_not
-from sslengine.config.sections import named, one_of, section
+from sslengine.config.sections import beside, named, one_of, section, with_all
 from sslengine.data.decode.pixel_range import PixelRange
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
+
+C = TypeVar("C")
 
 # Options of a split that have an effect with some sources alone; see DataSource.reads.
 OF_ENCODED_SOURCES = (
     "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION", "READ_RETRIES", "READ_RETRY_WAIT",
     "MAX_IMAGE_PIXELS",
 )  # fmt: skip
-OF_LISTS = ("IMAGE_COLUMN", "LABEL_COLUMN", "LABEL_SEPARATOR")
-OF_SOME_SOURCES = (*OF_ENCODED_SOURCES, *OF_LISTS, "LABEL_COLUMNS")
 
 
 @dataclass
@@ -58,6 +57,75 @@ class PowerLawSampler(OffByDefault):
 
 
 @dataclass
+class IndexOptions:
+    """Of sources that look through folders, lists and archives."""
+
+    # Keep what was found in folders, lists and archives in ~/.cache/sslengine ($SSLENGINE_CACHE),
+    # and use it as long as they do not change.
+    CACHE_INDEX: bool = True
+
+
+@dataclass
+class PathOptions(IndexOptions):
+    """Of sources that read a list of paths."""
+
+    # On the paths of a list: this is removed from the front,
+    REMOVE_IMG_PATH_PREFIX: str = ""
+    # ... and this is put there.
+    NEW_IMG_PATH_PREFIX: str = ""
+
+
+@dataclass
+class ArrayOptions:
+    """Of arrays in a file."""
+
+    # What holds the image.
+    IMAGE_COLUMN: str = ""
+    # What holds the label.
+    LABEL_COLUMN: str = ""
+
+
+@dataclass
+class ColumnOptions(ArrayOptions):
+    """Of tables and datasets with columns."""
+
+    # What stands between the classes of an image that has several, "|" say.
+    LABEL_SEPARATOR: str = ""
+
+
+@dataclass
+class TableOptions(ColumnOptions, PathOptions):
+    """Of tables whose images are files."""
+
+    # A column for each class, with 1, 0, or -1 or nothing for unknown.
+    LABEL_COLUMNS: list[str] = field(default_factory=list)
+
+    def check(self) -> Iterator[str]:
+        columns = self.LABEL_COLUMNS
+        if len({*columns}) < len(columns):
+            yield f"LABEL_COLUMNS: a column is listed twice: {', '.join(columns)}."
+        for key in ("LABEL_COLUMN", "LABEL_SEPARATOR") if columns else ():
+            if getattr(self, key):
+                yield f"LABEL_COLUMNS: {key} has no effect with it. Set one of them."
+
+
+@dataclass
+class ShardOptions(ColumnOptions, IndexOptions):
+    """Of archives of samples."""
+
+
+@dataclass
+class SyntheticOptions:
+    """Of generated images without content."""
+
+    # Noise instead of grey.
+    RANDOM_SYNTHETIC_IMAGES: bool = False
+    # Labels 0..N-1; with 0 every label is 0.
+    RANDOM_SYNTHETIC_LABELS: int = 0
+
+
+@beside(DATA_SOURCES, "DATA_SOURCES")
+@dataclass
 class SplitOptions:
     """One of DATA.TRAIN and DATA.TEST."""
 
@@ -73,14 +141,6 @@ class SplitOptions:
     LABEL_PATHS: list[str] = field(default_factory=list)
     # standard: from LABEL_SOURCES; sample_index: the image's number; zero.
     LABEL_TYPE: str = "standard"
-    # Of tables, tar shards and Hugging Face datasets: what holds the image.
-    IMAGE_COLUMN: str = ""
-    # Of these sources: what holds the label.
-    LABEL_COLUMN: str = ""
-    # Of tables: a column for each class, with 1, 0, or -1 or nothing for unknown.
-    LABEL_COLUMNS: list[str] = field(default_factory=list)
-    # Of these sources: what stands between the classes of an image that has several, "|" say.
-    LABEL_SEPARATOR: str = ""
     # Images in a batch of each rank.
     BATCHSIZE_PER_REPLICA: int = 256
     # Leave out the last batch of an epoch if it is smaller than the others.
@@ -88,7 +148,7 @@ class SplitOptions:
     # What is done to an image, in this order: entries with a name and arguments.
     TRANSFORMS: list[Any] = named(TRANSFORMS, [])
     # What makes a batch of samples.
-    COLLATE_FUNCTION: str = named(COLLATORS, "default_collate")
+    COLLATE_FUNCTION: str = named(COLLATORS, "default_collate", "COLLATE_FUNCTION_PARAMS")
     # Its arguments.
     COLLATE_FUNCTION_PARAMS: dict[str, Any] = field(default_factory=dict)
     # Keys of the sample that hold images.
@@ -100,13 +160,6 @@ class SplitOptions:
     DATA_LIMIT_SAMPLING: DataLimitSampling = field(default_factory=DataLimitSampling)
     # An epoch in several phases, each over its share of the data.
     TRAIN_PHASES_PER_EPOCH: int = 1
-    # Keep what was found in folders and lists in ~/.cache/sslengine ($SSLENGINE_CACHE), and use it
-    # as long as they do not change.
-    CACHE_INDEX: bool = True
-    # On the paths of a file list: this is removed from the front,
-    REMOVE_IMG_PATH_PREFIX: str = ""
-    # ... and this is put there.
-    NEW_IMG_PATH_PREFIX: str = ""
     # Side of generated images.
     DEFAULT_GRAY_IMG_SIZE: int = 224
     # An image with more pixels counts as unreadable, before its pixels take any memory.
@@ -129,10 +182,6 @@ class SplitOptions:
     READ_RETRY_WAIT: float = 0.5
     # If more of the latest 2000 images cannot be read, the run ends; 1: it never does.
     MAX_INVALID_SHARE: float = 0.05
-    # `synthetic`: noise instead of grey.
-    RANDOM_SYNTHETIC_IMAGES: bool = False
-    # `synthetic`: labels 0..N-1; with 0 every label is 0.
-    RANDOM_SYNTHETIC_LABELS: int = 0
     # Copy what DATA_PATHS names into a folder of each node, and read that.
     COPY_TO_LOCAL_DISK: bool = False
     # The folder of COPY_TO_LOCAL_DISK.
@@ -222,13 +271,6 @@ class SplitOptions:
 
     def check_chosen(self) -> Iterator[str]:
         yield from self._options_nobody_reads()
-        if self.COLLATE_FUNCTION in COLLATORS:
-            yield from argument_problems(
-                COLLATORS.get(self.COLLATE_FUNCTION),
-                self.COLLATE_FUNCTION_PARAMS,
-                "COLLATE_FUNCTION_PARAMS",
-                COLLATORS.engine_arguments,
-            )
         for position, (source, path) in enumerate(zip(self.DATA_SOURCES, self.DATA_PATHS)):
             if path and source in DATA_SOURCES and not DATA_SOURCES.get(source).needs_path:
                 yield (
@@ -238,7 +280,9 @@ class SplitOptions:
 
     def _options_nobody_reads(self) -> Iterator[str]:
         default = type(self)()
-        set_here = [key for key in OF_SOME_SOURCES if getattr(self, key) != getattr(default, key)]
+        set_here = [
+            key for key in OF_ENCODED_SOURCES if getattr(self, key) != getattr(default, key)
+        ]
         if not set_here or not all(name in DATA_SOURCES for name in self.DATA_SOURCES):
             return
         read = [DATA_SOURCES.get(name).reads for name in self.DATA_SOURCES]
@@ -250,12 +294,6 @@ class SplitOptions:
                 )
 
     def _source_problems(self) -> Iterator[str]:
-        columns = self.LABEL_COLUMNS
-        if len({*columns}) < len(columns):
-            yield f"LABEL_COLUMNS: a column is listed twice: {', '.join(columns)}."
-        for key in ("LABEL_COLUMN", "LABEL_SEPARATOR") if columns else ():
-            if getattr(self, key):
-                yield f"LABEL_COLUMNS: {key} has no effect with it. Set one of them."
         """Do the lists that say where the data comes from fit each other?"""
         count = len(self.DATA_SOURCES)
         for key in ("DATA_PATHS", "LABEL_SOURCES", "LABEL_PATHS"):
@@ -268,6 +306,16 @@ class SplitOptions:
                     f"LABEL_SOURCES.{position}: {label!r} does not go with the data source "
                     f"{source!r}; expected {source!r}, or disk_filelist with LABEL_PATHS."
                 )
+
+
+def own(options: object, cls: type[C]) -> C:
+    """Of the options of a split, those that a source brings; one made in Python may lack them."""
+    return options if isinstance(options, cls) else cls()
+
+
+def split_options(**keys: Any) -> SplitOptions:
+    """Options of a split that is made in Python, with those of any source."""
+    return with_all(SplitOptions, nulls=False)(**keys)
 
 
 @dataclass
@@ -296,9 +344,9 @@ class HoldOut:
 @dataclass
 class DataOptions:
     # The training set.
-    TRAIN: SplitOptions = field(default_factory=SplitOptions)
+    TRAIN: SplitOptions = field(default_factory=lambda: with_all(SplitOptions)())
     # The set of test phases.
-    TEST: SplitOptions = field(default_factory=SplitOptions)
+    TEST: SplitOptions = field(default_factory=lambda: with_all(SplitOptions)())
     # A share of TRAIN's images as TEST.
     HOLD_OUT: HoldOut = field(default_factory=HoldOut)
     # Processes of each rank that load images; 0: the rank loads them itself.

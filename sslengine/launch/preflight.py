@@ -83,11 +83,11 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
         return None
     if not _is_ours(COLLATORS, options.COLLATE_FUNCTION):
         return None
-    collate = COLLATORS.get(options.COLLATE_FUNCTION, f"{where}.COLLATE_FUNCTION")
+    collate = COLLATORS.maker(options.COLLATE_FUNCTION, options.COLLATE_FUNCTION_PARAMS, where)
     twin = _transformed(pipeline, options, sizes[0], 1)
     try:
         with streams_kept():
-            batch = collate([one, twin], **options.COLLATE_FUNCTION_PARAMS)
+            batch = collate([one, twin])
     except SSLEngineError as error:
         raise ConfigError(str(error)) from error
     except Exception:  # the collator may need fields that only real samples have

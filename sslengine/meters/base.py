@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ def build_meters(options: MetersOptions) -> list[Meter]:
     """Build the meters of `config.METERS`."""
     meters = []
     for name in options.names:
-        arguments = cast(Mapping[str, Any], getattr(options, component_key(name), {}))
-        meters.append(METERS.get(name, "config.METERS.names")(**arguments))
+        given = getattr(options, component_key(name), {})
+        meter: Any = METERS.get(name, "config.METERS.names")
+        meters.append(meter(**given) if isinstance(given, Mapping) else meter(given))
     return meters

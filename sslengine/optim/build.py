@@ -74,10 +74,11 @@ def _schedules(options: OptimizerSettings, num_epochs: float) -> dict[str, Sched
     chosen = options.schedulers()
     for key, each in chosen.items():
         if id(each) not in built:
-            if each.name == "multistep" and max(each.milestones, default=0) >= num_epochs:
+            milestones = getattr(each, "milestones", None) or ()
+            if max(milestones, default=0) >= num_epochs:
                 log.warning(
                     "config.OPTIMIZER.param_schedulers.%s.milestones: %s; the run ends with epoch "
-                    "%g, so later milestones have no effect.", key, each.milestones, num_epochs,
+                    "%g, so later milestones have no effect.", key, milestones, num_epochs,
                 )  # fmt: skip
             try:
                 built[id(each)] = build_schedule(each, num_epochs)

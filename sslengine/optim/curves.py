@@ -8,8 +8,9 @@ scheduler works in the same way:
         return lambda where: start_value * (1 - where * teeth % 1)
 
 The engine passes the argument `num_epochs`. With `options=Cls` the function takes one object of
-that dataclass instead. Arguments that no shipped scheduler has are set under `args`. A wrong
-argument raises a ConfigError that starts with the argument's name.
+that dataclass instead. In YAML arguments are keys next to the scheduler's name; those of a curve
+that is named by a dotted path are set under `args`. A wrong argument raises a ConfigError that
+starts with the argument's name.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ Curve = Callable[[float], float]
 # Curves that change between epochs only; by default their values are set once per epoch.
 PER_EPOCH = ("constant", "multistep", "step")
 
-_ENGINE_ARGUMENTS = ("num_epochs",)
 _EPSILON = fvcore.ParamScheduler.WHERE_EPSILON
 
 
 def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> Curve:
     """Build the curve `name`; errors start with the key path below that of the schedule."""
     builder, options = SCHEDULERS.get(name, "name"), SCHEDULERS.options(name)
-    for problem in argument_problems(options or builder, arguments, "", _ENGINE_ARGUMENTS):
+    for problem in argument_problems(
+        options or builder, arguments, "", SCHEDULERS.engine_arguments
+    ):
         raise ConfigError(problem.removeprefix("."))
     if options is not None:
         for text in getattr(options(**arguments), "check", list)():
@@ -53,23 +55,35 @@ def build_curve(name: str, arguments: Mapping[str, Any], num_epochs: float) -> C
 
 @register_scheduler("constant")
 def constant(value: float) -> Curve:
+    """value: throughout."""
     return cast(Curve, fvcore.ConstantParamScheduler(value))
 
 
 @register_scheduler("linear")
 def linear(start_value: float, end_value: float) -> Curve:
+    """start_value: the first value.
+    end_value: the last value.
+    """
     return cast(Curve, fvcore.LinearParamScheduler(start_value, end_value))
 
 
 @register_scheduler("cosine")
 def cosine(start_value: float, end_value: float) -> Curve:
-    """Half a cosine wave from start_value to end_value."""
+    """Half a cosine wave from start_value to end_value.
+
+    start_value: the first value.
+    end_value: the last value.
+    """
     return cast(Curve, fvcore.CosineParamScheduler(start_value, end_value))
 
 
 @register_scheduler("polynomial")
 def polynomial(base_value: float, power: float) -> Curve:
-    """base_value * (1 - where) ** power"""
+    """base_value * (1 - where) ** power
+
+    base_value: the first value.
+    power: the exponent.
+    """
     return cast(Curve, fvcore.PolynomialDecayParamScheduler(base_value, power))
 
 
@@ -77,7 +91,9 @@ def polynomial(base_value: float, power: float) -> Curve:
 def multistep(values: list[float], num_epochs: float, milestones: list[int] | None = None) -> Curve:
     """The next value starts at each milestone (an epoch); without milestones, in equal shares.
 
-    Milestones after the end of the run have no effect.
+    values: the values in order.
+    milestones: the epochs at which the next value starts. Milestones after the end of the run have
+    no effect.
     """
     if milestones is not None:
         _check_milestones(milestones, len(values))
@@ -106,7 +122,10 @@ def _check_milestones(milestones: list[int], num_values: int) -> None:
 
 @register_scheduler("step")
 def step(values: list[float], num_epochs: float) -> Curve:
-    """Each value for an equal share of training."""
+    """Each value for an equal share of training.
+
+    values: one after the other.
+    """
     if not values:
         raise ConfigError("values: expected one value or more.")
     return _before_the_end(fvcore.StepParamScheduler(num_epochs, list(values)))
@@ -114,7 +133,12 @@ def step(values: list[float], num_epochs: float) -> Curve:
 
 @register_scheduler("step_with_fixed_gamma")
 def step_with_fixed_gamma(base_value: float, num_decays: int, gamma: float) -> Curve:
-    """base_value, multiplied by gamma `num_decays` times, in equal shares of training."""
+    """base_value, multiplied by gamma `num_decays` times, in equal shares of training.
+
+    base_value: the first value.
+    num_decays: how many times the value is multiplied by gamma.
+    gamma: the factor.
+    """
     # fvcore requires a length and does not use it.
     return _before_the_end(
         fvcore.StepWithFixedGammaParamScheduler(base_value, num_decays, gamma, num_updates=1)
@@ -132,6 +156,9 @@ def inverse_sqrt(start_value: float, warmup_interval_length: float) -> Curve:
 
     As in VISSL, the value at where = 0 is sqrt(w) * start_value, and w = 0 counts as 1. Use it
     as the second part of a composite, with interval scaling `fixed`.
+
+    start_value: the value after warm-up.
+    warmup_interval_length: the warm-up's share of training.
     """
     if warmup_interval_length < 0:
         raise ConfigError(f"warmup_interval_length: expected 0 to 1, got {warmup_interval_length}.")
@@ -159,6 +186,13 @@ def cosine_warm_restart(
     peak_n = start * lr_multiplier ** n. If adaptive, peak_n is the value of a single cosine from
     start to end at the peak (at nr for half; for full at 2nr, and at r for n = 0 as in VISSL,
     so such a wave starts below start).
+
+    start_value: the first value.
+    end_value: the last value.
+    restart_interval_length: share of training between restarts.
+    wave_type: half or full waves.
+    lr_multiplier: the largest value of a wave, divided by that of the wave before.
+    is_adaptive: each wave starts at the value of a single cosine over the run.
     """
     _check_restarts(restart_interval_length, wave_type)
     full = wave_type == "full"
@@ -203,7 +237,10 @@ def composite(
 ) -> Curve:
     """Consecutive curves, each for a share of training.
 
-    rescaled: the part's `where` goes from 0 to 1 within its share; fixed: it is that of training.
+    schedulers: the parts, each with its name and arguments.
+    lengths: their shares of training, which sum to 1.
+    interval_scaling: for each part. rescaled: the part's `where` goes from 0 to 1 within its share;
+    fixed: it is that of training.
     """
     scaling = interval_scaling or ["rescaled"] * len(schedulers)
     _check_shares(len(schedulers), lengths, scaling)

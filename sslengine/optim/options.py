@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.config.arguments import argument_problems
-from sslengine.config.sections import iterations, named, section
+from sslengine.config.sections import iterations, named, section, with_all
 from sslengine.errors import UnknownNameError
 from sslengine.optim.schedules import SchedulerOptions, schedule_problems
 from sslengine.registry import OPTIMIZERS, PARAM_GROUPS
@@ -77,7 +77,7 @@ class LayerWiseLrDecay:
 
 
 def _vissl_lr() -> SchedulerOptions:
-    return SchedulerOptions(
+    return with_all(SchedulerOptions)(
         name="multistep",
         update_interval="epoch",
         values=[0.1, 0.01, 0.001],
@@ -85,7 +85,7 @@ def _vissl_lr() -> SchedulerOptions:
         start_value=0.1,
         end_value=0.0,
         value=0.1,
-    )
+    )  # type: ignore[call-arg] # keys of several schedulers
 
 
 @dataclass

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sslengine.config.sections import named, one_of
+from sslengine.config.sections import beside, named, one_of, with_chosen
 from sslengine.errors import ConfigError
 from sslengine.optim.curves import PER_EPOCH, Curve, build_curve
 from sslengine.registry import SCHEDULERS
 
 # Fields of SchedulerOptions that are not a scheduler's.
-_NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
+NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
 
 
 @dataclass
@@ -37,9 +37,10 @@ class AutoLrScaling:
             yield f"base_lr_batch_size: expected 1 or more, got {self.base_lr_batch_size}."
 
 
+@beside(SCHEDULERS, "name")
 @dataclass
 class SchedulerOptions:
-    """The arguments of all schedulers; each scheduler takes some of them."""
+    """A scheduler; its arguments are keys next to its name."""
 
     # constant, linear, cosine, multistep, composite, ...
     name: str = named(SCHEDULERS, "")
@@ -48,41 +49,7 @@ class SchedulerOptions:
     # The largest value of the whole schedule, also of a composite: all values are scaled so that
     # the largest is this. It overrides the auto_lr_scaling of an earlier file. null: no scaling.
     peak: float | None = None
-    # constant: the value.
-    value: float | None = None
-    # linear, cosine, cosine_warm_restart: the first value. inverse_sqrt: the value after warm-up.
-    start_value: float | None = None
-    # linear, cosine, cosine_warm_restart: the last value.
-    end_value: float | None = None
-    # multistep, step: the values in order.
-    values: list[float] = field(default_factory=list)
-    # multistep: the epochs at which the next value starts.
-    milestones: list[int] = field(default_factory=list)
-    # polynomial, step_with_fixed_gamma: the first value.
-    base_value: float | None = None
-    # polynomial: the exponent.
-    power: float | None = None
-    # step_with_fixed_gamma: how many times the value is multiplied by gamma.
-    num_decays: int | None = None
-    # step_with_fixed_gamma: the factor.
-    gamma: float | None = None
-    # inverse_sqrt: the warm-up's share of training.
-    warmup_interval_length: float | None = None
-    # cosine_warm_restart: share of training between restarts.
-    restart_interval_length: float | None = None
-    # cosine_warm_restart: half or full waves.
-    wave_type: str | None = None
-    # cosine_warm_restart: the largest value of a wave, divided by that of the wave before.
-    lr_multiplier: float | None = None
-    # cosine_warm_restart: each wave starts at the value of a single cosine over the run.
-    is_adaptive: bool | None = None
-    # composite: the parts, each with its name and arguments.
-    schedulers: list[dict[str, Any]] = field(default_factory=list)
-    # composite: their shares of training, which sum to 1.
-    lengths: list[float] = field(default_factory=list)
-    # composite: rescaled or fixed, for each part.
-    interval_scaling: list[str] = field(default_factory=list)
-    # Other arguments of a custom scheduler.
+    # Arguments of a scheduler that is named by a dotted path.
     args: dict[str, Any] = field(default_factory=dict)
     auto_lr_scaling: AutoLrScaling = field(default_factory=AutoLrScaling)
 
@@ -100,6 +67,11 @@ class Schedule:
     interval: str
 
 
+def schedule(name: str, **keys: Any) -> SchedulerOptions:
+    """Options of one that is made in Python."""
+    return with_chosen(SchedulerOptions, [name])(name=name, **keys)
+
+
 def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
     """Build the schedule; a mistake raises a ConfigError whose text starts with the key."""
     curve = build_curve(options.name, _arguments(options), num_epochs)
@@ -110,7 +82,7 @@ def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
 def _arguments(options: SchedulerOptions) -> dict[str, Any]:
     """Return the arguments that are set and that the scheduler has, and `args`."""
     known = SCHEDULERS.parameters(options.name, "name")
-    names = [each.name for each in fields(options) if each.name not in _NO_ARGUMENTS]
+    names = [each.name for each in fields(options) if each.name not in NO_ARGUMENTS]
     offered = {name: getattr(options, name) for name in names}
     chosen = {
         name: value for name, value in offered.items() if name in known and value not in (None, [])

@@ -18,7 +18,7 @@ from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.seeding import seed_sample, streams_kept
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, SplitOptions, split_options
 from sslengine.data.sources.base import build_sources
 from sslengine.registry import COLLATORS
 from sslengine.testing.promises import expect, names, promise
@@ -54,7 +54,7 @@ class DataSuite(Suite):
             "BATCHSIZE_PER_REPLICA": 4,
             "TRANSFORMS": [TO_TENSOR],
         }
-        return SplitOptions(**{**given, **self.given})
+        return split_options(**{**given, **self.given})
 
     def batches(self, workers: int = 0, first: int = 0, **changes: Any) -> list[dict[str, Any]]:
         """The batches of an epoch, as the task reads them, from batch number `first`."""
@@ -189,7 +189,7 @@ class CollatorSuite(DataSuite):
     def collate(self, samples: Any) -> Any:
         with streams_kept():
             seed_sample(SEED, (0, 0))
-            return COLLATORS.get(self.component)(samples, **self.arguments)
+            return COLLATORS.make(self.component, self.arguments, "", samples)
 
     @promise()
     def keeps_each_sample(self) -> None:

@@ -61,8 +61,12 @@ def test_what_is_said_without_a_verb(capsys: pytest.CaptureFixture[str]) -> None
     assert "'trian' is no verb of sslengine. Did you mean 'train'" in capsys.readouterr().err
 
 
-def test_a_config_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
-    for start in ([], ["train"]):
+def test_a_config_is_trained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests").mkdir()
+    for start in ([], ["train"], ["--config-dir=tests"], ["train", "--config-dir", "tests"]):
         assert main([*start, "config=quickstart/simclr", "--show"]) == 0
         assert "simclr_info_nce_loss" in capsys.readouterr().out
     assert main(["config=quickstart/simcl"]) == 2

@@ -200,7 +200,9 @@ def test_the_options_of_a_head_may_leave_the_width_open() -> None:
 
 @dataclasses.dataclass
 class SawtoothOptions:
+    # The first value.
     start_value: float = 0.5
+    # How many there are.
     teeth: int = 2
 
     def check(self) -> Iterator[str]:
@@ -226,7 +228,10 @@ def test_so_do_schedulers() -> None:
             "teth: SawtoothOptions takes no such argument. Did you mean 'teeth'",
         ),
         ({"args": {"teeth": 0}}, "teeth: expected 1 or more, got 0"),
-        ({"power": 2.0}, "power: check_test_sawtooth takes no such argument; it takes start_value"),
+        (
+            {"power": 2.0},
+            "power: it is a key of the scheduler polynomial; here check_test_sawtooth is chosen, which",
+        ),
     ):
         with pytest.raises(ConfigError, match=rf"param_schedulers.lr.{said}"):
             resolved(**lr(**its))

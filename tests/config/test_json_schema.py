@@ -34,7 +34,8 @@ _TELLING = {"description", "default", "deprecated", "title", "$schema"}
 
 def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """As a validator of draft 7 finds them, for the words that the schema uses."""
-    words = {"type", "enum", "pattern", "anyOf", "properties", "additionalProperties", "items"}
+    words = {"type", "enum", "pattern", "anyOf", "properties", "additionalProperties", "items",
+             "allOf", "if", "then", "required"}  # fmt: skip
     assert schema.keys() <= words | _TELLING, path
     types = schema.get("type", [])
     if types and not any(
@@ -47,7 +48,12 @@ def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str
         yield f"{path}: {value!r} is not as expected"
     if "anyOf" in schema and all(list(problems(value, e, path)) for e in schema["anyOf"]):
         yield f"{path}: {value!r} fits nothing"
+    for each in schema.get("allOf", []):
+        if not list(problems(value, each["if"], path)):
+            yield from problems(value, each["then"], path)
     if isinstance(value, dict):
+        if missing := set(schema.get("required", [])) - value.keys():
+            yield f"{path}: {missing} missing"
         known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
         for key, each in value.items():
             below = known.get(str(key), others)

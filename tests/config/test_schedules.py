@@ -125,14 +125,15 @@ def test_what_both_know_stays() -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("value", 0.1), ("value", 0.01), ("power", 2)])
 def test_arguments_that_the_schedule_does_not_know(key: str, value: float) -> None:
-    text = rf"^{LR}.{key}: composite takes no such argument; it takes .*schedulers.* {LR}.peak sets"
+    belongs = f"it is a key of the scheduler {'constant' if key == 'value' else 'polynomial'}; here"
+    text = rf"^{LR}.{key}: {belongs} composite is chosen, .*schedulers.* {LR}.peak sets"
     with pytest.raises(ConfigError, match=text):
         resolve([QUICKSTART, f"{LR}.{key}={value}"])
-    with pytest.raises(ConfigError, match=rf"{LR}.{key}: cosine takes no such .* by 1.yaml"):
+    with pytest.raises(ConfigError, match=rf"{LR}.{key}: {belongs} cosine is chosen.* by 1.yaml"):
         given(recipe(), schedule(**{key: value}))
     tree = recipe()
     tree["OPTIMIZER"]["param_schedulers"]["lr"][key] = value
-    with pytest.raises(ConfigError, match=rf"{LR}.{key}: cosine takes no such argument"):
+    with pytest.raises(ConfigError, match=rf"{LR}.{key}: {belongs} cosine is chosen"):
         resolve_dict(tree)
 
 
@@ -142,9 +143,10 @@ def test_the_config_that_a_run_writes_can_be_run_again(changes: dict[str, Any]) 
     first = given(recipe(), schedule(**changes)) if changes else resolve_dict(recipe())
     tree = yaml.safe_load(OmegaConf.to_yaml(first.config))
     assert lr(resolve_dict(tree)) == lr(first)
-    # Earlier versions wrote VISSL's default for every argument that was not set.
+    # Earlier versions wrote all arguments of all schedulers, with VISSL's defaults or empty.
     node = tree["OPTIMIZER"]["param_schedulers"]["lr"]
-    node["value"], node["milestones"] = 0.1, node["milestones"] or [30, 60]
+    node |= {"value": 0.1, "milestones": node.get("milestones") or [30, 60], "power": None,
+             "is_adaptive": None, "schedulers": []}  # fmt: skip
     assert lr(resolve_dict(tree)) == lr(first)
 
 

@@ -21,8 +21,8 @@ from sslengine.data.feed import DataFeed
 from sslengine.data.options import (
     DataOptions,
     PowerLawSampler,
-    SplitOptions,
     StratifiedSampler,
+    split_options,
 )
 from sslengine.registry import AUGMENT_BACKENDS
 from tests.data.pictures import picture
@@ -104,7 +104,7 @@ def feed(
     rank: int = 0,
     training: bool = True,
 ) -> DataFeed:
-    split = SplitOptions(
+    split = split_options(
         BATCHSIZE_PER_REPLICA=GLOBAL_BATCH // ranks, DEFAULT_GRAY_IMG_SIZE=12,
         **keys,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from sslengine.data.feed import DataFeed
 from sslengine.data.loading.dataset import Samples, collate_seeded
 from sslengine.data.loading.invalid import FEWEST
 from sslengine.data.loading.seeding import seed_sample
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, split_options
 from sslengine.errors import DataError
 from sslengine.registry import COLLATORS
 from tests.data.pictures import picture, write_tree
@@ -53,7 +53,7 @@ def feed(workers: int = 0, *, training: bool = True, seed: int = 3, **keys: Any)
         **keys,
     }
     options = DataOptions(
-        TRAIN=SplitOptions(**split), NUM_DATALOADER_WORKERS=workers, WORKER_TIMEOUT=timeout
+        TRAIN=split_options(**split), NUM_DATALOADER_WORKERS=workers, WORKER_TIMEOUT=timeout
     )
     return DataFeed(options, "TRAIN", training=training, seed=seed, **placing)
 
@@ -345,7 +345,7 @@ def test_a_plain_folder_is_read_with_one_override(tmp_path: Path) -> None:
 
 
 def test_dropping_test_samples_is_refused_aloud(caplog: pytest.LogCaptureFixture) -> None:
-    split = SplitOptions(DATA_SOURCES=["synthetic"], LABEL_TYPE="zero", DROP_LAST=True)
+    split = split_options(DATA_SOURCES=["synthetic"], LABEL_TYPE="zero", DROP_LAST=True)
     some = DataFeed(
         DataOptions(TEST=split, NUM_DATALOADER_WORKERS=0), "TEST", training=False, seed=0
     )

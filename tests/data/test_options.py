@@ -41,10 +41,6 @@ def test_defaults_are_those_of_vissl() -> None:
             {"DATA_SOURCES": ["synthetic"], "LABEL_SOURCES": ["disk_folder"]},
             "LABEL_SOURCES.0: 'disk_folder' does not go with the data source 'synthetic'",
         ),
-        (
-            {"COLLATE_FUNCTION_PARAMS": {"size": 3}},
-            "COLLATE_FUNCTION_PARAMS.size: default_collate takes no such argument",
-        ),
         ({"READ_RETRIES": -1}, "READ_RETRIES: expected 0 or more, got -1"),
         ({"READ_RETRY_WAIT": -0.5}, "READ_RETRY_WAIT: expected 0 or more, got -0.5"),
         ({"MAX_INVALID_SHARE": 50.0}, "MAX_INVALID_SHARE: expected from 0 to 1, got 50.0"),

@@ -15,7 +15,7 @@ from PIL import Image
 import sslengine
 from sslengine.config.fast import why_not
 from sslengine.data.feed import DataFeed
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, split_options
 from tests.data.augment.lists import LISTS
 from tests.models.test_build import build
 
@@ -41,7 +41,7 @@ def _passed(backend: str, folder: Path) -> set[tuple[str, int]]:
     for number in range(48):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), np.uint8)
         Image.fromarray(pixels).save(folder / "a" / f"{number}.jpg")
-    split = SplitOptions(
+    split = split_options(
         DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(folder)], LABEL_TYPE="sample_index",
         BATCHSIZE_PER_REPLICA=16, TRANSFORMS=LISTS["simclr"], COLLATE_FUNCTION="simclr_collator",
         CACHE_INDEX=False,

@@ -84,5 +84,5 @@ def test_what_the_judges_do_not_take() -> None:
         knn_votes(TRAIN, ROWS, TEST, k=3)
     with pytest.raises(DataError, match="expected indicators 1, 0, or -1"):
         knn_scores(TRAIN, ROWS + 7, TEST, k=3)
-    with pytest.raises(DataError, match="no class is shown by some"):
+    with pytest.raises(DataError, match="no class has both images that show it"):
         linear_probe_of_many(TRAIN, ROWS * 0, TEST, WANTED)

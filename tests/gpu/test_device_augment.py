@@ -14,7 +14,7 @@ from sslengine.data.augment.backends.device.run import run
 from sslengine.data.augment.operations.blur import boxes
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.device_prefetch import on_device
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, split_options
 from tests.data.augment.backends.device import test_colour, test_levels
 from tests.data.augment.backends.device.cases import Kernel, kernel_of, noise
 from tests.data.augment.backends.device.test_blur import blur, radii
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def feed(device: str, name: str, collate: str, overlap: bool = True) -> DataFeed:
-    split = SplitOptions(
+    split = split_options(
         DATA_SOURCES=["synthetic"],
         RANDOM_SYNTHETIC_IMAGES=True,
         DEFAULT_GRAY_IMG_SIZE=20,

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.data.feed import DataFeed
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, split_options
 from sslengine.engines.features import extract
 from sslengine.hooks import precise_bn
 from sslengine.hooks.default import default_hooks
@@ -217,7 +217,7 @@ def test_features_are_computed_on_the_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["simclr", "dino"])
 def test_pixels_are_made_on_the_gpu(name: str) -> None:
     """What the device back-end leaves to the device, but for the copy of the batch."""
-    split = SplitOptions(
+    split = split_options(
         DATA_SOURCES=["synthetic"], RANDOM_SYNTHETIC_IMAGES=True, DEFAULT_GRAY_IMG_SIZE=20,
         DATA_LIMIT=8, BATCHSIZE_PER_REPLICA=8, LABEL_TYPE="sample_index", TRANSFORMS=LISTS[name],
         COLLATE_FUNCTION={"simclr": "simclr_collator", "dino": "multicrop_collator"}[name],

@@ -38,6 +38,7 @@ def run(tmp_path: Path, transforms: list[dict[str, Any]] | None = None, **keys: 
         ],
         OPTIMIZER__num_epochs=1,
         CHECKPOINT__DIR=str(tmp_path / "run"),
+        CHECKPOINT__EXPORT_AT_END=False,  # it runs the trunk too
         **keys,
     )
     launch(made)

@@ -5,7 +5,6 @@ Each case leaves a mark if its code runs. The second test of a pair proves that 
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import pickle
@@ -27,6 +26,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from sslengine import trust
+from sslengine.command import predict, replay
 from sslengine.errors import LaunchError, UntrustedError
 from sslengine.launch import cli, local
 from sslengine.predictor import Predictor
@@ -36,17 +36,9 @@ from tests.predictor.runs import make_classifier
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _tool(name: str) -> Callable[[list[str]], int]:
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    main: Callable[[list[str]], int] = module.main
-    return main
-
-
-TOOLS = {**{name: _tool(name) for name in ("predict", "replay")}, "command": cli.main}
+TOOLS: dict[str, Callable[[list[str]], int]] = {
+    "predict": predict.main, "replay": replay.main, "command": cli.main,
+}  # fmt: skip
 
 
 class Place:

@@ -439,7 +439,7 @@ def test_a_short_last_batch_is_refused_before_the_first_step(tmp_path: Path) -> 
 
 
 def test_another_collator_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="'data_momentum', the batch has .*moco_collator"):
+    with pytest.raises(TrainingError, match="'data_momentum'; the batch has .*moco_collator"):
         train(tmp_path, [], **{**RECIPE, "DATA__TRAIN__COLLATE_FUNCTION": "simclr_collator"})
 
 

@@ -489,5 +489,5 @@ def test_outputs_that_are_not_crops_with_scores() -> None:
 
 
 def test_a_model_without_the_head() -> None:
-    with pytest.raises(ConfigError, match="needs one swav_head in the model, there are 0"):
+    with pytest.raises(ConfigError, match="needs one swav_head in the model; there are 0"):
         _loss().attach(nn.Linear(2, 2))

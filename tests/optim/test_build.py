@@ -14,11 +14,11 @@ from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
-from sslengine.optim.schedules import SchedulerOptions
+from sslengine.optim.schedules import SchedulerOptions, schedule
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
-LINEAR = SchedulerOptions(name="linear", start_value=0.1, end_value=0.3)
+LINEAR = schedule(name="linear", start_value=0.1, end_value=0.3)
 OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "sgd", "nesterov": True},
     {"name": "sgd", "momentum": 0.0},
@@ -145,7 +145,7 @@ def test_groups_that_are_alike_are_one() -> None:
 
 def test_heads_with_their_own_settings() -> None:
     made = options()
-    made.param_schedulers.lr_head = SchedulerOptions(name="constant", value=7.0)
+    made.param_schedulers.lr_head = schedule(name="constant", value=7.0)
     made.head_optimizer_params.use_different_lr = True
     made.head_optimizer_params.use_different_wd = True
     made.head_optimizer_params.weight_decay = 0.5
@@ -159,9 +159,7 @@ def test_heads_with_their_own_settings() -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_scheduled_weight_decay(own: bool) -> None:
     made = options(regularize_bias=False)
-    made.param_schedulers.weight_decay = SchedulerOptions(
-        name="cosine", start_value=0.04, end_value=0.4
-    )
+    made.param_schedulers.weight_decay = schedule(name="cosine", start_value=0.04, end_value=0.4)
     made.head_optimizer_params.use_different_wd = own
     optimizer = build_optimizer(small_model(), made, CPU, 10)
     optimizer.schedule(0.5)
@@ -200,7 +198,7 @@ def test_an_optimizer_of_ones_own() -> None:
 
 
 def test_milestones_are_judged_by_the_length_of_the_run() -> None:
-    steps = SchedulerOptions(name="multistep", values=[1.0, 0.1], milestones=[3])
+    steps = schedule(name="multistep", values=[1.0, 0.1], milestones=[3])
     made = options(steps, num_iterations=100)
     optimizer = build_optimizer(small_model(), made, CPU, num_epochs=4.5)
     for epoch, expected in ((2, 1.0), (3, 0.1)):
@@ -289,9 +287,7 @@ def test_a_sharded_checkpoint_continues_in_one_process(two_ranks: RankPool) -> N
 
 def test_milestones_after_the_end_are_told(caplog: pytest.LogCaptureFixture) -> None:
     made = options()
-    made.param_schedulers.lr = SchedulerOptions(
-        name="multistep", values=[1.0, 0.1], milestones=[30]
-    )
+    made.param_schedulers.lr = schedule(name="multistep", values=[1.0, 0.1], milestones=[30])
     build_optimizer(small_model(), made, CPU, 31)
     assert caplog.messages == []
     build_optimizer(small_model(), made, CPU, 2.5)

@@ -8,10 +8,10 @@ import torch
 from omegaconf import OmegaConf
 
 from sslengine.optim.options import OptimizerOptions, OwnedOptimizerOptions
-from sslengine.optim.schedules import SchedulerOptions
+from sslengine.optim.schedules import schedule
 from sslengine.registry import OPTIMIZERS
 
-COSINE = SchedulerOptions(name="cosine", start_value=0.04, end_value=0.4)
+COSINE = schedule(name="cosine", start_value=0.04, end_value=0.4)
 
 
 class Picky(torch.optim.SGD):
@@ -31,9 +31,7 @@ def problems(**settings: Any) -> list[str]:
 
 def with_schedule(key: str, **settings: Any) -> OptimizerOptions:
     options = OptimizerOptions()
-    schedulers = dataclasses.replace(
-        options.param_schedulers, **{key: SchedulerOptions(**settings)}
-    )
+    schedulers = dataclasses.replace(options.param_schedulers, **{key: schedule(**settings)})
     return dataclasses.replace(options, param_schedulers=schedulers)
 
 
@@ -61,7 +59,7 @@ def test_vissl_defaults() -> None:
             "warmup_start": "one_node",  # as VISSL has it
         },
         "name": "multistep", "update_interval": "epoch", "values": [0.1, 0.01, 0.001],
-        "milestones": [30, 60], "schedulers": [], "interval_scaling": [], "lengths": [],
+        "milestones": [30, 60],
         "start_value": 0.1, "end_value": 0.0, "value": 0.1,
     }  # fmt: skip
     assert {key: schedulers["lr"][key] for key in lr} == lr

@@ -9,14 +9,13 @@ from sslengine.optim.schedules import (
     AutoLrScaling,
     SchedulerOptions,
     build_schedule,
+    schedule,
     schedule_problems,
 )
 
 
 def test_a_schedule_takes_the_arguments_that_its_curve_knows() -> None:
-    options = SchedulerOptions(
-        name="linear", start_value=0.0, end_value=2.0, values=[1.0, 2.0], milestones=[50], value=9.0
-    )
+    options = schedule(name="linear", start_value=0.0, end_value=2.0)
     assert build_schedule(options, 10).value(0.25) == pytest.approx(0.5)
 
 
@@ -31,21 +30,21 @@ def test_a_schedule_takes_the_arguments_that_its_curve_knows() -> None:
     ],
 )  # fmt: skip
 def test_interval(settings: dict[str, Any], interval: str) -> None:
-    assert build_schedule(SchedulerOptions(**settings), 10).interval == interval
+    assert build_schedule(schedule(**settings), 10).interval == interval
     for chosen in ("step", "epoch"):
-        options = SchedulerOptions(**settings, update_interval=chosen)
+        options = schedule(**settings, update_interval=chosen)
         assert build_schedule(options, 10).interval == chosen
 
 
 def test_an_argument_that_is_not_set_is_not_made_up() -> None:
     with pytest.raises(ConfigError, match="^start_value: cosine requires this argument"):
-        build_schedule(SchedulerOptions(name="cosine", end_value=0.4), 10)
+        build_schedule(schedule(name="cosine", end_value=0.4), 10)
 
 
 def test_further_arguments() -> None:
-    options = SchedulerOptions(name="constant", args={"value": 3.0})
+    options = schedule(name="constant", args={"value": 3.0})
     assert build_schedule(options, 10).value(0.0) == 3.0
-    wrong = SchedulerOptions(name="constant", value=1.0, args={"other": 3.0})
+    wrong = schedule(name="constant", value=1.0, args={"other": 3.0})
     assert list(schedule_problems(wrong, 10, "a.b")) == [
         "a.b.other: constant takes no such argument. It takes: value."
     ]

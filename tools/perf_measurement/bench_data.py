@@ -44,7 +44,7 @@ from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.plan import Plan
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, split_options
 from sslengine.registry import AUGMENT_BACKENDS
 
 Views = Callable[[bytes], Any]  # of an encoded image
@@ -305,7 +305,7 @@ def wall_rates(
 
 
 def _feed(case: str, folder: str, backend: str) -> DataFeed:
-    split = SplitOptions(
+    split = split_options(
         DATA_SOURCES=["disk_folder"],
         DATA_PATHS=[folder],
         LABEL_TYPE="sample_index",

@@ -44,7 +44,7 @@ def build_transform(entry: Mapping[str, Any], where: str) -> Change:
         if key not in TRANSFORMS.entry_keys
     }
     try:
-        transform: Change = TRANSFORMS.get(TRANSFORMS.name_in(entry, where), where)(**arguments)
+        transform: Change = TRANSFORMS.make(TRANSFORMS.name_in(entry, where), arguments, where)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} ({entry['name']}): {error}") from error
     if problem := outdated(transform):

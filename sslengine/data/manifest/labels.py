@@ -16,7 +16,7 @@ import numpy as np
 
 from sslengine.data.manifest.classes import Classes, Column, Labels, in_numbers_of
 from sslengine.data.manifest.shared import SharedArray
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import SplitOptions, TableOptions, own
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.class_numbers import numbered_names
 from sslengine.data.sources.disk import load_array
@@ -31,6 +31,7 @@ def standard_labels(
     columns: list[Labels] = []
     if options.LABEL_TYPE != "standard" and not (options.chooses_by_class or needed):
         return columns
+    by_column = bool(own(options, TableOptions).LABEL_COLUMNS)
     for position, name in enumerate(options.LABEL_SOURCES):
         source = sources[position]
         from_file = name == "disk_filelist"
@@ -39,7 +40,10 @@ def standard_labels(
             _read(options, split, position)
             if from_file
             else Labels(
-                source.labels(), tuple(source.class_names), where, bool(options.LABEL_COLUMNS)
+                source.labels(),
+                tuple(source.class_names),
+                where,
+                by_column,
             )
         )
         if len(labels.column) != len(source):

@@ -23,7 +23,7 @@ from PIL import Image
 
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.manifest.shared import SharedArray
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import ArrayOptions, SplitOptions, own
 from sslengine.data.sources.base import DataSource, such_as
 from sslengine.data.sources.class_numbers import count_classes
 from sslengine.data.sources.paths import data_path, how_far
@@ -45,14 +45,15 @@ _USUAL_CHANNELS = (1, 3, 4)
 
 @register_data_source("array_file")
 class ArraySource(DataSource):
-    reads = ("IMAGE_MODE", "PIXEL_RANGE", "MAX_IMAGE_PIXELS", "IMAGE_COLUMN", "LABEL_COLUMN")
+    reads = ("IMAGE_MODE", "PIXEL_RANGE", "MAX_IMAGE_PIXELS")
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self._file, self.where = data_path(options, split, position)
         self._decoder, self._split = Decoder.of(options, split), split
-        self._wanted = options.IMAGE_COLUMN, options.LABEL_COLUMN
+        names = own(options, ArrayOptions)
+        self._wanted = names.IMAGE_COLUMN, names.LABEL_COLUMN
         try:
             self._images, labels = self._open(self._file)
         except FileNotFoundError:

@@ -6,6 +6,9 @@
         def __len__(self): ...
         def image(self, index): ...        # a PIL image, RGB; raises when it cannot be read
 
+With `options=Cls` the fields of that dataclass are keys of DATA.TRAIN and DATA.TEST where the
+source is chosen, and `options` has them.
+
 A source of encoded images (JPEG, PNG ...) is an EncodedSource and has `read` in place of `image`:
 then a back-end may decode the bytes its own way.
 
@@ -35,7 +38,7 @@ from sslengine.registry import DATA_SOURCES
 class DataSource(ABC):
     # Does it read what DATA_PATHS or DATASET_NAMES point to?
     needs_path: ClassVar[bool] = False
-    # Of OF_SOME_SOURCES (data/options.py) those options that it reads. None: unknown.
+    # Of OF_ENCODED_SOURCES (data/options.py) those options that it reads. None: unknown.
     reads: ClassVar[tuple[str, ...] | None] = None
     # How many classes its own labels have; 0: it has no labels.
     num_classes: int = 0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sslengine.data.manifest.index_cache import Found, Index, indexed, stamp
 from sslengine.data.manifest.shared_paths import by_folder, path_arrays
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import IndexOptions, PathOptions, SplitOptions, own
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import all_known
 from sslengine.data.sources.folder_scan import find_images
@@ -48,7 +48,7 @@ class FolderSource(EncodedSource):
             f"folder, {' '.join(suffixes)}: {self.root.resolve()}",
             f"looking through {self.root}",
             lambda: find_images(self.root, suffixes),
-            cached=options.CACHE_INDEX,
+            cached=own(options, IndexOptions).CACHE_INDEX,
         )
         self._files, self._labels = index.paths(), index["labels"]
         if not len(self._files):
@@ -92,8 +92,8 @@ class ListedFiles(EncodedSource):
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self._list, self.where = data_path(options, split, position)
-        self._old_prefix = options.REMOVE_IMG_PATH_PREFIX
-        self._new_prefix = options.NEW_IMG_PATH_PREFIX
+        paths = own(options, PathOptions)
+        self._old_prefix, self._new_prefix = paths.REMOVE_IMG_PATH_PREFIX, paths.NEW_IMG_PATH_PREFIX
         self._folder = data_folder(options, split, position) if self.beside_the_list else ""
         self._index = self._indexed(options)
         self._paths = self._index.paths()
@@ -105,7 +105,7 @@ class ListedFiles(EncodedSource):
             f"{self._kind()}: {self._list.resolve()}",
             f"reading {self._list}",
             self._find,
-            cached=options.CACHE_INDEX,
+            cached=own(options, IndexOptions).CACHE_INDEX,
         )
 
     @abstractmethod
@@ -141,7 +141,7 @@ class FileListSource(ListedFiles):
             f"{self._kind()}: {self._list.resolve()}",
             f"reading {self._list}",
             self._find,
-            cached=options.CACHE_INDEX,
+            cached=own(options, IndexOptions).CACHE_INDEX,
         )
 
     def _kind(self) -> str:

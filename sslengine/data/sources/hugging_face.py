@@ -27,7 +27,7 @@ try:
 except ImportError:
     datasets = None
 
-from sslengine.data.options import OF_ENCODED_SOURCES, OF_LISTS, SplitOptions
+from sslengine.data.options import ColumnOptions, SplitOptions, own
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.paths import data_path
@@ -43,7 +43,6 @@ SPLITS = {"TRAIN": ("train",), "TEST": ("validation", "val", "test")}
 
 @register_data_source("huggingface_dataset")
 class HuggingFaceSource(EncodedSource):
-    reads = (*OF_ENCODED_SOURCES, *OF_LISTS)
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
@@ -51,9 +50,10 @@ class HuggingFaceSource(EncodedSource):
         self._split = split
         self._root, self.where = data_path(options, split, position)
         rows = _load(self._root, split, self.where)
-        self._image = self._image_column(rows, options.IMAGE_COLUMN)
-        self._label = self._label_column(rows, options.LABEL_COLUMN)
-        self._separator = options.LABEL_SEPARATOR
+        columns = own(options, ColumnOptions)
+        self._image = self._image_column(rows, columns.IMAGE_COLUMN)
+        self._label = self._label_column(rows, columns.LABEL_COLUMN)
+        self._separator = columns.LABEL_SEPARATOR
         self._labels: NDArray[Any] | None = None
         if self._label:
             self._labels, self.class_names = self._read_labels(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image, ImageFilter
 
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import SplitOptions, SyntheticOptions, own
 from sslengine.data.sources.base import DataSource, generated_length, grey_image
 from sslengine.registry import register_data_source
 
@@ -20,9 +20,10 @@ class SyntheticSource(DataSource):
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
-        self.num_classes = max(1, options.RANDOM_SYNTHETIC_LABELS)
+        drawn = own(options, SyntheticOptions)
+        self.num_classes = max(1, drawn.RANDOM_SYNTHETIC_LABELS)
         self._side = options.DEFAULT_GRAY_IMG_SIZE
-        self._random = options.RANDOM_SYNTHETIC_IMAGES
+        self._random = drawn.RANDOM_SYNTHETIC_IMAGES
         self._length = generated_length(options, DEFAULT_LENGTH)
 
     def __len__(self) -> int:

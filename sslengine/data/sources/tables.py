@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sslengine.data.loading.progress import Progress
 from sslengine.data.manifest.index_cache import Found, stamp
 from sslengine.data.manifest.shared_paths import by_folder, path_arrays
-from sslengine.data.options import OF_ENCODED_SOURCES, OF_LISTS, SplitOptions
+from sslengine.data.options import SplitOptions, TableOptions, own
 from sslengine.data.sources.class_columns import ClassColumns
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.disk import ListedFiles
@@ -38,12 +38,11 @@ Table = tuple[Sequence[str], Callable[[Sequence[int]], Iterator[Sequence[Any]]]]
 class TableSource(ListedFiles):
     """A row is an image. A table without a column of labels has none."""
 
-    reads = (*OF_ENCODED_SOURCES, *OF_LISTS, "LABEL_COLUMNS")
-
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
-        self._wanted = options.IMAGE_COLUMN, options.LABEL_COLUMN
-        self._classes = tuple(options.LABEL_COLUMNS)
-        self._separator = options.LABEL_SEPARATOR
+        columns = own(options, TableOptions)
+        self._wanted = columns.IMAGE_COLUMN, columns.LABEL_COLUMN
+        self._classes = tuple(columns.LABEL_COLUMNS)
+        self._separator = columns.LABEL_SEPARATOR
         self._split = split
         super().__init__(options, split, position)
         self._labels = self._index["labels"]

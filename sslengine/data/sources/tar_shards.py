@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sslengine.data.loading.progress import Progress
 from sslengine.data.manifest.index_cache import Found, indexed, stamp, string_arrays
 from sslengine.data.manifest.shared_paths import by_folder, path_arrays
-from sslengine.data.options import OF_ENCODED_SOURCES, OF_LISTS, SplitOptions
+from sslengine.data.options import ShardOptions, SplitOptions, own
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.braces import expand_braces
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
@@ -43,14 +43,14 @@ OPEN_SHARDS = 64  # in each process
 class TarSource(EncodedSource):
     """The samples of all shards, shard by shard."""
 
-    reads = (*OF_ENCODED_SOURCES, *OF_LISTS)
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self._split = split
-        self._ending, self._label_key = options.IMAGE_COLUMN, options.LABEL_COLUMN
-        self._separator = options.LABEL_SEPARATOR
+        shards = own(options, ShardOptions)
+        self._ending, self._label_key = shards.IMAGE_COLUMN, shards.LABEL_COLUMN
+        self._separator = shards.LABEL_SEPARATOR
         pattern, self.where = data_path(options, split, position)
         if options.COPY_TO_LOCAL_DISK and not pattern.exists():
             raise DataError(
@@ -62,7 +62,7 @@ class TarSource(EncodedSource):
             f"{'|'.join(self._shards)}",
             f"looking through the shards {pattern}",
             self._find,
-            cached=options.CACHE_INDEX,
+            cached=shards.CACHE_INDEX,
         )
         self._names, self._shard = index.paths(), index["shard"]
         self._offset, self._size, self._labels = index["offset"], index["size"], index["labels"]

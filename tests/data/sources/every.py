@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from extra_scripts.make_image_cache import Copies, write_part
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources import shapes, synthetic
 from sslengine.data.sources.disk import FolderSource
 from sslengine.data.sources.image_cache import MANIFEST
@@ -62,7 +62,7 @@ def regions(root: Path) -> Path:
 
 
 def image_cache(root: Path) -> Path:
-    source = FolderSource(SplitOptions(DATA_PATHS=[str(folder(root))]), "TRAIN")
+    source = FolderSource(split_options(DATA_PATHS=[str(folder(root))]), "TRAIN")
     (root / "cache").mkdir()
     write_part(source, root / "cache", Copies(256, 0), 0)
     np.save(root / "cache" / "labels.npy", source.labels())

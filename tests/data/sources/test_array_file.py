@@ -13,7 +13,7 @@ import torch
 from torchvision import datasets
 
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources.array_file import ArraySource
 from sslengine.errors import DataError
 from tests.data.sources.test_torchvision_sets import write_mnist
@@ -27,7 +27,7 @@ def images(*shape: int, dtype: str = "uint8") -> Any:
 
 
 def source(path: Path, split: str = "TRAIN", **keys: Any) -> ArraySource:
-    return ArraySource(SplitOptions(DATA_PATHS=[str(path)], **keys), split)
+    return ArraySource(split_options(DATA_PATHS=[str(path)], **keys), split)
 
 
 def save(path: Path, **arrays: Any) -> Path:
@@ -154,7 +154,7 @@ def test_mnist_as_torchvision_reads_it(tmp_path: Path, packed: bool) -> None:
 @pytest.mark.skipif(not FASHION.is_dir(), reason="needs Debian's dataset-fashion-mnist")
 def test_fashion_mnist_as_debian_ships_it() -> None:
     keys = {"DATA_SOURCES": ["array_file"], "LABEL_SOURCES": ["array_file"]}
-    options = SplitOptions(DATA_PATHS=[str(FASHION)], **keys)  # type: ignore[arg-type]
+    options = split_options(DATA_PATHS=[str(FASHION)], **keys)  # type: ignore[arg-type]
     found = SSLDataset(options, "TEST", 0)
     assert len(found) == 10_000
     assert np.bincount(found.labels[0]).tolist() == [1000] * 10

@@ -14,7 +14,7 @@ import yaml
 
 from extra_scripts import make_image_cache
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import HoldOut, SplitOptions
+from sslengine.data.options import HoldOut, split_options
 from tests.data.pictures import picture, write_tree
 from tests.data.sources.test_tar_shards import png, write_shard
 
@@ -66,7 +66,7 @@ def test_it_opens_and_gives_images_with_their_labels(example: dict[str, Any], da
     if example["DATA_SOURCES"] == ["huggingface_dataset"]:
         hugging_face(data / "birds")
     keys = json.loads(json.dumps(example).replace('"/data/', f'"{data}/'))
-    options = SplitOptions(**keys)
+    options = split_options(**keys)
     assert list(options.check()) == []
     found = SSLDataset(options, "TRAIN", 0)
     samples = [found[0, index] for index in range(len(found))]
@@ -101,5 +101,5 @@ def test_every_source_of_files_has_an_example() -> None:
 
 def test_the_keys_that_it_names_are_there() -> None:
     named = set(re.findall(r"`([A-Z][A-Z_]{4,})[`:]", DOC))
-    known = set(vars(SplitOptions())) | set(vars(HoldOut())) | {"TRAIN", "TEST", "INPUT_CHANNELS"}
+    known = set(vars(split_options())) | set(vars(HoldOut())) | {"TRAIN", "TEST", "INPUT_CHANNELS"}
     assert named - known == set()

@@ -10,18 +10,18 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from sslengine.data.manifest import index_cache
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources.disk import FileListSource, FolderSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_picture, write_tree
 
 
 def folder(root: Path, **keys: object) -> FolderSource:
-    return FolderSource(SplitOptions(DATA_PATHS=[str(root)], **keys), "TRAIN")  # type: ignore[arg-type]
+    return FolderSource(split_options(DATA_PATHS=[str(root)], **keys), "TRAIN")  # type: ignore[arg-type]
 
 
 def file_list(path: Path, **keys: object) -> FileListSource:
-    return FileListSource(SplitOptions(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
+    return FileListSource(split_options(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
 
 
 def same(image: Image.Image, number: int) -> bool:

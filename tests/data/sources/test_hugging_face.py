@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources import hugging_face
 from sslengine.data.sources.hugging_face import HuggingFaceSource
 from sslengine.errors import DataError
@@ -26,7 +26,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def source(path: Path, split: str = "TRAIN", **keys: object) -> HuggingFaceSource:
-    return HuggingFaceSource(SplitOptions(DATA_PATHS=[str(path)], **keys), split)  # type: ignore[arg-type]
+    return HuggingFaceSource(split_options(DATA_PATHS=[str(path)], **keys), split)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_a_gap_is_named(datasets: Any, tmp_path: Path, kind: str, labels: list[A
 def test_splits(datasets: Any, tmp_path: Path) -> None:
     parts = {"train": rows(datasets, [0, 1, 2]), "test": rows(datasets, [3])}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "data"))
-    options = SplitOptions(
+    options = split_options(
         DATA_SOURCES=["huggingface_dataset"],
         LABEL_SOURCES=["huggingface_dataset"],
         DATA_PATHS=[str(tmp_path / "data")],

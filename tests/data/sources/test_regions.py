@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources.base import build_sources
 from sslengine.data.sources.regions import RegionSource
 from sslengine.errors import DataError
@@ -18,7 +18,7 @@ def regions(root: Path, *boxes: object, **keys: object) -> RegionSource:
     write_picture(root / "0.png", 0, side=20)
     entries = [{"path": str(root / "0.png"), "bbox": box} for box in boxes]
     (root / "boxes.json").write_text(json.dumps(entries))
-    options = SplitOptions(
+    options = split_options(
         DATA_SOURCES=["disk_roi_annotations"],
         DATA_PATHS=[str(root / "boxes.json")],
         **keys,  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def test_of_an_array_of_many_bands(tmp_path: Path) -> None:
     np.save(tmp_path / "bands.npy", bands)
     entries = [{"path": str(tmp_path / "bands.npy"), "bbox": [2, 3, 6, 99]}]
     (tmp_path / "boxes.json").write_text(json.dumps(entries))
-    options = SplitOptions(
+    options = split_options(
         DATA_SOURCES=["disk_roi_annotations"],
         DATA_PATHS=[str(tmp_path / "boxes.json")],
         IMAGE_MODE="stored",
@@ -85,9 +85,9 @@ def test_what_is_wrong_is_told(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "boxes.json"
     path.write_text(text)
     with pytest.raises(DataError, match=message):
-        RegionSource(SplitOptions(DATA_PATHS=[str(path)]), "TRAIN")
+        RegionSource(split_options(DATA_PATHS=[str(path)]), "TRAIN")
 
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no file .*gone.json"):
-        RegionSource(SplitOptions(DATA_PATHS=[str(tmp_path / "gone.json")]), "TRAIN")
+        RegionSource(split_options(DATA_PATHS=[str(tmp_path / "gone.json")]), "TRAIN")

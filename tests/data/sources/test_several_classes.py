@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sslengine.data.manifest.labels import standard_labels
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources.base import build_sources
 from sslengine.errors import DataError
 from tests.data.sources.test_hugging_face import png
@@ -90,7 +90,7 @@ WAYS = [csv, parquet, shards_json, shards_cls, shards_text, hugging_face_text,
 @pytest.mark.parametrize("write", WAYS, ids=lambda each: each.__name__)
 def test_a_column_for_each_class(write: Callable[[Path], Keys], tmp_path: Path) -> None:
     keys = write(tmp_path)
-    options = SplitOptions(LABEL_SOURCES=keys["DATA_SOURCES"], CACHE_INDEX=False, **keys)
+    options = split_options(LABEL_SOURCES=keys["DATA_SOURCES"], CACHE_INDEX=False, **keys)
     (source,) = sources = build_sources(options, "TRAIN")
     (labels,) = standard_labels(options, "TRAIN", sources)
     assert labels.names == NAMES
@@ -102,7 +102,7 @@ def test_a_column_for_each_class(write: Callable[[Path], Keys], tmp_path: Path) 
 def test_indicators_in_a_list_are_refused_with_the_file(tmp_path: Path) -> None:
     members = {"0.png": png(0), "0.cls": b"[0, 0, 1]"}
     write_shard(tmp_path / "0.tar", members)
-    options = SplitOptions(
+    options = split_options(
         DATA_SOURCES=["webdataset"], DATA_PATHS=[str(tmp_path)], CACHE_INDEX=False
     )
     with pytest.raises(DataError, match=r"0.tar: 0.png: sample 1 has the label \[0, 0, 1\]"):

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources.synthetic import SyntheticSource
 
 
 def source(**keys: object) -> SyntheticSource:
-    return SyntheticSource(SplitOptions(DEFAULT_GRAY_IMG_SIZE=24, **keys), "TRAIN")  # type: ignore[arg-type]
+    return SyntheticSource(split_options(DEFAULT_GRAY_IMG_SIZE=24, **keys), "TRAIN")  # type: ignore[arg-type]
 
 
 def test_grey_by_default_and_as_long_as_vissl() -> None:

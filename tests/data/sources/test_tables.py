@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import SplitOptions, TableOptions, split_options
 from sslengine.data.sources.tables import TableSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_tree
 
 
 def table(path: Path, **keys: object) -> TableSource:
-    return TableSource(SplitOptions(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
+    return TableSource(split_options(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
 
 
 def write(path: Path, text: str) -> Path:
@@ -48,7 +48,7 @@ def test_columns_by_name_and_by_usual_names(root: Path) -> None:
 
 
 def test_a_table_of_paths_alone(root: Path) -> None:
-    options = SplitOptions(
+    options = split_options(
         DATA_SOURCES=["csv_filelist"],
         DATA_PATHS=[str(write(root / "list.csv", "path\na/0.png\n\na/1.png\n"))],
         LABEL_TYPE="sample_index",
@@ -98,7 +98,7 @@ def test_class_columns_of_test_are_in_the_order_of_train(root: Path) -> None:
 
     def options(names: str) -> SplitOptions:
         file = write(root / "list.csv", FINDINGS)
-        return SplitOptions(DATA_SOURCES=["csv_filelist"], DATA_PATHS=[str(file)], LABEL_TYPE="standard",
+        return split_options(DATA_SOURCES=["csv_filelist"], DATA_PATHS=[str(file)], LABEL_TYPE="standard",
                             LABEL_SOURCES=["csv_filelist"], LABEL_COLUMNS=names.split(","))  # fmt: skip
 
     train = SSLDataset(options("Edema,Pleural Effusion,Fracture"), "TRAIN", 0)
@@ -112,16 +112,13 @@ def test_class_columns_of_test_are_in_the_order_of_train(root: Path) -> None:
 
 def test_options_of_class_columns() -> None:
     def problems(**keys: Any) -> str:
-        options = SplitOptions(DATA_SOURCES=["csv_filelist"], DATA_PATHS=["x"], **keys)
-        return "\n".join([*options.check(), *options.check_chosen()])
+        return "\n".join(TableOptions(**keys).check())
 
     assert not problems(LABEL_COLUMNS=["a", "b"])
     assert "LABEL_COLUMNS: a column is listed twice" in problems(LABEL_COLUMNS=["a", "a"])
     both = problems(LABEL_COLUMNS=["a"], LABEL_COLUMN="b", LABEL_SEPARATOR="|")
     assert "LABEL_COLUMN has no effect" in both
     assert "LABEL_SEPARATOR has no effect" in both
-    elsewhere = SplitOptions(DATA_SOURCES=["webdataset"], LABEL_COLUMNS=["a"])
-    assert "webdataset does not read it" in "".join(elsewhere.check_chosen())
 
 
 @pytest.mark.parametrize("gap", ["", "nan", "-1"])

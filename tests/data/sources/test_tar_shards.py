@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import SplitOptions
+from sslengine.data.options import split_options
 from sslengine.data.sources import tar_shards
 from sslengine.data.sources.tar_shards import TarSource, find_shards
 from sslengine.errors import DataError
@@ -36,7 +36,7 @@ def write_shard(path: Path, members: dict[str, bytes], kind: int = tarfile.PAX_F
 
 
 def shards(path: Path | str, **keys: object) -> TarSource:
-    return TarSource(SplitOptions(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
+    return TarSource(split_options(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
 
 
 def numbers(source: TarSource) -> list[int]:
@@ -122,7 +122,7 @@ def test_few_shards_are_open_at_once(three: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_shard_that_is_cut_off_later(three: Path) -> None:
-    options = SplitOptions(DATA_SOURCES=["webdataset"], DATA_PATHS=[str(three)], LABEL_TYPE="zero")
+    options = split_options(DATA_SOURCES=["webdataset"], DATA_PATHS=[str(three)], LABEL_TYPE="zero")
     data = SSLDataset(options, "TRAIN", 0)
     shard = three / "train-002.tar"
     os.truncate(shard, 2000)

@@ -23,7 +23,7 @@ from sslengine.data.augment.plan import Plan
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
 from sslengine.data.loading.seeding import seed_sample
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, split_options
 from tests.data.augment.lists import LISTS
 from tests.data.augment.photos import photo
 
@@ -219,7 +219,7 @@ def test_batches_are_those_of_pillow(tmp_path: Path) -> None:
 
 
 def batches(folder: Path, backend: str) -> list[Any]:
-    split = SplitOptions(
+    split = split_options(
         DATA_SOURCES=["disk_folder"],
         DATA_PATHS=[str(folder)],
         LABEL_TYPE="sample_index",

@@ -13,7 +13,7 @@ import torch
 
 from sslengine.data.batch.collators import Batch
 from sslengine.data.feed import DataFeed
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, split_options
 from sslengine.errors import ConfigError
 from tests.data.augment.lists import LISTS, TENSOR
 
@@ -32,7 +32,7 @@ def feed(*, training: bool = True, backend: str = "device", **keys: Any) -> Data
         **keys,
     }
     options = DataOptions(
-        TRAIN=SplitOptions(**split), NUM_DATALOADER_WORKERS=0, AUGMENT_BACKEND=backend
+        TRAIN=split_options(**split), NUM_DATALOADER_WORKERS=0, AUGMENT_BACKEND=backend
     )
     return DataFeed(options, "TRAIN", training=training, seed=3, **placing)
 

@@ -1,0 +1,53 @@
+"""Which place, a file or the command line, set a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sslengine.config.compose import Composition
+from sslengine.config.merge import Merged
+from sslengine.dotted import below
+
+BY_DEFAULT = -1
+
+
+class Places:
+    """Which place set a key last, as a number: later places have larger ones."""
+
+    def __init__(self, merged: Merged, composition: Composition) -> None:
+        self.origins, self.composition = merged.origins, composition
+        self._numbers = {each.origin: n for n, each in enumerate(composition.layers)}
+        self.command_line = len(composition.layers)
+
+    def of(self, path: str) -> int:
+        """-1: neither it nor anything below it was set."""
+        below = f"{path}."
+        given = [its for key, its in self.origins.items() if key == path or key.startswith(below)]
+        return max((self._numbers.get(each, self.command_line) for each in given),
+                   default=BY_DEFAULT)  # fmt: skip
+
+    def layer(self, path: str) -> Mapping[str, Any]:
+        """What the place that set `path` last says of the section that it stands in."""
+        number = self.of(path)
+        if number == self.command_line:
+            return {}
+        section = path.split(".")[:-1]
+        return below(self.composition.layers[number].tree, section) or {}
+
+    def forget(self, path: str) -> None:
+        """What was set there has no effect."""
+        for each in [one for one in self.origins if f"{one}.".startswith(f"{path}.")]:
+            del self.origins[each]
+
+    def names(self, path: str) -> list[tuple[int, str]]:
+        """What the name at `path` was set to, in their order."""
+        found: list[tuple[int, str]] = []
+        keys = path.split(".")
+        for number, layer in enumerate(self.composition.layers):
+            found.append((number, below(layer.tree, keys)))
+        for each in self.composition.assignments:
+            own = each.path.split(".")
+            if not each.delete and keys[: len(own)] == own:
+                found.append((self.command_line, below(each.value, keys[len(own) :])))
+        return [(number, name) for number, name in found if isinstance(name, str)]
