@@ -43,8 +43,9 @@ class DataSuite(Suite):
         self.before = [dict(each) for each in before]
         self.given = split
 
-    def split(self) -> SplitOptions:
-        given = {
+    def keys(self) -> dict[str, Any]:
+        """What the test chooses of config.DATA.TRAIN, where `given` does not say otherwise."""
+        return {
             "DATA_SOURCES": ["synthetic"],
             "RANDOM_SYNTHETIC_IMAGES": True,
             "RANDOM_SYNTHETIC_LABELS": 4,
@@ -54,7 +55,9 @@ class DataSuite(Suite):
             "BATCHSIZE_PER_REPLICA": 4,
             "TRANSFORMS": [TO_TENSOR],
         }
-        return split_options(**{**given, **self.given})
+
+    def split(self) -> SplitOptions:
+        return split_options(**{**self.keys(), **self.given})
 
     def batches(self, workers: int = 0, first: int = 0, **changes: Any) -> list[dict[str, Any]]:
         """The batches of an epoch, as the task reads them, from batch number `first`."""
@@ -91,10 +94,9 @@ class TransformSuite(DataSuite):
     def entry(self) -> dict[str, Any]:
         return {"name": self.component, **self.arguments}
 
-    def split(self) -> SplitOptions:
+    def keys(self) -> dict[str, Any]:
         listed = [*self.before, self.entry]
-        whole = {"COLLATE_FUNCTION": "identity_collator", "TRANSFORMS": listed}
-        return replace(super().split(), **{**whole, **self.given})
+        return {**super().keys(), "COLLATE_FUNCTION": "identity_collator", "TRANSFORMS": listed}
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -168,13 +170,13 @@ class CollatorSuite(DataSuite):
         self.label = label
         super().__init__(*given, **more)
 
-    def split(self) -> SplitOptions:
-        ours = {
+    def keys(self) -> dict[str, Any]:
+        return {
+            **super().keys(),
             "COLLATE_FUNCTION": self.component,
             "COLLATE_FUNCTION_PARAMS": self.arguments,
             "TRANSFORMS": self.before or [TO_TENSOR],
         }
-        return replace(super().split(), **{**ours, **self.given})
 
     def samples(self) -> list[dict[str, list[Any]]]:
         pipeline = Pipeline(self.split().TRANSFORMS, "config.DATA.TRAIN.TRANSFORMS")
@@ -251,13 +253,11 @@ class SourceSuite(DataSuite):
 
     kind = "source"
 
-    def split(self) -> SplitOptions:
-        ours = {"DATA_SOURCES": [self.component], "LABEL_SOURCES": [], "DATA_LIMIT": -1}
-        generated = {"DEFAULT_GRAY_IMG_SIZE": SIDE, "LABEL_TYPE": "sample_index"}
+    def keys(self) -> dict[str, Any]:
+        ours = {"DATA_SOURCES": [self.component], "LABEL_TYPE": "sample_index"}
+        generated = {"DEFAULT_GRAY_IMG_SIZE": SIDE, "BATCHSIZE_PER_REPLICA": 4}
         resize = [{"name": "Resize", "size": [SIDE, SIDE]}, TO_TENSOR]
-        listed = {**ours, **generated, "TRANSFORMS": resize, "BATCHSIZE_PER_REPLICA": 4}
-        base = replace(super().split(), RANDOM_SYNTHETIC_LABELS=0)
-        return replace(base, **{**listed, **self.arguments, **self.given})
+        return {**ours, **generated, "TRANSFORMS": resize, **self.arguments}
 
     @cached_property
     def source(self) -> Any:
