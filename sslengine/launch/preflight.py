@@ -134,13 +134,13 @@ def _transformed(
     sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [index], "label": [0]}
     with streams_kept():
         seed_sample(0, (0, index))
-        current_sample.begin(index)
+        current_sample.note(index)
         try:
             return pipeline(sample)
         except DataError as error:
             return error
         finally:
-            current_sample.end()
+            current_sample.note()
 
 
 def _without_sample(error: DataError) -> str:

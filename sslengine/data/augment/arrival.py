@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,11 +28,11 @@ class Arrival:
     backend: Backend
     finish: FinishOn
 
-    def on_host(self, batch: Batch) -> Batch:
+    def on_host(self, batch: Batch) -> dict[str, Any]:
         """Right after collate. Waits for nothing."""
         return {**batch, **{key: self._open(batch[key]) for key in self.keys if key in batch}}
 
-    def on_device(self, batch: Batch) -> Batch:
+    def on_device(self, batch: Mapping[str, Any]) -> Batch:
         """On the stream of the copy. The host does not wait."""
         return {**batch, **{key: self._finish(batch[key]) for key in self.keys if key in batch}}
 
