@@ -367,6 +367,7 @@ TRANSFORMS: Registry[Any] = Registry(
 COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",))
 DATA_SOURCES: Registry[Any] = Registry("data source")
 AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end")
+LABEL_FREE: Registry[Any] = Registry("label-free metric")
 
 register_train_step = TRAIN_STEPS.register
 register_task = TASKS.register

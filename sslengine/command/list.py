@@ -47,6 +47,7 @@ KINDS: dict[str, Callable[[], Sequence[str]]] = {
     "collators": lambda: registry.COLLATORS.names(),
     "schedulers": lambda: registry.SCHEDULERS.names(),
     "engines": lambda: registry.ENGINES.names(),
+    "label-free": lambda: registry.LABEL_FREE.names(),
     "formats": _formats,
 }
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.errors import DataError
-
-EPS = 1e-7
+from sslengine.evaluation.label_free.spectrum import RANKME_EPS, exp_entropy
 
 
 @torch.no_grad()
@@ -39,11 +38,7 @@ def rankme(features: Tensor) -> Tensor:
     if not features.isfinite().all():
         return features.new_tensor(float("nan"))
     singular: Tensor = torch.linalg.svdvals(features)
-    # Features that are all zero have no direction; their RankMe is about 1.
-    total = singular.sum().clamp(min=torch.finfo(singular.dtype).tiny)
-    shares = singular / total + EPS
-    entropy = -(shares * shares.log()).sum()
-    return entropy.exp()
+    return exp_entropy(singular, RANKME_EPS)
 
 
 def _matrix(features: Tensor, of: str) -> Tensor:
