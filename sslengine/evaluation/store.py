@@ -52,8 +52,10 @@ class Shard:
 class Rows:
     """Rows of several memory-mapped files, as if they were one matrix."""
 
-    def __init__(self, parts: list[NDArray[Any]], dtype: torch.dtype) -> None:
-        self._parts, self.dtype = parts, dtype
+    def __init__(self, parts: list[NDArray[Any]], stored_as: str = "") -> None:
+        """stored_as: the name of a type that numpy does not have."""
+        self._parts = parts
+        self._view = DTYPES[stored_as] if stored_as == "bfloat16" else None
         self._ends = list(accumulate(len(part) for part in parts))
         self.shape = torch.Size([self._ends[-1], *parts[0].shape[1:]])
 
@@ -72,8 +74,9 @@ class Rows:
             first = end - len(part)
             if first < stop and start < end:
                 some = part[max(start - first, 0) : stop - first]
-                read.append(torch.from_numpy(np.array(some)).view(self.dtype))
-        return torch.cat(read) if read else torch.empty(0, *self.shape[1:], dtype=self.dtype)
+                read.append(torch.from_numpy(np.array(some)))
+        found = torch.cat(read) if read else torch.from_numpy(np.array(self._parts[0][:0]))
+        return found if self._view is None else found.view(self._view)
 
     def tensor(self) -> Tensor:
         return self[:]
@@ -152,15 +155,15 @@ class Store:
             raise DataError(
                 f"{self.folder}: has no features {name!r}; expected {listing(self.layers)}."
             )
-        return Rows(self._parts(wanted), DTYPES[self.dtype])
+        return Rows(self._parts(wanted), self.dtype)
 
     @cached_property
     def targets(self) -> Tensor:
-        return Rows(self._parts(TARGETS), torch.int64).tensor()
+        return Rows(self._parts(TARGETS)).tensor()
 
     @cached_property
     def indices(self) -> Tensor:
-        return Rows(self._parts(INDICES), torch.int64).tensor()
+        return Rows(self._parts(INDICES)).tensor()
 
     def _parts(self, name: str) -> list[NDArray[Any]]:
         if lacking := self.missing():

@@ -37,13 +37,19 @@ def test_rows_are_those_that_were_written(tmp_path: Path, dtype: str) -> None:
     found = store.layer("flatten")
     assert found.shape == (9, 3)
     assert len(found) == 9
-    assert found.dtype == wanted.dtype
     for start in range(10):
         for stop in range(start, 10):
             assert torch.equal(found[start:stop], wanted[start:stop])
     assert torch.equal(found.tensor(), wanted)
     assert store.indices.tolist() == readable
     assert store.targets.tolist() == [image % 3 for image in readable]
+
+
+def test_indicators_of_several_classes(tmp_path: Path) -> None:
+    store = Store.make(tmp_path, {}, 4)
+    rows = torch.tensor([[1, 0, -1]] * 4, dtype=torch.int8)
+    store.write(store.missing()[0], {"flatten": torch.zeros(4, 2)}, rows, torch.arange(4))
+    assert torch.equal(Store.read(tmp_path).targets, rows)
 
 
 def test_other_programs_read_a_shard(tmp_path: Path) -> None:
