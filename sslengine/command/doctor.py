@@ -131,9 +131,9 @@ def of_images(given: str, every: bool) -> Iterator[Finding]:
 def _other_files(folder: Path) -> Iterator[Finding]:
     """What lies beside the images and is not read, such as a phone's .heic."""
     suffixes = import_dotted("sslengine.data.sources.disk:IMAGE_SUFFIXES")
-    names = (name for _, _, files in os.walk(folder, followlinks=True) for name in files)
-    others = Counter(Path(name).suffix.lower() or name for name in names
-                     if not name.startswith(".") and not name.lower().endswith(suffixes))  # fmt: skip
+    names = (name for _, _, files in os.walk(folder) for name in files if name[0] != ".")
+    unread = (name for name in names if not name.lower().endswith(suffixes))
+    others = Counter(Path(name).suffix.lower() or name for name in unread)
     if others:
         kinds = listing((f"{each} ({number})" for each, number in others.most_common()), 5)
         yield Finding("other files", others.total(), f"not read: {kinds}")
