@@ -18,7 +18,14 @@ from sslengine.config.components import belongs_to, keys_of, options_of, owners_
 from sslengine.config.dead_keys import is_of_vissl
 from sslengine.config.merge import Merged
 from sslengine.config.places import Places
-from sslengine.config.sections import fields_of, keys_beside, typed_nodes, with_chosen
+from sslengine.config.sections import (
+    fields_of,
+    keys_beside,
+    new_node,
+    put_in,
+    typed_nodes,
+    with_chosen,
+)
 from sslengine.errors import ConfigError
 from sslengine.registry import SCHEDULERS, Registry
 
@@ -72,10 +79,10 @@ def keep_chosen(config: DictConfig) -> None:
         if beside is not None:
             cls, _, key = beside
             chosen = [node[key]] if isinstance(node[key], str) else list(node[key])
-            kept = OmegaConf.structured(with_chosen(cls, filter(None, chosen)))
+            kept = new_node(with_chosen(cls, filter(None, chosen)))
             own = {field.name for field in dataclasses.fields(cls)}
             for name in fields_of(kept).keys() & fields_of(node).keys():
                 if name in own or node[name] is not None:
                     kept[name] = node[name]
             parent, _, last = path.removeprefix(".").rpartition(".")
-            (OmegaConf.select(config, parent) if parent else config)[last] = kept
+            put_in(OmegaConf.select(config, parent) if parent else config, last, kept)

@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,41 +20,51 @@ from sslengine.config.arguments import argument_problems, loss_arguments
 from sslengine.config.auto_widths import with_some_width
 from sslengine.config.components import given_by_engine
 from sslengine.config.merge import Merged
-from sslengine.config.sections import components_of, fields_of, keys_beside, typed_nodes
+from sslengine.config.sections import (
+    as_objects,
+    components_of,
+    fields_of,
+    keys_beside,
+    typed_nodes,
+)
 from sslengine.errors import ConfigError, UnknownNameError, UntrustedError
 from sslengine.registry import HEADS, SCHEDULERS, Registry, component_key
 
 
 def check_plain(merged: Merged) -> None:
     """Raise one ConfigError with all unknown names and all problems that sections report."""
-    for registry, value, path in _named_values(merged.root):
+    nodes = list(typed_nodes(merged.root.config))
+    for registry, value, path in _named_values(merged.root, nodes):
         merged.problems.extend(_spelling_problems(registry, value, path))
-    for path, node in typed_nodes(merged.root.config):
-        # An interpolation may refer to options of a component, which are merged later.
-        with suppress(OmegaConfBaseException):
-            merged.problems.extend(_section_problems(node, path, "check"))
+    # An interpolation may refer to options of a component, which are merged later.
+    for path, section in as_objects(merged.root.config, nodes):
+        merged.problems.extend(_section_problems(section, path, "check"))
     merged.raise_problems()
 
 
 def check(merged: Merged) -> None:
     """Raise one ConfigError with all problems."""
-    for registry, value, path in _named_values(merged.root):
+    nodes = list(typed_nodes(merged.root.config))
+    for registry, value, path in _named_values(merged.root, nodes):
         merged.problems.extend(_name_problems(registry, value, path))
     # `check_chosen` imports components, so their names must be right.
     methods = ("check",) if merged.problems else ("check", "check_chosen")
-    for path, node in typed_nodes(merged.root.config):
+    sections = as_objects(merged.root.config, nodes)
+    for (path, node), (_, section) in zip(nodes, sections, strict=True):
         merged.problems.extend(_number_problems(node, path))
         for method in methods:
-            merged.problems.extend(_section_problems(node, path, method))
+            merged.problems.extend(_section_problems(section, path, method))
         merged.problems.extend(_free_component_problems(node, path))
         merged.problems.extend(_argument_problems(node, path))
         merged.problems.extend(_beside_problems(node, path))
     merged.raise_problems()
 
 
-def _named_values(root: DictConfig) -> Iterator[tuple[Registry[Any], Any, str]]:
+def _named_values(
+    root: DictConfig, nodes: list[tuple[str, DictConfig]]
+) -> Iterator[tuple[Registry[Any], Any, str]]:
     """Yield the registry, the name (or the entries with names) and the key path of components."""
-    for path, node in (*typed_nodes(root.config), ("", root)):
+    for path, node in (*nodes, ("", root)):
         for key, field in fields_of(node).items():
             registry = field.metadata.get("registry")
             if registry is not None:
@@ -196,10 +205,10 @@ def _call_problems(
         yield from (f"{path}.{text}" for text in options(**given).check())
 
 
-def _section_problems(node: DictConfig, path: str, method: str) -> Iterator[str]:
+def _section_problems(section: Any, path: str, method: str) -> Iterator[str]:
     """Yield the problems that the section's own method reports, see sections.py."""
-    if hasattr(OmegaConf.get_type(node), method):
-        for text in getattr(OmegaConf.to_object(node), method)():
+    if hasattr(section, method):
+        for text in getattr(section, method)():
             yield f"{path}.{text}"
 
 

@@ -25,6 +25,7 @@ from sslengine.config.sections import (
     extend,
     fields_of,
     named,
+    put_in,
     schema,
     typed_nodes,
     with_all,
@@ -69,7 +70,7 @@ def merge(
     check_plain: raises problems of the config before the options of components are added.
     """
     root = OmegaConf.structured(Root)
-    root.config = schema()
+    put_in(root, "config", schema())
     merged = Merged(root)
     writer = _Writer(merged, composition)
     for layer in composition.layers:

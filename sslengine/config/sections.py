@@ -20,14 +20,17 @@ A dataclass may have methods that check or derive values:
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import pickle
 import typing
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.components import Made, is_of_signature, options_of
 from sslengine.errors import ConfigError, nearest
@@ -159,11 +162,21 @@ def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
 
 def schema() -> DictConfig:
     """Return the whole schema with its defaults."""
-    return copy.deepcopy(_build(tuple(_SECTIONS.items()), tuple(map(with_all, _BESIDE))))
+    built: DictConfig = pickle.loads(_pickled(tuple(_SECTIONS.items()), _with_keys()))
+    return built
 
 
-@lru_cache(maxsize=1)  # copying takes an eighth of the time; plugins may add sections and keys
-def _build(sections: tuple[tuple[str, type[Any]], ...], _: tuple[type[Any], ...]) -> DictConfig:
+def _with_keys() -> tuple[type[Any], ...]:
+    """The sections with keys of components, to which plugins may add."""
+    return tuple(map(with_all, _BESIDE))
+
+
+@lru_cache(maxsize=1)  # to read it back takes a fortieth of the time of building it
+def _pickled(sections: tuple[tuple[str, type[Any]], ...], _: tuple[type[Any], ...]) -> bytes:
+    return pickle.dumps(_build(sections))
+
+
+def _build(sections: tuple[tuple[str, type[Any]], ...]) -> DictConfig:
     root = cast(DictConfig, OmegaConf.structured(dict(sections)[""]))
     for path, cls in sorted(sections, key=lambda item: item[0].count(".")):
         if path:
@@ -178,7 +191,7 @@ def _build(sections: tuple[tuple[str, type[Any]], ...], _: tuple[type[Any], ...]
 def extend(parent: DictConfig, name: str, cls: type[Any]) -> None:
     """Add a typed node to a node whose dataclass has no such field."""
     OmegaConf.set_struct(parent, False)
-    parent[name] = OmegaConf.structured(cls)
+    put_in(parent, name, OmegaConf.structured(cls))
     OmegaConf.set_struct(parent, True)
 
 
@@ -197,12 +210,16 @@ def keys_beside(node: DictConfig) -> tuple[type[Any], Registry[Any], str] | None
     return (cls, *_BESIDE[cls])
 
 
-def fields_of(node: DictConfig) -> dict[str, dataclasses.Field[Any]]:
+def fields_of(node: DictConfig) -> Mapping[str, dataclasses.Field[Any]]:
     """Return the dataclass fields of a typed node; none for a dict without a dataclass."""
-    cls = OmegaConf.get_type(node)
+    return _fields(OmegaConf.get_type(node))  # type: ignore[arg-type]
+
+
+@cache
+def _fields(cls: type[Any] | None) -> Mapping[str, dataclasses.Field[Any]]:
     if cls is None or not dataclasses.is_dataclass(cls):
-        return {}
-    return {field.name: field for field in dataclasses.fields(cls)}
+        return MappingProxyType({})
+    return MappingProxyType({field.name: field for field in dataclasses.fields(cls)})
 
 
 def element_type(node: DictConfig) -> type[Any] | None:
@@ -221,6 +238,45 @@ def typed_nodes(node: DictConfig, path: str = "config") -> Iterator[tuple[str, D
         for key, value in node.items_ex(resolve=False):
             if isinstance(value, DictConfig) and not value._is_interpolation():
                 yield from typed_nodes(value, f"{path}.{key!s}")
+
+
+def as_objects(
+    root: DictConfig, nodes: Sequence[tuple[str, DictConfig]]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the key path and the object of each of the tree's typed nodes.
+
+    The tree is converted once; where that fails, for an interpolation refers to a key that is not
+    there yet, each node by itself, and those that fail are left out.
+    """
+    try:
+        whole = OmegaConf.to_object(root)
+    except OmegaConfBaseException:
+        for path, node in nodes:
+            with suppress(OmegaConfBaseException):
+                yield path, OmegaConf.to_object(node)
+        return
+    for path, _ in nodes:
+        found: Any = whole
+        for key in path.split(".")[1:]:
+            found = found[key] if isinstance(found, dict) else getattr(found, key)
+        yield path, found
+
+
+def new_node(cls: type[Any]) -> DictConfig:
+    """A typed node with the defaults of this dataclass."""
+    node: DictConfig = pickle.loads(_pickled_node(cls, _with_keys()))  # type: ignore[arg-type]
+    return node
+
+
+@lru_cache(maxsize=256)  # OmegaConf takes twenty times as long
+def _pickled_node(cls: type[Any], _: tuple[type[Any], ...]) -> bytes:
+    return pickle.dumps(OmegaConf.structured(cls))
+
+
+def put_in(parent: DictConfig, key: str, node: DictConfig) -> None:
+    """Set a new node that nothing else refers to; OmegaConf would copy it."""
+    with flag_override(parent, "no_deepcopy_set_nodes", True):
+        parent[key] = node
 
 
 def read(config: DictConfig, cls: type[C]) -> C:

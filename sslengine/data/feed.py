@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from sslengine.data.batch.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
 from sslengine.data.batch.collators import Batch, image_keys
-from sslengine.data.batch.samplers import BatchSampler, DistributedBatchSampler, OrderedBatchSampler
+from sslengine.data.batch.samplers import (
+    BatchSampler,
+    DistributedBatchSampler,
+    OrderedBatchSampler,
+    StretchBatchSampler,
+)
 from sslengine.data.loading.ahead import LoadedAhead
 from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
 from sslengine.data.loading.device_prefetch import on_device
@@ -41,6 +46,13 @@ def training_sampler(
     )
 
 
+def ordered_sampler(
+    dataset: SSLDataset, options: SplitOptions, rank: int, world_size: int, where: str
+) -> BatchSampler:
+    share = (len(dataset), options.BATCHSIZE_PER_REPLICA, rank, world_size)
+    return OrderedBatchSampler(*share, where=where)
+
+
 class DataFeed:
     """
     feed = DataFeed(options, "TRAIN", training=True, seed=0)
@@ -61,10 +73,12 @@ class DataFeed:
         device: torch.device | str = "cpu",
         mp_method: str = "forkserver",
         classes: Sequence[Classes] = (),
+        stretches: Callable[[SSLDataset], Sequence[range]] | None = None,
     ) -> None:
         """
         split: TRAIN or TEST, whose options to use.
         training: random order, evenly shared batches; otherwise in order, each sample once.
+        stretches: this rank's batches, where not all samples are read.
         seed: of order and augmentation; the same on every rank.
         mp_method: how workers start (config.MULTI_PROCESSING_METHOD).
         classes: of TRAIN, for another split.
@@ -82,12 +96,13 @@ class DataFeed:
             self._check_what_is_left_to_the_device(
                 chosen.COLLATE_FUNCTION, bool(image_keys(collate))
             )
+        share = (self.dataset, chosen, rank, world_size)
         self._sampler: BatchSampler = (
-            training_sampler(self.dataset, chosen, rank, world_size, seed, self.where)
+            StretchBatchSampler(stretches(self.dataset))
+            if stretches
+            else training_sampler(*share, seed, self.where)
             if training
-            else OrderedBatchSampler(
-                len(self.dataset), chosen.BATCHSIZE_PER_REPLICA, rank, world_size, where=self.where
-            )
+            else ordered_sampler(*share, self.where)
         )
         if chosen.DROP_LAST and split == "TEST" and not training:
             logger.warning("%s.DROP_LAST does nothing: each test sample counts.", self.where)

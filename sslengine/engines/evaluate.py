@@ -1,5 +1,7 @@
 """`evaluate`: score a trunk's frozen features by kNN and a linear probe.
 
+Features are computed once, and kept on the disk: see config.EVALUATE.
+
 For comparison it also scores the same trunk with its random initial weights, and raw pixels.
 Labels come from DATA.TRAIN and DATA.TEST; the weights from MODEL.WEIGHTS_INIT, or from the
 newest checkpoint in the run's folder.
@@ -9,7 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,30 +25,29 @@ from sslengine.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
-from sslengine.engines.features import (
-    Features,
-    extract,
-    gather_features,
-    join,
-    layers_of,
-    ordered_feed,
-    pixels,
-    trained_weights,
-)
+from sslengine.engines.features import Features, layers_of, pixels, trained_weights
 from sslengine.engines.run import Run
+from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.evaluation.knn import knn_accuracy, knn_scores
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
-from sslengine.evaluation.options import LinearProbeOptions, Metric, NearestNeighborOptions
+from sslengine.evaluation.options import (
+    EvaluateOptions,
+    LinearProbeOptions,
+    Metric,
+    NearestNeighborOptions,
+)
+from sslengine.evaluation.store import Store
 from sslengine.models.options import ModelOptions
 from sslengine.models.weights import Loaded, init_weights, other_classes
 from sslengine.monitor import history
 from sslengine.registry import register_engine
-from sslengine.task.build import build_base_model, build_run_precision
+from sslengine.task.build import build_base_model
 
 log = logging.getLogger("sslengine")
 
@@ -81,14 +83,18 @@ def evaluate(run: Run) -> None:
     model_options = read(run.config, ModelOptions)
     model_options.WEIGHTS_INIT.PARAMS_FILE = str(weights or "")
     seed_all(read(run.config, RunOptions).SEED_VALUE)
-    model = build_base_model(run.config, run.device)
+    untrained = build_base_model(run.config, run.device)
+    trained = deepcopy(untrained)
+    loaded = init_weights(trained, model_options)
     judge = _Judge(run)
-    untrained = judge.features("untrained", layers_of(model))
-    loaded = init_weights(model, model_options)
+    sets = judge.features(
+        [
+            Network("trained", layers_of(trained), of_weights(trained, model_options)),
+            Network("untrained", layers_of(untrained), of_weights(untrained, model_options)),
+            Network("raw pixels", pixels, {}),
+        ]
+    )
     judge.note(other_classes(loaded.classes, [judge.class_names]))
-    trained = judge.features("trained", layers_of(model))
-    sets = [trained, untrained, judge.features("raw pixels", pixels)]
-    judge.close()
     if is_primary():
         run.describe()
         report = _Report(run.run_dir / "evaluation.json", loaded.source, loaded.network, judge)
@@ -97,6 +103,7 @@ def evaluate(run: Run) -> None:
         for note in judge.notes:
             run.console.print(f"  note        {note}")
         _show_training(run.console, weights, loaded)
+        run.console.print(f"  features    {judge.folder}")
         run.console.print(f"  report      {report.path}")
         check_results_here(run, {"test": _as_results(scores)})
 
@@ -115,41 +122,45 @@ def _weights(run: Run) -> Path | None:
 
 
 class _Judge:
-    """Reads both splits once per kind of features; rank 0 keeps and scores them."""
+    """Stores the features of both splits; rank 0 scores them."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.data = read(run.config, DataOptions)
+        data = read(run.config, DataOptions)
         for split in ("TRAIN", "TEST"):
-            if getattr(self.data, split).LABEL_TYPE != "standard":
+            if getattr(data, split).LABEL_TYPE != "standard":
                 raise ConfigError(
                     f"config.DATA.{split}.LABEL_SOURCES: evaluating features needs labels."
                 )
-        train = ordered_feed(run.config, "TRAIN", run.device)
-        test = ordered_feed(run.config, "TEST", run.device, train.classes)
-        self.feeds = {"TRAIN": train, "TEST": test}
-        self.class_names = list(train.classes[0].names)
-        self.metric = "mAP" if train.classes[0].width else "accuracy"
-        self.precision = build_run_precision(run.config, run.device)
+        self.options = read(run.config, EvaluateOptions)
+        self.folder = Path(self.options.FEATURES or run.run_dir / "features")
         self.neighbours = read(run.config, NearestNeighborOptions)
         self.probe = read(run.config, LinearProbeOptions)
         self.notes: list[str] = []
+        self.class_names: list[str] = []
+        self.metric = ""
 
-    def features(self, name: str, compute: Callable[[Any], dict[str, Tensor]]) -> Judged | None:
-        """The features of both splits on rank 0, None on the others. Collective."""
-        if is_primary():  # printed before: it may take minutes
-            images = " and ".join(str(feed.num_samples) for feed in self.feeds.values())
-            self.run.console.print(f"evaluating {images} images: {name}")
-        train, test = (self._features(split, compute) for split in ("TRAIN", "TEST"))
-        return Judged(name, train, test) if is_primary() else None
+    def features(self, networks: Sequence[Network]) -> list[Judged]:
+        """Of both splits, each image read once, and only where no store has them. Collective."""
+        classes: list[Classes] = []
+        found: dict[str, StoredSplit] = {}
+        for split in ("TRAIN", "TEST"):
+            found[split] = store_split(
+                self.run, split, networks, self.folder, classes, self.options.DTYPE
+            )
+            classes = found[split].classes
+        self.class_names = list(classes[0].names)
+        self.metric = "mAP" if classes[0].width else "accuracy"
+        if not is_primary():
+            return []
+        return [
+            Judged(each.name, *(self._labelled(*of) for of in _of(found, each)))
+            for each in networks
+        ]
 
-    def close(self) -> None:
-        for feed in self.feeds.values():
-            feed.close()
-
-    def scores(self, sets: Sequence[Judged | None], report: _Report) -> list[Score]:
+    def scores(self, sets: Sequence[Judged], report: _Report) -> list[Score]:
         """kNN first: it needs less time and fewer labels than a probe."""
-        parts = [(each, layer) for each in sets if each for layer in each.train.layers]
+        parts = [(each, layer) for each in sets for layer in each.train.layers]
         scores = [self._neighbours(each, layer) for each, layer in parts]
         report.write(scores)
         for score, (each, layer) in zip(scores, parts, strict=True):
@@ -161,19 +172,16 @@ class _Judge:
         if text and text not in self.notes:
             self.notes.append(text)
 
-    def _features(self, split: str, compute: Callable[[Any], dict[str, Tensor]]) -> Features:
-        batches = extract(compute, self.feeds[split], getattr(self.data, split), self.precision)
-        return self._labelled(gather_features(join(list(batches)), self.run.device), split)
-
-    def _labelled(self, found: Features, split: str) -> Features:
+    def _labelled(self, store: Store, split: str) -> Features:
         """The features without those of images that have no class."""
-        several = found.targets.ndim > 1
-        keep = (found.targets >= 0).any(dim=1) if several else found.targets >= 0
-        if keep.all():
-            return found
-        self.note(f"{int((~keep).sum())} of {len(keep)} images of {split} have no label: left out")
-        layers = {name: rows[keep] for name, rows in found.layers.items()}
-        return Features(layers, found.targets[keep], found.indices[keep])
+        targets = store.targets
+        keep = (targets >= 0).any(dim=1) if targets.ndim > 1 else targets >= 0
+        if not keep.all():
+            self.note(
+                f"{int((~keep).sum())} of {len(keep)} images of {split} have no label: left out"
+            )
+        layers = {name: store.layer(name).tensor()[keep] for name in store.layers}
+        return Features(layers, targets[keep], store.indices[keep])
 
     def _neighbours(self, each: Judged, layer: str) -> Score:
         options, knn, count = self.neighbours, {}, len(each.train.targets)
@@ -197,6 +205,10 @@ class _Judge:
             return None
         self.note(f"linear probe: {found.note}" if found.note else "")
         return found.test_accuracy
+
+
+def _of(found: Mapping[str, StoredSplit], network: Network) -> list[tuple[Store, str]]:
+    return [(stored.stores[network.name], split) for split, stored in found.items()]
 
 
 def _knn_of_many(

@@ -17,15 +17,18 @@ from sslengine.checkpoint.resume import newest_path
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.feed import DataFeed
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
 from sslengine.train_steps.samples import single_input_sample
+
+# Input of the model -> features by layer.
+Compute = Callable[[Any], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -50,36 +53,46 @@ def trained_weights(config: DictConfig, run_dir: Path) -> Path:
 
 
 def ordered_feed(
-    config: DictConfig, split: str, device: torch.device, classes: Sequence[Classes] = ()
+    config: DictConfig,
+    split: str,
+    device: torch.device,
+    classes: Sequence[Classes] = (),
+    stretches: Callable[[SSLDataset], Sequence[range]] | None = None,
 ) -> DataFeed:
-    """The split without shuffling, each sample once over all ranks. classes: those of TRAIN."""
+    """The split without shuffling, each sample once over all ranks. classes: those of TRAIN.
+
+    stretches: see DataFeed.
+    """
     run = read(config, RunOptions)
     return DataFeed(
         read(config, DataOptions), split, training=False, seed=run.SEED_VALUE, rank=rank(),
         world_size=world_size(), device=device, mp_method=run.MULTI_PROCESSING_METHOD,
-        classes=classes,
+        classes=classes, stretches=stretches,
     )  # fmt: skip
 
 
-@torch.no_grad()
 def extract(
-    compute: Callable[[Any], dict[str, Tensor]],
-    feed: DataFeed,
-    options: SplitOptions,
-    precision: Precision,
+    compute: Compute, feed: DataFeed, options: SplitOptions, precision: Precision
 ) -> Iterator[Features]:
-    """The features of this rank's batches. compute: input -> features by layer."""
+    """The features of this rank's batches."""
     for batch in feed.batches():
-        sample = single_input_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
-        with precision.autocast():
-            layers = precision.as_full(compute(sample["input"]))
-        indices = sample["data_idx"].cpu()
-        read = indices >= 0  # the placeholder for a batch of unreadable images has index -1
-        rows = {name: features.cpu()[read] for name, features in layers.items()}
-        yield Features(rows, sample["target"].cpu()[read], indices[read])
+        yield features_of(batch, compute, options, precision)
 
 
-def layers_of(any_model: nn.Module) -> Callable[[Any], dict[str, Tensor]]:
+@torch.no_grad()
+def features_of(
+    batch: Any, compute: Compute, options: SplitOptions, precision: Precision
+) -> Features:
+    sample = single_input_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
+    with precision.autocast():
+        layers = precision.as_full(compute(sample["input"]))
+    indices = sample["data_idx"].cpu()
+    read = indices >= 0  # the placeholder for a batch of unreadable images has index -1
+    rows = {name: features.cpu()[read] for name, features in layers.items()}
+    return Features(rows, sample["target"].cpu()[read], indices[read])
+
+
+def layers_of(any_model: nn.Module) -> Compute:
     """A function: input -> the model's outputs by name, in eval mode."""
     model = trunk_with_heads(any_model, "reading features")
 
@@ -96,7 +109,7 @@ def pixels(images: Tensor) -> dict[str, Tensor]:
 
     kNN scores higher on it than on the full image, and a linear probe takes seconds.
     """
-    return {"16 x 16": F.adaptive_avg_pool2d(images, 16).flatten(1)}
+    return {"16x16": F.adaptive_avg_pool2d(images, 16).flatten(1)}
 
 
 def _layer_names(model: Model, count: int) -> list[str]:
@@ -113,20 +126,4 @@ def join(parts: Sequence[Features]) -> Features:
         {name: torch.cat([part.layers[name] for part in parts]) for name in parts[0].layers},
         torch.cat([part.targets for part in parts]),
         torch.cat([part.indices for part in parts]),
-    )
-
-
-@torch.no_grad()
-def gather_features(mine: Features, device: torch.device) -> Features:
-    """All ranks' features on every rank, in the order of the dataset. Collective."""
-
-    def of_all_ranks(tensor: Tensor) -> Tensor:
-        return gather(tensor.to(device)).rows.cpu()
-
-    indices = of_all_ranks(mine.indices)
-    order = indices.argsort()
-    return Features(
-        {name: of_all_ranks(rows)[order] for name, rows in mine.layers.items()},
-        of_all_ranks(mine.targets)[order],
-        indices[order],
     )

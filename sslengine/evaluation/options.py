@@ -1,4 +1,4 @@
-"""`config.NEAREST_NEIGHBOR` and `config.LINEAR_PROBE`: how frozen features are evaluated."""
+"""`config.EVALUATE`, `NEAREST_NEIGHBOR` and `LINEAR_PROBE`: how frozen features are evaluated."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sslengine.config.sections import section
+from sslengine.config.sections import one_of, section
 
 Metric = Literal["cosine", "dot", "euclid"]
+
+
+@section("EVALUATE")
+@dataclass
+class EvaluateOptions:
+    # Folder of the features, which several runs may share; empty: `features` in the run's folder.
+    FEATURES: str = ""
+    # How they are stored: float32, float16, bfloat16.
+    DTYPE: str = "float32"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "DTYPE", "float32", "float16", "bfloat16")
 
 
 @section("NEAREST_NEIGHBOR")

@@ -85,9 +85,9 @@ def test_judged_on_what_was_held_out_and_on_other_images(
     assert main(["rank", str(run)]) == 0
     assert "not judged" in capsys.readouterr().out
     assert main(["judge", str(run)]) == 0
-    assert "12 and 4 images" in capsys.readouterr().out
+    assert "test: computing features of 4 images" in capsys.readouterr().out
     assert main(["judge", str(run), f"--train={photos}", f"--val={photos}"]) == 0
-    assert "16 and 16 images" in capsys.readouterr().out
+    assert "test: computing features of 16 images" in capsys.readouterr().out
     assert main(["judge", str(run), f"--train={photos}"]) == 2
     assert "give both" in capsys.readouterr().err
     assert main(["rank", str(run), "--json"]) == 0

@@ -5,16 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from sslengine.checkpoint import files
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
-from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.features import (
     Features,
     extract,
-    gather_features,
     join,
     layers_of,
     ordered_feed,
@@ -25,7 +22,6 @@ from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
 from tests.config.recipes import resolved
-from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
 LABELLED: dict[str, Any] = {
@@ -50,13 +46,13 @@ def _extract(compute: Any, **changes: Any) -> Features:
 def test_every_sample_once_and_in_order() -> None:
     features = _extract(pixels)
     assert features.indices.tolist() == list(range(7))
-    assert features.layers["16 x 16"].shape == (7, 3 * 16 * 16)
+    assert features.layers["16x16"].shape == (7, 3 * 16 * 16)
     assert features.targets.shape == (7,)
 
 
 def test_pixels_are_averaged() -> None:
     images = torch.arange(32.0).expand(1, 3, 32, 32)
-    row = pixels(images)["16 x 16"].view(3, 16, 16)[0, 0]
+    row = pixels(images)["16x16"].view(3, 16, 16)[0, 0]
     assert row.tolist() == [2 * index + 0.5 for index in range(16)]
 
 
@@ -86,22 +82,6 @@ def test_the_trunks_last_feature_and_the_heads_have_names_too() -> None:
     nested = [[["mlp", {"dims": [32, 2]}]], [["mlp", {"dims": [32, 2]}]]]
     model = build_model(read(resolved(MODEL__HEAD__PARAMS=nested).config, ModelOptions))
     assert list(layers_of(model)(torch.zeros(1, 3, 12, 12))) == ["heads0", "heads1"]
-
-
-def _on_ranks() -> tuple[Tensor, Tensor, Tensor]:
-    mine = _extract(pixels, DISTRIBUTED__NUM_PROC_PER_NODE=world_size())
-    assert len(mine.indices) < 7
-    everything = gather_features(mine, CPU)
-    return everything.layers["16 x 16"], everything.targets, everything.indices
-
-
-def test_ranks_put_their_shares_together_in_the_order_of_the_data(two_ranks: RankPool) -> None:
-    alone = _extract(pixels)
-    for rows, targets, indices in two_ranks.run(_on_ranks):
-        assert torch.equal(rows, alone.layers["16 x 16"])
-        assert torch.equal(targets, alone.targets)
-        assert torch.equal(indices, alone.indices)
-    assert rank() == 0
 
 
 def test_the_newest_weights_whatever_the_pointer_says(

@@ -65,7 +65,7 @@ def test_trained_and_judged(images: Path, tmp_path: Path) -> None:
     assert sorted(_found(tmp_path, "test", "targets")) == [0] * 2 + [1] * 2
     run = make_run(tmp_path, "evaluate", **changes, **FROZEN)
     evaluate(run)
-    assert "12 and 4" in screen(run)
+    assert "test: computing features of 4 images" in screen(run)
 
 
 def test_at_two_ranks(images: Path, tmp_path: Path, two_ranks: RankPool) -> None:

@@ -128,12 +128,28 @@ class DistributedBatchSampler(BatchSampler):
         return rows
 
 
-class OrderedBatchSampler(BatchSampler):
+class StretchBatchSampler(BatchSampler):
+    """These stretches of the dataset, each a batch. Random transforms draw the same every epoch."""
+
+    def __init__(
+        self, stretches: Sequence[range], global_batch_sizes: list[int] | None = None
+    ) -> None:
+        self._stretches = stretches
+        sizes = [len(stretch) for stretch in stretches]
+        super().__init__(sizes, sizes if global_batch_sizes is None else global_batch_sizes)
+
+    def _key_epoch(self, epoch: int) -> int:
+        return 0
+
+    def _rows_of(self, epoch: int) -> Rows:
+        return lambda step: list(self._stretches[step])
+
+
+class OrderedBatchSampler(StretchBatchSampler):
     """For testing: each sample exactly once, in order.
 
     Ranks reduce their results together, so all take equally many steps, and no batch is
     empty: the samples are cut into (steps * ranks) stretches that differ by one at most.
-    Random transforms draw the same in every epoch.
     """
 
     def __init__(
@@ -156,18 +172,11 @@ class OrderedBatchSampler(BatchSampler):
         parts = steps * world_size
         cuts = [part * num_samples // parts for part in range(parts + 1)]
         mine = range(rank, parts, world_size)
-        self._stretches = [range(cuts[part], cuts[part + 1]) for part in mine]
         starts = cuts[::world_size]
         super().__init__(
-            [len(stretch) for stretch in self._stretches],
+            [range(cuts[part], cuts[part + 1]) for part in mine],
             [end - start for start, end in pairwise(starts)],
         )
-
-    def _key_epoch(self, epoch: int) -> int:
-        return 0
-
-    def _rows_of(self, epoch: int) -> Rows:
-        return lambda step: list(self._stretches[step])
 
 
 class ShuffledBatchSampler(OrderedBatchSampler):

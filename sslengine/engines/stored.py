@@ -1,0 +1,162 @@
+"""Several networks' features of a split, in one pass over its images, into stores on the disk.
+
+Each image is read once, whatever is computed of it. Every rank computes the shards whose number it
+has (modulo the number of ranks), where they are missing: see sslengine/evaluation/store.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read
+from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.manifest.classes import Classes
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.distributed.collectives import barrier
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.engines.features import Compute, Features, features_of, join, ordered_feed
+from sslengine.engines.run import Run
+from sslengine.evaluation.store import Shard, Store, name_of
+from sslengine.models.options import ModelOptions
+from sslengine.precision import Precision
+from sslengine.task.build import build_run_precision
+
+# Files whose size and time are noted, evenly spread: all names are.
+FILES_LOOKED_AT = 1000
+# Options of a split that do not change an image's features.
+WITHOUT_EFFECT = ("BATCHSIZE_PER_REPLICA", "DROP_LAST", "READ_RETRIES", "READ_RETRY_WAIT")
+
+
+@dataclass(frozen=True)
+class Network:
+    """One kind of features: what computes them, and all that they depend on but the images."""
+
+    name: str
+    compute: Compute
+    depends_on: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredSplit:
+    """A split's stores, one for each network; the same on every rank."""
+
+    stores: dict[str, Store]
+    classes: list[Classes]
+    unreadable: int
+
+
+def of_weights(model: nn.Module, options: ModelOptions) -> dict[str, Any]:
+    """What a model's features depend on."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    layers = asdict(options.FEATURE_EVAL_SETTINGS)
+    return {"weights_sha256": digest.hexdigest(), "trunk": options.TRUNK.NAME, "layers": layers}
+
+
+def store_split(
+    run: Run,
+    split: str,
+    networks: Sequence[Network],
+    folder: Path,
+    classes: Sequence[Classes] = (),
+    dtype: str = "float32",
+) -> StoredSplit:
+    """Compute what is missing. Collective. classes: those of TRAIN, for another split."""
+    options: SplitOptions = getattr(read(run.config, DataOptions), split)
+    precision = build_run_precision(run.config, run.device)
+    stores: dict[str, Store] = {}
+    work: list[tuple[Shard, list[str]]] = []
+
+    def plan(dataset: SSLDataset) -> list[range]:
+        view = _of_images(options, dataset, run)
+        format = {"precision": precision.name, "dtype": dtype}
+        for each in networks:
+            depends_on = {**view, **format, **each.depends_on}
+            path = folder / f"{split.lower()}-{name_of(depends_on)}"
+            stores[each.name] = Store.make(path, depends_on, len(dataset), dtype=dtype)
+        _announce(run, split, stores)
+        work.extend(_of_this_rank(stores))
+        size = options.BATCHSIZE_PER_REPLICA
+        return [piece for shard, _ in work for piece in _pieces(shard.images, size)]
+
+    feed = ordered_feed(run.config, split, run.device, classes, plan)
+    try:
+        batches = feed.batches() if work else iter(())
+        for shard, missing in work:
+            pieces = _pieces(shard.images, options.BATCHSIZE_PER_REPLICA)
+            some = islice(batches, len(pieces))
+            needed = [each for each in networks if each.name in missing]
+            for name, found in _computed(needed, some, options, precision).items():
+                stores[name].write(shard, found.layers, found.targets, found.indices)
+        barrier()
+        return StoredSplit(stores, feed.classes, len(feed.unreadable))
+    finally:
+        feed.close()
+
+
+def _announce(run: Run, split: str, stores: Mapping[str, Store]) -> None:
+    new = [name for name, store in stores.items() if store.missing()]
+    images = next(iter(stores.values())).samples
+    if new:  # said before: it may take minutes
+        run.say(f"{split.lower()}: computing features of {images} images: {', '.join(new)}")
+    else:
+        run.say(f"{split.lower()}: features of {images} images are on the disk")
+
+
+def _of_this_rank(stores: Mapping[str, Store]) -> Iterator[tuple[Shard, list[str]]]:
+    """Shards, and the networks whose features of it are missing."""
+    missing = {name: {each.number for each in store.missing()} for name, store in stores.items()}
+    for shard in next(iter(stores.values())).shards():
+        names = [name for name in stores if shard.number in missing[name]]
+        if names and shard.number % world_size() == rank():
+            yield shard, names
+
+
+def _computed(
+    networks: Sequence[Network], batches: Iterator[Any], options: SplitOptions, precision: Precision
+) -> dict[str, Features]:
+    parts: dict[str, list[Features]] = {each.name: [] for each in networks}
+    for batch in batches:
+        for each in networks:
+            parts[each.name].append(features_of(batch, each.compute, options, precision))
+    return {name: join(some) for name, some in parts.items()}
+
+
+def _of_images(options: SplitOptions, dataset: SSLDataset, run: Run) -> dict[str, Any]:
+    """What features depend on beside the network: the view and the images."""
+    view = {key: value for key, value in vars(options).items() if key not in WITHOUT_EFFECT}
+    seed = read(run.config, RunOptions).SEED_VALUE
+    return {"view": view, "seed": seed, "images_sha256": _hash_of(dataset)}
+
+
+def _hash_of(dataset: SSLDataset) -> str:
+    """Of the names of all images, of the size and time of some files, and of the labels."""
+    digest, every = hashlib.sha256(), max(1, len(dataset) // FILES_LOOKED_AT)
+    for source in dataset.sources:
+        for position, row in enumerate(dataset.rows):
+            path = source.path(int(row))
+            digest.update(path.encode(errors="surrogateescape") + b"\n")
+            if position % every == 0:
+                with suppress(OSError):
+                    found = Path(path).stat()
+                    digest.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
+    for labels in dataset.labels:
+        digest.update(np.ascontiguousarray(labels).tobytes())
+    return digest.hexdigest()
+
+
+def _pieces(images: range, size: int) -> list[range]:
+    return [images[start : start + size] for start in range(0, len(images), size)]
