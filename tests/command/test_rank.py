@@ -18,23 +18,20 @@ from sslengine.predictor import Predictor
 from sslengine.predictor.checkpoints import read_checkpoints
 from sslengine.registry import LABEL_FREE
 from tests.command.photos import write_photos
+from tests.predictor.runs import CLASSES, EACH, make_classifier
 
-IMAGES, VIEWS = 24, 3
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), IMAGES // 2)
+IMAGES, VIEWS = CLASSES * EACH, 3
 
 
 @pytest.fixture(scope="module")
-def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = sslengine.train(
-        photos, "simclr", "resnet10t", epochs=3, size=32, workers=0, device="cpu",
-        out=tmp_path_factory.mktemp("runs") / "mine", batch_size=12,
-        values={"CHECKPOINT.CHECKPOINT_FREQUENCY": 1, "CHECKPOINT.KEEP_LAST": -1},
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small one of three epochs, on images of three classes."""
+    folder = tmp_path_factory.mktemp("ranked")
+    make_classifier(
+        folder, OPTIMIZER__num_epochs=3, CHECKPOINT__CHECKPOINT_FREQUENCY=1,
+        CHECKPOINT__KEEP_LAST=-1,
     )  # fmt: skip
-    return made.folder
+    return folder / "run"
 
 
 def ranked(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
@@ -48,7 +45,7 @@ def table(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return ranked(capsys, run / "checkpoints", f"--views={VIEWS}")
 
 
-def test_checkpoints_of_a_run(run: Path, photos: Path, table: dict[str, Any]) -> None:
+def test_checkpoints_of_a_run(run: Path, table: dict[str, Any]) -> None:
     names = [Path(each).name for each in table["checkpoints"]]
     wanted = ["model_phase0.torch", "model_phase1.torch", "model_final_checkpoint_phase2.torch"]
     assert names == wanted
@@ -57,7 +54,9 @@ def test_checkpoints_of_a_run(run: Path, photos: Path, table: dict[str, Any]) ->
 
     for number, path in enumerate(table["checkpoints"]):
         folder = _copied(run, Path(path))
-        features = sslengine.embed(folder, photos, workers=0).features.astype(np.float64)
+        features = sslengine.embed(folder, run.parent / "images", workers=0).features.astype(
+            np.float64
+        )
         s = np.linalg.svd(features, compute_uv=False)
         p = s / s.sum() + 1e-7
         found = metrics["rankme"]["values"][number]
@@ -86,15 +85,17 @@ def _copied(run: Path, checkpoint: Path) -> Path:
 
 
 def _score(features: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    labels = np.arange(IMAGES) // (IMAGES // 2)
+    labels = np.arange(IMAGES) // EACH
     order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(0)).numpy()
     train, test = order[: IMAGES // 2], order[IMAGES // 2 :]
-    made = KNeighborsClassifier(12, metric="cosine", weights=lambda far: np.exp(-far / 0.1))
+    made = KNeighborsClassifier(
+        IMAGES // 2, metric="cosine", weights=lambda far: np.exp(-far / 0.1)
+    )
     return 100 * float(made.fit(features[train], labels[train]).score(features[test], labels[test]))
 
 
 def test_a_table_for_a_person(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rank", str(run / "checkpoints"), "--views=0", "--rows=20", "--workers=0"]) == 0
+    assert main(["rank", str(run / "checkpoints"), "--views=0", "--rows=10", "--workers=0"]) == 0
     text = capsys.readouterr().out
     assert "3  " in text.splitlines()[2]
     (line,) = (each for each in text.splitlines() if each.startswith("rankme"))
@@ -173,13 +174,13 @@ def views_of(run: Path, *overrides: str) -> Any:
 
 def test_views_are_those_of_one_image(run: Path) -> None:
     """Without random transforms all are equal; images differ."""
-    fixed = "[{name: Resize, size: [32, 32]}, {name: ToTensor}]"
+    fixed = "[{name: Resize, size: [8, 8]}, {name: ToTensor}]"
     inputs = views_of(run, f"config.DATA.TRAIN.TRANSFORMS={fixed}")
-    assert inputs.views.shape == (IMAGES, VIEWS, 512)
+    assert inputs.views.shape == (IMAGES, VIEWS, 32)
     assert inputs.projections.shape[:2] == (IMAGES, VIEWS)
     for rows in (inputs.views, inputs.projections):
         assert torch.allclose(rows[:, 0], rows[:, 2], rtol=1e-4, atol=1e-5)
-        assert not torch.allclose(rows[0], rows[1], rtol=1e-2)
+        assert not torch.allclose(rows[0], rows[-1], rtol=1e-2)
     random = views_of(run)
     for one, other in ((0, 1), (0, 2), (1, 2)):  # two of an epoch, and the next one's
         assert not torch.allclose(random.views[:, one], random.views[:, other], rtol=1e-2)
@@ -188,15 +189,35 @@ def test_views_are_those_of_one_image(run: Path) -> None:
 
 def test_of_crops_of_several_sizes_the_largest_are_taken(run: Path) -> None:
     crops = (
-        "[{name: ImgPilToMultiCrop, total_num_crops: 3, num_crops: [1, 2], size_crops: [32, 16], "
+        "[{name: ImgPilToMultiCrop, total_num_crops: 3, num_crops: [1, 2], size_crops: [8, 6], "
         "crop_scales: [[0.5, 1], [0.1, 0.5]]}, {name: ToTensor}]"
     )
     inputs = views_of(run, f"config.DATA.TRAIN.TRANSFORMS={crops}")
-    assert inputs.views.shape == (IMAGES, VIEWS, 512)
+    assert inputs.views.shape == (IMAGES, VIEWS, 32)
 
 
-def test_why_views_cannot_be_drawn(run: Path) -> None:
-    inputs = views_of(run, "config.DATA.TRAIN.TRANSFORMS=[{name: ToTensor}]")
+def test_why_views_cannot_be_drawn(run: Path, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 2)  # of several sizes
+    paths = f"config.DATA.TRAIN.DATA_PATHS=[{photos}]"
+    inputs = views_of(run, paths, "config.DATA.TRAIN.TRANSFORMS=[{name: ToTensor}]")
     assert inputs.views is None
     assert "images of different sizes" in inputs.missing["views"]
     assert inputs.missing["projections"] == inputs.missing["views"]
+
+
+@pytest.mark.slow
+def test_a_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {
+        "CHECKPOINT.DIR": tmp_path / "run", "CHECKPOINT.CHECKPOINT_FREQUENCY": 1,
+        "CHECKPOINT.KEEP_LAST": -1, "OPTIMIZER.num_epochs": 4, "DATA.TRAIN.DATA_LIMIT": 512,
+    }  # fmt: skip
+    arguments = [f"config.{key}={value}" for key, value in values.items()]
+    assert main(["config=quickstart/simclr", *arguments]) == 0
+    capsys.readouterr()
+    found = ranked(capsys, tmp_path / "run" / "checkpoints", "--views=4")
+    assert len(found["checkpoints"]) == 4
+    for name in (*LABEL_FREE.names(), "clid_over", "knn@20"):
+        values_of = found["metrics"][name]["values"]
+        assert values_of[-1]["value"] is not None, (name, values_of[-1]["why"])
+        assert values_of[-1]["n"] in (500, 512, 256)
+    assert found["metrics"]["rankme"]["spearman"]["n"] == 4
