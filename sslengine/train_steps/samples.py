@@ -20,7 +20,7 @@ Sample = dict[str, Any]
 
 
 def single_input_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
-    """One input as it is; several nested under their names, as VISSL's standard step does."""
+    """One input unchanged; several nested under their names, as VISSL's standard step does."""
     return _sample(batch, inputs, targets, nested=len(inputs) > 1)
 
 

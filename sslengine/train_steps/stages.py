@@ -116,7 +116,7 @@ def announce(task: StepTask, output: Any) -> Any:
 
 
 def call_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
-    """In float32 whatever the precision of the model: losses divide by small temperatures."""
+    """In float32 for any precision of the model: losses divide by small temperatures."""
     parts = task.parts
     output = parts.precision.as_full(output)
     with task.state.perf.loss_compute:
