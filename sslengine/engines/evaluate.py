@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import Features, layers_of, pixels, trained_weights
+from sslengine.engines.label_free import label_free, show_label_free
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
 from sslengine.errors import CheckpointError, ConfigError, DataError
@@ -60,6 +61,7 @@ class Score:
     layer: str
     knn: dict[int, float]  # by the number of neighbours
     linear: float | None = None  # None: not computed yet, or too few labels
+    label_free: dict[str, Any] = field(default_factory=dict)  # by metric
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,9 @@ def evaluate(run: Run) -> None:
         report = _Report(run.run_dir / "evaluation.json", loaded.source, loaded.network, judge)
         scores = judge.scores(sets, report)
         show_scores(run.console, scores, judge.metric)
+        show_label_free(
+            run.console, {f"{each.features}, {each.layer}": each.label_free for each in scores}
+        )
         for note in judge.notes:
             run.console.print(f"  note        {note}")
         _show_training(run.console, weights, loaded)
@@ -165,6 +170,9 @@ class _Judge:
         report.write(scores)
         for score, (each, layer) in zip(scores, parts, strict=True):
             score.linear = self._linear(each, layer)
+            report.write(scores)
+        for score, (each, layer) in zip(scores, parts, strict=True):
+            score.label_free = label_free(each.train.layers[layer], self.options.LABEL_FREE)
             report.write(scores)
         return scores
 
