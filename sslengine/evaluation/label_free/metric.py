@@ -85,11 +85,12 @@ class Metric:
             return Measured(math.nan, n, f"the result is {value:g}", details)
         return Measured(value, n, details=details)
 
-    def goodness(self, value: float) -> float:
-        """Higher is better; without `best` the value itself."""
-        if self.best == "near 1":
-            return -abs(value - 1)
-        return -value if self.best == "low" else value
+
+def goodness(best: Best | None, value: float) -> float:
+    """Higher is better; without `best` the value itself."""
+    if best == "near 1":
+        return -abs(value - 1)
+    return -value if best == "low" else value
 
 
 def register_metric(name: str, best: Best | None = None) -> Callable[[Compute], Metric]:
