@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_with_path
 from sslengine.data.loading import device_prefetch
 from sslengine.precision import TorchAmp
 from sslengine.task.task import SelfSupervisionTask
+from sslengine.train_steps.bound import Bound
 from tests.launches import why_slow
 
 CUDA = torch.device("cuda:0")
@@ -169,6 +170,7 @@ def on_cuda(
             ),
             precision=TorchAmp(CUDA, HALVES[half]) if half else parts.precision,
         )
+        task.state.bind(Bound(task))
         yield mode
     task.close()
 

@@ -39,6 +39,7 @@ from sslengine.task.parts import Parts
 from sslengine.task.run_state import Reading, RunState
 from sslengine.task.set_loss import set_loss
 from sslengine.task.state import get_state, set_state
+from sslengine.train_steps.bound import Bound
 
 log = logging.getLogger("sslengine")
 
@@ -139,6 +140,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state.read(
             Reading(feed, split, phase.epoch, stretch, made, accumulate),
             parts.train_meters if phase.train else parts.meters,
+            Bound(self),
         )
         following = parts.plan.next_train_phase(phase) if phase.train else None
         if following is not None and hasattr(feed, "then"):
@@ -155,7 +157,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """One step of the phase, whatever it does, and its place in the count."""
         state = self.state
         state.begin_step()
-        self.run_hooks("on_step_start")
+        if state.calls["on_step_start"]:
+            self.run_hooks("on_step_start")
         self.parts.train_step_function(self)
         state.count_step()
         self.run_hooks("on_step")
@@ -209,6 +212,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         other = copy.copy(self)
         other.state = self.state.beside(reading, compile_events(self.parts.own_hooks))
         other.method_step = Step(other)
+        other.state.bind(Bound(other))
         return other
 
     def set_loss(self, split: str) -> dict[str, float]:
