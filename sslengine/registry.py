@@ -48,6 +48,7 @@ class Registry(Generic[T]):
         packages: Mapping[str, str] | None = None,
         base: str = "",
         takes_foreign: bool = False,
+        instead_of_options: str = "",
     ) -> None:
         """
         fallback: a module whose classes with names ending in `suffix` are registered too.
@@ -57,6 +58,7 @@ class Registry(Generic[T]):
         base: `module:Class` from which a class of this kind must derive.
         takes_foreign: a class with `from_config` checks its options itself, and a function may
             be a component, whose caller passes the arguments that YAML does not set.
+        instead_of_options: for a kind that has no dataclass of options, what to do.
         """
         self.kind = kind
         self.entry_keys = entry_keys
@@ -70,11 +72,17 @@ class Registry(Generic[T]):
         self._packages = packages or {}
         self._base = base
         self.takes_foreign = takes_foreign
+        self._instead_of_options = instead_of_options
 
     def register(
         self, name: str, *aliases: str, options: type[Any] | None = None
     ) -> Callable[[T], T]:
         """A decorator that registers a class or function under these names."""
+        if options is not None and self._instead_of_options:
+            raise ConfigError(
+                f"The {self.kind} {name!r} is registered with options={options.__name__}, which "
+                f"no {self.kind} has: {self._instead_of_options}."
+            )
 
         def add(thing: T) -> T:
             for each in (name, *aliases):
@@ -337,8 +345,9 @@ def _why_not_imported(module: str, error: Exception) -> str:
 
 
 TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",))
-TASKS: Registry[Any] = Registry("task")
-ENGINES: Registry[Any] = Registry("engine")
+_A_SECTION = "declare keys of the config with @section(...) and read(config, ...) them"
+TASKS: Registry[Any] = Registry("task", instead_of_options=_A_SECTION)
+ENGINES: Registry[Any] = Registry("engine", instead_of_options=_A_SECTION)
 LOSSES: Registry[Any] = Registry(
     "loss",
     fallback="torch.nn",
@@ -352,12 +361,16 @@ TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
 # An adapter wraps a hook of another engine; it returns None for a hook that it does not support.
-HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
+HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter", instead_of_options=_A_SECTION)
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
 METERS: Registry[Any] = Registry("meter")
-OPTIMIZERS: Registry[Any] = Registry("optimizer", base="torch.optim:Optimizer")
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimizer",
+    base="torch.optim:Optimizer",
+    instead_of_options="its arguments are those of its signature, in OPTIMIZER.args",
+)
 SCHEDULERS: Registry[Any] = Registry("scheduler", engine_arguments=("num_epochs",))
-PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor")
+PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor", instead_of_options=_A_SECTION)
 TRANSFORMS: Registry[Any] = Registry(
     "transform",
     fallback="torchvision.transforms",
@@ -366,8 +379,8 @@ TRANSFORMS: Registry[Any] = Registry(
 )
 COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",))
 DATA_SOURCES: Registry[Any] = Registry("data source")
-AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end")
-LABEL_FREE: Registry[Any] = Registry("label-free metric")
+AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end", instead_of_options=_A_SECTION)
+LABEL_FREE: Registry[Any] = Registry("label-free metric", instead_of_options=_A_SECTION)
 
 register_train_step = TRAIN_STEPS.register
 register_task = TASKS.register

@@ -16,6 +16,7 @@ from sslengine.config.files import Layer
 from sslengine.config.inference import infer
 from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
+from sslengine.config.optimizer_keys import warn_of_keys_without_effect
 from sslengine.config.places import Places
 from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
@@ -56,7 +57,9 @@ def freeze(composition: Composition) -> Resolved:
     load_plugins(_plugins(composition))
     merged = merge(composition, partial(_check_plain, composition))
     settle_schedules(merged, composition)  # again, for schedules in the options of components
-    settle_keys_beside(merged, Places(merged, composition))
+    places = Places(merged, composition)
+    settle_keys_beside(merged, places)
+    warn_of_keys_without_effect(merged, places)
     check(merged)
     infer(merged, composition.name)
     keep_chosen(merged.root.config)
