@@ -29,8 +29,8 @@ from torch.utils._pytree import tree_leaves, tree_map_with_path
 
 from sslengine.data.loading import device_prefetch
 from sslengine.precision import TorchAmp
+from sslengine.task.bound import Bound
 from sslengine.task.task import SelfSupervisionTask
-from sslengine.train_steps.bound import Bound
 from tests.launches import why_slow
 
 CUDA = torch.device("cuda:0")

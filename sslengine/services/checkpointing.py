@@ -104,7 +104,9 @@ class SaveCheckpoints(Hook):
         # It reads all metrics, so a line that waits for its values is written: then the marks.
         state = checkpoint_state(task)
         # How far each file of records is: a run that resumes from here cuts it there.
-        state[RECORDS] = {name: mark for each in task.writers for name, mark in each.marks().items()}
+        state[RECORDS] = {
+            name: mark for each in task.writers for name, mark in each.marks().items()
+        }
         if is_primary() or task.peers is not None:  # shares are each rank's to write
             facts = {
                 **self._facts,

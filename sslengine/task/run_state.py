@@ -16,10 +16,10 @@ from sslengine.errors import DataError
 from sslengine.hooks.events import Calls
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore
+from sslengine.task.bound import Bound
 from sslengine.task.last_batch import LastBatch
 from sslengine.task.phases import Phase
 from sslengine.task.progress import ALONE, Group, Progress, group_of
-from sslengine.train_steps.bound import Bound
 
 
 class Reading:

@@ -33,13 +33,13 @@ from sslengine.optim.ownership import expect_owners
 from sslengine.registry import register_task
 from sslengine.services.order import Services
 from sslengine.task import build
+from sslengine.task.bound import Bound
 from sslengine.task.classy import ClassyTask
 from sslengine.task.make_parts import PartsOfConfig
 from sslengine.task.parts import Parts
 from sslengine.task.run_state import Reading, RunState
 from sslengine.task.set_loss import set_loss
 from sslengine.task.state import get_state, set_state
-from sslengine.train_steps.bound import Bound
 
 log = logging.getLogger("sslengine")
 
