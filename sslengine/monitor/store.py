@@ -11,7 +11,7 @@ that of all ranks, which must then have put it equally often: one all-reduce for
 the losses. `read_later` does the same without waiting for the device: the values of a GPU come
 into the histories at the next call of `settle`, `read` or `read_later`.
 
-Train and test phases have histories of their own; those of a test phase start again.
+Train and test phases have separate histories; those of a test phase start again.
 """
 
 from __future__ import annotations

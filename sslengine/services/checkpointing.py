@@ -119,7 +119,7 @@ class SaveCheckpoints(Hook):
 
 
 def _results(task: TaskView) -> dict[str, Any]:
-    """The metrics of the phase that has just ended, as they are written to metrics.jsonl."""
+    """The metrics of the phase that has just ended, in the form of metrics.jsonl."""
     split = "train" if task.train else "test"
     results: dict[str, Any] = json.loads(json.dumps({split: task.phase_results}, default=str))
     return results

@@ -1,7 +1,7 @@
 """The progress and results of a pass over data: all that a step changes.
 
 A run has one `RunState`. A separate pass, such as the one that computes the loss of a whole set,
-makes another one, so nothing of the run is swapped. What no step changes is in `Parts`.
+makes another one, and the run's state is not swapped. What no step changes is in `Parts`.
 """
 
 from __future__ import annotations

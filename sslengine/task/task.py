@@ -154,7 +154,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return self.state.next_batch()
 
     def step(self) -> None:
-        """One step of the phase, whatever it does, and its place in the count."""
+        """One step of the phase, of any kind, and its number."""
         state = self.state
         state.begin_step()
         if state.calls["on_step_start"]:
@@ -216,7 +216,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return other
 
     def set_loss(self, split: str) -> dict[str, float]:
-        """The mean loss over all of a set, with its parts. Collective; nothing of the run moves."""
+        """The mean loss over a whole set, with its parts. Collective; the run's state is kept."""
         feeds = self.parts.feeds
         return set_loss(self, feeds.in_order(split), feeds.options(split))
 

@@ -27,7 +27,7 @@ def multi_input_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]
 def single_input_sample(
     batch: Any, inputs: Sequence[str], targets: Sequence[str], nested: bool = False
 ) -> Sample:
-    """One input as it is; several nested under their names, as VISSL's standard step does."""
+    """One input unchanged; several nested under their names, as VISSL's standard step does."""
     if not isinstance(batch, dict):
         raise DataError(
             f"a train step needs a batch that is a dict of lists, the collator made "

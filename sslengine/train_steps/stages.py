@@ -114,7 +114,7 @@ def announce(task: StepTask, output: Any) -> Any:
 
 
 def call_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
-    """In float32 whatever the precision of the model: losses divide by small temperatures."""
+    """In float32 for any precision of the model: losses divide by small temperatures."""
     state = task.state
     with state.perf.loss_compute:
         return state.bound.loss(output, sample)  # type: ignore[no-any-return]
