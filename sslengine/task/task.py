@@ -33,6 +33,7 @@ from sslengine.optim.ownership import expect_owners
 from sslengine.registry import register_task
 from sslengine.services.order import Services
 from sslengine.task import build
+from sslengine.task.bound import Bound
 from sslengine.task.classy import ClassyTask
 from sslengine.task.make_parts import PartsOfConfig
 from sslengine.task.parts import Parts
@@ -139,6 +140,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state.read(
             Reading(feed, split, phase.epoch, stretch, made, accumulate),
             parts.train_meters if phase.train else parts.meters,
+            Bound(self),
         )
         following = parts.plan.next_train_phase(phase) if phase.train else None
         if following is not None and hasattr(feed, "then"):
@@ -155,7 +157,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """One step of the phase, of any kind, and its number."""
         state = self.state
         state.begin_step()
-        self.run_hooks("on_step_start")
+        if state.calls["on_step_start"]:
+            self.run_hooks("on_step_start")
         self.parts.train_step_function(self)
         state.count_step()
         self.run_hooks("on_step")
@@ -209,6 +212,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         other = copy.copy(self)
         other.state = self.state.beside(reading, compile_events(self.parts.own_hooks))
         other.method_step = Step(other)
+        other.state.bind(Bound(other))
         return other
 
     def set_loss(self, split: str) -> dict[str, float]:
