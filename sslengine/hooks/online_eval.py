@@ -12,7 +12,7 @@ The run does not change by a bit. `CHECKPOINT.BEST.METRIC: train.online.knn_20` 
 
 from __future__ import annotations
 
-from typing import Any
+import logging
 
 from torch import Tensor
 
@@ -26,8 +26,9 @@ from sslengine.evaluation.label_free.inputs import Inputs, measure
 from sslengine.evaluation.linear import linear_probe
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.hooks.options import OnlineEvalOptions
-from sslengine.registry import LABEL_FREE, register_hook
+from sslengine.registry import register_hook
 
+log = logging.getLogger("sslengine")
 WHERE = "config.HOOKS.ONLINE_EVAL"
 
 
@@ -43,16 +44,15 @@ class OnlineEval(Hook):
             raise ConfigError(f"{WHERE}.EVERY: this run only tests; set it to 0.")
         if task.peers is not None:
             raise ConfigError(
-                f"{WHERE}.EVERY: the trunk of a sharded model cannot be run alone; set it to 0, and "
-                f"evaluate the checkpoints."
+                f"{WHERE}.EVERY: the trunk of a sharded model cannot be run alone; set it to 0, "
+                f"and evaluate the checkpoints."
             )
-        train = read(task.config, DataOptions).TRAIN
-        labelled = bool(train.LABEL_SOURCES) and train.LABEL_TYPE == "standard"
-        needs = [each for each in self.options.WHAT if each in ("knn", "probe")]
+        labelled = bool(read(task.config, DataOptions).TRAIN.LABEL_SOURCES)
+        needs = [each for each in self.options.WHAT if each != "label_free"]
         if needs and not labelled:
             raise ConfigError(
                 f"{WHERE}.WHAT: {' and '.join(needs)} need labels: set config.DATA.TRAIN."
-                f"LABEL_SOURCES and LABEL_TYPE: standard, or choose label_free."
+                f"LABEL_SOURCES, or choose label_free."
             )
 
     def on_phase_end(self, task: TaskView) -> None:
@@ -65,18 +65,32 @@ class OnlineEval(Hook):
     def _due(self, task: TaskView) -> bool:
         made = task.phase.train_index + 1
         last = made == 1 + max(phase.train_index for phase in task.phases)
-        return last or made % self.options.EVERY == 0
+        due: bool = last or made % self.options.EVERY == 0
+        return due
 
     def _metrics(self, features: Tensor, labels: Tensor) -> dict[str, float]:
-        known = (labels >= 0).nonzero().flatten() if labels.ndim == 1 else labels.new_empty(0)
         metrics: dict[str, float] = {}
-        if "knn" in self.options.WHAT:
-            metrics |= _neighbours(features[known], labels[known], self.options.TOPK)
-        if "probe" in self.options.WHAT:
-            metrics |= _probe(features[known], labels[known])
+        if labels.ndim == 1:
+            known = labels >= 0
+            metrics |= self._by_labels(features[known], labels[known])
+        elif self.options.WHAT != ["label_free"]:
+            log.warning("%s.WHAT: images have several classes; knn and probe are left out.", WHERE)
         if "label_free" in self.options.WHAT:
-            metrics |= {
-                name: each.value
-                for name, each in measure(Inputs(features), self.options.LABEL_FREE).items()
-            }
+            found = measure(Inputs(features), self.options.LABEL_FREE)
+            metrics |= {name: each.value for name, each in found.items()}
+        return metrics
+
+    def _by_labels(self, features: Tensor, labels: Tensor) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        ks = [k for k in self.options.TOPK if k < len(labels)]
+        try:
+            if "knn" in self.options.WHAT and ks:
+                found = knn_within(features, labels, ks)
+                metrics |= {f"knn_{k}": value for k, value in found.items()}
+            if "probe" in self.options.WHAT:
+                half = len(labels) // 2
+                sets = features[:half], labels[:half], features[half:], labels[half:]
+                metrics["linear"] = linear_probe(*sets).test_accuracy
+        except DataError as error:  # one class, features that are not finite
+            log.warning("%s: %s", WHERE, error)
         return metrics

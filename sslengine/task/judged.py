@@ -69,6 +69,7 @@ def network_of(task: Any, wanted: str = AUTO) -> tuple[nn.Module, str]:
 def _feed(task: Any, images: int) -> DataFeed:
     run, data = read(task.config, RunOptions), read(task.config, DataOptions)
     train = judged_train(data)
+    train.LABEL_TYPE = "standard" if train.LABEL_SOURCES else "sample_index"
     train.DATA_LIMIT = min(images, task.train_feed.num_samples)
     data.TRAIN = train
     return DataFeed(

@@ -32,6 +32,8 @@ HOOKS: dict[str, Of] = {
     "ClipGradients": on("config.MODEL.GRAD_CLIP={USE_GRAD_CLIP:true,MAX_NORM:0.1}", **ACTS),
     "PreciseBatchNorm": on("config.HOOKS.PRECISE_BN={ENABLED:true,NUM_ITERS:2}", **ACTS),
     "EvaluateLoss": on("config.HOOKS.EVALUATE_LOSS.SETS=[TRAIN]"),
+    "OnlineEval": on(
+        "config.HOOKS.ONLINE_EVAL={EVERY:1,WHAT:[label_free],IMAGES:8,TOPK:[1]}"),
     "LogCollapse": on("config.HOOKS.COLLAPSE_SIGNS=true"),
     "LogMemoryPeaks": on("config.HOOKS.MEMORY_SUMMARY.LOG_PEAKS=true"),
     "TensorBoardHistograms": on(
