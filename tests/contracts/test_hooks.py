@@ -33,7 +33,8 @@ HOOKS: dict[str, Of] = {
     "PreciseBatchNorm": on("config.HOOKS.PRECISE_BN={ENABLED:true,NUM_ITERS:2}", **ACTS),
     "EvaluateLoss": on("config.HOOKS.EVALUATE_LOSS.SETS=[TRAIN]"),
     "OnlineEval": on(
-        "config.HOOKS.ONLINE_EVAL={EVERY:1,WHAT:[label_free],IMAGES:8,TOPK:[1]}"),
+        "config.HOOKS.ONLINE_EVAL={EVERY:1,WHAT:[label_free],IMAGES:8,TOPK:[1]}",
+        ranks_stay_equal_sharded="it is refused there"),
     "LogCollapse": on("config.HOOKS.COLLAPSE_SIGNS=true"),
     "LogMemoryPeaks": on("config.HOOKS.MEMORY_SUMMARY.LOG_PEAKS=true"),
     "TensorBoardHistograms": on(
