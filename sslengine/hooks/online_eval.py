@@ -42,11 +42,6 @@ class OnlineEval(Hook):
     def on_start(self, task: TaskView) -> None:
         if task.train_feed is None:
             raise ConfigError(f"{WHERE}.EVERY: this run only tests; set it to 0.")
-        if task.peers is not None:
-            raise ConfigError(
-                f"{WHERE}.EVERY: the trunk of a sharded model cannot be run alone; set it to 0, "
-                f"and evaluate the checkpoints."
-            )
         labelled = bool(read(task.config, DataOptions).TRAIN.LABEL_SOURCES)
         needs = [each for each in self.options.WHAT if each != "label_free"]
         if needs and not labelled:
