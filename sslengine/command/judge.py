@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     trusted = given.trust_config
     opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
     data = read(opened.config, DataOptions)
-    entries, _ = import_dotted("sslengine.predictor.view:choose")(data)
+    entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
     values |= _protocol(given, entries)
     if given.val is not None:
         values |= {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
