@@ -30,6 +30,7 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import Features, layers_of, pixels, trained_weights
+from sslengine.engines.label_free import label_free, show_label_free
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
 from sslengine.errors import CheckpointError, ConfigError, DataError
@@ -61,6 +62,7 @@ class Score:
     knn: dict[int, float]  # by the number of neighbours
     linear: float | None = None  # None: not computed yet, or too few labels
     knn_top5: dict[int, float] = field(default_factory=dict)
+    label_free: dict[str, Any] = field(default_factory=dict)  # by metric
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,9 @@ def evaluate(run: Run) -> None:
         report = _Report(run.run_dir / "evaluation.json", loaded.source, loaded.network, judge)
         scores = judge.scores(sets, report)
         show_scores(run.console, scores, judge.metric)
+        show_label_free(
+            run.console, {f"{each.features}, {each.layer}": each.label_free for each in scores}
+        )
         for note in judge.notes:
             run.console.print(f"  note        {note}")
         _show_training(run.console, weights, loaded)
@@ -166,6 +171,9 @@ class _Judge:
         report.write(scores)
         for score, (each, layer) in zip(scores, parts, strict=True):
             score.linear = self._linear(each, layer)
+            report.write(scores)
+        for score, (each, layer) in zip(scores, parts, strict=True):
+            score.label_free = label_free(each.train.layers[layer], self.options.LABEL_FREE)
             report.write(scores)
         return scores
 

@@ -45,7 +45,7 @@ def search(
     own: bool = False,
     piece: int = PIECE,
 ) -> Found:
-    """own: the queries are the training features, and no row is a neighbour of its own."""
+    """own: the queries are the training features, and no row is its own neighbour."""
     width = max(1, prepared(queries[0:1], metric, device).numel())
     stride = max(1, KEPT // width)
     parts = [
@@ -122,7 +122,7 @@ def _leave_out(similar: Tensor, first: int) -> None:
 
 
 def prepared(rows: Any, metric: Metric, device: torch.device | None = None) -> Tensor:
-    """As they are compared: a matrix of at least single precision."""
+    """A matrix of at least single precision, normalised for the cosine."""
     # Distances are |a|^2 - 2ab + |b|^2, which cancels for close neighbours: use float64.
     least = torch.float64 if metric == "euclid" else torch.float32
     if isinstance(rows, np.ndarray):  # torch warns of a mapped file, which is not writable
