@@ -1,4 +1,4 @@
-"""Can images of another set be told from those of the own set by the distance of their features?
+"""Are images of another set recognised by the distance of their features?
 
 The score of an image is its cosine with the K-th nearest training feature: Sun et al.,
 Out-of-Distribution Detection with Deep Nearest Neighbors, 2022. It needs no labels.
