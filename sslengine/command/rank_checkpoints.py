@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from sslengine.command.text import overrides, typed
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure
-from sslengine.evaluation.label_free.metric import Measured
 from sslengine.evaluation.label_free.ranking import Row, ranked, score_of
 from sslengine.predictor.checkpoints import Read, read_checkpoints
 from sslengine.predictor.predictor import Predictor
@@ -80,7 +78,7 @@ def _by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
         if found[0].absolute().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
             raise ConfigError(
                 f"{path}: expected the folder `checkpoints` of a run, or checkpoints in it: they "
-                f"are read beside the config.yaml of their run."
+                f"are read with the config.yaml of their run."
             )
         by_run.setdefault(run, []).extend(found)
     return by_run
@@ -129,17 +127,13 @@ def _interval(found: Interval | None) -> str:
 def _as_json(
     paths: list[str], networks: list[str], rows: list[Row], notes: list[str]
 ) -> dict[str, Any]:
-    def numbers(each: Measured) -> dict[str, Any]:
-        value = None if math.isnan(each.value) else each.value
-        return {"value": value, "n": each.n, "why": each.why, "details": dict(each.details)}
-
     def agreement(found: Interval | None) -> dict[str, Any] | None:
         return None if found is None else found._asdict()
 
     metrics = {
         row.name: {
             "best": row.best,
-            "values": [numbers(each) for each in row.values],
+            "values": [each.as_json() for each in row.values],
             "order": [paths[number] for number in row.order],
             "spearman": agreement(row.spearman),
             "kendall": agreement(row.kendall),

@@ -24,7 +24,7 @@ from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 from sslengine.launch import cli
 from sslengine.registry import import_dotted
 
-# What one name of a method's recipe in configs/photos stands for.
+# What a method's short name means in configs/photos.
 RECIPES = "photos"
 # The largest side of images in the recipes.
 SIDE = 224

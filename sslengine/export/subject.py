@@ -118,7 +118,7 @@ def _run_of(source: Path) -> tuple[Path, Path | None]:
         raise CheckpointError(f"{source}: there is no such run, and no such checkpoint.")
     if checkpoint.parent.name != "checkpoints" or not (folder / "config.yaml").is_file():
         raise CheckpointError(
-            f"{source}: a checkpoint is read beside the config.yaml of its run, and this one is "
+            f"{source}: a checkpoint is read with the config.yaml of its run, and this one is "
             f"not in the folder `checkpoints` of a run. Give the folder of the run."
         )
     return folder, checkpoint
@@ -154,5 +154,5 @@ def _take_rgb(trunk: nn.Module) -> None:
 
 
 def plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As safetensors takes them: contiguous, each with memory of its own."""
+    """As safetensors takes them: contiguous, and no two share memory."""
     return {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}

@@ -177,14 +177,20 @@ def in_shards(config: DictConfig) -> bool:
 
 
 def compile_model(config: DictConfig, model: nn.Module) -> None:
-    """As MODEL.COMPILE says. Before copies are made of the model: they are compiled as well."""
+    """As MODEL.COMPILE says. Before copies are made of the model: they are compiled as well.
+
+    Of a custom model the submodules: its own forward may draw masks, which are then those of a
+    run that is not compiled.
+    """
     options = read(config, ModelOptions)
     if options.COMPILE.USE_COMPILE:
-        model = trunk_with_heads(model, "config.MODEL.COMPILE")
-        # What gathers the weights of a unit runs before its forward, and is not compiled.
-        parts = [model.trunk, *heads_of(model)]
-        if in_shards(config):
+        if not isinstance(model, Model):
+            parts = list(model.children()) or [model]
+        elif in_shards(config):
+            # What gathers the weights of a unit runs before its forward, and is not compiled.
             parts = [part for part in parts_of(model) if part is not model.trunk]
+        else:
+            parts = [model.trunk, *heads_of(model)]
         for part in parts:
             compile_forward(part, options.COMPILE)
 

@@ -125,9 +125,9 @@ def test_a_changed_tensor_is_computed_again() -> None:
 
 
 def test_anything_but_rows_is_refused() -> None:
-    with pytest.raises(DataError, match=r"rankme: expected features of shape \(N, D\)"):
+    with pytest.raises(DataError, match=r"metrics: expected features of shape \(N, D\)"):
         rankme(torch.zeros(4))
-    with pytest.raises(DataError, match=r"lidar: expected projections of shape \(n, q, D\)"):
+    with pytest.raises(DataError, match=r"expected projections of shape \(n, q, D\)"):
         metric("lidar")(torch.zeros(4, 3))
 
 
