@@ -129,7 +129,7 @@ def of_images(given: str, every: bool) -> Iterator[Finding]:
 
 
 def _other_files(folder: Path) -> Iterator[Finding]:
-    """What lies beside the images and is not read, such as a phone's .heic."""
+    """Files in the folder that are not read, such as those of a phone, .heic."""
     suffixes = import_dotted("sslengine.data.sources.disk:IMAGE_SUFFIXES")
     names = (name for _, _, files in os.walk(folder) for name in files if name[0] != ".")
     unread = (name for name in names if not name.lower().endswith(suffixes))
