@@ -2,6 +2,7 @@
 
     sslengine export runs/birds birds-vit/                    timm, transformers, lightly
     sslengine export runs/birds birds-onnx/ --to onnx
+    sslengine export vissl.torch resnet50/ --config pretrain/simclr/simclr_64gpu_resnet50
 
 The export proves itself where the target library is installed; see docs/export.md.
 """
@@ -12,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.command.text import typed
 from sslengine.errors import UnknownNameError, listing, nearest
 from sslengine.export import FORMATS, export
 
@@ -24,6 +26,10 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    add("--config", default="", metavar="NAME",
+        help="RUN is a file of weights, of VISSL or others; the config that has their network")  # fmt: skip
+    add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
+        help="any key of the config")  # fmt: skip
     add("out", type=Path, metavar="DIR", help="a new folder")
     add("--to", default="timm", metavar="FORMAT", help="see above; default: timm")
     add("--network", choices=("auto", "student", "teacher"), default="auto")
@@ -41,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     made = export(
         given.run, given.out, given.to, network=given.network, license=given.license,
-        trust_config=given.trust_config,
+        trust_config=given.trust_config, overrides=typed(given.values), config=given.config,
     )  # fmt: skip
     print(made)
     return 0

@@ -35,6 +35,7 @@ def export(
     overrides: Sequence[str] = (),
     trust_config: bool = False,
     license: str = "",
+    config: str = "",
 ) -> Path:
     """Write the trunk of a run into the new folder `out`, and prove that it can be read.
 
@@ -43,10 +44,12 @@ def export(
     network: `student` or `teacher` of a method that has both; auto: the method chooses.
     overrides: as on the command line: `config.DATA.TRAIN.DATA_PATHS=[/their/path/here]`.
     trust_config: allow the run's config.yaml to name Python code to import.
+    config: where source is a file of weights of another program: the name of a config that has
+        their network, such as `pretrain/simclr/simclr_64gpu_resnet50`.
     license: of the weights, an identifier such as `mit`; they are yours.
     """
     folder = importlib.import_module("sslengine.export.folder")
-    made: Path = folder.export(source, out, to, network, overrides, trust_config, license)
+    made: Path = folder.export(source, out, to, network, overrides, trust_config, license, config)
     return made
 
 

@@ -24,12 +24,13 @@ def export(
     overrides: Sequence[str],
     trust_config: bool,
     license: str,
+    config: str,
 ) -> Path:
     """See `sslengine.export`."""
     place = Path(out)
     find(to)
     expect_free(place)
-    with opened(Path(source), network, overrides, trust_config) as subject:
+    with opened(Path(source), network, overrides, trust_config, config) as subject:
         made = prepare(subject, to, license)
         write(subject, made, place, to, license, prove)
     return place

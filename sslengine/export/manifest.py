@@ -41,11 +41,12 @@ def describe(subject: Subject) -> dict[str, Any]:
         "network": subject.network,
         "method": read(subject.config, LossOptions).name,
         "view": asdict(subject.preprocessing),
-        "run": subject.run_folder.resolve().name,
         "started_from": _started_from(subject),
-        **_of_checkpoint(subject.checkpoint),
-        "data": fingerprint(subject),
-        "evaluation": _evaluation(subject.run_folder),
+        **(
+            _of_file(subject.checkpoint)
+            if subject.run_folder is None
+            else _of_run(subject, subject.run_folder)
+        ),
         "versions": {name: found for name in _LIBRARIES if (found := _version(name))},
     }
 
@@ -58,6 +59,20 @@ def _started_from(subject: Subject) -> str:
     if library is not None and library.pretrained:
         return f"{library.library}'s weights of {library.model}"
     return "random weights"
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    """Of another program: its data and its training are not known."""
+    return {"checkpoint": {"file": file.name, "sha256": sha256_of(file)}}
+
+
+def _of_run(subject: Subject, folder: Path) -> dict[str, Any]:
+    return {
+        "run": folder.resolve().name,
+        **_of_checkpoint(subject.checkpoint),
+        "data": fingerprint(subject),
+        "evaluation": _evaluation(folder),
+    }
 
 
 def _of_checkpoint(checkpoint: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -20,16 +20,17 @@ from torch import Tensor, nn
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
 from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions
-from sslengine.config.resolve import Resolved
+from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.judged_view import DEFAULT_SIZE
 from sslengine.data.options import DataOptions
 from sslengine.errors import CheckpointError
 from sslengine.export.preprocessing import Preprocessing, describe
-from sslengine.models.build import build_model
+from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
+from sslengine.models.weights import init_from_file
 from sslengine.predictor.view import View
 from sslengine.task.channels import input_channels
 from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
@@ -45,7 +46,7 @@ _SIDES = (41, 29)  # added to the size of the view: pictures are larger, and not
 class Subject:
     trunk: Trunk  # on the CPU, in float32, in eval mode; it takes RGB
     network: str  # student, teacher, or model where there is one network
-    run_folder: Path
+    run_folder: Path | None  # None: the weights are a file of another program
     checkpoint: Path
     config: DictConfig
     options: ModelOptions  # with a number of channels
@@ -99,9 +100,12 @@ class Subject:
 
 @contextmanager
 def opened(
-    source: Path, network: str, overrides: Sequence[str], trust_config: bool
+    source: Path, network: str, overrides: Sequence[str], trust_config: bool, config: str = ""
 ) -> Iterator[Subject]:
-    """The subject of a run's folder, or of a checkpoint in one."""
+    """The subject of a run's folder, of a checkpoint in one, or of a file and a config's name."""
+    if config:
+        yield subject_of_file(source, resolve([f"config={config}", *overrides]).config, network)
+        return
     folder, checkpoint = _run_of(source)
     resolved = open_run(folder, overrides, trusted=trust_config, judged=True)
     for warning in resolved.warnings:
@@ -120,7 +124,8 @@ def _run_of(source: Path) -> tuple[Path, Path | None]:
     if checkpoint.parent.name != "checkpoints" or not (folder / "config.yaml").is_file():
         raise CheckpointError(
             f"{source}: a checkpoint is read with the config.yaml of its run, and this one is "
-            f"not in the folder `checkpoints` of a run. Give the folder of the run."
+            f"not in the folder `checkpoints` of a run. Give the folder of the run; or, for weights "
+            f"of VISSL and others, with --config the name of a config that has their network."
         )
     return folder, checkpoint
 
@@ -134,18 +139,39 @@ def subject_of(
         checkpoint, state = newest_state(folder)
     else:
         state = state_of(checkpoint)
-    options = read(config, ModelOptions)
-    options.INPUT_CHANNELS = input_channels(config)
-    # Other ranks have no part in this, and nothing is trained.
-    options.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN = False
-    options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING = False
+    options = _model_options(config)
     with torch.random.fork_rng(devices=[]):
         model = build_model(options, views=run_facts(config).views_per_image)
     name = load_network(model, state, network, checkpoint)
+    return Subject(_ready(model), name, folder, checkpoint, config, options)
+
+
+def subject_of_file(file: Path, config: DictConfig, network: str) -> Subject:
+    """The trunk of this config with the weights of a file, as PARAMS_FILE reads them."""
+    options = _model_options(config)
+    options.HEAD.PARAMS, options.MULTI_INPUT_HEAD_MAPPING = [], []
+    weights = replace(options.WEIGHTS_INIT, PARAMS_FILE=str(file), NETWORK=network)
+    options.WEIGHTS_INIT = weights
+    with torch.random.fork_rng(devices=[]):
+        model = trunk_with_heads(build_model(options), "to export weights of a file")
+    loaded = init_from_file(model, options)
+    return Subject(_ready(model), loaded.network, None, file, config, options)
+
+
+def _ready(model: nn.Module) -> Trunk:
     trunk = trunk_of(model).float().eval().requires_grad_(False)
     if getattr(model, "flip_channels", False):
         _take_rgb(trunk)
-    return Subject(trunk, name, folder, checkpoint, config, options)
+    return trunk
+
+
+def _model_options(config: DictConfig) -> ModelOptions:
+    """Of one process that trains nothing."""
+    options = read(config, ModelOptions)
+    options.INPUT_CHANNELS = input_channels(config)
+    options.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN = False
+    options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING = False
+    return options
 
 
 def _take_rgb(trunk: nn.Module) -> None:

@@ -75,6 +75,7 @@ def fit(
     folder: for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
     settings: any other keys under `config` in YAML.
     """
+    _expect_objects(model=model, loss=loss, data=data)
     place = choose_device(device)
     join_others(place)
     run_dir = None if folder is None else Path(folder).expanduser()
@@ -164,6 +165,15 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
         merged[key] = _merged(merged[key], value) if both else copy.deepcopy(value)
     return merged
+
+
+def _expect_objects(**given: Any) -> None:
+    for name, value in given.items():
+        if isinstance(value, str | Path):
+            raise ConfigError(
+                f"fit: {name}={str(value)!r}: fit takes objects. For names and paths: "
+                f'sslengine.train("~/photos", method="dino", model="resnet50").'
+            )
 
 
 def _check_resumable(data: Any) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
+import torchvision
 import yaml
 from PIL import Image
 
@@ -204,6 +206,36 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["export", str(run), str(tmp_path / "other"), "--to=tim"]) == 2
     assert "Did you mean 'timm'" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_a_checkpoint_of_vissl_as_a_folder_of_timm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In VISSL's layout, of torchvision's network: its features are the oracle."""
+    network = torchvision.models.resnet18().eval()
+    for name, buffer in network.named_buffers():
+        if "running_var" in name:
+            buffer.uniform_(0.5, 1.5)
+    network.fc = torch.nn.Identity()
+    trunk = {f"_feature_blocks.{name}": each for name, each in network.state_dict().items()}
+    parts = {"trunk": trunk, "heads": {"0.clf.0.weight": torch.zeros(9, 512)}}
+    saved = {"phase_idx": 9, "iteration": 90, "loss": {}, "type": "checkpoint",
+             "classy_state_dict": {"base_model": {"model": parts, "meta": {}}}}  # fmt: skip
+    torch.save(saved, tmp_path / "model_final.torch")
+    given = ["export", str(tmp_path / "model_final.torch"), str(tmp_path / "out")]
+    assert main(given) == 1
+    assert "with --config the name of a config" in " ".join(capsys.readouterr().err.split())
+    recipe = "--config=pretrain/simsiam/simsiam_1node_resnet50"
+    assert main([*given, recipe, "--set=MODEL.TRUNK.RESNETS.DEPTH=50"]) == 1
+    assert not (tmp_path / "out").exists()
+    assert main([*given, recipe, "--set=MODEL.TRUNK.RESNETS.DEPTH=18"]) == 0
+    read = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(read(images), network(images))
+    told = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert told["checkpoint"]["file"] == told["started_from"] == "model_final.torch"
+    assert "evaluation" not in told
 
 
 @pytest.mark.parametrize(

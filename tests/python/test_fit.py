@@ -42,6 +42,11 @@ def two_ranks():  # type: ignore[no-untyped-def]
         yield pool
 
 
+def test_names_and_paths_are_for_train() -> None:
+    with pytest.raises(ConfigError, match=r"data=.~/photos.: fit takes objects.*sslengine.train\("):
+        fit(net(), square, "~/photos", sgd(net()), epochs=1)
+
+
 class Cut(Hook):
     def __init__(self, after: int) -> None:
         self.after = after
