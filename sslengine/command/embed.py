@@ -6,8 +6,8 @@
 .parquet (needs pyarrow) has the columns path, features, and label where the images have classes;
 .csv the same with a column for each number; .npz the arrays `paths`, `features`, `labels`; .npy
 the features alone, in the order of DATA's images. An image that cannot be read has no row. The
-network is that of the run's newest checkpoint, and sees an image as it is judged: resized, and
-cropped in the centre.
+network is that of the run's newest checkpoint. Images are resized and cropped in the centre, as for
+an evaluation.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ import argparse
 import csv
 import io
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sslengine.atomic import write_whole
 from sslengine.command.text import overrides
-from sslengine.errors import DataError, listing
+from sslengine.errors import DataError, listing, readable
 from sslengine.registry import import_dotted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+NAMED = 20  # images that could not be read
+
+
 class Rows(NamedTuple):
     paths: list[str]
     features: NDArray[Any]  # (images, numbers), float32
     labels: list[str] | None  # names of classes, or numbers
+    unreadable: Sequence[str] = ()  # the paths of images without a row
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -60,6 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     write(rows, given.out)
     print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
+    if rows.unreadable:
+        print(f"no row for {len(rows.unreadable)} that could not be read:")
+        print("\n".join(f"  {readable(path)}" for path in rows.unreadable[:NAMED]))
     return 0
 
 
@@ -90,10 +98,12 @@ def embed(
     if found.has_classes and read.targets.ndim == 1:
         labels = [names[each] if names else str(each) for each in read.targets.tolist()]
     paths = [predictor.training_path(number) for number in numbers]
-    return Rows(paths, read.layers["trunk"].numpy(), labels)
+    missing = sorted(set(range(len(found.source))).difference(numbers))
+    unreadable = [predictor.training_path(number) for number in missing]
+    return Rows(paths, read.layers["trunk"].numpy(), labels, unreadable)
 
 
-# What a run may have chosen of its own images.
+# Keys by which a run may select some of its images.
 ALL_OF_IT = {
     "DATA.TRAIN.DATA_LIMIT": -1, "DATA.TRAIN.DATASET_NAMES": [], "DATA.TRAIN.LABEL_PATHS": [],
     "DATA.HOLD_OUT.SHARE": 0.0, "DATA.HOLD_OUT.SEED": 0, "DATA.HOLD_OUT.STRATIFIED": False,
@@ -108,6 +118,11 @@ def expect_new(out: Path) -> None:
         raise DataError(f"--out {out}: it is there already. Give another name, or remove it.")
     if not out.absolute().parent.is_dir():
         raise DataError(f"--out {out}: there is no folder {out.absolute().parent}.")
+    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise DataError(
+            f"--out {out}: to write .parquet install pyarrow: pip install pyarrow. A name that "
+            f"ends in .csv requires no other package."
+        )
 
 
 def write(rows: Rows, out: Path) -> None:
@@ -115,11 +130,9 @@ def write(rows: Rows, out: Path) -> None:
 
 
 def _parquet(rows: Rows) -> bytes:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DataError("to write .parquet install pyarrow: pip install pyarrow.") from error
+    import pyarrow
+    from pyarrow import parquet
+
     width = rows.features.shape[1]
     flat = pyarrow.array(rows.features.reshape(-1))
     columns = {"path": pyarrow.array(rows.paths),

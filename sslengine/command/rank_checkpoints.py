@@ -78,7 +78,7 @@ def _by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
         if found[0].absolute().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
             raise ConfigError(
                 f"{path}: expected the folder `checkpoints` of a run, or checkpoints in it: they "
-                f"are read beside the config.yaml of their run."
+                f"are read with the config.yaml of their run."
             )
         by_run.setdefault(run, []).extend(found)
     return by_run

@@ -190,7 +190,7 @@ _FOR_ANY_SOURCE = (
 
 
 def is_of_vissl(path: str) -> bool:
-    """May VISSL's YAML set it beside a component that does not read it?"""
+    """May VISSL's YAML set it for a component that does not read it?"""
     bare = path.removeprefix("config.")
     return any(_matches(bare, pattern) for pattern in _FOR_ANY_SOURCE)
 

@@ -1,4 +1,4 @@
-"""Metrics without labels beside the scores: `config.EVALUATE.LABEL_FREE`."""
+"""Metrics without labels next to the scores: `config.EVALUATE.LABEL_FREE`."""
 
 from __future__ import annotations
 

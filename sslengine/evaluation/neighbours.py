@@ -11,13 +11,14 @@ not depend on the sizes of the blocks.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sslengine.evaluation.features import Rows
 from sslengine.evaluation.options import Metric
 
 # Similarities of a block: 16 MB in single precision, which stay in the cache for the most part.
@@ -25,13 +26,6 @@ PIECE = 2**22
 QUERIES, GROUP = 1024, 16
 # Numbers of queries that are kept in memory: 256 MB.
 KEPT = 2**26
-
-
-class Rows(Protocol):
-    """A tensor, a matrix of numpy, or a store's layer: see store.py."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, rows: slice) -> Any: ...
 
 
 class Found(NamedTuple):
@@ -51,7 +45,7 @@ def search(
     own: bool = False,
     piece: int = PIECE,
 ) -> Found:
-    """own: the queries are the training features, and no row is a neighbour of its own."""
+    """own: the queries are the training features, and no row is its own neighbour."""
     width = max(1, prepared(queries[0:1], metric, device).numel())
     stride = max(1, KEPT // width)
     parts = [
@@ -128,7 +122,7 @@ def _leave_out(similar: Tensor, first: int) -> None:
 
 
 def prepared(rows: Any, metric: Metric, device: torch.device | None = None) -> Tensor:
-    """As they are compared: a matrix of at least single precision."""
+    """A matrix of at least single precision, normalised for the cosine."""
     # Distances are |a|^2 - 2ab + |b|^2, which cancels for close neighbours: use float64.
     least = torch.float64 if metric == "euclid" else torch.float32
     if isinstance(rows, np.ndarray):  # torch warns of a mapped file, which is not writable

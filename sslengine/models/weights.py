@@ -35,7 +35,7 @@ from sslengine.models.weight_file import NeedsCodeError, first_line, read_networ
 LOG = logging.getLogger("sslengine")
 WHERE = "config.MODEL.WEIGHTS_INIT"
 
-# VISSL's trunk stands inside another module where features are extracted.
+# VISSL wraps the trunk in another module where features are extracted.
 _EXTRACTOR = "trunk.base_model."
 
 
@@ -361,7 +361,7 @@ def _plain(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str,
         full = weights.APPEND_PREFIX + name.removeprefix(weights.REMOVE_PREFIX)
         if full.startswith(("trunk.", "heads.")):
             named[full] = value
-        # Beside what carries the prefix there may be other things: a loss's centre, a queue.
+        # A file may also hold tensors without the prefix: a loss's centre, a queue.
         elif not weights.REMOVE_PREFIX or name.startswith(weights.REMOVE_PREFIX):
             strays.append(full)
     strays = [name for name in strays if not _skipped(name, weights.SKIP_LAYERS)]
@@ -450,7 +450,10 @@ def _copy(
 def _log(loaded: Loaded, unused: list[str], path: str, unread: str = "") -> None:
     if loaded.kind:
         LOG.info("%s is %s.", path, loaded.kind)
-    LOG.info("%d trunk and %d head tensors from %s.", loaded.trunk, loaded.heads, path)
+    LOG.info(
+        "%d trunk and %d head tensors from %s.", loaded.trunk, loaded.heads, path,
+        extra={"on_screen": True},
+    )  # fmt: skip
     if loaded.network != MODEL:
         LOG.info("They are the %s's (%s.NETWORK).", loaded.network, WHERE)
     if loaded.left_out:

@@ -158,7 +158,7 @@ def test_what_is_no_checkpoint(
         assert text in " ".join(capsys.readouterr().err.split())
     shutil.copy(run / "checkpoints" / "model_phase0.torch", tmp_path)
     assert main(["rank", str(tmp_path / "model_phase0.torch")]) == 2
-    assert "beside the config.yaml of their run" in " ".join(capsys.readouterr().err.split())
+    assert "with the config.yaml of their run" in " ".join(capsys.readouterr().err.split())
 
 
 def views_of(run: Path, *overrides: str) -> Any:

@@ -2,7 +2,7 @@
 
 The standard train step takes one thing under each key, so a collator makes one of what
 the views of a sample hold: a tensor, or where views differ in size a list of tensors.
-Whatever keys a sample has are carried along.
+All keys of a sample are kept.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
 
 @register_collator("identity_collator")
 def identity_collator(batch: Sequence[Sample]) -> list[Sample]:
-    """The samples as they are, for a train step that reads them."""
+    """The samples without collation, for a train step that reads them."""
     return list(batch)
 
 
