@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ BLOCK = 8192
 
 
 class Rows(Protocol):
-    """A tensor, or a store's layer: see store.py."""
+    """A tensor, a matrix of numpy, or a store's layer: see store.py."""
 
     @property
-    def shape(self) -> torch.Size: ...
+    def shape(self) -> tuple[int, ...]: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, rows: slice) -> Tensor: ...
+    def __getitem__(self, rows: slice) -> Any: ...
 
 
 def blocks(features: Rows, size: int = BLOCK) -> Iterator[Tensor]:
@@ -38,6 +38,11 @@ def rows_at(features: Rows, numbers: Tensor) -> Tensor:
             block = torch.as_tensor(features[start : start + BLOCK])
             found.append(block[(some - start).to(block.device)])
     return torch.cat(found) if found else torch.as_tensor(features[0:0])
+
+
+def expect_finite(features: Rows, split: str) -> None:
+    if not all(block.isfinite().all() for block in blocks(features)):
+        raise DataError(f"some {split} features are NaN or infinite.")
 
 
 def check_features(

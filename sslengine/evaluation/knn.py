@@ -66,16 +66,37 @@ def knn_curve(
     if train_labels.ndim != 1:
         raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
     found = _search(train_features, test_features, max(ks), metric)
-    classes, order = int(train_labels.max()) + 1, sorted(ks)
+    return _curve(found, train_labels, test_labels, ks, sigma, top)
+
+
+@torch.no_grad()
+def knn_within(
+    features: Tensor,
+    labels: Tensor,
+    ks: Sequence[int],
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+) -> dict[int, float]:
+    """For each k the percentage of features that their neighbours among the others classify."""
+    check_features(NAME, features, labels, features)
+    found = search(features, features, max(ks), metric, own=True)
+    return {k: of[0] for k, of in _curve(found, labels, labels, ks, sigma, (1,)).items()}
+
+
+def _curve(
+    found: Found, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
+    top: Sequence[int],
+) -> dict[int, list[float]]:  # fmt: skip
+    classes, order = int(labels.max()) + 1, sorted(ks)
     hits = {k: [0.0] * len(top) for k in order}
     stride = max(1, COUNTED // classes)
-    for start in range(0, len(test_labels), stride):
+    for start in range(0, len(wanted), stride):
         part = slice(start, start + stride)
         some = Found(found.similarities[part], found.rows[part])
-        for k, votes in zip(order, _votes(some, train_labels, classes, order, sigma)):
+        for k, votes in zip(order, _votes(some, labels, classes, order, sigma)):
             for place, count in enumerate(top):
-                hits[k][place] += float(_hits(votes, test_labels[part], count).sum())
-    return {k: [100.0 * each / len(test_labels) for each in hits[k]] for k in ks}
+                hits[k][place] += float(_hits(votes, wanted[part], count).sum())
+    return {k: [100.0 * each / len(wanted) for each in hits[k]] for k in ks}
 
 
 @torch.no_grad()

@@ -83,7 +83,7 @@ def linear_probe(
             options.MAX_ITERATIONS,
         )
     test = Samples(test_features, test_labels, len(numbers), scale)
-    accuracy = _accuracy(classifier, test, numbers)
+    accuracy = accuracy_of(classifier, test, numbers)
     return LinearProbe(accuracy, held_out_accuracy, penalty, converged, note)
 
 
@@ -128,7 +128,7 @@ def _choose_penalty(
     chosen, best, classifier, last = 0.0, -1.0, None, None
     for penalty in sorted(options.PENALTIES, reverse=True):
         last, _ = _fit(used, penalty, options, last)
-        accuracy = _accuracy(last, held_out)
+        accuracy = accuracy_of(last, held_out)
         if accuracy < best:
             break
         if accuracy > best:
@@ -144,7 +144,7 @@ def _fit(
     return found.classifiers[0], found.converged[0]
 
 
-def _accuracy(classifier: Classifier, samples: Samples, numbers: Tensor | None = None) -> float:
+def accuracy_of(classifier: Classifier, samples: Samples, numbers: Tensor | None = None) -> float:
     """In percent. numbers: those of the classes, if the labels are not places among them."""
     right = 0
     for features, labels in samples.pieces(ROWS):

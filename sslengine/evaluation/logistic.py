@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sslengine.evaluation.features import Rows
 from sslengine.evaluation.minimise import minimise
-from sslengine.evaluation.neighbours import Rows
 
 # Numbers of features in memory in float64, 512 MB; more are read again for each evaluation.
 KEPT = 2**26

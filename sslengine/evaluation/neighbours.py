@@ -11,13 +11,14 @@ not depend on the sizes of the blocks.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sslengine.evaluation.features import Rows
 from sslengine.evaluation.options import Metric
 
 # Similarities of a block: 16 MB in single precision, which stay in the cache for the most part.
@@ -25,13 +26,6 @@ PIECE = 2**22
 QUERIES, GROUP = 1024, 16
 # Numbers of queries that are kept in memory: 256 MB.
 KEPT = 2**26
-
-
-class Rows(Protocol):
-    """A tensor, a matrix of numpy, or a store's layer: see store.py."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, rows: slice) -> Any: ...
 
 
 class Found(NamedTuple):

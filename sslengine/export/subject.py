@@ -23,13 +23,14 @@ from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
+from sslengine.data.judged_view import DEFAULT_SIZE
 from sslengine.data.options import DataOptions
 from sslengine.errors import CheckpointError
 from sslengine.export.preprocessing import Preprocessing, describe
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.predictor.view import DEFAULT_SIZE, View
+from sslengine.predictor.view import View
 from sslengine.task.channels import input_channels
 from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.trust import closed

@@ -24,6 +24,7 @@ from sslengine.config.sections import read
 from sslengine.data.augment.transform import MakesLabel
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
+from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.regular_file import read_file
@@ -179,20 +180,7 @@ class Predictor:
     def data(self) -> DataOptions:
         """The options of DATA for single training images, transformed as queries are."""
         data = read(self.config, DataOptions)
-        train = data.TRAIN
-        labelled = bool(train.LABEL_SOURCES) and train.LABEL_TYPE == "standard"
-        data.TRAIN = dataclasses.replace(
-            train,
-            DATA_SOURCES=train.DATA_SOURCES[:1],
-            DATA_PATHS=train.DATA_PATHS[:1],
-            DATASET_NAMES=train.DATASET_NAMES[:1],
-            LABEL_SOURCES=train.LABEL_SOURCES[:1],
-            LABEL_PATHS=train.LABEL_PATHS[:1],
-            LABEL_TYPE="standard" if labelled else "sample_index",
-            TRANSFORMS=self.view.entries,
-            COLLATE_FUNCTION="default_collate",
-            COLLATE_FUNCTION_PARAMS={},
-        )
+        data.TRAIN = judged_train(data)
         return data
 
     @cached_property

@@ -25,6 +25,7 @@ from sslengine.distributed.ranks import world_size
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
+from sslengine.models.networks import AUTO
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
@@ -35,6 +36,7 @@ from sslengine.services.order import Services
 from sslengine.task import build
 from sslengine.task.bound import Bound
 from sslengine.task.classy import ClassyTask
+from sslengine.task.judged import Judged, judged_features
 from sslengine.task.make_parts import PartsOfConfig
 from sslengine.task.parts import Parts
 from sslengine.task.run_state import Reading, RunState
@@ -219,6 +221,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """The mean loss over a whole set, with its parts. Collective; the run's state is kept."""
         feeds = self.parts.feeds
         return set_loss(self, feeds.in_order(split), feeds.options(split))
+
+    def judged_features(self, images: int, network: str = AUTO) -> Judged:
+        """The features of some training images, as an evaluation computes them. Collective."""
+        return judged_features(self, images, network)
 
     def unused_epoch(self) -> Iterator[dict[str, Any]]:
         """Samples of the training set in the order and with the crops of an epoch after the last.
