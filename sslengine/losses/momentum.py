@@ -36,7 +36,9 @@ class Pairs(NamedTuple):
 
 def pairs_of(teacher: nn.Module, student: nn.Module) -> Pairs:
     """Make them once: listing parameters takes longer than `follow`."""
-    pairs = list(zip(teacher.parameters(), student.parameters(), strict=True))
+    pairs: list[tuple[Tensor, Tensor]] = [
+        *zip(teacher.parameters(), student.parameters(), strict=True)
+    ]
     sharded = [pair for pair in pairs if any(map(is_share, pair))]
     whole = [pair for pair in pairs if not any(map(is_share, pair))]
     return Pairs([own for own, _ in whole], [each for _, each in whole], sharded)
