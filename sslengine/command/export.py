@@ -26,8 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
-    add("--config", default="", metavar="NAME",
-        help="RUN is a file of weights, of VISSL or others; the config that has their network")  # fmt: skip
+    add("--config", default="", metavar="NAME", help="RUN is a file of weights, of this network")
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
         help="any key of the config")  # fmt: skip
     add("out", type=Path, metavar="DIR", help="a new folder")

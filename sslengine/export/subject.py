@@ -124,8 +124,9 @@ def _run_of(source: Path) -> tuple[Path, Path | None]:
     if checkpoint.parent.name != "checkpoints" or not (folder / "config.yaml").is_file():
         raise CheckpointError(
             f"{source}: a checkpoint is read with the config.yaml of its run, and this one is "
-            f"not in the folder `checkpoints` of a run. Give the folder of the run; or, for weights "
-            f"of VISSL and others, with --config the name of a config that has their network."
+            f"not in the folder `checkpoints` of a run. Give the folder of the run; or, for "
+            f"weights of VISSL and others, with --config the name of a config that has their "
+            f"network."
         )
     return folder, checkpoint
 

@@ -172,7 +172,7 @@ def _expect_objects(**given: Any) -> None:
         if isinstance(value, str | Path):
             raise ConfigError(
                 f"fit: {name}={str(value)!r}: fit takes objects. For names and paths: "
-                f'sslengine.train("~/photos", method="dino", model="resnet50").'
+                f'sslengine.train("~/photos", method=..., model="resnet50").'
             )
 
 
