@@ -5,8 +5,9 @@
     sslengine train config=quickstart/simclr config.SEED_VALUE=1
 
 DATA is a folder of images (folders in it are classes, which training does not read), a .csv or
-.parquet table, .npy or .npz arrays, or a folder of .tar shards. Options stand for keys of the
-config, and the command that says the same with config=... is printed. Any other key: --set
+.parquet table, .npy or .npz arrays, or a folder of .tar shards. Images of many bands, or of more
+than 8 bits, keep their values, and the recipe's views change no colours. Options stand for keys of
+the config, and the command that says the same with config=... is printed. Any other key: --set
 KEY=VALUE. The config with all that was chosen: --show.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sslengine.command.text import overrides, typed
@@ -120,12 +121,16 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     recipe = Recipe.of(given)
     data = import_dotted("sslengine.command.images:look")(given.data)
     found = import_dotted("sslengine.command.machine:look")(given.device, given.gpus)
+    bands = None if _says_pixels(given) else import_dotted("sslengine.command.bands:look")(data)
+    if bands:
+        recipe = replace(recipe, views=bands.views(recipe.views))
     model = _model_name(given, recipe, found.model)
     count = len(data.source)
     trained_on = count - round(count * (given.val or 0))
     batch = given.batch_size or found.batch(trained_on, recipe.many_views)
     values = {
         **data.keys(),
+        **(bands.keys() | {"DATA.TRAIN.TRANSFORMS": recipe.views} if bands else {}),
         "DATA.TRAIN.BATCHSIZE_PER_REPLICA": batch,
         "DATA.NUM_DATALOADER_WORKERS": found.workers,
         "MACHINE.DEVICE": "gpu" if found.gpus else "cpu",
@@ -141,7 +146,14 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     if given.val is not None:
         values |= {"DATA.HOLD_OUT.SHARE": given.val, "DATA.HOLD_OUT.STRATIFIED": data.has_classes}
     line = f"{count} images, {model or recipe.trunk}, batch {batch}, {found}"
+    if bands:
+        line += f"\n{bands}"
     return [f"config={recipe.name}", *overrides(values), *typed(given.values)], line
+
+
+def _says_pixels(given: argparse.Namespace) -> bool:
+    keys = ("IMAGE_MODE", "PIXEL_RANGE", "TRANSFORMS")
+    return any(f"DATA.TRAIN.{key}" in each for each in given.values for key in keys)
 
 
 def _name_of_recipe(given: argparse.Namespace) -> str:
