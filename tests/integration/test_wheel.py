@@ -57,4 +57,15 @@ def test_it_trains_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
         cwd=work, env=environment, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (work / "runs/quickstart/simclr/checkpoints/checkpoint.torch").exists()
+    run = "runs/quickstart/simclr"
+    assert (work / run / "checkpoints/checkpoint.torch").exists()
+    # The verbs, of which none needs a file of the checkout.
+    verbs = [("list", "recipes"), ("completion", "bash"), ("report", run), ("doctor", "--json")]
+    for verb, *given in (*verbs, ("export", run, "out", "--to=state-dict")):
+        done = subprocess.run(
+            [sys.executable, "-m", "sslengine", verb, *given],
+            cwd=work, env=environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (verb, done.stderr)
+        assert done.stdout, verb
+    assert (work / "out" / "model.safetensors").exists()
