@@ -7,7 +7,9 @@ import pytest
 import yaml
 
 from sslengine import catalog  # noqa: F401 - declares the names that ship with sslengine
+from sslengine.config.changes import changes
 from sslengine.config.run_folder import open_run
+from sslengine.config.stored import as_stored
 from sslengine.errors import ConfigError, UntrustedError
 from tests.config.recipes import recipe
 
@@ -60,3 +62,18 @@ def test_what_was_not_read_is_told_unless_the_user_gives_it(tmp_path: Path) -> N
         run = open_run(tmp_path, [typed])
         assert run.config.DATA.TRAIN.DATA_PATHS == ["x"]
         assert not any("environment" in each for each in run.warnings)
+
+
+def test_a_file_that_has_the_keys_of_all_components(tmp_path: Path) -> None:
+    """It is opened, and the run resumes: nothing has changed."""
+    text = (Path(__file__).parent / "run_before_options.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text)
+    run = open_run(tmp_path)
+    assert run.warnings == ()
+    assert "CACHE_INDEX" not in run.config.DATA.TRAIN  # it reads shapes
+    schedule = run.config.OPTIMIZER.param_schedulers.lr
+    assert (schedule.lengths, "values" in schedule) == ([0.1, 0.9], False)
+    now = as_stored(run.config, run.texts)
+    assert [str(each) for each in changes(text, now, run.origins)] == []
+    (later,) = changes(text.replace("amsgrad: null", "amsgrad: true"), now, run.origins)
+    assert str(later) == "config.OPTIMIZER.amsgrad: True -> None"
