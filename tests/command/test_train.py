@@ -46,6 +46,17 @@ def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) ->
     assert (out / "checkpoints" / "checkpoint.torch").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "ranks"), [("1gpu", 1), ("8gpu", 2)])
+def test_a_form_trains_on_photos(form: str, ranks: int, photos: Path, tmp_path: Path) -> None:
+    """On a CPU, and with two ranks for eight."""
+    few = ["--batch-size=4", f"--set=DISTRIBUTED.NUM_PROC_PER_NODE={ranks}"]
+    arguments = [f"--recipe=simclr/{form}", "--model=resnet10t", *SMALL, *few]
+    out = tmp_path / "run"
+    assert main(["train", str(photos), *arguments, "--out", str(out)]) == 0
+    assert (out / "checkpoints" / "checkpoint.torch").exists()
+
+
 @pytest.mark.parametrize("method", slow_but(["moco"], names_in("small")))
 def test_a_recipe_for_a_cpu_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
     arguments = ["--recipe", f"{method}/cpu", "--set=OPTIMIZER.num_iterations=2", "--batch-size=8"]
