@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sslengine.config.compose import compose, shipped_configs
+from sslengine.config.compose import compose, search_folders, shipped_configs
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 
 # Folders of configs: of --method, of small images on a CPU, and of what is added to a method's.
@@ -85,7 +85,8 @@ def _files(given: argparse.Namespace) -> list[str]:
     name = _name_of_recipe(given)
     method, *forms = name.split("/")
     known = names_in(FORMS)
-    if method not in methods() or not forms or (shipped_configs() / f"{name}.yaml").exists():
+    files = (folder / f"{name}.yaml" for folder in search_folders(given.config_dir))
+    if method not in methods() or not forms or any(file.exists() for file in files):
         return [f"config={name}"]
     if forms == [CPU] and method in names_in(SMALL):
         return [f"config={SMALL}/{method}"]
