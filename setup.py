@@ -54,6 +54,7 @@ setup(
         "hydra-core>=1.3,<1.4",
         "timm>=1.0.21",
         "scikit-learn>=1.2",
+        "scipy>=1.10",
         "rich>=13",
         "numpy>=1.24",
         "pillow>=9.4",

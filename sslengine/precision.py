@@ -38,6 +38,7 @@ class Precision:
     """Single precision, without autocast or scaling."""
 
     name = "fp32"
+    mixed = False  # does `autocast` or `as_full` do anything?
     one_optimizer_only = False
 
     def prepare(self, model: nn.Module, optimizer: optim.Optimizer) -> optim.Optimizer:
@@ -58,20 +59,13 @@ class Precision:
         retain_graph: bool = False,
     ) -> None:
         """Compute gradients of all parameters in the graph, or of `inputs` alone."""
-        self.scaled(loss).backward(  # type: ignore[no-untyped-call]
-            inputs=inputs, retain_graph=retain_graph
-        )
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss on which backward is called."""
-        return loss
+        loss.backward(inputs=inputs, retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         """Divide the gradients by the loss scale."""
 
     def step(self, optimizer: optim.Optimizer) -> None:
-        self.step_one(optimizer)
-        self.update()
+        optimizer.step()
 
     def step_one(self, optimizer: optim.Optimizer) -> None:
         """Step one of several optimizers; call `update` after the last."""
@@ -94,6 +88,8 @@ class TorchAmp(Precision):
     synchronisation per step, unless the optimizer is fused.
     """
 
+    mixed = True
+
     def __init__(
         self,
         device: torch.device,
@@ -112,8 +108,17 @@ class TorchAmp(Precision):
     def as_full(self, output: Any) -> Any:
         return _as_full(output)
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        return self.scaler.scale(loss)
+    def backward(
+        self,
+        loss: Tensor,
+        inputs: Sequence[Tensor] | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        super().backward(self.scaler.scale(loss), inputs, retain_graph)
+
+    def step(self, optimizer: optim.Optimizer) -> None:
+        self.step_one(optimizer)
+        self.update()
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
         self.scaler.unscale_(optimizer)
@@ -136,7 +141,7 @@ class ApexAmp(Precision):
     """`apex.amp`, if the installed apex still has it."""
 
     name = "apex"
-    one_optimizer_only = True
+    mixed = one_optimizer_only = True
 
     def __init__(self, amp: Any, amp_args: dict[str, Any]) -> None:
         self._amp, self._args = amp, amp_args

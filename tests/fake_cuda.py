@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map_with_path
 
 from sslengine.data.loading import device_prefetch
 from sslengine.precision import TorchAmp
+from sslengine.task.bound import Bound
 from sslengine.task.task import SelfSupervisionTask
 from tests.launches import why_slow
 
@@ -169,6 +170,7 @@ def on_cuda(
             ),
             precision=TorchAmp(CUDA, HALVES[half]) if half else parts.precision,
         )
+        task.state.bind(Bound(task))
         yield mode
     task.close()
 

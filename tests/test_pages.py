@@ -32,7 +32,10 @@ NO_KEYS = {
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS", "WORLD_SIZE",
 }  # fmt: skip
 # Keys of the components that the pages write themselves.
-THEIR_OWN = ("MODEL.TRUNK.PLAIN", "LOSS.whiten_loss")
+THEIR_OWN = (
+    "MODEL.TRUNK.PLAIN", "LOSS.whiten_loss", "TRAINER.symmetric_train_step",
+    "DATA.TRAIN.TILE_SIDE",
+)  # fmt: skip
 
 page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 

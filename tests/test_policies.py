@@ -324,6 +324,13 @@ WORDS = {
     r"\bpart ways\b": "differ",
     r"\beverybody": "all; all ranks",
     r"\btalkative\b": "verbose; loggers",
+    r"\bwhatever\b": "any",
+    r"\bof (its|their) own\b(?! losses)": "its own, separate, new",
+    r"\bas they are\b": "unchanged",
+    r"\bwhat is left\b": "the rest",
+    r"\bstands\b": "is, represents, replaces",
+    r"\bbeside (the|a|each|it|that|its|those)\b": "with, in addition to, next to, during",
+    r"\btells\b": "reports, says, identifies",
 }
 
 

@@ -381,7 +381,7 @@ def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tup
                     wrong.add(file)
                 yield file, verdict
             runs = [run for run in runs if run not in wrong]
-            while workers:  # the next stage has threads of its own
+            while workers:  # the next stage has its own threads
                 workers.pop().end()
     finally:
         for worker in workers:

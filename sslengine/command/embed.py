@@ -6,8 +6,8 @@
 .parquet (needs pyarrow) has the columns path, features, and label where the images have classes;
 .csv the same with a column for each number; .npz the arrays `paths`, `features`, `labels`; .npy
 the features alone, in the order of DATA's images. An image that cannot be read has no row. The
-network is that of the run's newest checkpoint, and sees an image as it is judged: resized, and
-cropped in the centre.
+network is that of the run's newest checkpoint. Images are resized and cropped in the centre, as for
+an evaluation.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def embed(
     return Rows(paths, read.layers["trunk"].numpy(), labels)
 
 
-# What a run may have chosen of its own images.
+# Keys by which a run may select some of its images.
 ALL_OF_IT = {
     "DATA.TRAIN.DATA_LIMIT": -1, "DATA.TRAIN.DATASET_NAMES": [], "DATA.TRAIN.LABEL_PATHS": [],
     "DATA.HOLD_OUT.SHARE": 0.0, "DATA.HOLD_OUT.SEED": 0, "DATA.HOLD_OUT.STRATIFIED": False,

@@ -249,7 +249,7 @@ def _summary(subject: Subject, backend: str, count: int, whole: dict[str, float]
             yield left
     else:
         keys = image_keys(subject.collator)
-        yield f"images leave the workers as they are: {why_floats(subject.pipeline.steps, keys)}"
+        yield f"images leave the workers unfinished: {why_floats(subject.pipeline.steps, keys)}"
 
 
 # ---- views

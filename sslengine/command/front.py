@@ -28,7 +28,7 @@ VERBS = {
     "export": "write a run's network as other libraries read it",
     "report": "show a run: what was trained, its metrics, how it was judged",
     "compare": "the same of several runs, side by side",
-    "rank": "order runs by how they were judged",
+    "rank": "order runs by how they were judged, checkpoints by metrics without labels",
     "explain": "show how a config's augmentations run and what they cost",
     "check": "say of YAML files whether they run here, and if not, why",
     "replay": "repeat the last steps of a run that stopped at a non-finite value",

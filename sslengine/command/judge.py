@@ -54,7 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     values = _images(given)
     trusted = given.trust_config
     opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
-    entries, _ = import_dotted("sslengine.predictor.view:choose")(read(opened.config, DataOptions))
+    entries, _ = import_dotted("sslengine.data.judged_view:choose")(
+        read(opened.config, DataOptions)
+    )
     values |= _protocol(given, entries)
     run = open_run(
         given.run, ["engine_name=evaluate", *overrides(values), *typed(given.values)],

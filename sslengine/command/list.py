@@ -1,7 +1,7 @@
 """Names that a config, or another verb, may have.
 
     sslengine list methods
-    sslengine list models                 trunks that have names of their own
+    sslengine list models                 trunks that have their own names
     sslengine list models 'vit_*'         those, and any of timm's
     sslengine list transforms --json
 

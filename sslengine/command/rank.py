@@ -1,21 +1,28 @@
-"""Order runs by how they were judged, the best first.
+"""Order runs by how they were judged, or measure checkpoints without labels.
 
-    sslengine rank runs/*
+    sslengine rank runs/*                              runs, by the scores of evaluation.json
     sslengine rank runs/* --by knn@20 --json
+    sslengine rank runs/*/checkpoints                  checkpoints, by metrics without labels
+    sslengine rank runs/mine/checkpoints --data ~/birds/val
 
-The scores are those of evaluation.json, which `sslengine judge` writes; a run without one comes
-last.
+`sslengine judge` writes evaluation.json; a run without one comes last. Of checkpoints a table is
+printed, with each metric's order. Where the images have classes it shows how each metric agrees
+with nearest neighbours over the checkpoints: Spearman and Kendall are 1 where both have one order.
+No metric is right for all methods: docs/label_free.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sslengine.command.summary import Summary, read
-from sslengine.errors import UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.registry import import_dotted
+
+ROWS, VIEWS = 25_600, 16
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -23,23 +30,62 @@ def make_parser() -> argparse.ArgumentParser:
         prog="sslengine rank", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
-    parser.add_argument("--by", default="linear", metavar="SCORE", help="linear, knn@20, ...")
-    parser.add_argument("--json", action="store_true")
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN",
+        help="folders of runs; or their folders `checkpoints`, or single checkpoints")  # fmt: skip
+    add("--json", action="store_true")
+    runs = parser.add_argument_group("of runs")
+    runs.add_argument("--by", metavar="SCORE", help="linear (the default), knn@20, ...")
+    add = parser.add_argument_group("of checkpoints").add_argument
+    add("--data", metavar="DATA", help="images, as for `sslengine train`; else the run's own")
+    add("--rows", type=_count(2), default=ROWS, metavar="N",
+        help="use at most so many images (%(default)s)")  # fmt: skip
+    add("--views", type=_count(0), default=VIEWS, metavar="N",
+        help="augmented views of an image, for LiDAR ... (%(default)s; 0: none)")  # fmt: skip
+    add("--network", choices=("auto", "student", "teacher"), default="auto")
+    add("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    add("--workers", type=int, metavar="N", help="processes that load images")
+    add("--plugin", action="append", default=[], metavar="MODULE",
+        help="a module that registers metrics")  # fmt: skip
+    add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
+        help="any key of the config")  # fmt: skip
+    add("--trust-config", action="store_true", help="allow config.yaml to run code")
     return parser
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
+        return int(text)
+
+    return count
 
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
-    found = ordered([read(each) for each in given.runs], given.by)
-    rows = [{"run": str(each.folder), given.by: each.scores.get(given.by)} for each in found]
+    runs = [(each / "config.yaml").is_file() for each in given.runs]
+    if any(runs) and not all(runs):
+        raise ConfigError("expected runs, or checkpoints, and not both.")
+    if not any(runs) and any(map(_may_be_checkpoints, given.runs)):
+        if given.by:
+            raise ConfigError("--by orders runs; a table of checkpoints has each metric's order.")
+        status: int = import_dotted("sslengine.command.rank_checkpoints:rank")(given)
+        return status
+    by = given.by or "linear"
+    found = ordered([read(each) for each in given.runs], by)
+    rows = [{"run": str(each.folder), by: each.scores.get(by)} for each in found]
     if given.json:
         print(json.dumps(rows, indent=1))
         return 0
     for row in rows:
-        score = row[given.by]
+        score = row[by]
         print(f"{'not judged' if score is None else f'{score:10.1f}'}  {row['run']}")
     return 0
+
+
+def _may_be_checkpoints(path: Path) -> bool:
+    return path.name == "checkpoints" or path.suffix in (".torch", ".shards")
 
 
 def ordered(found: Sequence[Summary], by: str) -> list[Summary]:

@@ -1,7 +1,7 @@
 """The recipes that `sslengine train --method` and `--recipe` name, and what they say.
 
     --method dino                        configs/photos/dino.yaml, and what fits this machine
-    --recipe dino/8gpu                   and configs/forms/8gpu.yaml, whatever this machine is
+    --recipe dino/8gpu                   and configs/forms/8gpu.yaml
     --recipe dino/1gpu/continued         two forms
     --recipe simclr/cpu                  configs/small/simclr.yaml: small images, a CPU
     --recipe quickstart/simclr           any config

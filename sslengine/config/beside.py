@@ -1,4 +1,4 @@
-"""Keys that components bring into the section that names them, beside its own: see `beside`.
+"""Keys that components add to the section that names them: see `beside`.
 
 A key of a component that is not chosen is a mistake, unless an earlier place set it, for the
 component that the section named then, or it has the value that the component has by itself, as in

@@ -28,7 +28,7 @@ def options_of(registry: Registry[Any], name: str) -> type[Any]:
 
 
 def given_by_engine(registry: Registry[Any], thing: Any) -> tuple[str, ...]:
-    """The arguments that YAML may not set: some are passed first, whatever they are called."""
+    """The arguments that YAML may not set: some are passed first, under any name."""
     first = list(_parameters(thing))[:1] if registry in (COLLATORS, WRITERS) else []
     return (*registry.engine_arguments, *first)
 

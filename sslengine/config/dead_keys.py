@@ -23,6 +23,8 @@ class DeadKey:
     accepted: tuple[Any, ...] = ()
     # Other values are an error, not a warning.
     refused: bool = False
+    # It is in a dict of arguments, not in a section of the schema.
+    argument: bool = False
 
     def accepts(self, value: Any) -> bool:
         return any(type(value) is type(each) and value == each for each in self.accepted)
@@ -71,6 +73,10 @@ DEAD_KEYS: dict[str, DeadKey] = {
     ),
     "DATA.*.ENABLE_QUEUE_DATASET": DeadKey(
         "another sample always replaces an unreadable one.", (True,)
+    ),
+    "DATA.*.COLLATE_FUNCTION_PARAMS.create_multidimensional_tensor": DeadKey(
+        "multicrop_collator always makes a list of the crops, without padding.", (False,),
+        argument=True,
     ),
     "DATA.*.USE_STATEFUL_DISTRIBUTED_SAMPLER": DeadKey("every sampler can be resumed.", (True,)),
     # ---- model
@@ -184,7 +190,7 @@ _FOR_ANY_SOURCE = (
 
 
 def is_of_vissl(path: str) -> bool:
-    """May VISSL's YAML set it beside a component that does not read it?"""
+    """May VISSL's YAML set it for a component that does not read it?"""
     bare = path.removeprefix("config.")
     return any(_matches(bare, pattern) for pattern in _FOR_ANY_SOURCE)
 

@@ -37,7 +37,7 @@ def of_docstring(thing: Any) -> Iterator[tuple[str, str]]:
     """(argument, meaning) of what a function or a class says of its arguments."""
     docs = [thing.__doc__]
     if isinstance(thing, type):
-        docs.append(vars(thing).get("__init__", None).__doc__)
+        docs.append(thing.__init__.__doc__)  # type: ignore[misc]
     names, words = [""], list[str]()
     for line in "\n\n".join(inspect.cleandoc(each or "") for each in docs).splitlines():
         begin = _ARGUMENT.match(line)

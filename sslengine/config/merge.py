@@ -229,9 +229,12 @@ class _Writer:
     def _is_dead(self, node: DictConfig, key: str, path: str) -> bool:
         """Whether the key is in the table of dead keys, and no plugin declares it."""
         registry = components_of(node)
-        if not fields_of(node) or key in node or (registry is not None and key in registry):
+        if key in node or (registry is not None and key in registry):
             return False
-        return bool(dead_keys.dead_key(path) or dead_keys.is_above_dead_keys(path))
+        dead = dead_keys.dead_key(path)
+        if not fields_of(node):
+            return dead is not None and dead.argument
+        return bool(dead or dead_keys.is_above_dead_keys(path))
 
     def _report_dead(self, path: str, value: Any, origin: str) -> None:
         """Report keys without effect; warn once for each key, even if several files set it."""

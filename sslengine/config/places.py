@@ -28,7 +28,7 @@ class Places:
                    default=BY_DEFAULT)  # fmt: skip
 
     def layer(self, path: str) -> Mapping[str, Any]:
-        """What the place that set `path` last says of the section that it stands in."""
+        """What the place that set `path` last says of the section that contains it."""
         number = self.of(path)
         if number == self.command_line:
             return {}

@@ -63,9 +63,9 @@ def section(path: str, components: Registry[Any] | None = None) -> Callable[[typ
 
 
 def beside(registry: Registry[Any], chosen_by: str) -> Callable[[type[C]], type[C]]:
-    """Options of the components of `registry` are keys of this dataclass too: of those that its
-    field `chosen_by` names, beside that field. A config holds the keys of all until it is known
-    which are chosen (config/beside.py), each null where nothing sets it.
+    """Options of components of `registry` are keys of this dataclass too: of those components that
+    its field `chosen_by` names. Until it is known which are chosen (config/beside.py) a config
+    holds the keys of all, each null where nothing sets it.
     """
 
     def add(cls: type[C]) -> type[C]:
@@ -77,7 +77,7 @@ def beside(registry: Registry[Any], chosen_by: str) -> Callable[[type[C]], type[
 
 @lru_cache(maxsize=256)
 def joined(cls: type[Any], options: tuple[type[Any], ...], of_all: bool = False) -> type[Any]:
-    """A subclass of `cls` and of these dataclasses. of_all: nothing has a value of its own."""
+    """A subclass of `cls` and of these dataclasses. of_all: every default is null."""
     own = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
     found: dict[str, list[Any]] = {}
     for each in options:
@@ -107,7 +107,7 @@ def _common(types: list[Any]) -> Any:
 
 
 def with_all(cls: type[C], nulls: bool = True) -> type[C]:
-    """With the keys of all components, if they have keys beside those of `cls`."""
+    """With the keys of all components, if components have keys in this section."""
     if cls not in _BESIDE:
         return cls
     registry, _ = _BESIDE[cls]
@@ -132,7 +132,7 @@ def _known_options(registry: Registry[Any]) -> Iterator[type[Any]]:
 def named(registry: Registry[Any], default: Any, arguments: str = "") -> Any:
     """Declare a field whose value is a name of `registry`, or a list of names or of entries.
 
-    arguments: the field that holds those of the component, if its name stands alone.
+    arguments: the field that holds those of the component, if the name is given without them.
     """
     metadata = {"registry": registry, "arguments": arguments}
     if isinstance(default, (list, dict)):

@@ -70,6 +70,11 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
         )
     if config.HOOKS.PRECISE_BN.ENABLED:
         yield f"HOOKS.PRECISE_BN.ENABLED: {why}; MODEL.SYNC_BN_CONFIG works. Set false."
+    if config.HOOKS.ONLINE_EVAL.EVERY:
+        yield (
+            f"HOOKS.ONLINE_EVAL.EVERY: {why}, whose trunk cannot be run alone. Set 0, and evaluate "
+            f"the checkpoints."
+        )
     if amp.USE_AMP and amp.AMP_TYPE == "apex":
         yield f"MODEL.AMP_PARAMS.AMP_TYPE: apex {why}. Set pytorch."
     half = fsdp.mixed_precision and fsdp.compute_dtype == "float16"

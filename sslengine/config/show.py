@@ -75,8 +75,8 @@ class _Shown:
     def put_arguments(
         self, options: type[Any], given: dict[str, Any], lines: list[str], depth: int
     ) -> None:
-        """lines: `given` as YAML. The meaning of each argument stands above it, those that are not
-        given stand below."""
+        """lines: `given` as YAML. Above each argument its meaning is printed, and below them the
+        arguments that are not given."""
         said, begin = meanings(options), "  " * depth  # type: ignore[arg-type]
         for line in lines:
             text = line[len(begin) :]

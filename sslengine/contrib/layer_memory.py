@@ -123,7 +123,11 @@ def _tensors(value: Any) -> list[Tensor]:
 
 @register_hook("layer_memory")
 class WriteLayerMemory(Hook):
-    """iteration: train steps before it. ranks: which write. folder: default is the run's."""
+    """
+    iteration: train steps before the one that is measured.
+    ranks: which of them write the table.
+    folder: where to; by default in the run's folder.
+    """
 
     def __init__(self, iteration: int = 0, ranks: Sequence[int] = (0,), folder: str = "") -> None:
         self.iteration, self.folder = iteration, folder

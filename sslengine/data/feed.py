@@ -122,7 +122,7 @@ class DataFeed:
             len(self.dataset),
             self.dataset.name,
             self.dataset.why_unreadable,
-            "another sample stands for each" if training else "each is left out",
+            "another sample replaces each" if training else "each is left out",
         )
 
     @property
@@ -195,7 +195,7 @@ class DataFeed:
         elif self.device.type == "cpu":
             logger.warning(
                 "%s: config.DATA.AUGMENT_BACKEND=device without a GPU: the main process does what "
-                "loader workers could do beside it. Choose auto.",
+                "loader workers could do in parallel. Choose auto.",
                 self.where,
             )
 

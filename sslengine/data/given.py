@@ -1,12 +1,12 @@
 """Data that is given as Python objects: what a DataFeed is to the task, without a config.
 
     a dataset      of samples (input, target); shuffled and shared out by the engine's samplers:
-                    each sample once an epoch, whatever the number of ranks
+                    each sample once an epoch, for any number of ranks
     a loader        of batches, which can be read again and again and has a length: a DataLoader,
                     a list. Each rank reads its own.
 
-A sample draws the same numbers whatever the workers, and a run resumes within an epoch: a dataset
-is asked for the samples that are left; a loader is read, and what was used is thrown away.
+A sample draws the same numbers for any number of workers, and a run resumes within an epoch: of a
+dataset the remaining samples are read; of a loader all, and those that were used are discarded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Items(Dataset[Any]):
-    """The user's samples by the samplers' keys, each with random numbers of its own."""
+    """The user's samples by the samplers' keys, each with its own random numbers."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed = dataset, seed

@@ -44,7 +44,7 @@ class StratifiedSampler(OffByDefault):
     CLASSES_PER_BATCH: int = 2
     # Batches of an epoch.
     STEP_PER_EPOCH: int = 1250
-    # Each rank has classes of its own.
+    # No two ranks have a class in common.
     UNIQUE_CLASSES: bool = False
 
 
@@ -89,7 +89,7 @@ class ArrayOptions:
 class ColumnOptions(ArrayOptions):
     """Of tables and datasets with columns."""
 
-    # What stands between the classes of an image that has several, "|" say.
+    # What separates the classes of an image that has several, for example "|".
     LABEL_SEPARATOR: str = ""
 
 
@@ -168,7 +168,7 @@ class SplitOptions:
     IMAGE_MODE: str = "RGB"
     # Of images with more than 8 bits in modes RGB and L: the values that become black and white,
     # [0, 4095]; shares of each image's values, [1%, 99%]; image, its least and greatest; type,
-    # those of its type. Without it such images are refused. 8-bit images stay as they are. In mode
+    # those of its type. Without it such images are refused. 8-bit images do not change. In mode
     # stored: the limits of what transforms make of images of more than 8 bits, [0, 4095].
     PIXEL_RANGE: Any = ""
     # Of files with several pages: the number of one, from 0; all, with mode stored, makes bands of
@@ -322,7 +322,7 @@ def split_options(**keys: Any) -> SplitOptions:
 class HoldOut:
     """A share of TRAIN's images is TEST, and is not trained on; see manifest/hold_out.py."""
 
-    # 0: TEST has images of its own; 0.1: a tenth of TRAIN's.
+    # 0: TEST has its own images; 0.1: a tenth of TRAIN's.
     SHARE: float = 0.0
     # Another draw of the images.
     SEED: int = 0

@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import Features, layers_of, pixels, trained_weights
+from sslengine.engines.label_free import label_free, show_label_free
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
 from sslengine.errors import CheckpointError, ConfigError, DataError
-from sslengine.evaluation.knn import knn_accuracy, knn_scores
+from sslengine.evaluation.knn import knn_curve, knn_scores
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
 from sslengine.evaluation.options import (
@@ -60,6 +61,8 @@ class Score:
     layer: str
     knn: dict[int, float]  # by the number of neighbours
     linear: float | None = None  # None: not computed yet, or too few labels
+    knn_top5: dict[int, float] = field(default_factory=dict)
+    label_free: dict[str, Any] = field(default_factory=dict)  # by metric
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,9 @@ def evaluate(run: Run) -> None:
         report = _Report(run.run_dir / "evaluation.json", loaded.source, loaded.network, judge)
         scores = judge.scores(sets, report)
         show_scores(run.console, scores, judge.metric)
+        show_label_free(
+            run.console, {f"{each.features}, {each.layer}": each.label_free for each in scores}
+        )
         for note in judge.notes:
             run.console.print(f"  note        {note}")
         _show_training(run.console, weights, loaded)
@@ -166,6 +172,9 @@ class _Judge:
         for score, (each, layer) in zip(scores, parts, strict=True):
             score.linear = self._linear(each, layer)
             report.write(scores)
+        for score, (each, layer) in zip(scores, parts, strict=True):
+            score.label_free = label_free(each.train.layers[layer], self.options.LABEL_FREE)
+            report.write(scores)
         return scores
 
     def note(self, text: str) -> None:
@@ -184,16 +193,21 @@ class _Judge:
         return Features(layers, targets[keep], store.indices[keep])
 
     def _neighbours(self, each: Judged, layer: str) -> Score:
-        options, knn, count = self.neighbours, {}, len(each.train.targets)
+        options, count = self.neighbours, len(each.train.targets)
         for k in options.neighbours:
             if k > count:
                 self.note(
                     f"kNN with k={k}: there are only {count} training images, and all of them vote"
                 )
-            knn[k] = (_knn_of_many if each.several else knn_accuracy)(
-                *_sets(each, layer), k=min(k, count), sigma=options.SIGMA, metric=options.metric
-            )
-        return Score(each.name, layer, knn)
+        used = {k: min(k, count) for k in options.neighbours}
+        how: dict[str, Any] = {"sigma": options.SIGMA, "metric": options.metric}
+        sets = _sets(each, layer)
+        if each.several:
+            found = {k: _knn_of_many(*sets, k=fewer, **how) for k, fewer in used.items()}
+            return Score(each.name, layer, found)
+        curve = knn_curve(*sets, [*used.values()], **how, top=(1, 5))
+        top1, top5 = ({k: curve[fewer][n] for k, fewer in used.items()} for n in (0, 1))
+        return Score(each.name, layer, top1, knn_top5=top5)
 
     def _linear(self, each: Judged, layer: str) -> float | None:
         try:

@@ -1,6 +1,6 @@
 """Several networks' features of a split, in one pass over its images, into stores on the disk.
 
-Each image is read once, whatever is computed of it. Every rank computes the shards whose number it
+Each image is read once for all networks. Every rank computes the shards whose number it
 has (modulo the number of ranks), where they are missing: see sslengine/evaluation/store.py.
 """
 
@@ -136,7 +136,7 @@ def _computed(
 
 
 def _of_images(options: SplitOptions, dataset: SSLDataset, run: Run) -> dict[str, Any]:
-    """What features depend on beside the network: the view and the images."""
+    """What features depend on in addition to the network: the view and the images."""
     view = {key: value for key, value in vars(options).items() if key not in WITHOUT_EFFECT}
     seed = read(run.config, RunOptions).SEED_VALUE
     return {"view": view, "seed": seed, "images_sha256": _hash_of(dataset)}

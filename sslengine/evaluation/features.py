@@ -1,10 +1,48 @@
-"""The checks of features and labels that every evaluation needs."""
+"""Features as matrices that are read in blocks, and the checks that every evaluation needs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
 from torch import Tensor
 
 from sslengine.errors import DataError
+
+# Rows of a block.
+BLOCK = 8192
+
+
+class Rows(Protocol):
+    """A tensor, a matrix of numpy, or a store's layer: see store.py."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: slice) -> Any: ...
+
+
+def blocks(features: Rows, size: int = BLOCK) -> Iterator[Tensor]:
+    """As matrices, in the order of the rows."""
+    for start in range(0, len(features), size):
+        yield torch.as_tensor(features[start : start + size]).flatten(1)
+
+
+def rows_at(features: Rows, numbers: Tensor) -> Tensor:
+    """Some rows, whose numbers ascend, read block by block."""
+    found = []
+    for start in range(0, len(features), BLOCK):
+        some = numbers[(numbers >= start) & (numbers < start + BLOCK)]
+        if len(some):
+            block = torch.as_tensor(features[start : start + BLOCK])
+            found.append(block[(some - start).to(block.device)])
+    return torch.cat(found) if found else torch.as_tensor(features[0:0])
+
+
+def expect_finite(features: Rows, split: str) -> None:
+    if not all(block.isfinite().all() for block in blocks(features)):
+        raise DataError(f"some {split} features are NaN or infinite.")
 
 
 def check_features(

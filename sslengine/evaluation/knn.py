@@ -7,22 +7,24 @@ Euclidean distance. (Subtracting s_1 changes no result and keeps the exponential
 Without sigma, every neighbour has one vote.
 
 The result is exact. Of equally similar training features the first ones vote; of classes
-with equal votes the lower number wins.
+with equal votes the lower number wins. One search serves any number of values of k.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.features import check_features
+from sslengine.evaluation.neighbours import PIECE, Found, search
 from sslengine.evaluation.options import Metric
 
 NAME = "Nearest neighbours"
-# Similarities in memory at once: 64 MB.
-PIECE = 2**24
+# Queries whose votes are counted at once, for each class: 64 MB.
+COUNTED = 2**23
 
 
 @torch.no_grad()
@@ -37,19 +39,64 @@ def knn_votes(
 ) -> Tensor:
     """The votes (test features x classes), on the features' device.
 
-    Features are N x anything, labels N class numbers. Cost: train x test x dimensions
-    multiplications; memory for the features and a few times `piece` similarities.
+    Features are N x anything, labels N class numbers.
     """
     check_features(NAME, train_features, train_labels, test_features)
     if train_labels.ndim != 1:
         raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
-    train, test = _prepared(train_features, test_features, k, metric)
-    votes = test.new_zeros(len(test), int(train_labels.max()) + 1, dtype=torch.float64)
-    rows = max(1, piece // len(train))
-    for some, counted in zip(test.split(rows), votes.split(rows)):
-        neighbours, weights = _neighbours(some, train, k, sigma, metric)
-        counted.scatter_add_(1, train_labels[neighbours], weights)
+    found = _search(train_features, test_features, k, metric, piece)
+    classes = int(train_labels.max()) + 1
+    (votes,) = _votes(found, train_labels, classes, [k], sigma)
     return votes
+
+
+@torch.no_grad()
+def knn_curve(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    ks: Sequence[int],
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+    top: Sequence[int] = (1,),
+) -> dict[int, list[float]]:
+    """For each k the percentages of test features with their class among the `top` best ones."""
+    check_features(NAME, train_features, train_labels, test_features)
+    if train_labels.ndim != 1:
+        raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
+    found = _search(train_features, test_features, max(ks), metric)
+    return _curve(found, train_labels, test_labels, ks, sigma, top)
+
+
+@torch.no_grad()
+def knn_within(
+    features: Tensor,
+    labels: Tensor,
+    ks: Sequence[int],
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+) -> dict[int, float]:
+    """For each k the percentage of features that their neighbours among the others classify."""
+    check_features(NAME, features, labels, features)
+    found = search(features, features, max(ks), metric, own=True)
+    return {k: of[0] for k, of in _curve(found, labels, labels, ks, sigma, (1,)).items()}
+
+
+def _curve(
+    found: Found, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
+    top: Sequence[int],
+) -> dict[int, list[float]]:  # fmt: skip
+    classes, order = int(labels.max()) + 1, sorted(ks)
+    hits = {k: [0.0] * len(top) for k in order}
+    stride = max(1, COUNTED // classes)
+    for start in range(0, len(wanted), stride):
+        part = slice(start, start + stride)
+        some = Found(found.similarities[part], found.rows[part])
+        for k, votes in zip(order, _votes(some, labels, classes, order, sigma)):
+            for place, count in enumerate(top):
+                hits[k][place] += float(_hits(votes, wanted[part], count).sum())
+    return {k: [100.0 * each / len(wanted) for each in hits[k]] for k in ks}
 
 
 @torch.no_grad()
@@ -68,12 +115,12 @@ def knn_scores(
     that class. A class without votes has the score 0.
     """
     check_features(NAME, train_features, train_rows, test_features)
-    train, test = _prepared(train_features, test_features, k, metric)
+    found = _search(train_features, test_features, k, metric, piece)
     shown, known = (train_rows > 0).double(), (train_rows >= 0).double()
-    scores = test.new_zeros(len(test), train_rows.shape[1], dtype=torch.float64)
-    rows = max(1, piece // max(len(train), k * train_rows.shape[1]))
-    for some, scored in zip(test.split(rows), scores.split(rows)):
-        neighbours, weights = _neighbours(some, train, k, sigma, metric)
+    scores = shown.new_zeros(len(test_features), train_rows.shape[1])
+    rows = max(1, COUNTED // (k * train_rows.shape[1]))
+    for some, neighbours, scored in zip(*(each.split(rows) for each in (*found, scores))):
+        weights = _weights(some, sigma)
         votes, of = (
             torch.einsum("nk,nkc->nc", weights, each[neighbours]) for each in (shown, known)
         )
@@ -81,24 +128,24 @@ def knn_scores(
     return scores
 
 
-def _prepared(
-    train_features: Tensor, test_features: Tensor, k: int, metric: Metric
-) -> tuple[Tensor, Tensor]:
-    if not 1 <= k <= len(train_features):
+def _search(train: Tensor, test: Tensor, k: int, metric: Metric, piece: int = PIECE) -> Found:
+    if not 1 <= k <= len(train):
         raise ConfigError(
-            f"Nearest neighbours: config.NEAREST_NEIGHBOR.TOPK: expected 1 to "
-            f"{len(train_features)}, the number of training features; got {k}."
+            f"{NAME}: config.NEAREST_NEIGHBOR.TOPK: expected 1 to {len(train)}, the number of "
+            f"training features; got {k}."
         )
-    return _prepare(train_features, metric), _prepare(test_features, metric)
+    return search(train, test, k, metric, piece=piece)
 
 
-def _neighbours(
-    some: Tensor, train: Tensor, k: int, sigma: float | None, metric: Metric
-) -> tuple[Tensor, Tensor]:
-    """Of each row the k nearest, and their votes."""
-    similarities = _similarities(some, train, metric)
-    neighbours = _nearest(similarities, k)
-    return neighbours, _weights(similarities.gather(1, neighbours).double(), sigma)
+def _votes(
+    found: Found, labels: Tensor, classes: int, ks: Sequence[int], sigma: float | None
+) -> Iterator[Tensor]:
+    """For each k, in ascending order, the votes; the tensor is the same, and grows."""
+    weights, chosen = _weights(found.similarities, sigma), labels[found.rows]
+    votes = weights.new_zeros(len(weights), classes)
+    for before, k in zip((0, *ks), ks):
+        votes.scatter_add_(1, chosen[:, before:k], weights[:, before:k])
+        yield votes
 
 
 def knn_predict(
@@ -129,39 +176,16 @@ def knn_accuracy(
 
 def top_accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
     """The percentage of rows whose label is among the `top` classes of highest score."""
+    return 100.0 * _hits(scores, labels, top).double().mean().item()
+
+
+def _hits(scores: Tensor, labels: Tensor, top: int) -> Tensor:
     best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
-    hits = (best == labels.unsqueeze(1)).any(dim=1)
-    return 100.0 * hits.double().mean().item()
-
-
-def _prepare(features: Tensor, metric: Metric) -> Tensor:
-    # Distances are |a|^2 - 2ab + |b|^2, which cancels for close neighbours: use float64.
-    least = torch.float64 if metric == "euclid" else torch.float32
-    features = features.flatten(1).to(torch.promote_types(features.dtype, least))
-    return F.normalize(features) if metric == "cosine" else features
-
-
-def _similarities(some: Tensor, train: Tensor, metric: Metric) -> Tensor:
-    if metric == "euclid":
-        return -torch.cdist(some, train, compute_mode="use_mm_for_euclid_dist")
-    return some @ train.T
-
-
-def _nearest(similarities: Tensor, k: int) -> Tensor:
-    """The columns of the k largest of each row; of equal values the first."""
-    largest, columns = similarities.topk(min(k + 1, similarities.shape[1]), dim=1)
-    columns = columns[:, :k]
-    # topk chooses arbitrarily among equal entries. That matters only if the k-th value equals
-    # the next one, which is rare: only such rows are sorted.
-    tied = largest[:, k - 1 : k].eq(largest[:, k:]).any(dim=1)
-    if tied.any():
-        ordered = similarities[tied].argsort(dim=1, descending=True, stable=True)
-        columns[tied] = ordered[:, :k]
-    return columns
+    return (best == labels.unsqueeze(1)).any(dim=1)
 
 
 def _weights(similarities: Tensor, sigma: float | None) -> Tensor:
+    similarities = similarities.double()
     if sigma is None:
         return torch.ones_like(similarities)
-    nearest = similarities.amax(dim=1, keepdim=True)
-    return ((similarities - nearest) / sigma).exp()
+    return ((similarities - similarities[:, :1]) / sigma).exp()

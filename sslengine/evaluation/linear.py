@@ -1,10 +1,7 @@
 """A linear probe: the accuracy of a linear classifier on frozen features.
 
-It is scikit-learn's multinomial logistic regression on standardised features, which minimises
-
-    mean over the samples of -log p(label)  +  penalty / 2 * |W|^2
-
-The penalty is chosen on held-out training samples; then the classifier is fitted to all
+It is the multinomial logistic regression of logistic.py, on standardised features. The penalty is
+chosen on held-out training samples; then the classifier is fitted to all
 training samples. The test features are used once, at the end. The result is deterministic.
 Of a class with a single sample none is held out. If no class has two, the penalty is
 FIXED_PENALTY, and the result's note says so.
@@ -13,28 +10,28 @@ FIXED_PENALTY, and the result's note says so.
 from __future__ import annotations
 
 import logging
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedShuffleSplit
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluation.features import check_features
+from sslengine.evaluation.logistic import Classifier, Samples, fit, standardisation
 from sslengine.evaluation.options import LinearProbeOptions
 
 logger = logging.getLogger(__name__)
 
 # Used if there are too few samples to choose the penalty.
 FIXED_PENALTY = 0.01
+# Of the gradient, where a classifier has converged.
+TOLERANCE = 1e-5
+ROWS = 2**14  # scored at once
 
-Features = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
@@ -59,33 +56,34 @@ def linear_probe(
     test_labels: Tensor,
     options: LinearProbeOptions | None = None,
 ) -> LinearProbe:
-    """Fit on the training features, test on the test features: N x anything; CPU, float64."""
+    """Fit on the training features, test on the test features: N x anything; in float64."""
     check_features("Linear probe", train_features, train_labels, test_features)
     if train_labels.ndim != 1:
         raise DataError("Linear probe: labels are rows of indicators; see linear_probe_of_many.")
     options = options or LinearProbeOptions()
-    scale: Any = StandardScaler()  # type: ignore[no-untyped-call]
-    train = scale.fit_transform(matrix(train_features))
-    test = scale.transform(matrix(test_features))
-    labels = train_labels.cpu().numpy()
-    classifier: Any = LogisticRegression(  # type: ignore[no-untyped-call]
-        warm_start=True, max_iter=options.MAX_ITERATIONS
-    )
-    used, unused, note = _hold_out(labels, options.HELD_OUT)
+    used, unused, note = _hold_out(train_labels.cpu().numpy(), options.HELD_OUT)
     if note:
         logger.warning("Linear probe: %s.", note)
-    penalty, held_out_accuracy = FIXED_PENALTY, float("nan")
+    scale = standardisation(train_features)
+    # Numbers of classes that no training sample has would take part in the sum of chances.
+    numbers, labels = train_labels.unique(return_inverse=True)
+
+    def samples(rows: Tensor | slice) -> Samples:
+        return Samples(train_features[rows], labels[rows], len(numbers), scale)
+
+    penalty, held_out_accuracy, start = FIXED_PENALTY, float("nan"), None
     if unused.size:
-        parts = train[used], labels[used], train[unused], labels[unused]
-        penalty, held_out_accuracy = _choose_penalty(classifier, *parts, options)
-    converged = fit(classifier, train, labels, penalty)
+        fitted, held_out = (samples(torch.from_numpy(each)) for each in (used, unused))
+        penalty, held_out_accuracy, start = _choose_penalty(fitted, held_out, options)
+    classifier, converged = _fit(samples(slice(None)), penalty, options, start)
     if not converged:
         logger.warning(
             "The linear probe has not converged in %d iterations "
             "(config.LINEAR_PROBE.MAX_ITERATIONS): its accuracy may be too low.",
             options.MAX_ITERATIONS,
         )
-    accuracy = 100.0 * classifier.score(test, test_labels.cpu().numpy())
+    test = Samples(test_features, test_labels, len(numbers), scale)
+    accuracy = accuracy_of(classifier, test, numbers)
     return LinearProbe(accuracy, held_out_accuracy, penalty, converged, note)
 
 
@@ -121,41 +119,35 @@ def _hold_out_of_each(labels: Labels, share: float) -> tuple[Labels, Labels, str
 
 
 def _choose_penalty(
-    classifier: Any,
-    features: Features,
-    labels: Labels,
-    held_out: Features,
-    held_out_labels: Labels,
-    options: LinearProbeOptions,
-) -> tuple[float, float]:
-    """The penalty with the best held-out accuracy, and that accuracy.
+    used: Samples, held_out: Samples, options: LinearProbeOptions
+) -> tuple[float, float, Classifier | None]:
+    """The penalty with the best held-out accuracy, that accuracy, and its classifier.
 
     Tries strong penalties first, until the accuracy falls: weak ones take most of the time.
     """
-    chosen, best = 0.0, -1.0
+    chosen, best, classifier, last = 0.0, -1.0, None, None
     for penalty in sorted(options.PENALTIES, reverse=True):
-        fit(classifier, features, labels, penalty)
-        accuracy = 100.0 * classifier.score(held_out, held_out_labels)
+        last, _ = _fit(used, penalty, options, last)
+        accuracy = accuracy_of(last, held_out)
         if accuracy < best:
             break
         if accuracy > best:
-            chosen, best = penalty, accuracy
-    return chosen, best
+            chosen, best, classifier = penalty, accuracy, last
+    return chosen, best, classifier
 
 
-def fit(classifier: Any, features: Features, labels: Labels, penalty: float) -> bool:
-    """Fit, starting from the last fit. Returns whether it converged."""
-    # scikit-learn multiplies the sum of the losses by C; its penalty has weight 1.
-    classifier.set_params(C=1.0 / (penalty * len(features)))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        classifier.fit(features, labels)
-    for each in caught:
-        if not issubclass(each.category, ConvergenceWarning):
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    return not any(issubclass(each.category, ConvergenceWarning) for each in caught)
+def _fit(
+    samples: Samples, penalty: float, options: LinearProbeOptions, start: Classifier | None
+) -> tuple[Classifier, bool]:
+    """A classifier, and whether it has converged."""
+    found = fit(samples, [penalty], start, TOLERANCE, options.MAX_ITERATIONS)
+    return found.classifiers[0], found.converged[0]
 
 
-def matrix(features: Tensor) -> Features:
-    matrix: Features = features.flatten(1).double().cpu().numpy()
-    return matrix
+def accuracy_of(classifier: Classifier, samples: Samples, numbers: Tensor | None = None) -> float:
+    """In percent. numbers: those of the classes, if the labels are not places among them."""
+    right = 0
+    for features, labels in samples.pieces(ROWS):
+        best = classifier.scores(features).argmax(dim=1)
+        right += int(((best if numbers is None else numbers[best]) == labels).sum())
+    return 100.0 * right / len(samples)

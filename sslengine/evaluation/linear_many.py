@@ -8,23 +8,26 @@ left out if all its known indicators in the training set are equal.
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluation.features import check_features
-from sslengine.evaluation.linear import Features, LinearProbe, fit, matrix
+from sslengine.evaluation.linear import LinearProbe
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.meters.average_precision import average_precision
 
 logger = logging.getLogger(__name__)
 
+Features = NDArray[np.float64]
 Rows = NDArray[np.int8]
 
 
@@ -45,8 +48,8 @@ def linear_probe_of_many(
     options = options or LinearProbeOptions()
     scale: Any = StandardScaler()  # type: ignore[no-untyped-call]
     train, test = (
-        scale.fit_transform(matrix(train_features)),
-        scale.transform(matrix(test_features)),
+        scale.fit_transform(_matrix(train_features)),
+        scale.transform(_matrix(test_features)),
     )
     rows = train_rows.cpu().numpy()
     held = _held_out(len(rows), options.HELD_OUT)
@@ -90,7 +93,7 @@ class _Probe:
         converged = True
         for each, classifier in self._by_class.items():
             known = rows[:, each] >= 0
-            converged &= fit(classifier, features[known], rows[known, each], penalty)
+            converged &= _fit(classifier, features[known], rows[known, each], penalty)
         return converged
 
     def measure(self, features: Features, rows: Tensor) -> float:
@@ -102,6 +105,24 @@ class _Probe:
     def note(self, count: int) -> str:
         left_out = count - len(self.classes)
         return f"{left_out} of {count} classes have no images of both kinds" if left_out else ""
+
+
+def _fit(classifier: Any, features: Features, labels: Rows, penalty: float) -> bool:
+    """Fit, starting from the last fit. Returns whether it converged."""
+    # scikit-learn multiplies the sum of the losses by C; its penalty has weight 1.
+    classifier.set_params(C=1.0 / (penalty * len(features)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        classifier.fit(features, labels)
+    for each in caught:
+        if not issubclass(each.category, ConvergenceWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return not any(issubclass(each.category, ConvergenceWarning) for each in caught)
+
+
+def _matrix(features: Tensor) -> Features:
+    matrix: Features = features.flatten(1).double().cpu().numpy()
+    return matrix
 
 
 def _held_out(count: int, share: float) -> NDArray[np.bool_]:

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sslengine.config.sections import one_of, section
+from sslengine.config.sections import named, one_of, section
+from sslengine.registry import LABEL_FREE
 
 Metric = Literal["cosine", "dot", "euclid"]
+DEFAULT_LABEL_FREE = [
+    "rankme", "nesum", "alpha_req", "clid", "self_cluster", "uniformity", "id_est",
+]  # fmt: skip
 
 
 @section("EVALUATE")
@@ -18,6 +22,8 @@ class EvaluateOptions:
     FEATURES: str = ""
     # How they are stored: float32, float16, bfloat16.
     DTYPE: str = "float32"
+    # Metrics that need no labels (docs/label_free.md); [] for none.
+    LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DTYPE", "float32", "float16", "bfloat16")

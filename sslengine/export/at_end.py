@@ -26,7 +26,7 @@ log = logging.getLogger("sslengine")
 FOLDER = "weights"
 ORDER = ("timm", "torchvision", "state-dict")
 _FOR = {"timm": ", for timm, transformers and lightly", "torchvision": ", for torchvision"}
-# Importing a library in a process of its own takes seconds, which `sslengine export` takes.
+# Importing a library in a new process takes seconds, which `sslengine export` takes.
 _WHY = "it was compared in the process of the run alone; sslengine export does it in a new one"
 
 

@@ -1,4 +1,4 @@
-"""An export's folder: made ready beside its place, proved, described, put there whole."""
+"""An export's folder: written under a temporary name, proved, described, then renamed."""
 
 from __future__ import annotations
 

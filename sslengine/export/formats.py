@@ -17,7 +17,7 @@ from sslengine.export.subject import IMAGES, Subject
 
 @dataclass(frozen=True)
 class Proof:
-    """Lines of Python for a process of its own, that compute `features` with one library."""
+    """Lines of Python for a new process, which compute `features` with one library."""
 
     library: str  # what has to be installed
     load: str  # lines that make `model`; {folder} is that of the export

@@ -29,7 +29,7 @@ YOURS = (
 
 
 def describe(subject: Subject) -> dict[str, Any]:
-    """What is true of the trunk in whatever format."""
+    """What is true of the trunk in any format."""
     trunk, options = subject.trunk, subject.options
     library = options.TRUNK.library()
     return {

@@ -23,13 +23,14 @@ from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
+from sslengine.data.judged_view import DEFAULT_SIZE
 from sslengine.data.options import DataOptions
 from sslengine.errors import CheckpointError
 from sslengine.export.preprocessing import Preprocessing, describe
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.predictor.view import DEFAULT_SIZE, View
+from sslengine.predictor.view import View
 from sslengine.task.channels import input_channels
 from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.trust import closed
@@ -118,7 +119,7 @@ def _run_of(source: Path) -> tuple[Path, Path | None]:
         raise CheckpointError(f"{source}: there is no such run, and no such checkpoint.")
     if checkpoint.parent.name != "checkpoints" or not (folder / "config.yaml").is_file():
         raise CheckpointError(
-            f"{source}: a checkpoint is read beside the config.yaml of its run, and this one is "
+            f"{source}: a checkpoint is read with the config.yaml of its run, and this one is "
             f"not in the folder `checkpoints` of a run. Give the folder of the run."
         )
     return folder, checkpoint
@@ -154,5 +155,5 @@ def _take_rgb(trunk: nn.Module) -> None:
 
 
 def plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As safetensors takes them: contiguous, each with memory of its own."""
+    """As safetensors takes them: contiguous, and no two share memory."""
     return {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}

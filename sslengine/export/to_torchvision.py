@@ -26,7 +26,7 @@ model = torchvision.models.get_model({call}).eval()
 
 @dataclass(frozen=True)
 class TorchvisionTwin(Twin):
-    # Modules that there is no argument for, as they are written in Python.
+    # Modules that no argument chooses, as Python code.
     replaced: Mapping[str, str]
 
 

@@ -3,3 +3,7 @@
 default.py lists the hooks that the config enables. Register your own hook with
 `@register_hook("name")` and name it in `config.HOOKS.EXTRA`.
 """
+
+from sslengine.registry import HOOKS
+
+HOOKS.declare("sslengine.hooks.online_eval", "online_eval")

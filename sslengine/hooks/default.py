@@ -60,6 +60,8 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS))
     if hooks.EVALUATE_LOSS.SETS:
         chosen.append(EvaluateLoss(hooks.EVALUATE_LOSS))
+    if hooks.ONLINE_EVAL.EVERY:
+        chosen.append(HOOKS.get("online_eval")(hooks.ONLINE_EVAL))
     if hooks.COLLAPSE_SIGNS:
         chosen.append(LogCollapse())
     if hooks.MEMORY_SUMMARY.LOG_PEAKS:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.config.sections import named, one_of, section
-from sslengine.registry import HOOKS, WRITERS
+from sslengine.errors import nearest
+from sslengine.registry import HOOKS, LABEL_FREE, WRITERS
 
+ONLINE = ("knn", "probe", "label_free")
 DEFAULT_WRITERS = ["console", "log", "json", "images"]
 
 
@@ -85,6 +87,38 @@ class EvaluateLossOptions:
 
 
 @dataclass
+class OnlineEvalOptions:
+    # Train phases between two evaluations of the features, which the last phase has too; 0: never.
+    EVERY: int = 0
+    # What to compute: knn and probe, which need LABEL_SOURCES of DATA.TRAIN, and label_free.
+    WHAT: list[str] = field(default_factory=lambda: ["knn"])
+    # Number of training images, always the same ones.
+    IMAGES: int = 2000
+    # Numbers of neighbours that vote.
+    TOPK: list[int] = field(default_factory=lambda: [20])
+    # Metrics that need no labels (docs/label_free.md).
+    LABEL_FREE: list[str] = named(LABEL_FREE, ["rankme", "alpha_req", "uniformity"])
+    # student, teacher, or auto: the one by which the method is evaluated.
+    NETWORK: str = "auto"
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "NETWORK", "auto", "student", "teacher")
+        if self.EVERY < 0:
+            yield f"EVERY: expected 1 or more, or 0 for never; got {self.EVERY}."
+        for index, each in enumerate(self.WHAT):
+            if each not in ONLINE:
+                hint = nearest(each, ONLINE)
+                expected = f"expected one of {', '.join(ONLINE)}; got {each!r}"
+                yield f"WHAT.{index}: {expected}. {hint}".rstrip()
+        least = 2 + max(self.TOPK, default=0)
+        if least > self.IMAGES:
+            expected = f"expected {least} or more, for {max(self.TOPK)} neighbours"
+            yield f"IMAGES: {expected}; got {self.IMAGES}."
+        if min(self.TOPK, default=0) < 1:
+            yield f"TOPK: expected numbers of neighbours, 1 or more; got {self.TOPK}."
+
+
+@dataclass
 class EarlyStoppingOptions:
     # End the run when this metric no longer improves: train.loss, or a metric of a test phase,
     # such as test.loss or test.accuracy_list_meter.top_1.0. Empty: never.
@@ -127,6 +161,7 @@ class HooksOptions:
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
     EVALUATE_LOSS: EvaluateLossOptions = field(default_factory=EvaluateLossOptions)
+    ONLINE_EVAL: OnlineEvalOptions = field(default_factory=OnlineEvalOptions)
     EARLY_STOPPING: EarlyStoppingOptions = field(default_factory=EarlyStoppingOptions)
     # Report spread and rank of projections and features at the end of each train phase.
     COLLAPSE_SIGNS: bool = True

@@ -34,9 +34,14 @@ class MeanAPListMeter(Meter):
         interpolated: bool = True,
         max_cpu_capacity: int = -1,
     ) -> None:
-        """num_classes: the expected number of the model's outputs. interpolated: as in VISSL and
-        VOC; false: scikit-learn's average precision. max_cpu_capacity: the largest number of images
-        of a phase on each rank (more are an error); -1: any number."""
+        """
+        num_classes: the expected number of classes in an output; null: any.
+        num_meters: the number of the model's outputs, each of which is measured.
+        meter_names: names of the outputs; without them they are numbered.
+        interpolated: as in VISSL and VOC; false: scikit-learn's average precision.
+        max_cpu_capacity: the largest number of images of a phase on each rank (more are an error);
+            -1: any number.
+        """
         super().__init__()
         self.capacity = max_cpu_capacity
         self.num_classes, self.interpolated = num_classes, interpolated

@@ -18,6 +18,11 @@ class TopKMeter(Meter):
         topk_values: Sequence[int] = (1,),
         meter_names: Sequence[str] = (),
     ) -> None:
+        """
+        num_meters: the number of the model's outputs, each of which is measured.
+        topk_values: each k of top-k.
+        meter_names: names of the outputs; without them they are numbered.
+        """
         super().__init__()
         self.topk_values = list(topk_values)
         self.output_names = output_names(num_meters, meter_names)

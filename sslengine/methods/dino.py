@@ -53,7 +53,12 @@ class DINOHead(nn.Module):
         bottleneck_dim: int = 256,
     ) -> None:
         """
+        in_dim: width of the feature.
         num_clusters: [the number of scores].
+        use_bn: batch norm after each layer but the last.
+        num_layers: the number of layers up to the bottleneck.
+        hidden_dim: width of the layers before the bottleneck.
+        bottleneck_dim: width of the bottleneck.
         normalize_last_layer: the rows of the last layer keep length 1.
         """
         super().__init__()

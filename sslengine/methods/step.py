@@ -100,7 +100,7 @@ class Step:
 
 
 class _Kept:
-    """Stands in for a task's storage."""
+    """Replaces a task's storage."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}

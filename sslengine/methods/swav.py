@@ -63,7 +63,13 @@ class SwAVHead(nn.Module):
     ) -> None:
         """
         dims: widths, beginning with the input's.
+        use_bn: batch norm after each layer.
+        use_bias: a bias in each layer.
         num_clusters: number of prototypes in each set.
+        return_embeddings: the output begins with the embedding, which the loss keeps in a queue.
+        normalize_feats: scale embeddings to length 1.
+        activation_name: ReLU or GELU.
+        use_weight_norm_prototypes: direction and length of a prototype are separate parameters.
         skip_last_bn: no batch norm and no activation after the last layer.
         normalize_last_layer: with use_weight_norm_prototypes, keep their lengths at 1.
         """

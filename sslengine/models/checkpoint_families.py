@@ -32,7 +32,7 @@ class Family:
     mark: str = ""
 
 
-# The first row that fits is taken: the more a row asks for, the further up it stands.
+# The first row that fits is taken: a row that requires more is above one that requires less.
 FAMILIES = (
     Family(
         "DINOv2 or DINOv3",
@@ -142,7 +142,7 @@ def _flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _inside(tensors: Mapping[str, Tensor], prefix: str) -> str | None:
-    """The prefix, as it is here; of several, the one that most tensors have."""
+    """The prefix in this file; of several, the one that most tensors have."""
     pattern = re.compile(f"({prefix})[^/]+")
     counts = Counter(match[1] for match in map(pattern.fullmatch, tensors) if match)
     return counts.most_common(1)[0][0] if counts else None

@@ -370,7 +370,8 @@ class FsdpOptions:
 
 @dataclass
 class CompileOptions:
-    # torch.compile the trunk and the heads; a sharded model is compiled block by block.
+    # torch.compile the trunk and the heads, or a custom model's submodules; a sharded model is
+    # compiled block by block.
     USE_COMPILE: bool = False
     # inductor; eager and aot_eager help to locate a problem.
     BACKEND: str = "inductor"

@@ -35,7 +35,7 @@ class Named:
 
     library: str
     tensors: dict[str, Tensor]
-    # Of the file, without what stands around the network there.
+    # Of the file, without what surrounds the network there.
     outside: tuple[str, ...] = ()
 
     def places(self, trunk: Trunk) -> int:
@@ -215,7 +215,7 @@ def _as_in(trunk: Trunk, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fit_biases(own: Collection[str], fitted: dict[str, Tensor], name: str) -> None:
-    """Some networks have none for keys, others none at all: what is left out must be zero."""
+    """Some networks have none for keys, others none: a bias that is left out must be zero."""
     mask = fitted.get(f"{name}_mask")  # of DINOv3
     bias = fitted[name] if mask is None else torch.where(mask == 0, mask, fitted[name])
     query, key, value = bias.chunk(3)

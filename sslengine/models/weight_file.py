@@ -1,9 +1,9 @@
 """Reading a file of weights without running what it holds.
 
 A pickle is a program. torch's restricted reader takes tensors and plain containers from it;
-anything else is refused by name, unless the user says that the file is their own. Beside the
+anything else is refused by name, unless the user says that the file is their own. With the
 weights, other programs' checkpoints hold settings as objects; where only the weights are wanted,
-these objects are not made: something empty stands for each.
+these objects are not made: an empty object replaces each.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from sslengine.models.weight_file import NeedsCodeError, first_line, read_networ
 LOG = logging.getLogger("sslengine")
 WHERE = "config.MODEL.WEIGHTS_INIT"
 
-# VISSL's trunk stands inside another module where features are extracted.
+# VISSL wraps the trunk in another module where features are extracted.
 _EXTRACTOR = "trunk.base_model."
 
 
@@ -361,7 +361,7 @@ def _plain(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str,
         full = weights.APPEND_PREFIX + name.removeprefix(weights.REMOVE_PREFIX)
         if full.startswith(("trunk.", "heads.")):
             named[full] = value
-        # Beside what carries the prefix there may be other things: a loss's centre, a queue.
+        # A file may also hold tensors without the prefix: a loss's centre, a queue.
         elif not weights.REMOVE_PREFIX or name.startswith(weights.REMOVE_PREFIX):
             strays.append(full)
     strays = [name for name in strays if not _skipped(name, weights.SKIP_LAYERS)]

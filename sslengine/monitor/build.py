@@ -92,6 +92,7 @@ def images(run: RunPlace) -> Writer:
 
 @register_writer("tensorboard")
 def tensorboard(run: RunPlace, flush_minutes: float = 5.0) -> Writer:
+    """flush_minutes: how often the file is written."""
     return TensorBoardWriter(
         run.folder / "tb_logs", flush_minutes, run.marks if run.trains else None
     )

@@ -35,7 +35,7 @@ from sslengine.screen import fit_line, wrapped
 class Screen(Console):
     """On a terminal, text is wrapped between words, and a path that is too long stays whole.
 
-    A string is printed as it is: a name in it commands neither the terminal nor rich.
+    A string is printed literally: a name in it commands neither the terminal nor rich.
     """
 
     def __init__(self, **how: Any) -> None:

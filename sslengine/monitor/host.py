@@ -1,4 +1,4 @@
-"""From the device to the host: one copy for each device, whatever the number of values."""
+"""From the device to the host: one copy for each device, for any number of values."""
 
 from __future__ import annotations
 

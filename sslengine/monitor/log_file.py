@@ -55,7 +55,7 @@ class _LogFile(WatchedFileHandler):
 
 
 class _Screen(logging.Handler):
-    """stderr as it is when a line comes: while a bar moves, rich prints above it."""
+    """The stderr of the moment: while a bar moves, rich replaces it and prints above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

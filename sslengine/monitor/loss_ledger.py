@@ -42,11 +42,11 @@ class LossLedger:
         self,
         check_finite: bool = True,
         read: Callable[[], None] = lambda: None,
-        feed: Callable[[str, float], None] | None = None,
+        feed: Callable[[dict[str, list[float]]], None] | None = None,
     ) -> None:
         """read: takes what is open and notes its values; collective where something is open.
 
-        feed: gets each value that is read, by its name.
+        feed: gets the values that are read, by their names.
         """
         self.check_finite, self._read, self._feed = check_finite, read, feed
         self._open: list[OpenLoss] = []
@@ -100,20 +100,23 @@ class LossLedger:
 
     def note(self, opened: Sequence[OpenLoss], values: Sequence[list[float]]) -> None:
         """values: those of `opened`, over all ranks. Raises at the first that is not finite."""
-        for each, read in zip(opened, values, strict=True):
-            entry = LossEntry(
-                each.iteration, dict(zip(each.names, read, strict=True)), each.batch_size
-            )
-            if self.check_finite and not all(map(math.isfinite, read)):
-                raise NonFiniteLossError(_not_finite(entry, each.samples))
-            self._unread.append(entry)
-            self.phase_losses.append(entry.parts[MAIN] * each.batch_size)
-            self.phase_samples += each.batch_size
-            if self._history is not None:
-                self._history.append(entry)
+        columns: dict[str, list[float]] = {}
+        try:
+            for each, read in zip(opened, values, strict=True):
+                parts = dict(zip(each.names, read, strict=True))
+                entry = LossEntry(each.iteration, parts, each.batch_size)
+                if self.check_finite and not all(map(math.isfinite, read)):
+                    raise NonFiniteLossError(_not_finite(entry, each.samples))
+                self._unread.append(entry)
+                self.phase_losses.append(parts[MAIN] * each.batch_size)
+                self.phase_samples += each.batch_size
+                for name, value in parts.items():
+                    columns.setdefault(name, []).append(value)
+                if self._history is not None:
+                    self._history.append(entry)
+        finally:
             if self._feed is not None:
-                for name, value in entry.parts.items():
-                    self._feed(name if name == MAIN else f"{MAIN}.{name}", value)
+                self._feed(columns)
 
     def flush(self) -> None:
         """Read all open values; with them the store reads its metrics."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import reduce
 from itertools import islice
+from operator import add
 from statistics import median
 from typing import Any
 
@@ -24,21 +26,16 @@ class Series:
         """How many values there were, those that are no longer kept included."""
         return self._count
 
-    def append(self, value: float) -> None:
-        self._values.append(value)
-        self._sum += value
-        self._count += 1
-
-    def extend(self, values: Iterable[float]) -> None:
+    def extend(self, values: Sequence[float]) -> None:
         if self.window > (self._values.maxlen or 0):
             self._values = deque(self._values, maxlen=self.window)
-        for value in values:
-            self.append(value)
+        self._values.extend(values)
+        self._sum = reduce(add, values, self._sum)
+        self._count += len(values)
 
     def values(self, window: int | None = None) -> list[float]:
         """The last ones, oldest first; None: all that are kept."""
-        skipped = 0 if window is None else max(0, len(self._values) - window)
-        return list(islice(self._values, skipped, None))
+        return list(islice(reversed(self._values), window))[::-1]
 
     def latest(self) -> float:
         return self._values[-1]

@@ -11,7 +11,7 @@ that of all ranks, which must then have put it equally often: one all-reduce for
 the losses. `read_later` does the same without waiting for the device: the values of a GPU come
 into the histories at the next call of `settle`, `read` or `read_later`.
 
-Train and test phases have histories of their own; those of a test phase start again.
+Train and test phases have separate histories; those of a test phase start again.
 """
 
 from __future__ import annotations
@@ -129,12 +129,11 @@ class MetricStore:
             if counted is not None:
                 self._histograms[name] = counted
 
-    def _feed(self, name: str, value: float) -> None:
-        """A loss that was read; it is written by another way."""
-        series = self._series[self.split].get(name)
-        if series is None:
-            series = self._series[self.split][name] = Series(WINDOW)
-        series.append(value)
+    def _feed(self, losses: Mapping[str, list[float]]) -> None:
+        """Losses that were read; they are written by another way."""
+        for name, values in losses.items():
+            name = name if name == MAIN else f"{MAIN}.{name}"
+            self._series[self.split].setdefault(name, Series(WINDOW)).extend(values)
 
     # ---- reading
 

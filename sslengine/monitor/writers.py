@@ -118,13 +118,11 @@ class JsonLinesWriter(Writer):
         except FileNotFoundError:
             make_folder(self.path.parent)
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        before = os.fstat(file).st_size
         try:
-            if os.write(file, line) < len(line):
+            written = os.write(file, line)
+            if written < len(line):  # no half of a line
+                os.ftruncate(file, os.lseek(file, -written, os.SEEK_CUR))
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        except OSError:
-            os.ftruncate(file, before)  # no half of a line
-            raise
         finally:
             os.close(file)
 

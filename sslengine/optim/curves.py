@@ -179,9 +179,9 @@ def cosine_warm_restart(
 
         end + (peak_n - end) / 2 * (1 + cos(pi * phase))
 
-    half: phase runs from 0 to 1 in each interval r, then restarts: n = floor(where / r).
-    full: phase = where / r, which falls and rises without a jump; n increases at the minima
-    r, 3r, 5r ...: n = floor((where / r + 1) / 2).
+    With half waves phase runs from 0 to 1 in each interval r, then restarts: n = floor(where / r).
+    With full waves phase = where / r, which falls and rises without a jump; n increases at the
+    minima r, 3r, 5r ...: n = floor((where / r + 1) / 2).
 
     peak_n = start * lr_multiplier ** n. If adaptive, peak_n is the value of a single cosine from
     start to end at the peak (at nr for half; for full at 2nr, and at r for n = 0 as in VISSL,
@@ -239,8 +239,8 @@ def composite(
 
     schedulers: the parts, each with its name and arguments.
     lengths: their shares of training, which sum to 1.
-    interval_scaling: for each part. rescaled: the part's `where` goes from 0 to 1 within its share;
-    fixed: it is that of training.
+    interval_scaling: for each part, rescaled (its `where` goes from 0 to 1 within its share) or
+        fixed (its `where` is that of training).
     """
     scaling = interval_scaling or ["rescaled"] * len(schedulers)
     _check_shares(len(schedulers), lengths, scaling)

@@ -34,6 +34,7 @@ class _Target(NamedTuple):
     group: int
     key: str
     scale: float
+    of_betas: bool  # Adam's momentum is the first of its betas
 
 
 class ScheduledOptimizer:
@@ -41,7 +42,8 @@ class ScheduledOptimizer:
         """`plan`: for each parameter group, {"lr" | "weight_decay" | "momentum": schedule}."""
         self.inner = inner
         self.options_view = OptionsView(self)
-        self._timetables = {interval: _timetable(plan, interval) for interval in ("step", "epoch")}
+        groups = inner.param_groups
+        self._timetables = {each: _timetable(plan, groups, each) for each in ("step", "epoch")}
         self._check_keys()
         for interval in self._timetables:
             self._set(interval, 0.0)
@@ -76,12 +78,11 @@ class ScheduledOptimizer:
         groups = self.inner.param_groups
         for schedule, targets in self._timetables[interval].items():
             value = schedule.value(where)
-            for index, key, scale in targets:
-                group = groups[index]
-                if key == "momentum" and "betas" in group:
-                    group["betas"] = (value, group["betas"][1])
+            for index, key, scale, of_betas in targets:
+                if of_betas:
+                    groups[index]["betas"] = (value, groups[index]["betas"][1])
                 else:
-                    group[key] = value * scale
+                    groups[index][key] = value * scale
 
     def prepare(self, precision: Precision, model: nn.Module) -> None:
         """Call it once, before training."""
@@ -128,7 +129,7 @@ class ScheduledOptimizer:
 
     def _check_keys(self) -> None:
         for targets in (each for table in self._timetables.values() for each in table.values()):
-            for index, key, _ in targets:
+            for index, key, *_ in targets:
                 if _stored_as(key, self.inner.param_groups[index]) not in self.param_groups[index]:
                     raise ConfigError(
                         f"OPTIMIZER.param_schedulers.{key}: {type(self.inner).__name__} "
@@ -180,14 +181,15 @@ class OptionsView:
 
 
 def _timetable(
-    plan: Sequence[Mapping[str, Scaled]], interval: str
+    plan: Sequence[Mapping[str, Scaled]], groups: Sequence[Mapping[str, Any]], interval: str
 ) -> dict[Schedule, list[_Target]]:
     """Map each schedule to the values it sets; a schedule of several groups is computed once."""
     table: dict[Schedule, list[_Target]] = {}
     for index, keys in enumerate(plan):
         for key, (schedule, scale) in keys.items():
             if schedule.interval == interval:
-                table.setdefault(schedule, []).append(_Target(index, key, scale))
+                of_betas = _stored_as(key, groups[index]) == "betas"
+                table.setdefault(schedule, []).append(_Target(index, key, scale, of_betas))
     return table
 
 

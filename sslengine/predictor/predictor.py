@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
@@ -24,8 +24,9 @@ from sslengine.config.sections import read
 from sslengine.data.augment.transform import MakesLabel
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
+from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import DataOptions
+from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import Features, extract, join
@@ -37,7 +38,7 @@ from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View
 from sslengine.registry import LOSSES, TRANSFORMS
 from sslengine.task.build import build_base_model, build_run_precision
-from sslengine.task.trained import load_network, newest_state, trunk_of
+from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
@@ -104,23 +105,34 @@ class Predictor:
         for warning in self.resolved.warnings:
             log.warning("%s", warning)
         self.device = pick_device(device)
-        self._load(network)
+        self._build(network)
 
     @_untrusting
-    def _load(self, network: str) -> None:
-        self.checkpoint, state = newest_state(self.run_folder)
+    def _build(self, network: str) -> None:
+        checkpoint, state = newest_state(self.run_folder)
         self.model = build_base_model(self.config, self.device)
         self.trunk = trunk_of(self.model)
-        self.network = load_network(self.model, state, network, self.checkpoint)
-        # Class number -> name; empty if labels are numbers.
-        self.class_names = [*(state.get("classes") or [[]])[0]]
-        self.model.eval()
+        self._wanted = network
+        self._load(checkpoint, state)
         self.seed = read(self.config, RunOptions).SEED_VALUE
         data = read(self.config, DataOptions)
         self.view = View(data, self.seed)
         self.decoder = Decoder.of(data.TRAIN, "TRAIN")
-        self._precision = build_run_precision(self.config, self.device)
+        self.precision = build_run_precision(self.config, self.device)
         self._scores = _scores_of(self.config)
+
+    @_untrusting
+    def use(self, checkpoint: Path) -> None:
+        """Another checkpoint of the run than its newest."""
+        self._load(checkpoint, state_of(checkpoint))
+
+    def _load(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+        self.checkpoint = checkpoint
+        self.network = load_network(self.model, state, self._wanted, checkpoint)
+        # Class number -> name; empty if labels are numbers.
+        self.class_names = [*(state.get("classes") or [[]])[0]]
+        self.model.eval()
+        vars(self).pop("index", None)  # of the features of another checkpoint
 
     @_untrusting
     @torch.no_grad()
@@ -128,11 +140,11 @@ class Predictor:
         """image: an array (height x width x channels) only for a run with IMAGE_MODE stored."""
         opened = self.open(image) if isinstance(image, (str, Path)) else self.decoder.given(image)
         batch = self.view(opened)[None].to(self.device)
-        features = self._features(batch)["trunk"][0].cpu()
+        features = self.trunk_features(batch)["trunk"][0].cpu()
         classes = None
         if self._scores is not None:
-            with self._precision.autocast():
-                outputs = self._precision.as_full(self.model(batch))
+            with self.precision.autocast():
+                outputs = self.precision.as_full(self.model(batch))
             classes = self._scores(outputs[0][0]).cpu()
         return Prediction(features, classes, self._nearest(features))
 
@@ -154,12 +166,12 @@ class Predictor:
         ]  # fmt: skip
 
     @torch.no_grad()
-    def _features(self, batch: Tensor) -> dict[str, Tensor]:
+    def trunk_features(self, batch: Tensor) -> dict[str, Tensor]:
         if getattr(self.model, "flip_channels", False):
             batch = batch.flip(1)
-        with self._precision.autocast():
+        with self.precision.autocast():
             (final,) = self.trunk(batch)
-        return {"trunk": self._precision.as_full(final).flatten(1)}
+        return {"trunk": self.precision.as_full(final).flatten(1)}
 
     # ---- the training set
 
@@ -168,20 +180,7 @@ class Predictor:
     def data(self) -> DataOptions:
         """The options of DATA for single training images, transformed as queries are."""
         data = read(self.config, DataOptions)
-        train = data.TRAIN
-        labelled = bool(train.LABEL_SOURCES) and train.LABEL_TYPE == "standard"
-        data.TRAIN = dataclasses.replace(
-            train,
-            DATA_SOURCES=train.DATA_SOURCES[:1],
-            DATA_PATHS=train.DATA_PATHS[:1],
-            DATASET_NAMES=train.DATASET_NAMES[:1],
-            LABEL_SOURCES=train.LABEL_SOURCES[:1],
-            LABEL_PATHS=train.LABEL_PATHS[:1],
-            LABEL_TYPE="standard" if labelled else "sample_index",
-            TRANSFORMS=self.view.entries,
-            COLLATE_FUNCTION="default_collate",
-            COLLATE_FUNCTION_PARAMS={},
-        )
+        data.TRAIN = judged_train(data)
         return data
 
     @cached_property
@@ -204,19 +203,25 @@ class Predictor:
         key = key_of(weights, transforms, self.dataset)
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
-    def read_all(self) -> Features:
-        """The features, labels and numbers of all training images that can be read."""
-        run = read(self.config, RunOptions)
-        feed = DataFeed(
-            self.data, "TRAIN", training=False, seed=self.seed, device=self.device,
-            mp_method=run.MULTI_PROCESSING_METHOD,
+    def feed(self, train: SplitOptions, training: bool = False) -> DataFeed:
+        """training: as the loader of a run; otherwise each image once, in order."""
+        return DataFeed(
+            dataclasses.replace(self.data, TRAIN=train), "TRAIN", training=training, seed=self.seed,
+            device=self.device, mp_method=read(self.config, RunOptions).MULTI_PROCESSING_METHOD,
         )  # fmt: skip
+
+    def read_all(self, train: SplitOptions | None = None) -> Features:
+        """The features, labels and numbers of all training images that can be read.
+
+        train: other options than those of `data`.
+        """
+        train = dataclasses.replace(
+            train or self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
+        )
+        feed = self.feed(train)
         try:
-            train = dataclasses.replace(
-                self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
-            )
             with closed(self.resolved.opened):
-                return join(list(extract(self._features, feed, train, self._precision)))
+                return join(list(extract(self.trunk_features, feed, train, self.precision)))
         finally:
             feed.close()
 

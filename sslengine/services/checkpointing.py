@@ -101,10 +101,12 @@ class SaveCheckpoints(Hook):
 
     def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
         self._saved_at = task.iteration
-        task.storage.read()  # a line that waits for its values belongs to the files' records
+        # It reads all metrics, so a line that waits for its values is written: then the marks.
+        state = checkpoint_state(task)
         # How far each file of records is: a run that resumes from here cuts it there.
-        records = {name: mark for each in task.writers for name, mark in each.marks().items()}
-        state = {**checkpoint_state(task), RECORDS: records}
+        state[RECORDS] = {
+            name: mark for each in task.writers for name, mark in each.marks().items()
+        }
         if is_primary() or task.peers is not None:  # shares are each rank's to write
             facts = {
                 **self._facts,
@@ -117,7 +119,7 @@ class SaveCheckpoints(Hook):
 
 
 def _results(task: TaskView) -> dict[str, Any]:
-    """The metrics of the phase that has just ended, as they are written to metrics.jsonl."""
+    """The metrics of the phase that has just ended, in the form of metrics.jsonl."""
     split = "train" if task.train else "test"
     results: dict[str, Any] = json.loads(json.dumps({split: task.phase_results}, default=str))
     return results
@@ -134,7 +136,7 @@ def _final_name(task: TaskView) -> str:
     return f"model_final_checkpoint_phase{last}.torch"
 
 
-def checkpoint_state(task: TaskView) -> dict[str, object]:
+def checkpoint_state(task: TaskView) -> dict[str, Any]:
     """The content of a file, with VISSL's keys around the task's own state."""
     state = task.get_classy_state()
     return {

@@ -1,8 +1,8 @@
 """Ending a run when a metric has not become better for a while.
 
-The metric is one of those that a phase ends with, the same on all ranks; ranks agree all the
-same before any of them ends. What is left of the run is not made: the checkpoint that is
-written then says that the run is complete.
+The metric is one of those that a phase ends with. It is the same on all ranks; still, all ranks
+agree before one of them ends. The rest of the run is skipped: the checkpoint that is written then
+says that the run is complete.
 """
 
 from __future__ import annotations

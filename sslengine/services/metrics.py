@@ -52,12 +52,13 @@ class LogMetrics(Hook):
     def on_step(self, task: TaskView) -> None:
         if not task.train:
             return
-        task.storage.settle()
-        made, steps = task.progress.step, task.phase.steps
-        if made in (1, steps) or task.iteration % self.frequency == 0:
+        storage, progress = task.storage, task.progress
+        storage.settle()
+        made, steps = progress.step, progress.of
+        if made in (1, steps) or progress.iteration % self.frequency == 0:
             self._begin_line(task)
         if made == steps:  # what hooks put at the phase's end belongs to the phase's record
-            task.storage.settle()
+            storage.settle()
         if made == self._first:
             _tell_start_up()
 
@@ -155,7 +156,7 @@ def _place(task: TaskView) -> tuple[int, int, str]:
 
 
 def _hand_out(task: TaskView, record: Record, pictures: OpenPictures | None) -> None:
-    if pictures is not None:
+    if pictures is not None and any(pictures):
         images, histograms = pictures.read()
         record = record._replace(images=images, histograms=histograms)
     for writer in task.writers:

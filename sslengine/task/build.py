@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -155,12 +156,15 @@ def build_loss(
 
 
 def build_train_step(config: DictConfig) -> Any:
-    """A function of the task; with options, an object made of them that is called with it."""
+    """A function of the task, or an object made with options that is called with it."""
     trainer = read(config, TrainerOptions)
     chosen = TRAIN_STEPS.get(trainer.TRAIN_STEP_NAME, "config.TRAINER.TRAIN_STEP_NAME")
-    if TRAIN_STEPS.options(trainer.TRAIN_STEP_NAME) is None:
-        return chosen
-    return chosen(getattr(trainer, component_key(trainer.TRAIN_STEP_NAME)))
+    given = getattr(trainer, component_key(trainer.TRAIN_STEP_NAME))
+    if not isinstance(given, dict):
+        return chosen(given)
+    if isinstance(chosen, type):
+        return chosen(**given)
+    return partial(chosen, **given) if given else chosen
 
 
 def _facts_argument(chosen: Any, facts: RunFacts) -> dict[str, RunFacts]:
@@ -173,14 +177,20 @@ def in_shards(config: DictConfig) -> bool:
 
 
 def compile_model(config: DictConfig, model: nn.Module) -> None:
-    """As MODEL.COMPILE says. Before copies are made of the model: they are compiled as well."""
+    """As MODEL.COMPILE says. Before copies are made of the model: they are compiled as well.
+
+    Of a custom model the submodules: its own forward may draw masks, which are then those of a
+    run that is not compiled.
+    """
     options = read(config, ModelOptions)
     if options.COMPILE.USE_COMPILE:
-        model = trunk_with_heads(model, "config.MODEL.COMPILE")
-        # What gathers the weights of a unit runs before its forward, and is not compiled.
-        parts = [model.trunk, *heads_of(model)]
-        if in_shards(config):
+        if not isinstance(model, Model):
+            parts = list(model.children()) or [model]
+        elif in_shards(config):
+            # What gathers the weights of a unit runs before its forward, and is not compiled.
             parts = [part for part in parts_of(model) if part is not model.trunk]
+        else:
+            parts = [model.trunk, *heads_of(model)]
         for part in parts:
             compile_forward(part, options.COMPILE)
 

@@ -31,7 +31,7 @@ class Input:
 def look_at_data(config: DictConfig, tests: bool = False) -> Input | None:
     """Before the launch: are the images what the config takes them for? None: there are none.
 
-    tests: the test set is read too, whatever TEST_MODEL says.
+    tests: the test set is read too, also with TEST_MODEL: false.
     """
     data, run = read(config, DataOptions), read(config, RunOptions)
     given = read(config, ModelOptions).INPUT_CHANNELS

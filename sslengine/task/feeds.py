@@ -22,7 +22,7 @@ class Feeds:
         self._make, self._others = make, dict[str, Any]()
         self._options = {"TRAIN": data.TRAIN, "TEST": data.TEST}
         trains = classes is None
-        # Of the run: TRAIN's; of a run that only tests, and knows nothing of TRAIN, TEST's.
+        # Of the run: TRAIN's; of a run that only tests, without TRAIN's classes: TEST's.
         self.classes: list[Any] = list(classes or ())
         self.train = make("TRAIN", True, self.classes) if trains else None
         self.classes = self.classes or getattr(self.train, "classes", [])

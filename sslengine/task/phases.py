@@ -1,7 +1,7 @@
 """The phases of a run, laid out before it starts.
 
 A train phase covers a window of an epoch's batches: the whole epoch, or its share
-with TRAIN_PHASES_PER_EPOCH, or what is left of `OPTIMIZER.num_iterations`.
+with TRAIN_PHASES_PER_EPOCH, or the rest of `OPTIMIZER.num_iterations`.
 
 With TEST_EVERY_NUM_ITERATIONS test phases come in between. The train phase is then laid out as
 several `Phase`s, one up to each test, that share its number and its count of steps: the first
@@ -149,7 +149,7 @@ def next_phase(phases: list[Phase], phase: int, step: int) -> int:
 def place_again(phases: list[Phase], saved: Progress) -> Progress:
     """The progress of a checkpoint, with the place that it has among these phases.
 
-    Phases have other numbers when the run is tested more often now, or no longer: what tells
+    Phases have other numbers when the run is tested more often now, or no longer: what identifies
     the place is how many train steps were made. A test of another set is made from its start.
     """
     if not any(phase.train for phase in phases):  # TEST_ONLY

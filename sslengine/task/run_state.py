@@ -1,7 +1,7 @@
 """The progress and results of a pass over data: all that a step changes.
 
 A run has one `RunState`. A separate pass, such as the one that computes the loss of a whole set,
-makes another one, so nothing of the run is swapped. What no step changes is in `Parts`.
+makes another one, and the run's state is not swapped. What no step changes is in `Parts`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sslengine.errors import DataError
 from sslengine.hooks.events import Calls
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore
+from sslengine.task.bound import Bound
 from sslengine.task.last_batch import LastBatch
 from sslengine.task.phases import Phase
 from sslengine.task.progress import ALONE, Group, Progress, group_of
@@ -59,6 +60,7 @@ class RunState:
     calls: Calls  # of hooks, then of services, by event
     phase: Phase  # the current one, or the next one; after the end, the last
     reading: Reading | None = None  # of the current phase
+    bound: Bound | None = None  # the same
     train: bool = True
     progress: Progress = field(default_factory=Progress)
     group: Group = ALONE
@@ -76,19 +78,23 @@ class RunState:
         progress.of, progress.testing = phase.steps, int(not phase.train)
         self.phase, self.train = phase, phase.train
 
-    def read(self, reading: Reading, meters: Sequence[Any]) -> None:
+    def read(self, reading: Reading, meters: Sequence[Any], bound: Bound) -> None:
         self.reading, self.active_meters = reading, meters
+        self.bind(bound)
+
+    def bind(self, bound: Bound) -> None:
+        self.bound = bound
 
     def next_batch(self) -> Any:
-        reading, step = self.reading, self.progress.step
+        reading, step, last = self.reading, self.progress.step, self.last_batch
         assert reading is not None
         with self.perf.data:
             batch = next(reading.batches, None)
         if batch is None:
             steps = len(reading.sizes)
             raise DataError(f"the loader ended after {step} of the {steps} batches of this phase.")
-        size, of_all = reading.sizes[step], reading.global_sizes[step]
-        self.last_batch.size, self.last_batch.share = of_all, size / of_all
+        last.size = of_all = reading.global_sizes[step]
+        last.share = reading.sizes[step] / of_all
         return batch
 
     def begin_step(self) -> None:

@@ -25,6 +25,7 @@ from sslengine.distributed.ranks import world_size
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
+from sslengine.models.networks import AUTO
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
@@ -33,7 +34,9 @@ from sslengine.optim.ownership import expect_owners
 from sslengine.registry import register_task
 from sslengine.services.order import Services
 from sslengine.task import build
+from sslengine.task.bound import Bound
 from sslengine.task.classy import ClassyTask
+from sslengine.task.judged import Judged, judged_features
 from sslengine.task.make_parts import PartsOfConfig
 from sslengine.task.parts import Parts
 from sslengine.task.run_state import Reading, RunState
@@ -139,6 +142,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state.read(
             Reading(feed, split, phase.epoch, stretch, made, accumulate),
             parts.train_meters if phase.train else parts.meters,
+            Bound(self),
         )
         following = parts.plan.next_train_phase(phase) if phase.train else None
         if following is not None and hasattr(feed, "then"):
@@ -152,10 +156,11 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return self.state.next_batch()
 
     def step(self) -> None:
-        """One step of the phase, whatever it does, and its place in the count."""
+        """One step of the phase, of any kind, and its number."""
         state = self.state
         state.begin_step()
-        self.run_hooks("on_step_start")
+        if state.calls["on_step_start"]:
+            self.run_hooks("on_step_start")
         self.parts.train_step_function(self)
         state.count_step()
         self.run_hooks("on_step")
@@ -209,12 +214,17 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         other = copy.copy(self)
         other.state = self.state.beside(reading, compile_events(self.parts.own_hooks))
         other.method_step = Step(other)
+        other.state.bind(Bound(other))
         return other
 
     def set_loss(self, split: str) -> dict[str, float]:
-        """The mean loss over all of a set, with its parts. Collective; nothing of the run moves."""
+        """The mean loss over a whole set, with its parts. Collective; the run's state is kept."""
         feeds = self.parts.feeds
         return set_loss(self, feeds.in_order(split), feeds.options(split))
+
+    def judged_features(self, images: int, network: str = AUTO) -> Judged:
+        """The features of some training images, as an evaluation computes them. Collective."""
+        return judged_features(self, images, network)
 
     def unused_epoch(self) -> Iterator[dict[str, Any]]:
         """Samples of the training set in the order and with the crops of an epoch after the last.

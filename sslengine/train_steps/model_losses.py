@@ -25,7 +25,7 @@ def model_gives_losses(step: S) -> S:
 def whole_batch_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
     """`input` is the batch: by its own names, each value without its list over sources.
 
-    A batch of another form than the engine's collators make is the input as it is.
+    A batch of another form than the engine's collators make is passed to the model unchanged.
     """
     if not is_engine_batch(batch):
         return {"input": batch, "target": None}
@@ -56,7 +56,7 @@ def sum_of_losses(output: Any, model: str) -> dict[str, Tensor]:
             )
     if MAIN in output and len(output) > 1:
         raise TrainingError(
-            f"{model} returned a loss named {MAIN!r} beside {_names(output)}: that name is taken "
+            f"{model} returned a loss named {MAIN!r} and also {_names(output)}: that name is taken "
             f"by their sum. Call it otherwise."
         )
     parts = {name: loss.reshape(()) for name, loss in output.items()}

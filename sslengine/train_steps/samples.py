@@ -19,17 +19,15 @@ from sslengine.errors import DataError, nearest
 Sample = dict[str, Any]
 
 
-def single_input_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
-    """One input as it is; several nested under their names, as VISSL's standard step does."""
-    return _sample(batch, inputs, targets, nested=len(inputs) > 1)
-
-
 def multi_input_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
     """Inputs always nested under their names."""
-    return _sample(batch, inputs, targets, nested=True)
+    return single_input_sample(batch, inputs, targets, nested=True)
 
 
-def _sample(batch: Any, inputs: Sequence[str], targets: Sequence[str], nested: bool) -> Sample:
+def single_input_sample(
+    batch: Any, inputs: Sequence[str], targets: Sequence[str], nested: bool = False
+) -> Sample:
+    """One input unchanged; several nested under their names, as VISSL's standard step does."""
     if not isinstance(batch, dict):
         raise DataError(
             f"a train step needs a batch that is a dict of lists, the collator made "
@@ -41,7 +39,7 @@ def _sample(batch: Any, inputs: Sequence[str], targets: Sequence[str], nested: b
             raise DataError(_not_one_source(key, values))
         sample[key] = values[0]
     try:
-        if nested:
+        if nested or len(inputs) > 1:
             sample["input"] = {key: sample.pop(key) for key in inputs}
         else:
             sample["input"] = sample.pop(inputs[0])

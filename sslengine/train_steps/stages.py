@@ -15,11 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sslengine.distributed.data_parallel import (
-    broadcast_all,
-    manual_gradient_all_reduce,
-    no_sync,
-)
+from sslengine.distributed.data_parallel import manual_gradient_all_reduce, no_sync
 from sslengine.errors import TrainingError
 
 Sample = dict[str, Any]
@@ -69,10 +65,10 @@ def compute_context(task: StepTask) -> AbstractContextManager[Any]:
     Inside it DDP does not reduce gradients if they are reduced by hand, nor for any batch of an
     accumulated group but the last, which then reduces the sum.
     """
-    if not task.state.train:
+    parts, state = task.parts, task.state
+    if not state.train:
         return torch.no_grad()
-    parts = task.parts
-    reduces = task.state.group.last and not parts.exchange.reduce_by_hand
+    reduces = state.group.last and not parts.exchange.reduce_by_hand
     kept = _AS_IT_IS if reduces else no_sync(parts.model, parts.loss)
     if torch.is_grad_enabled():
         return kept
@@ -93,36 +89,35 @@ def read_sample(task: StepTask, build: BuildSample) -> Sample:
 
 def forward(task: StepTask, sample: Sample) -> Any:
     """The model's output. Hooks may replace it: on_forward."""
-    return announce(task, call_model(task, lambda model: model(sample["input"])))
+    state = task.state
+    with state.perf.forward:
+        output = state.bound.model(sample["input"])
+    return announce(task, output)
 
 
 def call_model(task: StepTask, call: Callable[[torch.nn.Module], Any]) -> Any:
     """`call(model)`, in the precision of the run; ranks have the same buffers before."""
-    parts, state = task.parts, task.state
-    with state.perf.forward, parts.precision.autocast():
-        if state.train and parts.exchange.broadcast_buffers_by_hand:
-            broadcast_all(parts.base_model.buffers())
-        return call(parts.model)
+    with task.state.perf.forward:
+        return task.state.bound.with_model(call)
 
 
 def announce(task: StepTask, output: Any) -> Any:
     """The output as the loss gets it; a list of one is unwrapped. Fires on_forward."""
     if isinstance(output, list) and len(output) == 1:
         output = output[0]
-    batch = task.state.last_batch
-    batch.model_output = output
+    state = task.state
+    state.last_batch.model_output = output
+    if not state.calls["on_forward"]:
+        return output
     task.run_hooks("on_forward")
-    return batch.model_output
+    return state.last_batch.model_output
 
 
 def call_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
-    """In float32 whatever the precision of the model: losses divide by small temperatures."""
-    parts = task.parts
-    output = parts.precision.as_full(output)
-    with task.state.perf.loss_compute:
-        if parts.loss_takes_sample:
-            return parts.loss(output, sample, task.method_step)  # type: ignore[no-any-return]
-        return parts.loss(output, sample["target"])  # type: ignore[no-any-return]
+    """In float32 for any precision of the model: losses divide by small temperatures."""
+    state = task.state
+    with state.perf.loss_compute:
+        return state.bound.loss(output, sample)  # type: ignore[no-any-return]
 
 
 def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
@@ -188,7 +183,8 @@ def update_meters(task: StepTask, output: Any, sample: Sample) -> None:
         with state.perf.meters_update:
             for meter in state.active_meters:
                 meter.update(output, sample["target"])
-    task.run_hooks("on_loss_and_meter")
+    if state.calls["on_loss_and_meter"]:
+        task.run_hooks("on_loss_and_meter")
 
 
 def backward(task: StepTask, loss: Loss) -> None:
@@ -221,7 +217,8 @@ def announce_gradients(task: StepTask) -> None:
     """Call the method's after_backward, then fire on_backward."""
     for call in task.parts.after_backward:
         call(task.method_step)
-    task.run_hooks("on_backward")
+    if task.state.calls["on_backward"]:
+        task.run_hooks("on_backward")
 
 
 def backward_of_loss(task: StepTask, loss: Loss) -> None:
@@ -243,11 +240,12 @@ def optimizer_step(task: StepTask) -> None:
     if not state.group.last:
         return
     with state.perf.optimizer_step:
-        parts.optimizer.schedule(task.where)
+        parts.optimizer.schedule(parts.plan.where(state.progress))
         parts.optimizer.step(parts.precision)
     for call in parts.after_update:
         call(task.method_step)
-    task.run_hooks("on_update")
+    if state.calls["on_update"]:
+        task.run_hooks("on_update")
     state.count_update()
 
 

@@ -28,6 +28,8 @@ SIMCLR = "LOSS__simclr_info_nce_loss"
         ("CHECKPOINT__USE_SYMLINK_CHECKPOINT_FOR_RESUME", False, "LATEST_CHECKPOINT_RESUME"),
         ("DATA__TRAIN__MMAP_MODE", False, "CACHE_INDEX: false"),
         ("DATA__TEST__USE_STATEFUL_DISTRIBUTED_SAMPLER", False, "every sampler can be resumed"),
+        ("DATA__TRAIN__COLLATE_FUNCTION_PARAMS__create_multidimensional_tensor", True,
+         "list of the crops"),
         ("DATA__TRANSFORMS", [], "TRANSFORMS of DATA.TRAIN"),
         ("MODEL__CUDA_CACHE", {"CLEAR_CUDA_CACHE": True}, "remove it"),
         ("MODEL__SYNC_BN_CONFIG__SYNC_BN_TYPE", "apex", "CONVERT_BN_TO_SYNC_BN"),
@@ -47,7 +49,7 @@ SIMCLR = "LOSS__simclr_info_nce_loss"
         ("HOOKS__EMA_MODEL__DECAY", 0.9, "no moving average"),
         ("SVM_FEATURES_PATH", "x", "a tool of VISSL"),
     ],
-)
+)  # fmt: skip
 def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
     key: str, value: Any, instead: str
 ) -> None:

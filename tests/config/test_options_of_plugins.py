@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from sslengine.launch import cli
+from sslengine.monitor.history import read
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -123,6 +125,26 @@ def test_they_reach_each_component_in_a_run(capfd: pytest.CaptureFixture[str]) -
     said = capfd.readouterr().out
     for line in ("SOURCE salt 1", "TRANSFORM 0.25", "COLLATOR 0.75 4", "HOOK 2.0", "SCHEDULER 3.0"):
         assert line in said
+
+
+def test_those_of_the_pages(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The hook of docs/hooks.md and the source of docs/data_sources.md, in a run."""
+    for page in ("hooks", "data_sources"):
+        text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+        (tmp_path / f"page_{page}.py").write_text(text.split("```python\n")[1].split("```")[0])
+    Image.effect_noise((64, 32), 50).save(tmp_path / "slide.png")
+    its_run = [
+        "config=testing/small", *RUN[2:3], *RUN[-4:], "config.LOG_FREQUENCY=1",
+        "config.PLUGINS=[page_hooks,page_data_sources]",
+        f"{TRAIN}.DATA_SOURCES=[tiles]", f"{TRAIN}.DATA_PATHS=[slide.png]", f"{TRAIN}.TILE_SIDE=16",
+        f"{TRAIN}.LABEL_SOURCES=[]", f"{TRAIN}.LABEL_TYPE=zero", f"{TRAIN}.BATCHSIZE_PER_REPLICA=8",
+        "config.HOOKS.EXTRA=[{name: largest_output, every: 2}]", "config.CHECKPOINT.DIR=run",
+    ]  # fmt: skip
+    assert cli.main(its_run) == 0
+    assert "WARNING" not in capfd.readouterr().err
+    steps = [each for each in read("run") if "loss" in each]
+    assert ["largest_output" in each for each in steps] == [True, False]
+    assert [each["epoch"] for each in steps] == [0, 1]  # one batch of eight tiles in each
 
 
 def test_they_are_shown_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
+from sslengine.evaluation.options import DEFAULT_LABEL_FREE
+from sslengine.evaluation.store import Store
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run, screen
 
@@ -50,6 +53,16 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
     for score in scores.values():
         assert set(score["knn"]) == {"1", "5"}
         assert all(0 <= value <= 100 for value in [*score["knn"].values(), score["linear"]])
+        assert list(score["label_free"]) == DEFAULT_LABEL_FREE
+        assert {each["n"] for each in score["label_free"].values()} == {60}
+        assert "100 rows" in score["label_free"]["id_est"]["why"]
+    stores = map(Store.read, (path.parent for path in tmp_path.rglob("manifest.json")))
+    (images,) = (rows for each in stores if len(rows := _of_pixels(each)) == 60)
+    shares = np.linalg.svd(images, compute_uv=False)
+    shares = shares / shares.sum() + 1e-7
+    expected = np.exp(-(shares * np.log(shares)).sum())
+    found = scores["raw pixels"]["label_free"]["rankme"]["value"]
+    assert found == pytest.approx(expected, rel=1e-6)
     # Training moved the weights: the features are other ones.
     assert scores["trained"] != {**scores["untrained"], "features": "trained"}
     text = screen(run)
@@ -57,12 +70,21 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
     for word in (
         "kNN (k=5)",
         "linear",
+        "without labels, TRAIN",
+        "trained, flatten",
+        "id_est: it needs 100 rows, there are 60",
         "at the last step",
         "model_final_checkpoint_phase",
         "metrics.jsonl",
     ):
         assert word in text
     assert (tmp_path / "config_evaluate.yaml").exists()
+
+
+def _of_pixels(store: Store) -> NDArray[np.float64]:
+    if store.layers != ["16x16"]:
+        return np.zeros((0, 0))
+    return store.layer("16x16").tensor().flatten(1).double().numpy()
 
 
 def test_the_weights_may_be_given(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import Tensor
 
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.knn import knn_accuracy, knn_predict, knn_votes, top_accuracy
+from sslengine.evaluation import neighbours
+from sslengine.evaluation.knn import (
+    knn_accuracy,
+    knn_curve,
+    knn_predict,
+    knn_votes,
+    top_accuracy,
+)
 
 
 def clusters(count: int, seed: int, dims: int = 6, classes: int = 5) -> tuple[Tensor, Tensor]:
@@ -121,6 +129,49 @@ def test_features_of_any_shape_are_flattened() -> None:
     flat = knn_votes(TRAIN, TRAIN_LABELS, TEST, k=5)
     shaped = knn_votes(TRAIN.view(-1, 3, 2, 1), TRAIN_LABELS, TEST.view(-1, 3, 2, 1), k=5)
     assert torch.equal(shaped, flat)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
+def test_one_search_for_all_k(metric: Any) -> None:
+    ks = [20, 1, 300, 7]
+    curve = knn_curve(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, ks, 0.1, metric, top=(1, 2))
+    assert list(curve) == ks
+    for k in ks:
+        votes = knn_votes(TRAIN, TRAIN_LABELS, TEST, k, 0.1, metric)
+        expected = [top_accuracy(votes, TEST_LABELS, top) for top in (1, 2)]
+        assert curve[k] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_neighbours_are_those_of_a_sorted_row(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whole numbers, which tie often; blocks of 5 rows, groups of 2, queries in threes."""
+    for name, value in {"GROUP": 2, "QUERIES": 3, "KEPT": 28}.items():
+        monkeypatch.setattr(neighbours, name, value)
+    draw = torch.Generator().manual_seed(0)
+    train = torch.randint(-2, 3, (97, 4), generator=draw).to(dtype)
+    asked = torch.randint(-2, 3, (20, 4), generator=draw).to(dtype)
+    found = neighbours.search(train, asked, 31, "dot", piece=15)
+    products = asked @ train.T
+    order = products.argsort(dim=1, descending=True, stable=True)[:, :31]
+    assert torch.equal(found.rows, order)
+    assert torch.equal(found.similarities, products.gather(1, order))
+    assert (found.similarities.diff(dim=1) == 0).float().mean() > 0.5
+
+
+def test_leaving_out_the_query_is_scikit_learns_search_without_it() -> None:
+    found = neighbours.search(TRAIN, TRAIN, 9, "cosine", own=True, piece=700)
+    judge = NearestNeighbors(n_neighbors=9, metric="cosine", algorithm="brute").fit(TRAIN)
+    assert np.array_equal(found.rows, judge.kneighbors(return_distance=False))
+
+
+def test_a_matrix_of_another_program_is_read_in_pieces(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", TRAIN.numpy().astype(np.float16))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    found = neighbours.search(mapped, TEST.half(), 5, piece=1200)
+    whole = neighbours.search(TRAIN.half(), TEST.half(), 5)
+    assert torch.equal(found.rows, whole.rows)
 
 
 def test_top_accuracy_counts_labels_among_the_best_scores() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from sslengine import train_steps
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import world_size
+from sslengine.registry import register_train_step
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
@@ -33,7 +34,7 @@ SMALL = (
 def _codes() -> dict[str, str]:
     """The document's Python, by what it registers."""
     blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
-    return {re.findall(r'@register_\w+\("(\w+)"\)', code)[0]: code for code in blocks}
+    return {re.findall(r'@register_\w+\("(\w+)"', code)[0]: code for code in blocks}
 
 
 def _train(example: str, folder: Path) -> tuple[str, list[float], list[Tensor]]:
@@ -83,8 +84,32 @@ def test_two_steps_on_one_rank_and_on_two(
 
 
 def test_the_step_of_the_document_trains(tmp_path: Path) -> None:
+    """Its option decides on whose loss it trains."""
     exec(compile(_codes()["symmetric_train_step"], str(DOC), "exec"), {})
+    both = _symmetric(tmp_path / "half")
+    one, other = (_symmetric(tmp_path / str(share), MIRRORED=share) for share in (0.0, 1.0))
+    assert len(both) == 4
+    assert both[0] == pytest.approx((one[0] + other[0]) / 2, rel=1e-6)
+    assert one[0] != other[0]
+
+
+def _symmetric(folder: Path, **options: float) -> list[float]:
     watch: Any = Watch()
-    loop.run(make_task(tmp_path, [watch], TRAINER__TRAIN_STEP_NAME="symmetric_train_step"))
-    assert len(watch.losses) == 8
+    step = {"TRAIN_STEP_NAME": "symmetric_train_step", "symmetric_train_step": options}
+    loop.run(make_task(folder, [watch], TRAINER=step, OPTIMIZER__num_epochs=1))
     assert all(map(math.isfinite, watch.losses))
+    losses: list[float] = watch.losses
+    return losses
+
+
+def test_a_function_gets_its_arguments_from_yaml(tmp_path: Path) -> None:
+    given = []
+
+    @register_train_step("weighted_train_step")
+    def step(task: Any, weight: float = 1.0) -> Any:
+        given.append(weight)
+        return task
+
+    trainer = {"TRAIN_STEP_NAME": "weighted_train_step", "weighted_train_step": {"weight": 0.5}}
+    make_task(tmp_path, [], TRAINER=trainer).parts.train_step_function(None)
+    assert given == [0.5]

@@ -25,7 +25,7 @@ def test_windows_are_numpys(values: list[float], window: int) -> None:
 
 def test_the_mean_is_of_all_values_and_the_rest_of_those_that_are_kept() -> None:
     series = Series(window=2)
-    series.extend(float(n) for n in range(KEPT + 5))
+    series.extend([float(n) for n in range(KEPT + 5)])
     assert series.values()[0] == 5.0
     assert len(series) == KEPT + 5
     assert series.global_average() == (KEPT + 4) / 2
@@ -33,7 +33,7 @@ def test_the_mean_is_of_all_values_and_the_rest_of_those_that_are_kept() -> None
 
 def test_a_larger_window_keeps_more() -> None:
     series = Series(window=2)
-    series.extend(map(float, range(KEPT)))
+    series.extend([float(n) for n in range(KEPT)])
     series.window = KEPT + 50
     series.extend([1.0] * 50)
     assert len(series.values()) == KEPT + 50

@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 
 from sslengine import catalog  # noqa: F401 - declares the transforms
+from sslengine.data.judged_view import choose
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError
-from sslengine.predictor.view import View, choose
+from sslengine.predictor.view import View
 
 TO_TENSOR = {"name": "ToTensor"}
 

@@ -74,6 +74,21 @@ def test_the_content_has_vissls_keys_around_the_tasks_state(tmp_path: Path) -> N
     assert state["iteration_num"] == -1
 
 
+def test_metrics_are_read_once_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read is an all-reduce of all ranks."""
+    task, hook, reads = make_task(tmp_path, []), SaveCheckpoints(tmp_path, _options(1, -1)), [0]
+    hook.on_start(task)
+    read = type(task.storage).read
+
+    def counted(store: Any) -> None:
+        reads[0] += 1
+        read(store)
+
+    monkeypatch.setattr(type(task.storage), "read", counted)
+    hook.save_now(task, "model_iteration0.torch")
+    assert reads == [1]
+
+
 def test_the_manifest_tells_of_the_run(tmp_path: Path) -> None:
     train(tmp_path, [SaveCheckpoints(tmp_path, _options(1, -1))])
     newest, before = (verify(path) for path in files.in_order(tmp_path))

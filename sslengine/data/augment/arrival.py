@@ -1,4 +1,4 @@
-"""What is left to do when a batch arrives: its uint8 images become what the TRANSFORMS say."""
+"""The rest of the work when a batch arrives: its uint8 images become what the TRANSFORMS say."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Array = Any
 
 
 class Kernel:
-    """A kernel, by whatever name it was imported: Python's function until it is compiled."""
+    """A kernel, under any name it was imported by: Python's function until it is compiled."""
 
     __slots__ = ("run",)
 
@@ -71,7 +71,7 @@ def kernel(signature: str) -> Callable[[F], F]:
 
 
 def compile_kernels() -> None:
-    """All of the modules imported so far; from now on others as they are imported."""
+    """All of the modules imported so far; from now on each one when it is imported."""
     global _waiting
     waiting, _waiting = _waiting or (), None
     for compile_now in waiting:

@@ -37,7 +37,7 @@ def why_no_draw(transform: Any) -> str:
         return "with these arguments the plan does not know it"
     has_draw = callable(getattr(kind, "draw", None)) and kind.draw is not Transform.draw
     if has_draw or issubclass(kind, tuple(DRAWS)):
-        return "its class changes one that the plan knows, and has no draw of its own"
+        return "its class changes one that the plan knows, and has no own draw"
     return "it has no draw"
 
 

@@ -4,7 +4,7 @@ One is taken at random, and then from all there are, again and again, the one th
 in the most places from those taken so far. In "Unsupervised Learning of Visual
 Representations by Solving Jigsaw Puzzles" (Noroozi and Favaro, 2016) the average over those
 decides; but it is equal for many, some of which differ from one of them in two places
-alone. So the nearest decides first, which costs nothing of the average.
+alone. So the nearest decides first, which does not change the average.
 """
 
 from __future__ import annotations

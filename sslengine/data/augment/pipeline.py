@@ -36,7 +36,7 @@ class Pipeline:
 def build_transform(entry: Mapping[str, Any], where: str) -> Change:
     """The transform that one entry of a TRANSFORMS list names.
 
-    Entries in an argument of its own (`RandomApply`: `transforms: [...]`) are built too.
+    Entries in one of its arguments (`RandomApply`: `transforms: [...]`) are built too.
     """
     arguments = {
         key: _build_nested(value, f"{where}.{key}")
@@ -79,7 +79,7 @@ class Step:
     where: str
     transform: Change
     indices: tuple[int, ...]  # none: every image
-    kind: type[Transform] = Transform  # of the transform, or of what it stands for
+    kind: type[Transform] = Transform  # of the transform, or of what it represents
 
     def __call__(self, sample: Sample) -> None:
         try:

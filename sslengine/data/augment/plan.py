@@ -102,7 +102,7 @@ class Plan:
         return {**sample, "data": images}
 
     def arrival(self, device: torch.device) -> Arrival | None:
-        """What is left to do with a batch."""
+        """The rest of the work on a batch."""
         if self._finish is None:
             return None
         return Arrival(self._keys, self.backend, self._finish.on(device))

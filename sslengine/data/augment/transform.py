@@ -50,12 +50,12 @@ class Transform:
 
     def on_bytes(self, pixels: Tensor) -> Any:
         """What a call makes of a tensor, of one that is still uint8. For a transform that returns
-        its values as they are, wherever it puts them: so ToTensor, which it follows, can wait."""
+        its values unchanged, anywhere in the sample: so ToTensor, which it follows, can wait."""
         raise NotImplementedError
 
     @staticmethod
     def through(sample: Sample, indices: Sequence[int], change: Callable[[Any], Any]) -> None:
-        """How a sample goes through it. change: the transform, or what stands for it."""
+        """How a sample goes through it. change: the transform, or what represents it."""
         images = sample["data"]
         for index in indices or range(len(images)):
             made = change(images[index])
@@ -96,8 +96,8 @@ class MakesViews(Transform):
         chosen = indices or range(len(images))
         lists = [change(each) if n in chosen else [each] for n, each in enumerate(images)]
         for key in FOLLOW_THE_IMAGE:
-            beside = zip(sample[key], lists, strict=True)
-            sample[key] = [value for value, each in beside for _ in each]
+            pairs = zip(sample[key], lists, strict=True)
+            sample[key] = [value for value, each in pairs for _ in each]
         sample["data"] = [view for each in lists for view in each]
 
     @staticmethod
@@ -145,7 +145,7 @@ class TakesAll(Transform):
 
 
 class TakesLabels(Transform):
-    """Takes a label, each in turn, and returns what stands for it."""
+    """Takes one label and returns the new one."""
 
     @staticmethod
     def through(sample: Sample, indices: Sequence[int], change: Callable[[Any], Any]) -> None:

@@ -2,7 +2,7 @@
 
 The standard train step takes one thing under each key, so a collator makes one of what
 the views of a sample hold: a tensor, or where views differ in size a list of tensors.
-Whatever keys a sample has are carried along.
+All keys of a sample are kept.
 """
 
 from __future__ import annotations
@@ -58,13 +58,10 @@ def simclr_collator(batch: Sequence[Sample]) -> Batch:
 
 @register_collator("multicrop_collator")
 @only_moves("data")
-def multicrop_collator(
-    batch: Sequence[Sample], create_multidimensional_tensor: bool = False
-) -> Batch:
+def multicrop_collator(batch: Sequence[Sample]) -> Batch:
     """`data`: a list of tensors, the first crop of every sample, then the second of every sample.
 
-    The rest is one tensor each, in the order of the crops. create_multidimensional_tensor
-    changes nothing: the list is what the model takes, without padding and masks.
+    The rest is one tensor each, in the order of the crops.
     """
     crops = [_stack("data", values) for values in zip(*_column(batch, "data"))]
     rest = {key: [_view_by_view(batch, key)] for key in batch[0] if key != "data"}
@@ -148,7 +145,7 @@ def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
 
 @register_collator("identity_collator")
 def identity_collator(batch: Sequence[Sample]) -> list[Sample]:
-    """The samples as they are, for a train step that reads them."""
+    """The samples without collation, for a train step that reads them."""
     return list(batch)
 
 

@@ -47,8 +47,14 @@ def cutmixup_collator(
         without it `data` is the list of the views.
     mixup_alpha, cutmix_alpha: of the beta distributions of the shares; 0: without it.
     cutmix_minmax: in place of cutmix_alpha, the least and greatest side of the pasted part.
-    prob: of mixing at all; switch_prob: of CutMix where both are on.
-    mode: the same share for the whole batch, for each pair of images, or for each image.
+    prob: probability of mixing at all.
+    switch_prob: probability of CutMix where both are on.
+    mode: batch, pair or elem: the same share for the whole batch, for each pair of images, or for
+        each image.
+    correct_lam: the share of CutMix is that of the pasted pixels, even where the border of the
+        image cuts the part.
+    label_smoothing: the share of a label that is spread evenly over all classes.
+    num_classes: the number of classes.
     """
     minmax = None if cutmix_minmax is None else tuple(cutmix_minmax)
     if mixup_alpha <= 0 and cutmix_alpha <= 0 and minmax is None:

@@ -19,7 +19,10 @@ PRESENT, ABSENT, IGNORED = 1, 0, -1
 @only_moves("data")
 def targets_one_hot_default_collator(batch: Sequence[Sample], num_classes: int) -> Batch:
     """A label is two lists, of classes that an image shows and of those that it does not; in the
-    batch it is a vector: 1 for the first, 0 for the second, and -1 for all others."""
+    batch it is a vector: 1 for the first, 0 for the second, and -1 for all others.
+
+    num_classes: the length of the vector.
+    """
     vectors = [{**sample, "label": [_vector(sample["label"], num_classes)]} for sample in batch]
     collated: Batch = default_collate(vectors)
     return collated

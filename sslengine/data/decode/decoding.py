@@ -37,8 +37,8 @@ from sslengine.data.decode.true_values import (
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError
 
-# What Pillow may take a file for, whatever its name is. Some of the other formats are programs, for
-# which Pillow starts an interpreter (EPS).
+# The formats that Pillow may recognise, for any name of a file. Some of the others are programs,
+# for which Pillow starts an interpreter (EPS).
 FORMATS = (
     "JPEG", "PNG", "BMP", "GIF", "PPM", "DIB", "TIFF", "WEBP", "JPEG2000",
     *(["AVIF"] if find_spec("PIL.AvifImagePlugin") else []),
@@ -208,7 +208,7 @@ def to_grey(image: Image.Image) -> Image.Image:
 
 
 def _as_stored(image: Image.Image) -> Image.Image:
-    """Of a palette the colours that it stands for."""
+    """The colours of a palette."""
     if image.mode in ("P", "PA"):
         return image.convert("RGBA" if "transparency" in image.info else "RGB")
     image.load()

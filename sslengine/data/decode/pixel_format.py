@@ -1,4 +1,4 @@
-"""What pixels the images of a split have: told by the first of them, before the launch."""
+"""What pixels the images of a split have: read from the first of them, before the launch."""
 
 from __future__ import annotations
 

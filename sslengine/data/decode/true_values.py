@@ -29,7 +29,7 @@ TIFF = (b"II*\0", b"MM\0*", b"II+\0", LARGE_BIG_ENDIAN)
 BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR, KIND, EXTRA, FORMAT, DEPTH = (
     258, 259, 262, 277, 284, 254, 338, 339, 32997
 )  # fmt: skip
-REDUCED_OR_MASK = 0b101  # in KIND: pages that are no images of their own
+REDUCED_OR_MASK = 0b101  # in KIND: pages that are not images by themselves
 ALPHA = (1, 2)  # in EXTRA: of it, or of the others multiplied with it
 WHITE_IS_ZERO = 0  # a PHOTOMETRIC
 # Of a PPM file with a maximum in two bytes: P5 (grey) or P6 (RGB), width, height, maximum.

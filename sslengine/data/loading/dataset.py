@@ -176,7 +176,7 @@ class SSLDataset(Dataset[Sample]):
         row = int(self.rows[index])
         try:
             return [self.read(source, row, patient) for source in self.sources]
-        except Exception:  # whatever a decoder may raise; DataFeed tells the user of it
+        except Exception:  # decoders raise many kinds; DataFeed reports it
             return None
 
     def _of_another(self, key: SampleKey) -> Sample:
@@ -212,7 +212,7 @@ class SSLDataset(Dataset[Sample]):
         return source.image(row)
 
     def arrival(self, device: torch.device) -> Arrival | None:
-        """What is left to do with a batch when it comes to the device."""
+        """The rest of the work on a batch, when it comes to the device."""
         return self.plan.arrival(device)
 
     def name(self, index: int) -> str:

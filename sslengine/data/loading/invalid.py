@@ -33,7 +33,7 @@ class InvalidSamples:
         self._where, self._max_share, self._name, self._why = where, max_share, name, why
         self._num_samples, self._instead = num_samples, instead
         self.samples: set[int] = set()
-        self._told = 1  # how many of them the user knows of; the first has a message of its own
+        self._told = 1  # how many of them were reported; the first has its own message
         self._one_was_valid = False
         self._batches: deque[tuple[int, int]] = deque()
         self._seen = self._invalid = 0  # in these batches

@@ -46,7 +46,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def generator(purpose: bytes, *numbers: int) -> torch.Generator:
-    """A stream of its own for each purpose, of at most 16 letters, and for each of its numbers."""
+    """A separate stream for each purpose, of at most 16 letters, and for each of its numbers."""
     (number,) = struct.unpack("<q8x", _hash(purpose, *numbers))
     return torch.Generator().manual_seed(number)
 

@@ -60,7 +60,7 @@ class Classes:
 
     @property
     def by_value(self) -> dict[str, int]:
-        """The number of each class by its name; numbers are named as they are written."""
+        """The number of each class by its name; a number's name is its digits."""
         if self.names:
             return {_plain(name): number for number, name in enumerate(self.names)}
         return {str(number): number for number in self.numbers}

@@ -1,10 +1,10 @@
 """What was found by looking through many files, kept for the next start.
 
 An index is a few arrays (paths, labels, offsets) and the stamps of the files and folders that
-they were made from: time of change and size. It is used as long as all stamps are what they were,
-and made again otherwise. It is kept in $SSLENGINE_CACHE, else in ~/.cache/sslengine, never beside
-the data. The processes of a machine take turns: the first one looks, the others find the index,
-and all of them read the same pages of memory.
+they were made from: time of change and size. It is used as long as no stamp has changed,
+and made again otherwise. It is kept in $SSLENGINE_CACHE, else in ~/.cache/sslengine, never in
+the folder of the data. The processes of a machine take turns: the first one looks, the others find
+the index, and all of them read the same pages of memory.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 LABEL_TYPE says what a label is: `standard`, what LABEL_SOURCES has; `sample_index`, the
 sample's own number; `zero`. A label source is either the data source itself, with labels
-of its own (a folder's name, the torchvision set's class ...), or `disk_filelist`: a .npy
+from itself (a folder's name, the torchvision set's class ...), or `disk_filelist`: a .npy
 file of numbers, of names, or of one row of class indicators for each image. Numbers stay
 what they are, -1 among them, which losses leave out; of text, and of sources whose samples have
 several classes, see `sources/class_numbers.py`.
@@ -82,7 +82,7 @@ def shared(columns: Sequence[Column | range]) -> list[SharedArray | range]:
 def in_train_numbers(
     standard: Sequence[Labels], train: Sequence[Classes], sources: Sequence[DataSource]
 ) -> list[Column]:
-    """The columns, in TRAIN's numbers; as they are where nothing is known of it."""
+    """The columns, in TRAIN's numbers; unchanged where TRAIN's classes are not known."""
     if not train:
         return [each.column for each in standard]
     columns = []

@@ -2,7 +2,7 @@
 
 The processes of a node take turns: the first one copies, the others find the copy. It appears
 under its final name only when it is complete, and stays there for the next run, which uses it
-as it is: after a change of the original, delete the copy.
+without a comparison: after a change of the original, delete the copy.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ log = logging.getLogger("sslengine")
 
 
 def local_copy(original: Path, folder: Path, where: str) -> Path:
-    """The copy of a file or folder in `folder`; made if it is not there. `where` tells it."""
+    """The copy of a file or folder in `folder`; made if missing. where: its key."""
     if not original.exists():
-        return original  # the data source tells what is missing
+        return original  # the data source reports what is missing
     whole = original.resolve()
     # Two datasets may have the same name: `train`.
     copy = folder / hashlib.sha256(str(whole).encode()).hexdigest()[:8] / whole.name

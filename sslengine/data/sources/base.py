@@ -13,7 +13,7 @@ A source of encoded images (JPEG, PNG ...) is an EncodedSource and has `read` in
 then a back-end may decode the bytes its own way.
 
 A source is pickled into every loader worker: keep what it holds small. It draws no
-random numbers but from generators of its own, seeded by the index.
+random numbers except from its own generators, seeded by the index.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DataSource(ABC):
         """The image, RGB. Any exception marks the sample as unreadable."""
 
     def stand_in(self, side: int) -> Any:
-        """What stands for an image that cannot be read: grey, and such as the others are."""
+        """Replaces an image that cannot be read: grey, of the size and type of the others."""
         return grey_image(side)
 
     def label(self, index: int) -> Any:
@@ -153,5 +153,5 @@ def generated_length(options: SplitOptions, default: int) -> int:
 
 
 def grey_image(side: int) -> Image.Image:
-    """What stands for an image that cannot be read."""
+    """Replaces an image that cannot be read."""
     return Image.new("RGB", (side, side), (128, 128, 128))

@@ -93,7 +93,7 @@ def _unescaped(text: str, at: int = 0) -> Iterator[tuple[int, str]]:
 
 
 def _group(inside: str, deeper: int) -> Text:
-    """What stands between two braces."""
+    """The text between two braces."""
     parts = _parts(inside)
     if len(parts) > 1:
         return [[_parse(part, deeper) for part in parts]]

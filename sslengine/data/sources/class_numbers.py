@@ -33,7 +33,7 @@ class LabelError(DataError):
 def all_known(
     labels: NDArray[np.generic], told: Callable[[NDArray[np.int64]], str]
 ) -> NDArray[np.generic]:
-    """The labels. told: what to say of the samples that have none."""
+    """The labels. told: makes the message about the samples that have none."""
     missing = np.flatnonzero(_none(labels))
     if missing.size:
         raise DataError(told(missing))

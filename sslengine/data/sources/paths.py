@@ -25,7 +25,7 @@ SPLIT_NAMES = {"TRAIN": ("train",), "TEST": ("val", "test")}
 
 
 class Located(NamedTuple):
-    """A path, and what told it: a key of the config or an entry of the catalogue."""
+    """A path, and where it was given: a key of the config or an entry of the catalogue."""
 
     path: Path
     where: str

@@ -1,7 +1,7 @@
 """The samples of one tar file: members that follow each other and share a name up to the first dot.
 
-A tar file is whatever somebody has written into it. What is read of it is limited, and whatever is
-wrong with it is a ShardError that names the file and the member.
+A tar file may hold anything. What is read of it is limited, and each mistake in it is a ShardError
+that names the file and the member.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("sslengine")
 LARGEST_IMAGE = 2**31 - 2**12  # bytes that one read of Linux gives
 LARGEST_LABEL = 2**16  # of .cls
 LARGEST_JSON = 2**24
-LARGEST_HEADER = 2**20  # of what stands before a member, a long name say
+LARGEST_HEADER = 2**20  # of what precedes a member, for example a long name
 
 
 class ShardError(DataError):
@@ -161,7 +161,7 @@ def _perhaps_a_list(text: str) -> Any:
 
 
 def _expect_end(file: BinaryIO, at: int) -> None:
-    """tarfile takes whatever is no header for the end, so that a damaged shard seems shorter."""
+    """tarfile takes anything that is not a header for the end: a damaged shard seems shorter."""
     block = os.pread(file.fileno(), tarfile.BLOCKSIZE, at)
     if block.strip(b"\0") or len(block) not in (0, tarfile.BLOCKSIZE):
         raise tarfile.ReadError(f"unexpected end of data: no header at byte {at:,}")

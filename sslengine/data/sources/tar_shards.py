@@ -171,7 +171,7 @@ def find_shards(pattern: str, where: str) -> list[str]:
     path = Path(pattern)
     if path.is_dir():
         found = sorted(map(str, path.glob("*.tar")))
-    elif path.is_file():  # whatever it is called
+    elif path.is_file():  # by any name
         found = [pattern]
     else:
         found = [

@@ -1,8 +1,8 @@
 """Cluster learnability, and CLID (Lu et al., 2022), which adds the intrinsic dimension to it.
 
-cluster_learnability  features of unit length are put into int(sqrt(N)) clusters by k-means; half of
-                      each cluster is then told from the other half by its nearest neighbour: the
-                      share of right clusters
+cluster_learnability  features of unit length are put into int(sqrt(N)) clusters by k-means; of the
+                      rows of each cluster, one half predicts the clusters of the other by the
+                      nearest neighbour: the share of right clusters
 clid                  cluster_learnability + two_nn / D of the same features, for one checkpoint;
                       `clid_over` several it is the sum of both as z-scores
 """
@@ -47,7 +47,7 @@ def clid_over(parts: Sequence[tuple[float, float]]) -> list[float]:
         return [math.nan] * len(parts)
     values = np.array(parts, float)
     scale = values.std(axis=0)
-    # A part in which all checkpoints are equal tells none from another.
+    # A part in which all checkpoints are equal orders none of them.
     centred = (values - values.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
     found: list[float] = centred.sum(axis=1).tolist()
     return found

@@ -1,4 +1,4 @@
-"""Coherence (Tsitsulin et al., 2023): do single images have dimensions of their own?
+"""Coherence (Tsitsulin et al., 2023): does a single image have its own dimension?
 
 N / r max_i |U_i|^2, with U the left singular vectors and r their number: 1 if all images count
 equally in the subspace of the features, N / r if one image has a dimension alone. Vectors of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from sslengine.evaluation.label_free.metric import Measured, metric
+from sslengine.evaluation.label_free.metric import NEEDS, Measured, metric, prepared
 from sslengine.registry import LABEL_FREE
 
 log = logging.getLogger("sslengine")
@@ -28,18 +28,22 @@ class Inputs:
 
 def measure(inputs: Inputs, names: Sequence[str] = ()) -> dict[str, Measured]:
     """Each metric's value; all metrics without names. One that fails does not stop the others."""
-    return {name: _measured(name, inputs) for name in names or LABEL_FREE.names()}
+    given = {need: getattr(inputs, need) for need in NEEDS}
+    # Once: metrics share what they compute from one tensor.
+    ready = {need: prepared(need, each) for need, each in given.items() if each is not None}
+    names = names or LABEL_FREE.names()
+    return {name: _measured(name, ready, inputs.missing) for name in names}
 
 
-def _measured(name: str, inputs: Inputs) -> Measured:
+def _measured(name: str, ready: Mapping[str, Tensor], missing: Mapping[str, str]) -> Measured:
     found = metric(name)
-    given = [getattr(inputs, each) for each in found.needs]
-    for need, each in zip(found.needs, given, strict=True):
-        if each is None:
-            why = inputs.missing.get(need, f"there are no {need}")
-            return Measured(math.nan, 0, f"not computed: {why}")
+    for need in found.needs:
+        if need not in ready:
+            return Measured(
+                math.nan, 0, f"not computed: {missing.get(need, f'there are no {need}')}"
+            )
     try:
-        return found(*given)
+        return found(*(ready[need] for need in found.needs))
     except Exception as error:  # a metric may be the user's
         log.warning("the metric %s fails", name, exc_info=True)
         return Measured(math.nan, 0, f"{type(error).__name__}: {error}")

@@ -55,6 +55,10 @@ class Measured:
     def defined(self) -> bool:
         return not math.isnan(self.value)
 
+    def as_json(self) -> dict[str, Any]:
+        value = self.value if self.defined else None
+        return {"value": value, "n": self.n, "why": self.why, "details": dict(self.details)}
+
 
 class Metric:
     def __init__(self, name: str, compute: Compute, best: Best | None) -> None:
@@ -72,7 +76,7 @@ class Metric:
     def __call__(self, *given: Tensor) -> Measured:
         n = 0
         try:
-            rows = [_prepared(self, *each) for each in zip(self.needs, given, strict=True)]
+            rows = [prepared(*each) for each in zip(self.needs, given, strict=True)]
             n = min(map(len, rows))
             for need, each in zip(self.needs, rows, strict=True):
                 _expect_finite(need, each)
@@ -85,11 +89,12 @@ class Metric:
             return Measured(math.nan, n, f"the result is {value:g}", details)
         return Measured(value, n, details=details)
 
-    def goodness(self, value: float) -> float:
-        """Higher is better; without `best` the value itself."""
-        if self.best == "near 1":
-            return -abs(value - 1)
-        return -value if self.best == "low" else value
+
+def goodness(best: Best | None, value: float) -> float:
+    """Higher is better; without `best` the value itself."""
+    if best == "near 1":
+        return -abs(value - 1)
+    return -value if best == "low" else value
 
 
 def register_metric(name: str, best: Best | None = None) -> Callable[[Compute], Metric]:
@@ -101,12 +106,12 @@ def register_metric(name: str, best: Best | None = None) -> Callable[[Compute], 
     return add
 
 
-def _prepared(metric: Metric, need: str, rows: Tensor) -> Tensor:
+def prepared(need: str, rows: Tensor) -> Tensor:
     """In float64; a sub-sample of ROWS rows, which is the same for all inputs of a length."""
     if rows.ndim != NEEDS[need] or not rows[0:1].numel():
         shape = "(N, D)" if NEEDS[need] == 2 else "(n, q, D)"
         raise DataError(
-            f"{metric.name}: expected {need} of shape {shape}, got {tuple(rows.shape)}."
+            f"Label-free metrics: expected {need} of shape {shape}, got {tuple(rows.shape)}."
         )
     if len(rows) > ROWS:
         draw = torch.Generator().manual_seed(0)

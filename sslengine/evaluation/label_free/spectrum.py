@@ -34,7 +34,7 @@ def once_per_tensor(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 
 @once_per_tensor
 def singular_values(features: Tensor) -> Tensor:
-    """Descending; of the features as they are, not centred."""
+    """Descending; of the features without centring."""
     values: Tensor = torch.linalg.svdvals(features)
     return values
 

@@ -23,6 +23,8 @@ class EvalMLP(nn.Module):
         """
         in_channels: channels of the feature.
         dims: widths of the linear layers; the first is that of the flattened feature.
+        use_bn: batch norm after each linear layer but the last.
+        use_relu: ReLU after each linear layer but the last.
         """
         super().__init__()
         self.channel_bn = nn.BatchNorm2d(in_channels)

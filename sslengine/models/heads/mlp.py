@@ -24,6 +24,10 @@ class MLP(nn.Module):
     ) -> None:
         """
         dims: widths; the first is that of the input: [2048, 2048, 128] makes two layers.
+        use_bn: batch norm after each linear layer.
+        use_relu: ReLU after each linear layer and its batch norm.
+        use_dropout: dropout of one half after these.
+        use_bias: a bias in each linear layer.
         skip_last_layer_relu_bn: no batch norm, ReLU or dropout after the last layer.
         """
         super().__init__()

@@ -22,7 +22,13 @@ class MobileNetHead(nn.Module, ABC):
         drop_out: float = 0.2,
         with_bn: bool = False,
     ) -> None:
-        """with_bn: a batch norm before the wide layer."""
+        """
+        in_channels: width of the feature.
+        mid_channels: width of the wide layer.
+        num_classes: width of the output.
+        drop_out: probability with which a value of the wide layer is dropped.
+        with_bn: a batch norm before the wide layer.
+        """
         super().__init__()
         self.in_channels = in_channels
         self.channel_bn = nn.BatchNorm2d(in_channels) if with_bn else nn.Identity()

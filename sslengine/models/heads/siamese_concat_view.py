@@ -13,6 +13,7 @@ class SiameseConcatView(nn.Module):
     """The rows of one image must be consecutive."""
 
     def __init__(self, num_towers: int) -> None:
+        """num_towers: patches of an image."""
         super().__init__()
         self.num_towers = num_towers
 

@@ -78,11 +78,8 @@ def crops(number: int, sides: list[int]) -> Sample:
     return made
 
 
-@pytest.mark.parametrize("parameters", [{}, {"create_multidimensional_tensor": True}])
-def test_multicrop_is_a_list_of_crops_and_the_rest_in_their_order(
-    parameters: dict[str, bool],
-) -> None:
-    collated = multicrop_collator([crops(number, [4, 4, 2]) for number in range(3)], **parameters)
+def test_multicrop_is_a_list_of_crops_and_the_rest_in_their_order() -> None:
+    collated = multicrop_collator([crops(number, [4, 4, 2]) for number in range(3)])
     (images,) = collated["data"]
     assert [tuple(crop.shape) for crop in images] == [(3, 3, 4, 4), (3, 3, 4, 4), (3, 3, 2, 2)]
     means = [crop.mean((1, 2, 3)).tolist() for crop in images]

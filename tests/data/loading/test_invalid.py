@@ -11,7 +11,7 @@ from sslengine.errors import DataError
 def counter(max_share: float = 0.5, num_samples: int = 100_000) -> InvalidSamples:
     return InvalidSamples(
         "config.DATA.TRAIN", max_share, num_samples, "{}.jpg".format, "{}.jpg (broken)".format,
-        "another sample stands for each",
+        "another sample replaces each",
     )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def test_the_first_is_told_all_are_named_and_counted(caplog: pytest.LogCaptureFi
     first, *others, count = caplog.records
     assert first.message.startswith(
         "config.DATA.TRAIN: cannot read 0.jpg (broken). Such samples are counted, and the log names "
-        "them; another sample stands for each."
+        "them; another sample replaces each."
     )
     assert [each.message.split()[3] for each in others] == [
         f"{number}.jpg" for number in (1, 10, 11, 20, 21)

@@ -81,6 +81,11 @@ class ImgPilGaussianBlur(Transform):
     """PIL's Gaussian blur, of a random radius, with probability p."""
 
     def __init__(self, p: float = 0.5, radius_min: float = 0.1, radius_max: float = 2.0) -> None:
+        """
+        p: probability that an image is blurred.
+        radius_min, radius_max: standard deviations of the blur, in pixels, between which it is
+            drawn evenly.
+        """
         self.p = probability(p)
         self.radius_min = radius_min
         self.radius_max = radius_max

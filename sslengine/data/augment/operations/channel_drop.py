@@ -49,7 +49,10 @@ class ChannelDrop(Transform):
     """Each channel of an image is left out with probability p, but never all of them."""
 
     def __init__(self, p: float = 0.1, fill: str = "zero") -> None:
-        """fill: what takes its values' place: zero, or mean, the mean of the channel."""
+        """
+        p: probability with which each channel is dropped.
+        fill: what takes its values' place: zero, or mean, the mean of the channel.
+        """
         self.p = probability(p)
         if fill not in FILLS:
             raise ValueError(f"fill: expected zero or mean, got {fill!r}.")

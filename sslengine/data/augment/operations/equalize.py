@@ -31,7 +31,7 @@ class Equalize(Operation):
 
     @staticmethod
     def on_device(pixels: Tensor, _: Given) -> Tensor:
-        # In order, the place of a level tells how many pixels are below it: a histogram without
+        # In order, the place of a level is the number of pixels below it: a histogram without
         # atomic additions.
         ordered = pixels.flatten(2).sort(dim=2).values
         levels = torch.arange(LEVELS, device=pixels.device, dtype=torch.uint8)

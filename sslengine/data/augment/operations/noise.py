@@ -37,8 +37,11 @@ class GaussianNoise(Transform):
     """Add noise to images with any number of channels, with probability p."""
 
     def __init__(self, std: float | Sequence[float] = 0.05, p: float = 0.5) -> None:
-        """std: a share of the range of values (255 for 8 bits), or the least and greatest of
-        those that are drawn."""
+        """
+        std: a share of the range of values (255 for 8 bits), or the least and greatest of
+            those that are drawn.
+        p: probability that an image gets noise.
+        """
         match std:
             case int() | float():
                 self.least = self.most = float(std)

@@ -1,4 +1,4 @@
-"""Sharpness: at 0 smoothed with the neighbours, at 1 as it is, above 1 sharpened.
+"""Sharpness: at 0 smoothed with the neighbours, at 1 unchanged, above 1 sharpened.
 
 Smooth is a sum over 3 x 3 pixels, the one in the middle five times, by 13, rounded: it never comes
 to a half. The outermost pixels have not all neighbours, and stay.

@@ -79,9 +79,10 @@ class ImgPilRandomSolarize(Wraps):
     """Invert the pixels from a threshold on, with probability p."""
 
     def __init__(self, p: float = 0.66, threshold: int | None = None) -> None:
-        """threshold: by default drawn for each image, from 0 to 256, as VISSL does.
-
-        BYOL, Barlow Twins, VICReg and DINO have 128.
+        """
+        p: probability that an image is solarized.
+        threshold: by default drawn for each image, from 0 to 256, as VISSL does. BYOL, Barlow
+            Twins, VICReg and DINO have 128.
         """
         if threshold is not None and not 0 <= threshold <= 256:
             raise ValueError(f"threshold: expected a number from 0 to 256, got {threshold}.")

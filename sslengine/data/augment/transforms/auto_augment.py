@@ -35,6 +35,8 @@ class RandAugment:
         """
         magnitude: from 0 to 10.
         magnitude_std: draw the magnitude of each change around it.
+        num_layers: the number of changes.
+        weight_choice: null alone: all changes are equally likely.
         increasing_severity: let all changes grow with the magnitude; some shrink otherwise.
         """
         if weight_choice is not None:
@@ -60,6 +62,11 @@ class VisslAutoAugment:
     """A random one of the pairs of changes that a search found best for ImageNet."""
 
     def __init__(self, policy_name: str = "v0", magnitude_std: float = 0) -> None:
+        """
+        policy_name: original, the pairs of the paper, or v0, those of TPU EfficientNet; in
+            originalr and v0r posterize becomes stronger with its magnitude, not weaker.
+        magnitude_std: draw the magnitude of each change around that of the policy.
+        """
         if policy_name not in POLICIES:
             raise ValueError(
                 f"policy_name: expected one of {', '.join(POLICIES)}; got {policy_name!r}."

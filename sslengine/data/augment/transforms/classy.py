@@ -11,7 +11,7 @@ with warnings.catch_warnings():
     from classy_vision.dataset.transforms import TRANSFORM_REGISTRY
 
 # Of its others, imagenet_autoaugment fails with numpy 2 (torchvision's AutoAugment has that
-# policy), and the rest take whole samples of its own datasets.
+# policy), and the rest take whole samples of Classy's datasets.
 NAMES = (
     "imagenet_augment",
     "imagenet_no_augment",

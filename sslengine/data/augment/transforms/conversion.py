@@ -34,6 +34,7 @@ class ImgPilResizeLargerSide:
     """The larger side becomes `size` pixels, the other follows."""
 
     def __init__(self, size: int = 1024) -> None:
+        """size: pixels of the larger side."""
         if size < 1:
             raise ValueError(f"size: expected 1 or more, got {size}.")
         self.size = size
@@ -49,7 +50,10 @@ class MNISTImgPil2RGB:
     """The image in RGB; with a `size`, pasted at `box` onto black of that size."""
 
     def __init__(self, size: int | Sequence[int] = (), box: Sequence[int] = (0, 0)) -> None:
-        """size: width and height, or one number for both. box: the left and top corner."""
+        """
+        size: width and height, or one number for both.
+        box: the left and top corner.
+        """
         self.size = (size, size) if isinstance(size, int) else tuple(size)
         self.box = tuple(box)
         if len(self.size) not in (0, 2):

@@ -27,6 +27,10 @@ class ImgPatchesFromTensor(Transform):
     """
 
     def __init__(self, num_patches: int = 9, patch_jitter: int = 21) -> None:
+        """
+        num_patches: a square number.
+        patch_jitter: by how many pixels each side of a patch is smaller than its cell.
+        """
         self.side = math.isqrt(max(0, num_patches))
         if num_patches < 1 or self.side**2 != num_patches:
             raise ValueError(f"num_patches: expected a square number, got {num_patches}.")
@@ -69,6 +73,7 @@ class ShuffleImgPatches(MakesLabel):
         """
         perm_file: a .npy file with a permutation in each row, counted from 0 or from 1.
         num_perms: without a file, so many permutations of num_patches patches, always the same.
+        num_patches: patches of an image; a file has its own number.
         """
         if bool(perm_file) == bool(num_perms):
             raise ValueError(

@@ -57,6 +57,13 @@ class ImgPilColorDistortion(Wraps):
         color_jitter_probability: float = 0.8,
         grayscale_probability: float = 0.2,
     ) -> None:
+        """
+        strength: a factor on brightness, contrast, saturation and hue.
+        brightness, contrast, saturation: 0.8: the factor on it is drawn from 0.2 to 1.8.
+        hue: 0.2: it is turned by up to a fifth of the colour circle, either way.
+        color_jitter_probability: probability of the jitter.
+        grayscale_probability: probability that the image becomes grey.
+        """
         ranges = (strength * each for each in (brightness, contrast, saturation, hue))
         distort = with_probability(color_jitter_probability, ColorJitter(*ranges))
         grey = RandomGrayscale(probability(grayscale_probability))
@@ -68,5 +75,9 @@ class ImgPilRandomColorJitter(Wraps):
     """Colour jitter of a given strength, with probability p."""
 
     def __init__(self, strength: float = 1.0, p: float = 0.8) -> None:
+        """
+        strength: a factor on the ranges: 0.8 for brightness, contrast and saturation, 0.2 for hue.
+        p: probability of the jitter.
+        """
         ranges = (strength * each for each in (0.8, 0.8, 0.8, 0.2))
         self.change = with_probability(p, ColorJitter(*ranges))

@@ -39,6 +39,7 @@ class MaskedImageModeling(MakesKeys):
         """
         pred_ratio_mean: shares of the patches, of which one is drawn for each image.
         pred_ratio_var: how far each of them varies to both sides.
+        patch_size: the side of a patch, in pixels.
         log_aspect_ratio: the least and greatest height of a block by its width. It is drawn
             evenly in its logarithm.
         """

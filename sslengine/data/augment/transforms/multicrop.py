@@ -30,6 +30,9 @@ class ImgPilToMultiCrop(MakesViews):
         interpolation: int = 2,
     ) -> None:
         """
+        total_num_crops: the sum of num_crops.
+        num_crops: the number of crops of each kind.
+        size_crops: the side of each kind's crops, in pixels.
         crop_scales: for each kind, the least and the greatest share of the image's area.
         interpolation: as RandomResizedCrop takes it: 2 is bilinear, 3 bicubic.
         """
@@ -69,6 +72,10 @@ class ImgPilMultiCropRandomApply(TakesAll):
     """All the transforms or none, to each crop with the probability that it has in `prob`."""
 
     def __init__(self, transforms: Sequence[Any], prob: Sequence[float]) -> None:
+        """
+        transforms: entries with a name and arguments, as in TRANSFORMS.
+        prob: one probability for each crop.
+        """
         change = Compose(list(transforms))
         self.apply: list[Callable[[Any], Any]] = [
             RandomApply([change], probability(p)) for p in prob

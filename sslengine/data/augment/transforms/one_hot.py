@@ -16,6 +16,7 @@ class OneHotEncode(TakesLabels):
     """Each label, a class or several, becomes a vector with 1 at those and 0 elsewhere."""
 
     def __init__(self, num_classes: int = 1000) -> None:
+        """num_classes: the length of the vector."""
         if num_classes < 1:
             raise ValueError(f"num_classes: expected 1 or more, got {num_classes}.")
         self.num_classes = num_classes

@@ -18,6 +18,7 @@ class ImgPilRandomPhotometric(Wraps):
     """PIRL's, all or none: posterize, sharpen or soften, solarize, stretch the contrast."""
 
     def __init__(self, p: float = 0.66) -> None:
+        """p: probability of all of them together."""
         self.change = with_probability(p, _Posterize(), _Sharpen(), DrawnSolarize(), _Stretch())
 
 

@@ -21,6 +21,10 @@ class ImgRotatePil(MakesLabel):
     """
 
     def __init__(self, num_angles: int = 4, num_rotations_per_img: int = 1) -> None:
+        """
+        num_angles: the number of labels.
+        num_rotations_per_img: 1 alone: an image has one label.
+        """
         if num_angles < 1:
             raise ValueError(f"num_angles: expected 1 or more, got {num_angles}.")
         if num_rotations_per_img != 1:

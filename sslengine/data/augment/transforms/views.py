@@ -24,6 +24,7 @@ class ImgReplicatePil(MakesViews):
     """The image `num_times`, for the transforms that follow to make each another view."""
 
     def __init__(self, num_times: int = 2) -> None:
+        """num_times: the number of views."""
         if num_times < 1:
             raise ValueError(f"num_times: expected 1 or more, got {num_times}.")
         self.num_times = num_times
@@ -61,6 +62,14 @@ class ImgPilToPatchesAndImage(MakesViews):
         permute_patches: bool = True,
         num_patches: int = 9,
     ) -> None:
+        """
+        crop_scale_image, crop_scale_patches: the least and greatest share of the image's area in
+            the crop.
+        crop_size_image: the side of the first crop, in pixels.
+        crop_size_patches: the side of the crop that is cut into patches, in pixels.
+        permute_patches: false: the patches stay in the order of the grid.
+        num_patches: a square number.
+        """
         self.side = math.isqrt(num_patches)
         self.cell = crop_size_patches // max(1, self.side)
         self.patch = self.cell - self.PATCH_JITTER

@@ -1,6 +1,6 @@
 """The back-end that leaves colour and blur to the device.
 
-Workers decode, crop and flip, and put what is left below the pixels. It is done to whole
+Workers decode, crop and flip, and write the rest of the work below the pixels. It is done to whole
 batches when they arrive. Between the two the pixels are not read.
 """
 

@@ -1,6 +1,6 @@
 """What is still to be done to a view, in rows of bytes below its pixels.
 
-So whatever moves the tensor moves this too: a collator need not know of it. There are
+So what moves the tensor moves this too, and collators need not handle it. There are
 SLOTS places, each for one operation: the codes, a byte each, then the parameters, 4 bytes each.
 """
 
@@ -62,7 +62,7 @@ def read_below(images: Tensor) -> Program:
         raise DataError(
             f"The operations that travel below an image's pixels are missing in a tensor "
             f"{tuple(images.shape)}: config.DATA.AUGMENT_BACKEND=device needs a collator that "
-            f"moves tensors as they are."
+            f"moves tensors unchanged."
         )
     codes, parameters = np.split(read[:, len(MARK) :], [SLOTS], axis=1)
     return Program(codes, np.ascontiguousarray(parameters).view(np.float32))

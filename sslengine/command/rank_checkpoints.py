@@ -1,0 +1,143 @@
+"""`sslengine rank` of checkpoints: label-free metrics of each, and how far labels agree."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sslengine.checkpoint import files
+from sslengine.command.embed import ALL_OF_IT
+from sslengine.command.images import look
+from sslengine.command.text import overrides, typed
+from sslengine.errors import CheckpointError, ConfigError
+from sslengine.evaluation.label_free.agreement import LEAST, Interval
+from sslengine.evaluation.label_free.inputs import measure
+from sslengine.evaluation.label_free.ranking import Row, ranked, score_of
+from sslengine.predictor.checkpoints import Read, read_checkpoints
+from sslengine.predictor.predictor import Predictor
+from sslengine.registry import load_plugins
+
+FEW = 6  # checkpoints
+
+
+def rank(given: argparse.Namespace) -> int:
+    if given.plugin and "" not in sys.path:
+        sys.path.insert(0, "")  # plugins in the current folder
+    load_plugins(given.plugin, "--plugin")
+    by_run = _by_run(given.runs)
+    paths, networks, found, scores = [], [], [], []
+    for each in _read_all(by_run, given):
+        paths.append(str(each.checkpoint))
+        networks.append(each.network)
+        found.append(measure(each.inputs))
+        scores.append(score_of(each.inputs.features, each.labels))
+    if not found:
+        raise CheckpointError("none of the checkpoints can be read.")
+    rows = ranked(found, scores)
+    notes = _notes(rows, several=len(by_run) > 1 and given.data is None)
+    if given.json:
+        print(json.dumps(_as_json(paths, networks, rows, notes), indent=1))
+    else:
+        _show(paths, networks, rows, notes)
+    return 0
+
+
+def _read_all(by_run: dict[Path, list[Path]], given: argparse.Namespace) -> Iterator[Read]:
+    values = typed(given.values)
+    if given.data is not None:
+        values = [*overrides({**look(given.data).keys(labels=True), **ALL_OF_IT}), *values]
+    if given.workers is not None:
+        values = [f"config.DATA.NUM_DATALOADER_WORKERS={given.workers}", *values]
+    for run, checkpoints in by_run.items():
+        predictor = Predictor(
+            run, nearest=0, device=given.device, overrides=values, network=given.network,
+            trust_config=given.trust_config,
+        )  # fmt: skip
+        read = read_checkpoints(predictor, checkpoints, given.rows, given.views)
+        for each in read:
+            print(f"{each.checkpoint}: {len(each.inputs.features)} images", file=sys.stderr)
+            yield each
+
+
+def _by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
+    """The checkpoints of each run, oldest first, or in the order given."""
+    by_run: dict[Path, list[Path]] = {}
+    for path in given:
+        folder = path.suffix != ".shards" and path.is_dir()
+        found = files.in_order(path)[::-1] if folder else [path]
+        if not found or not path.exists():
+            raise CheckpointError(f"{path}: there is no checkpoint.")
+        run = found[0].absolute().parent.parent
+        if found[0].absolute().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
+            raise ConfigError(
+                f"{path}: expected the folder `checkpoints` of a run, or checkpoints in it: they "
+                f"are read with the config.yaml of their run."
+            )
+        by_run.setdefault(run, []).extend(found)
+    return by_run
+
+
+def _notes(rows: Sequence[Row], several: bool) -> list[str]:
+    """Why values are missing, once for each reason."""
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        for number, each in enumerate(row.values, 1):
+            if each.why:
+                notes.setdefault(each.why, []).append(f"{row.name} ({number})")
+    found = [f"{', '.join(where)}: {why}" for why, where in notes.items()]
+    count = len(rows[0].values)
+    if LEAST <= count < FEW and any(row.spearman for row in rows):
+        found.append(f"over {count} checkpoints the intervals of agreements mean little")
+    if several:
+        found.append("each run is measured on its own images; --data takes the same for all")
+    return found
+
+
+def _show(paths: list[str], networks: list[str], rows: list[Row], notes: list[str]) -> None:
+    console = Console()
+    console = console if console.is_terminal else Console(width=200)
+    for number, (path, network) in enumerate(zip(paths, networks, strict=True), 1):
+        console.print(f"{number}  {path} ({network})", soft_wrap=True, highlight=False)
+    table = Table("metric", "best", box=None, pad_edge=False)
+    for number in range(1, len(paths) + 1):
+        table.add_column(str(number), justify="right")
+    for name in ("order", "Spearman [95 %]", "Kendall [95 %]"):
+        table.add_column(name)
+    for row in rows:
+        order = " ".join(str(number + 1) for number in row.order)
+        values = (f"{each.value:.4g}" if each.defined else "-" for each in row.values)
+        agreements = map(_interval, (row.spearman, row.kendall))
+        table.add_row(row.name, row.best or "", *values, order, *agreements)
+    console.print(table)
+    for note in notes:
+        console.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _interval(found: Interval | None) -> str:
+    return "" if found is None else f"{found.value:.2f} \\[{found.low:.2f}, {found.high:.2f}]"
+
+
+def _as_json(
+    paths: list[str], networks: list[str], rows: list[Row], notes: list[str]
+) -> dict[str, Any]:
+    def agreement(found: Interval | None) -> dict[str, Any] | None:
+        return None if found is None else found._asdict()
+
+    metrics = {
+        row.name: {
+            "best": row.best,
+            "values": [each.as_json() for each in row.values],
+            "order": [paths[number] for number in row.order],
+            "spearman": agreement(row.spearman),
+            "kendall": agreement(row.kendall),
+        }
+        for row in rows
+    }
+    return {"checkpoints": paths, "networks": networks, "metrics": metrics, "notes": notes}

@@ -1,0 +1,90 @@
+"""How images whose features are evaluated are read: single, labelled, without augmentation.
+
+The transforms are those of DATA.TEST. If there are none, or they make several views: resize and
+centre crop to the size of DATA.TRAIN (in the usual ratio of 256 to 224), with its normalisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import MakesViews, TakesAll
+from sslengine.data.options import DataOptions, SplitOptions
+
+DEFAULT_SIZE = 224
+
+
+def judged_train(data: DataOptions) -> SplitOptions:
+    """DATA.TRAIN for this: of its first source, with labels if it has some."""
+    train = data.TRAIN
+    labelled = bool(train.LABEL_SOURCES) and train.LABEL_TYPE == "standard"
+    return replace(
+        train,
+        DATA_SOURCES=train.DATA_SOURCES[:1],
+        DATA_PATHS=train.DATA_PATHS[:1],
+        DATASET_NAMES=train.DATASET_NAMES[:1],
+        LABEL_SOURCES=train.LABEL_SOURCES[:1],
+        LABEL_PATHS=train.LABEL_PATHS[:1],
+        LABEL_TYPE="standard" if labelled else "sample_index",
+        TRANSFORMS=choose(data)[0],
+        COLLATE_FUNCTION="default_collate",
+        COLLATE_FUNCTION_PARAMS={},
+        INPUT_KEY_NAMES=["data"],
+        TARGET_KEY_NAMES=["label"],
+    )
+
+
+def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
+    """The entries of a TRANSFORMS list, and a description of where they come from."""
+    given = data.TEST.TRANSFORMS
+    if given and not _makes_views(given):
+        return given, "from config.DATA.TEST"
+    size = _size(data.TRAIN.TRANSFORMS)
+    side = size or DEFAULT_SIZE
+    margin = round(side * 256 / 224)
+    entries: list[dict[str, Any]] = [
+        {"name": "Resize", "size": margin},
+        {"name": "CenterCrop", "size": side},
+        {"name": "ToTensor"},
+    ]
+    normalise = next(_entries_named("Normalize", data.TRAIN.TRANSFORMS), None)
+    if normalise is not None:
+        entries.append({key: normalise[key] for key in ("name", "mean", "std")})
+    why = "config.DATA.TEST makes several views" if given else "config.DATA.TEST has none"
+    text = f"{why}: resized to {margin}, cropped to {side} in the centre"
+    text += "" if size else " (config.DATA.TRAIN names no size)"
+    return entries, text + (", normalised as in training" if normalise else ", not normalised")
+
+
+def _makes_views(entries: list[dict[str, Any]]) -> bool:
+    steps = Pipeline(entries, "config.DATA.TEST.TRANSFORMS").steps
+    return any(issubclass(step.kind, (MakesViews, TakesAll)) for step in steps)
+
+
+def _walk(entries: Any) -> Iterator[Mapping[str, Any]]:
+    """All entries, also those nested in others."""
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            yield entry
+            for value in entry.values():
+                if isinstance(value, list):
+                    yield from _walk(value)
+
+
+def _entries_named(name: str, entries: Any) -> Iterator[Mapping[str, Any]]:
+    return (entry for entry in _walk(entries) if entry.get("name") == name)
+
+
+def _size(entries: Any) -> int | None:
+    """The side of the training images; the largest, if the first entry with a size has several."""
+    for entry in _walk(entries):
+        name = str(entry.get("name"))
+        value = entry.get("size_crops", entry.get("size") if "Crop" in name or "Resize" in name
+                          else None)  # fmt: skip
+        sizes = value if isinstance(value, list) else [value]
+        if all(isinstance(each, int) for each in sizes) and sizes:
+            return int(max(sizes))
+    return None

@@ -1,0 +1,154 @@
+"""VISSL's low-shot SVM: each class is learned from a few images, for several draws of them.
+
+Of each class k images that show it are drawn, and (classes - 1) * k that do not, if images show
+several classes (VOC); or k images of each class, of which the others do not show it (Places).
+
+One cost is chosen for all classes. `choose="train"`: by the images of the training set that no
+machine was trained on, at most VALIDATION of them. `choose="test"`: by the result itself, as
+published; the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslengine.evaluation.draws import Interval, shots_of_each_class
+from sslengine.evaluation.features import Rows, check_features
+from sslengine.evaluation.outcome import Outcome, protocol
+from sslengine.evaluation.svm import (
+    FIXED_COST,
+    Features,
+    Svm,
+    both_kinds,
+    expect_shown,
+    in_threads,
+    indicators,
+    left_out,
+    mean_ap,
+    not_converged,
+    signs_of,
+)
+
+SHOTS = (1, 2, 4, 8, 16, 32, 64, 96)
+DRAWS = 5
+VALIDATION = 2000
+
+
+@protocol("Low-shot SVM")
+def low_shot_svm(
+    train: Rows,
+    labels: Tensor,
+    test: Rows,
+    test_labels: Tensor,
+    shots: Sequence[int] = SHOTS,
+    draws: int = DRAWS,
+    choose: Literal["train", "test"] = "train",
+    options: Svm | None = None,
+) -> Outcome:
+    options = options or Svm()
+    rows, wanted = indicators(labels, test_labels)
+    features, judged = options.matrix(train), options.matrix(test)
+    check_features("Low-shot SVM", torch.from_numpy(features), labels, torch.from_numpy(judged))
+    classes = both_kinds(rows)
+    sets = _Sets(features, rows[:, classes], judged, wanted[:, classes], labels.ndim == 1)
+    expect_shown(wanted[:, classes])
+    metrics, details, notes, unfinished = {}, {}, left_out(rows, classes), 0
+    for k in shots:
+        few = int(((sets.rows > 0).sum(dim=0) < k).sum())
+        if few:
+            notes += (f"k={k}: {few} of {len(classes)} classes have fewer images: all are used",)
+        found = [_draw(sets, k, seed, choose, options) for seed in range(draws)]
+        place, chosen = _best([each.held_out for each in found], options.costs)
+        if not chosen:
+            notes += (
+                f"k={k}: no images are left to choose the cost: it is {options.costs[place]:g}",
+            )
+        results = [100 * each.results[place] for each in found]
+        metrics[f"k={k} mAP"] = Interval.of(results).mean
+        details[f"k={k}"] = {
+            "min": min(results), "max": max(results), "std": float(np.std(results)),
+            "interval": Interval.of(results).half,
+            "cost": options.costs[place], "chosen_on": choose if chosen else "",
+        }  # fmt: skip
+        unfinished += sum(each.unfinished for each in found)
+    notes += ("costs are chosen on the test set",) * (choose == "test")
+    return Outcome(metrics, notes + not_converged(unfinished), details)
+
+
+@dataclass(frozen=True)
+class _Sets:
+    features: Features
+    rows: Tensor
+    judged: Features
+    wanted: Tensor
+    single: bool  # an image shows one class
+
+    def drawn(self, k: int, seed: int) -> Tensor:
+        """The indicators, where an image is not drawn for a class -1."""
+        chosen = torch.full_like(self.rows, -1)
+        if self.single:
+            some = shots_of_each_class(self._numbers(), k, seed)
+            chosen[some] = self.rows[some]
+            return chosen
+        draw = torch.Generator().manual_seed(seed)
+        for symbol, count in ((1, k), (0, max(1, self.rows.shape[1] - 1) * k)):
+            for row, own in zip(self.rows.T, chosen.T):
+                there = (row > 0 if symbol else row == 0).nonzero().flatten()
+                own[there[torch.randperm(len(there), generator=draw)[:count]]] = symbol
+        return chosen
+
+    def _numbers(self) -> Tensor:
+        shown = (self.rows > 0).to(torch.int8)
+        return shown.argmax(dim=1).masked_fill(shown.sum(dim=1) == 0, -1)
+
+    def validation(self, drawn: Tensor) -> Tensor:
+        """Images that were not drawn for any class."""
+        rest = (drawn < 0).all(dim=1).nonzero().flatten()
+        draw = torch.Generator().manual_seed(0)
+        return rest[torch.randperm(len(rest), generator=draw)[:VALIDATION].sort().values]
+
+
+@dataclass(frozen=True)
+class _Draw:
+    results: list[float]  # for each cost
+    held_out: list[float]
+    unfinished: int
+
+
+def _draw(sets: _Sets, k: int, seed: int, choose: str, options: Svm) -> _Draw:
+    drawn = sets.drawn(k, seed)
+    rest = sets.validation(drawn)
+    jobs = [(row, cost) for cost in options.costs for row in drawn.T]
+
+    def fit(job: tuple[Tensor, float]) -> tuple[Features, Features, bool]:
+        row, cost = job
+        known = (row >= 0).numpy()
+        machine = options.fit(sets.features[known], signs_of(row[row >= 0]), cost)
+        scores = (machine.decision_function(some) if len(some) else np.empty(0)
+                  for some in (sets.judged, sets.features[rest.numpy()]))  # fmt: skip
+        return *scores, machine.n_iter_ >= options.max_iter  # type: ignore[return-value]
+
+    found = in_threads(fit, jobs)
+    classes = drawn.shape[1]
+    of_costs = [found[start : start + classes] for start in range(0, len(found), classes)]
+    results = [_mean_ap([each[0] for each in some], sets.wanted) for some in of_costs]
+    held_out = [_mean_ap([each[1] for each in some], sets.rows[rest]) for some in of_costs]
+    return _Draw(results, results if choose == "test" else held_out, sum(each[2] for each in found))
+
+
+def _mean_ap(scores: list[Features], wanted: Tensor) -> float:
+    return mean_ap(torch.from_numpy(np.stack(scores, axis=1)), wanted) / 100
+
+
+def _best(held_out: list[list[float]], costs: Sequence[float]) -> tuple[int, bool]:
+    """The place of the cost with the best mean over the draws; False if there is no mean."""
+    mean = np.array(held_out).mean(axis=0)
+    if np.isnan(mean).any():
+        return min(range(len(costs)), key=lambda place: abs(costs[place] - FIXED_COST)), False
+    return int(mean.argmax()), True

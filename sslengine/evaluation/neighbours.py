@@ -1,0 +1,138 @@
+"""The k nearest training features of each query, exactly, in bounded memory.
+
+Training features are read once, in blocks, and compared with the queries, of which the k best so
+far are kept. A group of similarities can hold a new neighbour only if its maximum is above the
+query's k-th best so far: few similarities are sorted, and the search costs little more than the
+product of the two matrices.
+
+Of equally similar training features the first ones are taken, and come first: the neighbours do
+not depend on the sizes of the blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sslengine.evaluation.features import Rows
+from sslengine.evaluation.options import Metric
+
+# Similarities of a block: 16 MB in single precision, which stay in the cache for the most part.
+PIECE = 2**22
+QUERIES, GROUP = 1024, 16
+# Numbers of queries that are kept in memory: 256 MB.
+KEPT = 2**26
+
+
+class Found(NamedTuple):
+    """Queries x k, the most similar first."""
+
+    similarities: Tensor
+    rows: Tensor  # of the training features
+
+
+@torch.no_grad()
+def search(
+    train: Rows,
+    queries: Rows,
+    k: int,
+    metric: Metric = "cosine",
+    device: torch.device | None = None,
+    own: bool = False,
+    piece: int = PIECE,
+) -> Found:
+    """own: the queries are the training features, and no row is its own neighbour."""
+    width = max(1, prepared(queries[0:1], metric, device).numel())
+    stride = max(1, KEPT // width)
+    parts = [
+        _search(train, prepared(queries[start : start + stride], metric, device), k, metric, piece,
+                start if own else None)
+        for start in range(0, len(queries), stride)
+    ]  # fmt: skip
+    return Found(*(torch.cat(each) for each in zip(*parts)))
+
+
+def _search(
+    train: Rows, queries: Tensor, k: int, metric: Metric, piece: int, own: int | None
+) -> Found:
+    """own: the training row of the first query, if they are the same features."""
+    count = len(queries)
+    best = queries.new_full((count, k), -torch.inf)
+    rows = torch.full((count, k), len(train), device=queries.device)
+    some = min(QUERIES, count)
+    width = max(1, min(len(train), piece // max(1, some)))
+    for start in range(0, len(train), width):
+        block = prepared(train[start : start + width], metric, queries.device)
+        for first in range(0, count, some):
+            part = slice(first, min(first + some, count))
+            similar = _similarities(queries[part], block, metric)
+            if own is not None:
+                _leave_out(similar, own + first - start)
+            best[part], rows[part] = _merged(best[part], rows[part], similar, start, k)
+    return Found(best, rows)
+
+
+def _merged(
+    best: Tensor, rows: Tensor, similar: Tensor, start: int, k: int
+) -> tuple[Tensor, Tensor]:
+    """The k best of those known and of a block's, whose rows come later."""
+    columns, values = _candidates(similar, best[:, -1:])
+    if not columns.shape[1]:
+        return best, rows
+    every = torch.cat([best, values], dim=1)
+    place = torch.cat([rows, columns + start], dim=1)
+    if every.dtype == torch.float32:
+        chosen = _ordered(every, place).topk(k, dim=1).indices
+    else:  # a stable sort keeps equal values in the order of their rows
+        chosen = every.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return every.gather(1, chosen), place.gather(1, chosen)
+
+
+def _candidates(similar: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns, in ascending order, with all values above `least` and few others; their values."""
+    count, width = similar.shape
+    if width % GROUP:
+        similar = F.pad(similar, (0, -width % GROUP), value=-torch.inf)
+    grouped = similar.view(count, -1, GROUP)
+    above = grouped.amax(dim=2) > least
+    most = int(above.sum(dim=1).max())
+    groups = above.byte().topk(most, dim=1).indices.sort(dim=1).values.unsqueeze(2)
+    values = grouped.gather(1, groups.expand(-1, -1, GROUP))
+    columns = groups * GROUP + torch.arange(GROUP, device=similar.device)
+    return columns.flatten(1), values.flatten(1)
+
+
+def _ordered(values: Tensor, rows: Tensor) -> Tensor:
+    """Integers without ties: larger for a larger value, and of equal values for a lower row."""
+    bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (rising.long() << 32) + (0xFFFFFFFF - rows)
+
+
+def _leave_out(similar: Tensor, first: int) -> None:
+    """The similarity of query i with itself, in column `first` + i."""
+    queries = torch.arange(len(similar), device=similar.device)
+    columns = queries + first
+    inside = (columns >= 0) & (columns < similar.shape[1])
+    similar[queries[inside], columns[inside]] = -torch.inf
+
+
+def prepared(rows: Any, metric: Metric, device: torch.device | None = None) -> Tensor:
+    """A matrix of at least single precision, normalised for the cosine."""
+    # Distances are |a|^2 - 2ab + |b|^2, which cancels for close neighbours: use float64.
+    least = torch.float64 if metric == "euclid" else torch.float32
+    if isinstance(rows, np.ndarray):  # torch warns of a mapped file, which is not writable
+        rows = torch.from_numpy(np.array(rows))
+    features: Tensor = rows.to(device).flatten(1)
+    features = features.to(torch.promote_types(features.dtype, least))
+    return F.normalize(features) if metric == "cosine" else features
+
+
+def _similarities(queries: Tensor, train: Tensor, metric: Metric) -> Tensor:
+    if metric == "euclid":
+        return -torch.cdist(queries, train, compute_mode="use_mm_for_euclid_dist")
+    return queries @ train.T

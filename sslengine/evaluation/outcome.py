@@ -1,0 +1,46 @@
+"""What a protocol found, and what it could not do.
+
+    @protocol("retrieval")
+    def retrieval(features, labels) -> Outcome: ...
+
+A protocol raises DataError if the features or labels do not allow it. Its caller gets an Outcome
+without metrics, whose note has the reason: other protocols still run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, ParamSpec
+
+from sslengine.errors import DataError
+
+log = logging.getLogger("sslengine")
+
+Given = ParamSpec("Given")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    # In percent, unless the protocol says otherwise. Empty: it could not be computed.
+    metrics: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+    # How it was computed, for the report: numbers of images, chosen hyper-parameters.
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def protocol(name: str) -> Callable[[Callable[Given, Outcome]], Callable[Given, Outcome]]:
+    def add(compute: Callable[Given, Outcome]) -> Callable[Given, Outcome]:
+        @wraps(compute)
+        def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Outcome:
+            try:
+                return compute(*args, **kwargs)
+            except DataError as reason:
+                log.warning("%s: %s", name, reason)
+                return Outcome({}, (f"{name}: {reason}",))
+
+        return guarded
+
+    return add

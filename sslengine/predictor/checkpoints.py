@@ -1,0 +1,166 @@
+"""What label-free metrics are computed from: features of the same images by each checkpoint.
+
+Features are those of the judged view. The augmented views are drawn from the run's own TRANSFORMS,
+as in successive epochs, the same ones for every checkpoint; of crops of several sizes the largest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.config.sections import read
+from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, StratifiedSampler
+from sslengine.errors import CheckpointError, DataError, SSLEngineError
+from sslengine.evaluation.label_free.inputs import Inputs
+from sslengine.models.model import Model
+from sslengine.predictor.predictor import Predictor
+from sslengine.trust import closed
+
+log = logging.getLogger("sslengine")
+
+# LiDAR's number of images: the paper has 1,000 with 50 views of each.
+VIEWED_IMAGES, VIEWED_BATCH = 500, 16
+VIEWED = ("views", "projections")
+FIRST = "it is the first checkpoint of its run"
+
+
+@dataclass(frozen=True)
+class Read:
+    checkpoint: Path
+    network: str
+    inputs: Inputs
+    labels: Tensor | None  # a class number for each image
+
+
+def read_checkpoints(
+    predictor: Predictor, checkpoints: Sequence[Path], rows: int, views: int
+) -> Iterator[Read]:
+    """rows: at most so many images; views: of each of VIEWED_IMAGES images, 0 for none."""
+    train = _options(predictor, rows)
+    previous = None
+    for checkpoint in checkpoints:
+        try:
+            predictor.use(checkpoint)
+        except CheckpointError as error:
+            log.warning("left out: %s", error)
+            continue
+        found = predictor.read_all(train)
+        features = found.layers["trunk"]
+        viewed, missing = _viewed(predictor, views)
+        missing |= {} if previous is not None else {"previous": FIRST}
+        labels = found.targets if train.LABEL_TYPE == "standard" else None
+        inputs = Inputs(features, previous, missing=missing, **viewed)
+        yield Read(checkpoint, predictor.network, inputs, labels)
+        previous = features
+
+
+def _options(predictor: Predictor, rows: int) -> SplitOptions:
+    """Of a part of the images, with their classes where the source knows them."""
+    train = predictor.data.TRAIN
+    if len(predictor.dataset) > rows:
+        train = _limited(train, rows)
+    if train.LABEL_TYPE != "standard" and predictor.dataset.sources[0].num_classes > 1:
+        train = replace(train, LABEL_SOURCES=train.DATA_SOURCES, LABEL_TYPE="standard")
+    return train
+
+
+def _limited(train: SplitOptions, rows: int) -> SplitOptions:
+    sampling = type(train.DATA_LIMIT_SAMPLING)()  # a run's own may need labels
+    return replace(train, DATA_LIMIT=rows, DATA_LIMIT_SAMPLING=sampling)
+
+
+def _viewed(predictor: Predictor, count: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """`views` and `projections`, or why there are none."""
+    if not count:
+        return {}, dict.fromkeys(VIEWED, "no views were asked for")
+    try:
+        with closed(predictor.resolved.opened):
+            found = _outputs(predictor, count)
+    except SSLEngineError as error:
+        return {}, dict.fromkeys(VIEWED, str(error))
+    given = {name: rows for name, rows in zip(VIEWED, found, strict=True) if rows is not None}
+    return given, {name: "the model has no projection head" for name in VIEWED if name not in given}
+
+
+@torch.no_grad()
+def _outputs(predictor: Predictor, count: int) -> tuple[Tensor, Tensor | None]:
+    """Of `count` views of each image the trunk's features and the head's outputs, (n, count, D)."""
+    features: dict[int, list[Tensor]] = {}
+    projections: dict[int, list[Tensor]] = {}
+    # A loader for tests draws the same views in every epoch.
+    feed = predictor.feed(_augmented(predictor), training=True)
+    try:
+        epoch = 0
+        while not features or any(len(each) < count for each in features.values()):
+            for numbers, views in map(_views_of, feed.batches(epoch)):
+                images = views.to(predictor.device)
+                _add(features, numbers, predictor.trunk_features(images)["trunk"])
+                if _has_heads(predictor.model):
+                    _add(projections, numbers, _projected(predictor, images))
+            epoch += 1
+    finally:
+        feed.close()
+    return _stacked(features, count), _stacked(projections, count) if projections else None
+
+
+def _augmented(predictor: Predictor) -> SplitOptions:
+    train = predictor.data.TRAIN
+    if len(predictor.dataset) > VIEWED_IMAGES:
+        train = _limited(train, VIEWED_IMAGES)
+    return replace(
+        train,
+        TRANSFORMS=read(predictor.config, DataOptions).TRAIN.TRANSFORMS,
+        COLLATE_FUNCTION="identity_collator",
+        BATCHSIZE_PER_REPLICA=VIEWED_BATCH,
+        DROP_LAST=False,
+        LABEL_TYPE="sample_index",
+        USE_DEBUGGING_SAMPLER=True,  # the order of the images
+        STRATIFIED_SAMPLER=StratifiedSampler(),
+        POWER_LAW_SAMPLER=PowerLawSampler(),
+    )
+
+
+def _views_of(samples: Any) -> tuple[list[int], Tensor]:
+    """The images' numbers, one for each view; of views of several sizes the largest."""
+    numbers: list[int] = []
+    found: list[Tensor] = []
+    for sample in samples:
+        views = [each for each in sample["data"] if isinstance(each, Tensor) and each.ndim == 3]
+        if len(views) < len(sample["data"]):
+            raise DataError("config.DATA.TRAIN.TRANSFORMS give something else than single images")
+        side = max(each.shape[-1] for each in views)
+        large = [each for each in views if each.shape[-1] == side]
+        numbers += [int(sample["data_idx"][0])] * len(large)
+        found += large
+    if len({each.shape for each in found}) > 1:
+        raise DataError("config.DATA.TRAIN.TRANSFORMS give images of different sizes")
+    return numbers, torch.stack(found)
+
+
+def _has_heads(model: nn.Module) -> bool:
+    return isinstance(model, Model) and len(model.heads) > 0
+
+
+def _projected(predictor: Predictor, images: Tensor) -> Tensor:
+    with predictor.precision.autocast():
+        output = predictor.precision.as_full(predictor.model(images))
+    while not isinstance(output, Tensor):  # a head may return embeddings and scores
+        output = output[0]
+    return output.flatten(1)
+
+
+def _add(found: dict[int, list[Tensor]], numbers: Sequence[int], rows: Tensor) -> None:
+    for number, row in zip(numbers, rows.cpu(), strict=True):
+        if number >= 0:  # not the placeholder for a batch of unreadable images
+            found.setdefault(number, []).append(row)
+
+
+def _stacked(found: dict[int, list[Tensor]], count: int) -> Tensor:
+    return torch.stack([torch.stack(found[number][:count]) for number in sorted(found)])

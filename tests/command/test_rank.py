@@ -1,0 +1,223 @@
+"""`sslengine rank` on the checkpoints of a real run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+
+import sslengine
+from sslengine.command.front import main
+from sslengine.predictor import Predictor
+from sslengine.predictor.checkpoints import read_checkpoints
+from sslengine.registry import LABEL_FREE
+from tests.command.photos import write_photos
+from tests.predictor.runs import CLASSES, EACH, make_classifier
+
+IMAGES, VIEWS = CLASSES * EACH, 3
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small one of three epochs, on images of three classes."""
+    folder = tmp_path_factory.mktemp("ranked")
+    make_classifier(
+        folder, OPTIMIZER__num_epochs=3, CHECKPOINT__CHECKPOINT_FREQUENCY=1,
+        CHECKPOINT__KEEP_LAST=-1,
+    )  # fmt: skip
+    return folder / "run"
+
+
+def ranked(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    assert main(["rank", *map(str, arguments), "--json", "--workers=0", "--device=cpu"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def table(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return ranked(capsys, run / "checkpoints", f"--views={VIEWS}")
+
+
+def test_checkpoints_of_a_run(run: Path, table: dict[str, Any]) -> None:
+    names = [Path(each).name for each in table["checkpoints"]]
+    wanted = ["model_phase0.torch", "model_phase1.torch", "model_final_checkpoint_phase2.torch"]
+    assert names == wanted
+    metrics = table["metrics"]
+    assert {*metrics} == {*LABEL_FREE.names(), "knn@20", "clid_over"}
+
+    for number, path in enumerate(table["checkpoints"]):
+        folder = _copied(run, Path(path))
+        features = sslengine.embed(folder, run.parent / "images", workers=0).features.astype(
+            np.float64
+        )
+        s = np.linalg.svd(features, compute_uv=False)
+        p = s / s.sum() + 1e-7
+        found = metrics["rankme"]["values"][number]
+        assert found["value"] == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-4)
+        assert found["n"] == IMAGES
+        assert metrics["knn@20"]["values"][number]["value"] == pytest.approx(_score(features))
+    values = [each["value"] for each in metrics["rankme"]["values"]]
+    order = sorted(range(3), key=lambda each: -values[each])
+    assert metrics["rankme"]["order"] == [table["checkpoints"][each] for each in order]
+    assert metrics["two_nn"]["order"] == []
+    assert metrics["lidar"]["values"][0]["n"] == IMAGES
+    assert 1 < metrics["lidar"]["values"][0]["value"] < IMAGES
+    assert "first checkpoint" in metrics["checkpoint_consistency"]["values"][0]["why"]
+    assert metrics["checkpoint_consistency"]["values"][1]["value"] > 0
+    assert "100 rows" in metrics["alpha_req"]["values"][0]["why"]
+
+
+def _copied(run: Path, checkpoint: Path) -> Path:
+    """A run that has this checkpoint alone."""
+    folder = run.parent / checkpoint.stem
+    (folder / "checkpoints").mkdir(parents=True)
+    shutil.copy(run / "config.yaml", folder)
+    for path in (checkpoint, checkpoint.with_suffix(".json")):
+        shutil.copy(path, folder / "checkpoints")
+    return folder
+
+
+def _score(features: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    labels = np.arange(IMAGES) // EACH
+    order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(0)).numpy()
+    train, test = order[: IMAGES // 2], order[IMAGES // 2 :]
+    made = KNeighborsClassifier(
+        IMAGES // 2, metric="cosine", weights=lambda far: np.exp(-far / 0.1)
+    )
+    return 100 * float(made.fit(features[train], labels[train]).score(features[test], labels[test]))
+
+
+def test_a_table_for_a_person(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rank", str(run / "checkpoints"), "--views=0", "--rows=10", "--workers=0"]) == 0
+    text = capsys.readouterr().out
+    assert "3  " in text.splitlines()[2]
+    (line,) = (each for each in text.splitlines() if each.startswith("rankme"))
+    assert sorted(line.split()[5:8]) == ["1", "2", "3"]
+    assert "lidar (1)" in text
+    assert "no views were asked for" in text
+    assert "best checkpoint" not in text
+
+
+def test_other_images_and_single_checkpoints(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = write_photos(tmp_path / "others", 10) / "dark"  # without classes
+    one = run / "checkpoints" / "model_phase1.torch"
+    found = ranked(capsys, one, "--views=0", "--data", others)
+    assert found["checkpoints"] == [str(one)]
+    assert found["metrics"]["rankme"]["values"][0]["n"] == 10
+    assert "no labels" in found["metrics"]["knn@20"]["values"][0]["why"]
+    assert found["metrics"]["rankme"]["spearman"] is None
+
+
+def test_a_broken_checkpoint_is_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy", symlinks=True)
+    with (copy / "checkpoints" / "model_phase0.torch").open("r+b") as file:
+        file.write(b"broken")
+    found = ranked(capsys, copy / "checkpoints", "--views=0")
+    assert len(found["checkpoints"]) == 2
+    assert "left out" in caplog.text
+    assert "model_phase0.torch" in caplog.text
+
+
+def test_a_metric_in_a_file_of_the_users(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_label_free.py").write_text(
+        "from sslengine.evaluation.label_free.metric import register_metric\n\n\n"
+        '@register_metric("mean_norm", best="low")\n'
+        "def mean_norm(features):\n"
+        "    return features.norm(dim=1).mean()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("_things", "_owners"):
+        monkeypatch.setattr(LABEL_FREE, name, dict(getattr(LABEL_FREE, name)))
+    found = ranked(capsys, run / "checkpoints", "--views=0", "--plugin=my_label_free")
+    values = [each["value"] for each in found["metrics"]["mean_norm"]["values"]]
+    assert min(values) > 0
+    assert found["metrics"]["mean_norm"]["order"][0] == found["checkpoints"][np.argmin(values)]
+
+
+def test_what_is_no_checkpoint(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = str(run / "checkpoints")
+    for arguments, text in (
+        ([str(run), checkpoints], "expected runs, or checkpoints, and not both"),
+        ([checkpoints, "--by=linear"], "--by orders runs"),
+        ([str(tmp_path / "checkpoints")], "there is no checkpoint"),
+    ):
+        assert main(["rank", *arguments]) in (1, 2)
+        assert text in " ".join(capsys.readouterr().err.split())
+    shutil.copy(run / "checkpoints" / "model_phase0.torch", tmp_path)
+    assert main(["rank", str(tmp_path / "model_phase0.torch")]) == 2
+    assert "with the config.yaml of their run" in " ".join(capsys.readouterr().err.split())
+
+
+def views_of(run: Path, *overrides: str) -> Any:
+    # A loss that takes any number of views.
+    overrides = ("config.LOSS.name=CrossEntropyLoss", *overrides)
+    predictor = Predictor(run, nearest=0, device="cpu", overrides=overrides)
+    checkpoint = run / "checkpoints" / "model_phase0.torch"
+    (read,) = read_checkpoints(predictor, [checkpoint], 100, VIEWS)
+    return read.inputs
+
+
+def test_views_are_those_of_one_image(run: Path) -> None:
+    """Without random transforms all are equal; images differ."""
+    fixed = "[{name: Resize, size: [8, 8]}, {name: ToTensor}]"
+    inputs = views_of(run, f"config.DATA.TRAIN.TRANSFORMS={fixed}")
+    assert inputs.views.shape == (IMAGES, VIEWS, 32)
+    assert inputs.projections.shape[:2] == (IMAGES, VIEWS)
+    for rows in (inputs.views, inputs.projections):
+        assert torch.allclose(rows[:, 0], rows[:, 2], rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(rows[0], rows[-1], rtol=1e-2)
+    random = views_of(run)
+    for one, other in ((0, 1), (0, 2), (1, 2)):  # two of an epoch, and the next one's
+        assert not torch.allclose(random.views[:, one], random.views[:, other], rtol=1e-2)
+    assert torch.equal(random.views, views_of(run).views)
+
+
+def test_of_crops_of_several_sizes_the_largest_are_taken(run: Path) -> None:
+    crops = (
+        "[{name: ImgPilToMultiCrop, total_num_crops: 3, num_crops: [1, 2], size_crops: [8, 6], "
+        "crop_scales: [[0.5, 1], [0.1, 0.5]]}, {name: ToTensor}]"
+    )
+    inputs = views_of(run, f"config.DATA.TRAIN.TRANSFORMS={crops}")
+    assert inputs.views.shape == (IMAGES, VIEWS, 32)
+
+
+def test_why_views_cannot_be_drawn(run: Path, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 2)  # of several sizes
+    paths = f"config.DATA.TRAIN.DATA_PATHS=[{photos}]"
+    inputs = views_of(run, paths, "config.DATA.TRAIN.TRANSFORMS=[{name: ToTensor}]")
+    assert inputs.views is None
+    assert "images of different sizes" in inputs.missing["views"]
+    assert inputs.missing["projections"] == inputs.missing["views"]
+
+
+@pytest.mark.slow
+def test_a_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {
+        "CHECKPOINT.DIR": tmp_path / "run", "CHECKPOINT.CHECKPOINT_FREQUENCY": 1,
+        "CHECKPOINT.KEEP_LAST": -1, "OPTIMIZER.num_epochs": 4, "DATA.TRAIN.DATA_LIMIT": 512,
+    }  # fmt: skip
+    arguments = [f"config.{key}={value}" for key, value in values.items()]
+    assert main(["config=quickstart/simclr", *arguments]) == 0
+    capsys.readouterr()
+    found = ranked(capsys, tmp_path / "run" / "checkpoints", "--views=4")
+    assert len(found["checkpoints"]) == 4
+    for name in (*LABEL_FREE.names(), "clid_over", "knn@20"):
+        values_of = found["metrics"][name]["values"]
+        assert values_of[-1]["value"] is not None, (name, values_of[-1]["why"])
+        assert values_of[-1]["n"] in (500, 512, 256)
+    assert found["metrics"]["rankme"]["spearman"]["n"] == 4

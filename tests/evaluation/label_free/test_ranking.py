@@ -1,0 +1,123 @@
+"""Families of checkpoints whose true order is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
+
+from sslengine import catalog  # noqa: F401 - declares the metrics
+from sslengine.evaluation.label_free.inputs import Inputs, measure
+from sslengine.evaluation.label_free.metric import Measured
+from sslengine.evaluation.label_free.ranking import OVER, SCORE, Row, ranked, score_of
+
+CLASSES, IMAGES, VIEWS = 16, 320, 4
+LABELS = torch.arange(IMAGES) % CLASSES
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def table(family: Sequence[Inputs]) -> dict[str, Row]:
+    scores = [score_of(each.features, LABELS) for each in family]
+    return {row.name: row for row in ranked([measure(each) for each in family], scores)}
+
+
+def rho(row: Row) -> float:
+    assert row.spearman is not None, row.name
+    return row.spearman.value
+
+
+def test_cuts_of_the_rank() -> None:
+    """Identity features of classes, of which ever fewer dimensions are left."""
+    whole = torch.eye(CLASSES)[LABELS] + 0.1 * draw(IMAGES, CLASSES)
+    family = []
+    for left in (16, 12, 8, 5, 3):
+        cut = whole.clone()
+        cut[:, left:] = 0
+        family.append(Inputs(cut))
+    rows = table(family)
+    assert rows[SCORE].order == [0, 1, 2, 3, 4]
+    for name in ("rankme", "effective_rank", "stable_rank", "nesum", "participation_ratio"):
+        assert rows[name].order == [0, 1, 2, 3, 4], name
+        assert rows[name].spearman == pytest.approx((1, 1, 1, 5)), name
+        assert rows[name].kendall == pytest.approx((1, 1, 1, 5)), name
+    # docs/label_free.md has these numbers.
+    for name, value in (("id_est", -0.7), ("cluster_learnability", 0.3), ("clid", 1)):
+        assert rho(rows[name]) == pytest.approx(value), name
+    assert rho(rows["uniformity"]) == pytest.approx(1)
+    assert rows["alpha_req"].order == []
+    assert rows["alpha_req"].spearman is None
+    assert "not computed" in rows["lidar"].values[0].why
+
+
+def test_growing_noise() -> None:
+    """It spreads features over more dimensions, so metrics of rank have the order backwards."""
+    noise, eye = draw(IMAGES, VIEWS, 40), torch.eye(40)[LABELS, None]
+    family = []
+    for level in (0.1, 0.25, 0.32, 0.4, 0.5):
+        views = eye + level * noise
+        family.append(Inputs(views[:, 0], views=views, projections=views))
+    rows = table(family)
+    assert rows[SCORE].order == [0, 1, 2, 3, 4]
+    for name in ("alignment", "view_consistency", "clid", "cluster_learnability", "id_est"):
+        assert rows[name].order == [0, 1, 2, 3, 4], name
+        assert rho(rows[name]) == pytest.approx(1), name
+    for name in ("rankme", "stable_rank", "nesum", "participation_ratio", "uniformity", "lidar"):
+        assert rows[name].order == [4, 3, 2, 1, 0], name
+        assert rho(rows[name]) == pytest.approx(-1), name
+    assert rows["two_nn"].order == []
+    assert rho(rows["two_nn"]) == pytest.approx(-1)  # of the dimension: it has no direction
+
+
+def test_the_score_is_scikit_learns() -> None:
+    features = torch.eye(CLASSES)[LABELS] + 0.5 * draw(IMAGES, CLASSES)
+    order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(0))
+    train, test = order[:160], order[160:]
+    unit = torch.nn.functional.normalize(features).numpy()
+    # Votes of exp(cosine / 0.1), as `judge` counts them.
+    made = KNeighborsClassifier(20, metric="cosine", weights=lambda far: np.exp(-far / 0.1))
+    made.fit(unit[train], LABELS[train])
+    expected = 100 * made.score(unit[test], LABELS[test])
+    assert score_of(features, LABELS).value == pytest.approx(expected)
+    assert 20 < expected < 95
+
+
+def test_labels_that_give_no_score() -> None:
+    features = torch.randn(30, 4)
+    assert "no labels" in score_of(features, None).why
+    assert "several classes" in score_of(features, torch.ones(30, 3)).why
+    assert "two classes" in score_of(features, torch.tensor([-1, 3] * 15)).why
+    some = torch.tensor([-1, 0, 1] * 10)
+    assert score_of(features, some).n == 10  # half of those that have one
+
+
+def test_values_that_are_missing_are_left_out_of_the_order() -> None:
+    nan = Measured(math.nan, 5, "why")
+    found = [{"id_est": each} for each in (Measured(4.0), nan, Measured(2.0), Measured(3.0))]
+    score, row = ranked(found, [Measured(each) for each in (10.0, 20.0, 30.0, 20.0)])
+    assert row.order == [2, 3, 0]
+    assert row.spearman is not None
+    assert row.spearman[0] == pytest.approx(1)
+    assert row.spearman.n == 3
+    assert score.order == [2, 1, 3, 0]
+
+
+def test_clid_over_checkpoints() -> None:
+    def part(learnability: float, dimension: float) -> dict[str, Measured]:
+        details = {"learnability": learnability, "dimension": dimension}
+        return {"clid": Measured(0.5, 9, details=details)}
+
+    found = [part(0.5, 10), part(0.7, 12), {"clid": Measured(math.nan, 9, "why")}, part(0.6, 17)]
+    none = [Measured(math.nan)] * 4
+    rows = {row.name: row for row in ranked(found, none)}
+    values = [each.value for each in rows[OVER].values]
+    assert values[:2] + values[3:] == pytest.approx([-2.2438, 0.8851, 1.3587], abs=1e-4)
+    assert math.isnan(values[2])
+    assert "3 checkpoints" in ranked(found[:2], none[:2])[2].values[0].why

@@ -1,0 +1,115 @@
+"""Few-shot protocols against scikit-learn on the same draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from sslengine.evaluation.draws import Interval, shots_of_each_class
+from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
+from sslengine.evaluation.linear import FIXED_PENALTY
+from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.store import Store
+
+
+def noisy(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = np.random.default_rng(seed)
+    labels = 2 * draw.integers(4, size=count) + 1  # not all numbers are in use
+    centres = np.random.default_rng(7).normal(size=(9, 10))
+    return (
+        torch.from_numpy(centres[labels] + 1.4 * draw.normal(size=(count, 10)) + 5),
+        torch.from_numpy(labels),
+    )
+
+
+TRAIN, TEST = noisy(160, 0), noisy(400, 1)
+
+
+def test_a_draw_has_some_of_each_class() -> None:
+    rows = shots_of_each_class(TRAIN[1], 3, seed=0)
+    assert TRAIN[1][rows].bincount().tolist() == [0, 3, 0, 3, 0, 3, 0, 3]
+    assert rows.equal(shots_of_each_class(TRAIN[1], 3, seed=0))
+    assert not rows.equal(shots_of_each_class(TRAIN[1], 3, seed=1))
+    labels = torch.tensor([0, -1, 0, 1])
+    assert shots_of_each_class(labels, 5, seed=0).tolist() == [0, 2, 3]
+
+
+def test_intervals_are_students() -> None:
+    values = [61.0, 64.5, 60.2, 66.0, 63.3]
+    low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
+    found = Interval.of(values)
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert np.isnan(Interval.of([3.0]).half)
+
+
+def test_neighbours_among_the_drawn_images() -> None:
+    found = few_shot_knn(*TRAIN, *TEST, shots=[1, 12], draws=2)
+    assert list(found.metrics) == [
+        "1 shots, k=1",
+        "12 shots, k=1",
+        "12 shots, k=10",
+        "12 shots, k=12",
+    ]
+    for n, k in ((1, 1), (12, 1), (12, 12)):
+        expected = []
+        for seed in range(2):
+            rows = shots_of_each_class(TRAIN[1], n, seed)
+            judge = KNeighborsClassifier(
+                k, metric="cosine", algorithm="brute",
+                weights=lambda far: np.exp((1 - far) / 0.07),
+            ).fit(TRAIN[0][rows], TRAIN[1][rows])  # fmt: skip
+            expected.append(100 * judge.score(*TEST))
+        name = f"{n} shots, k={k}"
+        assert found.metrics[name] == pytest.approx(np.mean(expected))
+        assert found.details["intervals"][name] == pytest.approx(Interval.of(expected).half)
+
+
+def test_regressions_on_the_drawn_images(tmp_path: Path) -> None:
+    """From a store; a large penalty is chosen where it is better."""
+    store = Store.make(tmp_path / "train", {}, 160)
+    for shard in store.shards():
+        some = slice(shard.images.start, shard.images.stop)
+        store.write(shard, {"flatten": TRAIN[0][some]}, TRAIN[1][some], torch.arange(160)[some])
+    rows = store.layer("flatten")
+    options = LinearProbeOptions(PENALTIES=[1e-4, 0.3])
+    found = few_shot_logistic(rows, TRAIN[1], *TEST, shots=[2, 10], draws=2, options=options)
+    scale = StandardScaler().fit(rows.tensor().double())
+    chosen = found.details["penalties"]
+    assert chosen["2 shots"] == [FIXED_PENALTY] * 2
+    assert chosen["10 shots"] == [0.3, 0.3]
+    for n in (2, 10):
+        expected = []
+        for seed, penalty in enumerate(chosen[f"{n} shots"]):
+            drawn = shots_of_each_class(TRAIN[1], n, seed)
+            judge = LogisticRegression(C=1 / (penalty * len(drawn)), tol=1e-8, max_iter=1000)
+            judge.fit(scale.transform(TRAIN[0][drawn]), TRAIN[1][drawn])
+            expected.append(100 * judge.score(scale.transform(TEST[0]), TEST[1]))
+        assert found.metrics[f"{n} shots"] == pytest.approx(np.mean(expected), abs=0.3)
+        assert 40 < np.mean(expected) < 99
+
+
+def test_small_classes_and_one_class() -> None:
+    labels = TRAIN[1].clone()
+    labels[labels == 3] = -1
+    labels[:1] = 3
+    for judge in (few_shot_knn, few_shot_logistic):
+        found = judge(TRAIN[0], labels, *TEST, shots=[1, 5], draws=2)
+        assert found.notes == ("5 shots: 1 of 4 classes have fewer images, all of which are used",)
+        assert found.metrics
+        one = judge(TRAIN[0], torch.zeros_like(labels), *TEST)
+        assert not one.metrics
+        assert "not of two classes" in one.notes[0]
+        same = judge(
+            torch.ones(160, 10), TRAIN[1], torch.ones(400, 10), TEST[1], shots=[5], draws=2
+        )
+        assert all(0 <= value <= 40 for value in same.metrics.values())
+        broken = judge(TRAIN[0] * torch.nan, TRAIN[1], *TEST)
+        assert "NaN" in broken.notes[0]

@@ -1,0 +1,105 @@
+"""Logistic regression against scikit-learn, and its minimiser on problems with known minima."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from sslengine.evaluation import logistic
+from sslengine.evaluation.logistic import Classifier, Samples, fit, fit_path, standardisation
+from sslengine.evaluation.minimise import minimise
+from sslengine.evaluation.store import Store
+
+COUNT, WIDTH, CLASSES = 2000, 64, 10
+DRAW = torch.Generator().manual_seed(0)
+LABELS = torch.randint(CLASSES, (COUNT,), generator=DRAW)
+FEATURES = 0.5 * torch.randn(CLASSES, WIDTH, generator=DRAW)[LABELS]
+FEATURES = (FEATURES + torch.randn(COUNT, WIDTH, generator=DRAW)).double()
+PENALTIES = [1.0, 0.1, 0.01, 1e-3]
+EXACT: Any = {"tolerance": 1e-9, "max_iterations": 5000}
+
+
+def samples(features: Any = FEATURES) -> Samples:
+    return Samples(features, LABELS, CLASSES, None)
+
+
+def of_scikit_learn(penalty: float) -> Any:
+    judge = LogisticRegression(C=1 / (penalty * COUNT), tol=1e-9, max_iter=5000)
+    return judge.fit(FEATURES.numpy(), LABELS.numpy())
+
+
+def same(one: Classifier, other: Classifier, share: float = 1e-6) -> None:
+    assert float((one.weight - other.weight).norm() / other.weight.norm()) < share
+    # A number that is added to all biases changes nothing.
+    biases = (each.bias - each.bias.mean() for each in (one, other))
+    torch.testing.assert_close(*biases, rtol=0, atol=100 * share)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4])
+def test_several_penalties_at_once_are_those_of_scikit_learn(at_once: int) -> None:
+    found = fit_path(samples(), PENALTIES, at_once, **EXACT)
+    assert found.converged == [True] * 4
+    for penalty, classifier in zip(PENALTIES, found.classifiers):
+        judge = of_scikit_learn(penalty)
+        wanted = Classifier(torch.from_numpy(judge.coef_.T), torch.from_numpy(judge.intercept_))
+        same(classifier, wanted, 1e-5)
+        guessed = classifier.scores(FEATURES).argmax(dim=1)
+        assert guessed.tolist() == judge.predict(FEATURES.numpy()).tolist()
+
+
+def test_rows_of_a_store_in_pieces_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read again for each evaluation, in single precision."""
+    store = Store.make(tmp_path, {}, COUNT)
+    for shard in store.missing():
+        rows = torch.tensor(shard.images)
+        store.write(shard, {"f": FEATURES[rows].view(-1, 8, 8)}, LABELS[rows], rows)
+    whole = fit(samples(FEATURES.float()), PENALTIES, **EXACT)
+    monkeypatch.setattr(logistic, "KEPT", 0)
+    monkeypatch.setattr(logistic, "LOGITS", 300 * 4 * CLASSES)
+    pieces = fit(samples(store.layer("f")), PENALTIES, **EXACT)
+    for one, other in zip(whole.classifiers, pieces.classifiers):
+        same(one, other)
+
+
+def test_a_problem_too_many_iterations_long_is_told() -> None:
+    found = fit(samples(), [1.0, 1e-7], tolerance=1e-5, max_iterations=14)
+    assert found.converged == [True, False]
+    assert found.iterations == 14
+
+
+def test_standardisation_is_scikit_learns() -> None:
+    features = torch.cat([FEATURES * 100 + 7, torch.full((COUNT, 1), 0.3)], dim=1)
+    mean, deviation = standardisation(features, rows=301)
+    scale: Any = StandardScaler().fit(features.numpy())
+    np.testing.assert_allclose(mean, scale.mean_, rtol=1e-12)
+    np.testing.assert_allclose(deviation, scale.scale_, rtol=1e-9)
+
+
+def test_quadratics_of_unlike_shape() -> None:
+    """The minimum of x A x / 2 - b x is A^-1 b; one problem is a thousand times as long."""
+    draw = torch.Generator().manual_seed(1)
+    spectra = torch.stack([torch.logspace(0, power, 12).double() for power in (0, 1, 3)])
+    turned, _ = torch.linalg.qr(torch.randn(12, 12, generator=draw).double())
+    matrices = turned @ spectra.diag_embed() @ turned.T
+    wanted = torch.randn(3, 12, generator=draw).double()
+    constant = torch.einsum("pij,pj->pi", matrices, wanted)
+
+    def evaluate(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        product = torch.einsum("pij,pj->pi", matrices[which], points)
+        value = (points * (product / 2 - constant[which])).sum(dim=1)
+        return value, product - constant[which]
+
+    found = minimise(evaluate, torch.zeros(3, 12).double(), 1e-9, 300)
+    assert found.converged.all()
+    torch.testing.assert_close(found.points, wanted, rtol=1e-7, atol=1e-7)
+    first = minimise(evaluate, torch.zeros(1, 12).double(), 1e-9, 300)
+    assert first.iterations < found.iterations

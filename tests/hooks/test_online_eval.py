@@ -1,0 +1,139 @@
+"""Evaluation within a run, through the real task: it says how good features are, and leaves no trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sklearn.neighbors import KNeighborsClassifier
+
+from sslengine.checkpoint import files
+from sslengine.engines.train import train
+from sslengine.errors import ConfigError
+from sslengine.evaluation.spread import rankme
+from sslengine.predictor import Predictor
+from sslengine.testing.state import differences, flat
+from tests.engines.runs import PowerCut, make_run
+from tests.methods.test_dino import RESNET as DINO
+from tests.ranks import RankPool
+
+SHAPES: dict[str, Any] = {
+    "DATA__TRAIN__DATA_SOURCES": ["shapes"],
+    "DATA__TRAIN__LABEL_SOURCES": ["shapes"],
+    "DATA__TRAIN__LABEL_TYPE": "sample_index",
+    "DATA__TRAIN__DATA_LIMIT": 60,
+    "DATA__TRAIN__DEFAULT_GRAY_IMG_SIZE": 16,
+    "OPTIMIZER__num_epochs": 3,
+}
+ONLINE = {
+    "EVERY": 2, "WHAT": ["knn", "probe", "label_free"], "IMAGES": 40, "TOPK": [1, 5],
+    "LABEL_FREE": ["rankme", "uniformity"],
+}  # fmt: skip
+NAMES = {"knn_1", "knn_5", "linear", "rankme", "uniformity"}
+
+
+def online(folder: Path) -> dict[int, dict[str, float]]:
+    """By train phase."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    phases = [line for line in lines if line["kind"] == "phase"]
+    return {n: line["online"] for n, line in enumerate(phases) if "online" in line}
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """All that the newest checkpoint holds, but for times."""
+    return files.newest(folder / "checkpoints")[1]["classy_state_dict"]
+
+
+def trained(folder: Path, **changes: Any) -> Path:
+    train(make_run(folder, **{**SHAPES, **changes}))
+    return folder
+
+
+def test_every_second_phase_and_the_last(tmp_path: Path) -> None:
+    found = online(trained(tmp_path, HOOKS__ONLINE_EVAL=ONLINE))
+    assert list(found) == [1, 2]
+    for metrics in found.values():
+        assert set(metrics) == NAMES
+        assert all(0 <= metrics[name] <= 100 for name in ("knn_1", "knn_5", "linear"))
+    assert found[1] != found[2]
+
+
+def test_the_run_does_not_change_by_a_bit(tmp_path: Path) -> None:
+    """Weights, optimizer, batch norm and random streams. With loader workers, and dropout's draws."""
+    plain = state(trained(tmp_path / "plain"))
+    watched = state(trained(tmp_path / "watched", HOOKS__ONLINE_EVAL={**ONLINE, "EVERY": 1}))
+    assert any("rng.torch" in name for name in flat(plain))
+    assert differences(flat(plain), flat(watched)) == []
+
+
+def test_killed_and_resumed_it_finds_the_same(tmp_path: Path) -> None:
+    whole = online(trained(tmp_path / "whole", HOOKS__ONLINE_EVAL=ONLINE))
+    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 5}],
+           "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}  # fmt: skip
+    with pytest.raises(PowerCut):
+        trained(tmp_path / "cut", HOOKS__ONLINE_EVAL=ONLINE, **cut)
+    assert online(trained(tmp_path / "cut", HOOKS__ONLINE_EVAL=ONLINE)) == whole
+
+
+def test_the_neighbours_are_those_of_the_predictors_features(tmp_path: Path) -> None:
+    """An independent way to the same number: the checkpoint's features, and scikit-learn."""
+    folder = trained(tmp_path, HOOKS__ONLINE_EVAL={**ONLINE, "IMAGES": 60})
+    found = Predictor(folder, overrides=["config.DATA.TRAIN.LABEL_TYPE=standard"]).read_all()
+    rows, labels = found.layers["trunk"].numpy(), found.targets.numpy()
+    right = 0
+    for place in range(60):
+        others = [each for each in range(60) if each != place]
+        judge = KNeighborsClassifier(1, metric="cosine", algorithm="brute")
+        judge.fit(rows[others], labels[others])
+        right += judge.predict(rows[[place]])[0] == labels[place]
+    assert online(folder)[2]["knn_1"] == pytest.approx(100 * right / 60)
+
+
+def on_rank(folder: Path) -> None:
+    trained(folder, HOOKS__ONLINE_EVAL=ONLINE, DATA__TRAIN__BATCHSIZE_PER_REPLICA=2,
+            DISTRIBUTED__NUM_PROC_PER_NODE=2, OPTIMIZER__num_epochs=1)  # fmt: skip
+
+
+def test_at_two_ranks(tmp_path: Path) -> None:
+    with RankPool(2) as pool:
+        pool.run(on_rank, tmp_path)
+    assert set(online(tmp_path)[0]) == NAMES
+
+
+@pytest.mark.parametrize("network", ["auto", "student", "teacher"])
+def test_the_network_that_the_method_is_judged_by(network: str, tmp_path: Path) -> None:
+    """DINO's teacher, or its student if it is asked for, as the predictor finds it."""
+    options = {"EVERY": 1, "WHAT": ["label_free"], "IMAGES": 24, "LABEL_FREE": ["rankme"],
+               "NETWORK": network}  # fmt: skip
+    trained(tmp_path, **DINO, DATA__TRAIN__DATA_LIMIT=24, HOOKS__ONLINE_EVAL=options)
+    found = {name: Predictor(tmp_path, network=name).read_all().layers["trunk"]
+             for name in ("student", "teacher")}  # fmt: skip
+    ranks = {name: float(rankme(rows.double())) for name, rows in found.items()}
+    assert ranks["student"] != pytest.approx(ranks["teacher"], rel=1e-4)
+    last = max(online(tmp_path))
+    wanted = ranks["teacher" if network == "auto" else network]
+    assert online(tmp_path)[last]["rankme"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_best_checkpoint_by_it(tmp_path: Path) -> None:
+    best = {"METRIC": "train.online.uniformity", "MODE": "min"}
+    trained(tmp_path, HOOKS__ONLINE_EVAL={**ONLINE, "EVERY": 1}, CHECKPOINT__BEST=best)
+    found = online(tmp_path)
+    lowest = min(found, key=lambda phase: found[phase]["uniformity"])
+    (kept,) = (tmp_path / "checkpoints").glob("best*.torch*")
+    assert str(lowest) in kept.resolve().name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"DATA__TRAIN__LABEL_SOURCES": []}, "WHAT: knn and probe need labels"),
+        ({"HOOKS__ONLINE_EVAL": {**ONLINE, "WHAT": ["kn"]}}, "Did you mean 'knn'"),
+        ({"HOOKS__ONLINE_EVAL": {**ONLINE, "IMAGES": 6}}, "IMAGES: expected 7 or more"),
+    ],
+)
+def test_mistakes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trained(tmp_path, **{"HOOKS__ONLINE_EVAL": ONLINE, **changes})
