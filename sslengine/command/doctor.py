@@ -159,7 +159,7 @@ def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
         sides.sort()
         middle = sides[len(sides) // 2]
         small = (
-            f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe simclr/cpu"
+            f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe METHOD/cpu"
             if middle < TINY_SIDE
             else ""
         )
