@@ -14,6 +14,10 @@ import importlib
 from collections.abc import Sequence
 
 from sslengine.command.front import VERBS
+from sslengine.command.list import KINDS
+
+# What the value of a flag is a name of.
+NAMED = {"--method": "methods", "--recipe": "recipes", "--to": "formats"}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -32,24 +36,50 @@ def main(arguments: Sequence[str]) -> int:
 
 def words(verb: str) -> list[str]:
     """The flags of a verb, and the words that may follow it."""
+    return [*_flags(verb), *_positional(verb)]
+
+
+def _actions(verb: str) -> list[argparse.Action]:
+    parser: argparse.ArgumentParser
     parser = importlib.import_module(f"sslengine.command.{verb}").make_parser()
-    found: list[str] = []
-    for action in parser._actions:
-        found += [each for each in action.option_strings if each.startswith("--")]
-        if not action.option_strings and action.choices:
-            found += list(action.choices)
+    return parser._actions
+
+
+def _flags(verb: str) -> dict[str, list[str] | None]:
+    """The names that the value of each flag may have; [] for any; None if it has no value."""
+    found: dict[str, list[str] | None] = {}
+    for action in _actions(verb):
+        for name in action.option_strings:
+            if name.startswith("--"):
+                named = KINDS[NAMED[name]]() if name in NAMED else action.choices or ()
+                found[name] = None if action.nargs == 0 else list(named)
     return found
 
 
+def _positional(verb: str) -> list[str]:
+    given = (each.choices for each in _actions(verb) if not each.option_strings and each.choices)
+    return [str(word) for choices in given for word in choices]
+
+
 def _bash() -> str:
-    cases = "\n".join(f"    {verb}) words='{' '.join(words(verb))}' ;;" for verb in VERBS)
+    """Empty `words` leave the word to the shell, which completes files."""
+    cases = []
+    for verb in VERBS:
+        flags = _flags(verb)
+        cases += [f"    '{verb} {flag} '*) words='{' '.join(values)}' ;;"
+                  for flag, values in flags.items() if values is not None]  # fmt: skip
+        cases += [f"    '{verb} '*' -'*) words='{' '.join(flags)}' ;;",
+                  f"    '{verb} '*) words='{' '.join(_positional(verb))}' ;;"]  # fmt: skip
+    verbs, recipes = " ".join(VERBS), " ".join(KINDS["recipes"]())
     return f"""\
 _sslengine() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} words=
-  case $COMP_CWORD in 1) words='{" ".join(VERBS)} --version --help' ;;
-  *) case ${{COMP_WORDS[1]}} in
-{cases}
-    esac ;;
+  local word=${{COMP_WORDS[COMP_CWORD]}} last=${{COMP_WORDS[COMP_CWORD-1]}} words=
+  # bash splits --flag=value into three words.
+  if [ "$word" = = ]; then word=; elif [ "$last" = = ]; then last=${{COMP_WORDS[COMP_CWORD-2]}}; fi
+  case "${{COMP_WORDS[1]}} $last $word" in
+    *' config '*) words='{recipes}' ;;
+    *" sslengine "*) words='{verbs} --version --help' ;;
+{chr(10).join(cases)}
   esac
   COMPREPLY=( $(compgen -W "$words" -- "$word") )
 }}
@@ -68,8 +98,10 @@ def _fish() -> str:
     ]
     for verb in VERBS:
         given = f"complete -c sslengine -n '__fish_seen_subcommand_from {verb}'"
-        lines += [f"{given} -l {each[2:]}" if each.startswith("--") else f"{given} -a {each}"
-                  for each in words(verb)]  # fmt: skip
+        for flag, values in _flags(verb).items():
+            follows = f" -x -a '{' '.join(values)}'" if values else " -r" if values == [] else ""
+            lines.append(f"{given} -l {flag[2:]}{follows}")
+        lines += [f"{given} -a {word}" for word in _positional(verb)]
     return "\n".join(lines) + "\n"
 
 

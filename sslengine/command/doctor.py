@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sslengine import __version__
+from sslengine.errors import listing
 from sslengine.registry import import_dotted
 
 # What each optional package is for.
@@ -119,10 +121,23 @@ def of_images(given: str, every: bool) -> Iterator[Finding]:
     )
     yield Finding("read by", found.name)
     yield Finding("images", count, few if count < SMALL_SET else "")
+    if found.name == "disk_folder":
+        yield from _other_files(found.path)
     if found.has_classes:
         yield from _classes(found.source)
     step = 1 if every else max(1, count // LOOKED_AT)
     yield from _pictures(found.source, range(0, count, step))
+
+
+def _other_files(folder: Path) -> Iterator[Finding]:
+    """Files in the folder that are not read, such as those of a phone, .heic."""
+    suffixes = import_dotted("sslengine.data.sources.disk:IMAGE_SUFFIXES")
+    names = (name for _, _, files in os.walk(folder) for name in files if name[0] != ".")
+    unread = (name for name in names if not name.lower().endswith(suffixes))
+    others = Counter(Path(name).suffix.lower() or name for name in unread)
+    if others:
+        kinds = listing((f"{each} ({number})" for each, number in others.most_common()), 5)
+        yield Finding("other files", others.total(), f"not read: {kinds}")
 
 
 def _classes(source: Any) -> Iterator[Finding]:

@@ -16,22 +16,27 @@ import argparse
 import csv
 import io
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sslengine.atomic import write_whole
 from sslengine.command.text import overrides
-from sslengine.errors import DataError, listing
+from sslengine.errors import DataError, listing, readable
 from sslengine.registry import import_dotted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+NAMED = 20  # images that could not be read
+
+
 class Rows(NamedTuple):
     paths: list[str]
     features: NDArray[Any]  # (images, numbers), float32
     labels: list[str] | None  # names of classes, or numbers
+    unreadable: Sequence[str] = ()  # the paths of images without a row
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -60,6 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     write(rows, given.out)
     print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
+    if rows.unreadable:
+        print(f"no row for {len(rows.unreadable)} that could not be read:")
+        print("\n".join(f"  {readable(path)}" for path in rows.unreadable[:NAMED]))
     return 0
 
 
@@ -90,7 +98,9 @@ def embed(
     if found.has_classes and read.targets.ndim == 1:
         labels = [names[each] if names else str(each) for each in read.targets.tolist()]
     paths = [predictor.training_path(number) for number in numbers]
-    return Rows(paths, read.layers["trunk"].numpy(), labels)
+    missing = sorted(set(range(len(found.source))).difference(numbers))
+    unreadable = [predictor.training_path(number) for number in missing]
+    return Rows(paths, read.layers["trunk"].numpy(), labels, unreadable)
 
 
 # Keys by which a run may select some of its images.
@@ -108,6 +118,11 @@ def expect_new(out: Path) -> None:
         raise DataError(f"--out {out}: it is there already. Give another name, or remove it.")
     if not out.absolute().parent.is_dir():
         raise DataError(f"--out {out}: there is no folder {out.absolute().parent}.")
+    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise DataError(
+            f"--out {out}: to write .parquet install pyarrow: pip install pyarrow. A name that "
+            f"ends in .csv requires no other package."
+        )
 
 
 def write(rows: Rows, out: Path) -> None:
@@ -115,11 +130,9 @@ def write(rows: Rows, out: Path) -> None:
 
 
 def _parquet(rows: Rows) -> bytes:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DataError("to write .parquet install pyarrow: pip install pyarrow.") from error
+    import pyarrow
+    from pyarrow import parquet
+
     width = rows.features.shape[1]
     flat = pyarrow.array(rows.features.reshape(-1))
     columns = {"path": pyarrow.array(rows.paths),

@@ -54,15 +54,20 @@ def main(arguments: Sequence[str]) -> int:
     values = _images(given)
     trusted = given.trust_config
     opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
-    entries, _ = import_dotted("sslengine.data.judged_view:choose")(
-        read(opened.config, DataOptions)
-    )
+    data = read(opened.config, DataOptions)
+    entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
     values |= _protocol(given, entries)
+    if given.val is not None:
+        values |= {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
     run = open_run(
         given.run, ["engine_name=evaluate", *overrides(values), *typed(given.values)],
         trusted=trusted, judged=True,
     )  # fmt: skip
     return start([settle_widths(run)])
+
+
+# Both sets are decoded as the images that the network was trained on.
+DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION")
 
 
 def _images(given: argparse.Namespace) -> dict[str, Any]:

@@ -43,12 +43,14 @@ class Recipe:
 
     files: list[str]  # the arguments that select them
     said: Callable[[str], Any]  # the value of a key below `config`
+    views: list[dict[str, Any]]
 
     @classmethod
     def of(cls, given: argparse.Namespace) -> Recipe:
         files = _files(given)
         said = compose(files, given.config_dir).last_value
-        return cls(files, lambda key: said(f"config.{key}"))
+        views = said("config.DATA.TRAIN.TRANSFORMS") or []
+        return cls(files, lambda key: said(f"config.{key}"), views)
 
     @property
     def name(self) -> str:
@@ -58,10 +60,6 @@ class Recipe:
     def made_for_a_machine(self) -> bool:
         forms = {each.rpartition("=")[2] for each in self.files[1:]}
         return self.name.startswith(f"{SMALL}/") or bool(forms - {CONTINUED})
-
-    @property
-    def views(self) -> list[dict[str, Any]]:
-        return self.said("DATA.TRAIN.TRANSFORMS") or []
 
     @property
     def trunk(self) -> str:

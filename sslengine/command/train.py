@@ -6,8 +6,9 @@
     sslengine train config=quickstart/simclr config.SEED_VALUE=1
 
 DATA is a folder of images (folders in it are classes, which training does not read), a .csv or
-.parquet table, .npy or .npz arrays, or a folder of .tar shards. Options stand for keys of the
-config, and the command that says the same with config=... is printed. Any other key: --set
+.parquet table, .npy or .npz arrays, or a folder of .tar shards. Images of many bands, or of more
+than 8 bits, keep their values, and the recipe's views change no colours. Options stand for keys of
+the config, and the command that says the same with config=... is printed. Any other key: --set
 KEY=VALUE. The config with all that was chosen: --show.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sslengine.command.recipes import Recipe
@@ -89,6 +91,9 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     recipe = Recipe.of(given)
     data = import_dotted("sslengine.command.images:look")(given.data)
     found = import_dotted("sslengine.command.machine:look")(given.device, given.gpus)
+    bands = None if _says_pixels(given) else import_dotted("sslengine.command.bands:look")(data)
+    if bands:
+        recipe = replace(recipe, views=bands.views(recipe.views))
     model = _model_name(given, recipe, found.model)
     count = len(data.source)
     trained_on = count - round(count * (given.val or 0))
@@ -96,6 +101,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     values = {
         **data.keys(),
         **machine,
+        **(bands.keys() | {"DATA.TRAIN.TRANSFORMS": recipe.views} if bands else {}),
         "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], model))),
         **(_network(model, given.size or SIDE, recipe.many_views) if model else {}),
         **_given(given),
@@ -107,6 +113,8 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     if given.val is not None:
         values |= {"DATA.HOLD_OUT.SHARE": given.val, "DATA.HOLD_OUT.STRATIFIED": data.has_classes}
     line = f"{count} images, {model or recipe.trunk}, batch {batch}, {found}"
+    if bands:
+        line += f"\n{bands}"
     return [*recipe.files, *overrides(values), *typed(given.values)], line
 
 
@@ -131,6 +139,11 @@ def _frozen(given: argparse.Namespace, recipe: Recipe, epoch: int) -> list[Any]:
     if recipe.is_of_photos:
         found = [[parameter, epoch] for parameter, _ in found]
     return [*found, *([["trunk.*", given.freeze_trunk * epoch]] if given.freeze_trunk else [])]
+
+
+def _says_pixels(given: argparse.Namespace) -> bool:
+    keys = ("IMAGE_MODE", "PIXEL_RANGE", "TRANSFORMS")
+    return any(f"DATA.TRAIN.{key}" in each for each in given.values for key in keys)
 
 
 def _model_name(given: argparse.Namespace, recipe: Recipe, usual: str) -> str:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.components import belongs_to, keys_of, options_of, owners_of
 from sslengine.config.dead_keys import is_of_vissl
+from sslengine.config.hold_out import sources_from_train
 from sslengine.config.merge import Merged
 from sslengine.config.places import Places
 from sslengine.config.sections import (
@@ -39,6 +40,7 @@ def settle_keys_beside(merged: Merged, places: Places) -> None:
         cls, registry, key = beside
         own = {field.name for field in dataclasses.fields(cls)}
         chosen = [node[key]] if isinstance(node[key], str) else list(node[key])
+        chosen = chosen or sources_from_train(merged.root.config, path)
         with suppress(ConfigError):  # told by the check of names
             theirs = keys_of(registry, chosen)
             for name in fields_of(node).keys() - own - theirs:

@@ -19,6 +19,12 @@ OF_LABELS = (
 )  # fmt: skip
 
 
+def sources_from_train(config: DictConfig, path: str) -> list[str]:
+    """Return the sources of a split that names none: TRAIN's, if TEST is a part of it."""
+    is_part = path == "config.DATA.TEST" and config.DATA.HOLD_OUT.SHARE
+    return list(config.DATA.TRAIN.DATA_SOURCES) if is_part else []
+
+
 def values_of_test(data: DictConfig) -> Iterator[tuple[str, Any]]:
     """Yield (key path below `config`, TRAIN's value) for the keys that TEST does not set."""
     if not data.HOLD_OUT.SHARE:
@@ -28,12 +34,13 @@ def values_of_test(data: DictConfig) -> Iterator[tuple[str, Any]]:
             "config.DATA.HOLD_OUT.STRATIFIED: it requires labels. Set "
             "config.DATA.TRAIN.LABEL_SOURCES, or set STRATIFIED to false."
         )
+    # What is set to nothing is not set.
     make_default: Any = OmegaConf.get_type(data.TEST)
     default = make_default()
     same = OF_IMAGES + (OF_LABELS if data.HOLD_OUT.STRATIFIED else ())
     for key in OF_IMAGES + OF_LABELS:
         train, test = data.TRAIN[key], data.TEST[key]
-        if test == getattr(default, key):
+        if test in ("", getattr(default, key)):
             yield f"DATA.TEST.{key}", train
         elif test != train and key in same:
             raise ConfigError(

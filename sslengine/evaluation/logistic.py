@@ -21,8 +21,11 @@ from sslengine.evaluation.minimise import minimise
 # Numbers of features in memory in float64, 512 MB; more are read again for each evaluation.
 KEPT = 2**26
 AT_ONCE = 5  # penalties
+# Numbers of a piece of the features, which two products read: 4 MB stay in a processor's cache.
+IN_CACHE = 2**19
 # Of logits: 64 MB.
 LOGITS = 2**23
+FEWEST = 64  # rows of a piece
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Classifier:
     bias: Tensor
 
     def scores(self, features: Tensor) -> Tensor:
-        return features @ self.weight + self.bias
+        return features @ self.weight.to(features.dtype) + self.bias.to(features.dtype)
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,16 @@ class Samples:
     """Features with labels, as the minimiser reads them: in float64, standardised or not."""
 
     def __init__(
-        self, features: Rows, labels: Tensor, classes: int, scale: tuple[Tensor, Tensor] | None
+        self,
+        features: Rows,
+        labels: Tensor,
+        classes: int,
+        scale: tuple[Tensor, Tensor] | None,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
+        """scale: mean and deviation of each column. dtype: of the products with features."""
         self.features, self.labels, self.classes, self.scale = features, labels, classes, scale
+        self.dtype = dtype
         self.width = matrix(features[0:1]).shape[1]
 
     def __len__(self) -> int:
@@ -67,7 +77,8 @@ class Samples:
 
     def _scaled(self, rows: Any) -> Tensor:
         found = matrix(rows)
-        return found if self.scale is None else (found - self.scale[0]) / self.scale[1]
+        found = found if self.scale is None else (found - self.scale[0]) / self.scale[1]
+        return found.to(self.dtype)
 
 
 def matrix(rows: Any) -> Tensor:
@@ -122,14 +133,16 @@ def _evaluate(samples: Samples, points: Tensor, penalties: Tensor) -> tuple[Tens
     problems, _, classes = points.shape
     weight, bias = points[:, :-1], points[:, -1]
     together = weight.transpose(0, 1).reshape(samples.width, problems * classes)
+    together, bias = together.to(samples.dtype), bias.to(samples.dtype)
     value = penalties / 2 * weight.square().sum(dim=(1, 2))
     gradient = torch.zeros_like(points)
     gradient[:, :-1] = penalties.view(-1, 1, 1) * weight
-    for features, labels in samples.pieces(max(1, LOGITS // (problems * classes))):
+    rows = min(LOGITS // (problems * classes), IN_CACHE // samples.width)
+    for features, labels in samples.pieces(max(FEWEST, rows)):
         logits = (features @ together).view(-1, problems, classes) + bias
         chance = logits.log_softmax(dim=2)
         place = labels.view(-1, 1, 1).expand(-1, problems, 1)
-        value -= chance.gather(2, place).sum(dim=(0, 2)) / len(samples)
+        value -= chance.gather(2, place).sum(dim=(0, 2), dtype=torch.float64) / len(samples)
         error = chance.exp_()
         error.scatter_add_(2, place, error.new_full((), -1.0).expand_as(place))
         error /= len(samples)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 HISTORY = 10
 DECREASE, CURVATURE = 1e-4, 0.9
+ROUNDING = 1e-7  # of a value: near the minimum it decreases by less
 TRIES = 40  # of a step's length
 
 # (points, which problems) -> values, gradients. Points: problems x variables.
@@ -111,7 +112,8 @@ def _line_search(
     for _ in range(TRIES):
         tried = x[search] + step[search].unsqueeze(1) * direction[search]
         new = tried, *evaluate(tried, active[search])
-        too_long = ~(new[1] <= value[search] + DECREASE * step[search] * slope[search])
+        allowed = DECREASE * step[search] * slope[search] + ROUNDING * value[search].abs()
+        too_long = ~(new[1] <= value[search] + allowed)
         ahead = (new[2] * direction[search]).sum(dim=1)
         too_short = ~too_long & (ahead < CURVATURE * slope[search])
         better = ~too_long  # kept, also if a longer step is tried

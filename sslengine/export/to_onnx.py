@@ -56,7 +56,8 @@ def prepare(subject: Subject, license: str) -> Made:
             )
         )
         facts["input_uint8"] = f"uint8 {list(images.shape)}, resized and cropped"
-    return Made(partial(_write, programs), usage=LOAD, proofs=tuple(proofs), facts=facts)
+    usage = f"{LOAD}# images: {facts['input']}\n{RUN}\n"
+    return Made(partial(_write, programs), usage=usage, proofs=tuple(proofs), facts=facts)
 
 
 def _proof(load: str) -> Proof:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sslengine.distributed.data_parallel import broadcast_all, by_dtype
-from sslengine.distributed.sharding import copy_into, like, local
+from sslengine.distributed.sharding import copy_into, is_share, like, local
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -27,12 +26,22 @@ def frozen_copy(model: Module) -> Module:
     return copy.deepcopy(model).requires_grad_(False)
 
 
-Pairs = Sequence[tuple[Tensor, Tensor]]
+class Pairs(NamedTuple):
+    """The parameters of teacher and student; pairs of which one is sharded are separate."""
+
+    teacher: list[Tensor]
+    student: list[Tensor]
+    sharded: list[tuple[Tensor, Tensor]]
 
 
 def pairs_of(teacher: nn.Module, student: nn.Module) -> Pairs:
-    """The pairs of parameters. Make them once: listing parameters takes longer than `follow`."""
-    return list(zip(teacher.parameters(), student.parameters(), strict=True))
+    """Make them once: listing parameters takes longer than `follow`."""
+    pairs: list[tuple[Tensor, Tensor]] = [
+        *zip(teacher.parameters(), student.parameters(), strict=True)
+    ]
+    sharded = [pair for pair in pairs if any(map(is_share, pair))]
+    whole = [pair for pair in pairs if not any(map(is_share, pair))]
+    return Pairs([own for own, _ in whole], [each for _, each in whole], sharded)
 
 
 @torch.no_grad()
@@ -42,8 +51,10 @@ def follow(pairs: Pairs, momentum: float) -> None:
     Each rank updates its shard of a sharded teacher. For a teacher that is not sharded, a sharded
     student is gathered.
     """
-    mine: list[Tensor] = [local(each) for each, _ in pairs]
-    theirs: list[Tensor] = [local(like(each, own)) for own, each in pairs]
+    mine, theirs, sharded = pairs
+    if sharded:
+        mine = [*mine, *(local(own) for own, _ in sharded)]
+        theirs = [*theirs, *(local(like(each, own)) for own, each in sharded)]
     torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
 
 

@@ -56,10 +56,10 @@ class Teacher(nn.Module):
         self.momentum, self.rises = momentum, schedule == "cosine"
         self.own_statistics, self.dropout = statistics == "batch", dropout
         self._model: tuple[nn.Module, ...] = ()  # in a tuple, so that it is not a submodule
-        self._pairs: Pairs = ()
+        self._pairs: Pairs | None = None
 
     def attach(self, model: nn.Module) -> None:
-        self._model, self._pairs = (model,), ()
+        self._model, self._pairs = (model,), None
         self.module = frozen_copy(model)
         self.train(model.training)
 
@@ -87,7 +87,7 @@ class Teacher(nn.Module):
     def after_update(self, step: Step) -> None:
         (model,) = self._model
         momentum = rising_momentum(self.momentum, step.where) if self.rises else self.momentum
-        if not self._pairs:
+        if self._pairs is None:
             self._pairs = pairs_of(self.module, model)
         follow(self._pairs, momentum)
         if not self.own_statistics:

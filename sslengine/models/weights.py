@@ -450,7 +450,10 @@ def _copy(
 def _log(loaded: Loaded, unused: list[str], path: str, unread: str = "") -> None:
     if loaded.kind:
         LOG.info("%s is %s.", path, loaded.kind)
-    LOG.info("%d trunk and %d head tensors from %s.", loaded.trunk, loaded.heads, path)
+    LOG.info(
+        "%d trunk and %d head tensors from %s.", loaded.trunk, loaded.heads, path,
+        extra={"on_screen": True},
+    )  # fmt: skip
     if loaded.network != MODEL:
         LOG.info("They are the %s's (%s.NETWORK).", loaded.network, WHERE)
     if loaded.left_out:

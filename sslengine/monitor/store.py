@@ -132,8 +132,7 @@ class MetricStore:
     def _feed(self, losses: Mapping[str, list[float]]) -> None:
         """Losses that were read; they are written by another way."""
         for name, values in losses.items():
-            name = name if name == MAIN else f"{MAIN}.{name}"
-            self._series[self.split].setdefault(name, Series(WINDOW)).extend(values)
+            self._history(name if name == MAIN else f"{MAIN}.{name}").extend(values)
 
     # ---- reading
 
@@ -177,13 +176,18 @@ class MetricStore:
 
     def _note(self, read: _Read) -> None:
         of_losses, found = read.values()
-        known = self._series[self.split]
         for name, values in found.items():
-            opened, series = read.opened[name], known.setdefault(name, Series())
+            opened, series = read.opened[name], self._history(name)
             series.window, series.keep = opened.window, opened.keep
             series.extend(values)
         self._fresh = list(dict.fromkeys((*self._fresh, *found)))
         self.losses.note(read.losses, of_losses)
+
+    def _history(self, name: str) -> Series:
+        known = self._series[self.split]
+        if name not in known:
+            known[name] = Series(WINDOW)
+        return known[name]
 
     def history(self, name: str) -> Series:
         """All that was read of a metric in this kind of phase."""
@@ -279,7 +283,8 @@ class _Read:
         self.losses, self.opened = losses, opened
         self._own = [name for name, each in opened.items() if alone or each.reduce is None]
         self._exchange = exchange = None if alone else Exchange(_of_all_ranks(losses, opened))
-        cells = [_of_one(each) for each in losses] if exchange is None else [exchange.sent]
+        weighed = (v.values if v.share == 1.0 else v.values * v.share for v in losses)
+        cells = list(weighed) if exchange is None else [exchange.sent]
         self._others = len(cells)
         self.copy = HostCopy([*cells, *(v for name in self._own for v in opened[name].values)])
 
@@ -294,10 +299,6 @@ class _Read:
         row = iter(found.pop(MAIN, ()))
         losses = [[next(row) for _ in each.names] for each in self.losses]
         return losses, {name: found[name] for name in self.opened}
-
-
-def _of_one(loss: OpenLoss) -> Tensor:
-    return loss.values if loss.share == 1.0 else loss.values * loss.share
 
 
 def _of_all_ranks(losses: Sequence[OpenLoss], opened: Mapping[str, Open]) -> dict[str, OfRank]:

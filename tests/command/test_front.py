@@ -88,6 +88,15 @@ def test_bash_completes_verbs_and_flags(tmp_path: Path, capsys: pytest.CaptureFi
     assert completed("sslengine", "e") == ["embed", "export", "explain"]
     assert completed("sslengine", "train", "--me") == ["--method"]
     assert completed("sslengine", "list", "train") == ["train-steps"]
+    # Values of flags, however they are written; names of files are left to the shell.
+    assert completed("sslengine", "train", "x", "--method", "sims") == ["simsiam"]
+    assert completed("sslengine", "train", "x", "--method", "=", "sims") == ["simsiam"]
+    assert completed("sslengine", "export", "x", "--to", "hf") == ["hf-dinov2"]
+    assert "cpu" in completed("sslengine", "embed", "--device", "=")
+    assert completed("sslengine", "config", "=", "quickstart/sims") == ["quickstart/simsiam"]
+    assert completed("sslengine", "train", "config", "=", "photos/sims") == ["photos/simsiam"]
+    assert completed("sslengine", "embed", "r") == completed("sslengine", "embed", "r", "") == []
+    assert completed("sslengine", "embed", "r", "x", "--out", "") == []
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

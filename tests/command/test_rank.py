@@ -132,19 +132,17 @@ def test_a_broken_checkpoint_is_left_out(
 def test_a_metric_in_a_file_of_the_users(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_label_free.py").write_text(
-        "from sslengine.evaluation.label_free.metric import register_metric\n\n\n"
-        '@register_metric("mean_norm", best="low")\n'
-        "def mean_norm(features):\n"
-        "    return features.norm(dim=1).mean()\n"
-    )
+    """As docs/label_free.md has it."""
+    page = Path(__file__).parents[2] / "docs" / "label_free.md"
+    code = page.read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "my_label_free.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     for name in ("_things", "_owners"):
         monkeypatch.setattr(LABEL_FREE, name, dict(getattr(LABEL_FREE, name)))
     found = ranked(capsys, run / "checkpoints", "--views=0", "--plugin=my_label_free")
     values = [each["value"] for each in found["metrics"]["mean_norm"]["values"]]
     assert min(values) > 0
-    assert found["metrics"]["mean_norm"]["order"][0] == found["checkpoints"][np.argmin(values)]
+    assert found["metrics"]["mean_norm"]["order"][0] == found["checkpoints"][np.argmax(values)]
 
 
 def test_what_is_no_checkpoint(

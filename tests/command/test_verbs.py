@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import sslengine
+from sslengine.command import embed
 from sslengine.command.front import main
 from sslengine.command.images import source_of
 from sslengine.errors import DataError
-from tests.command.photos import write_photos
+from tests.command.photos import SMALL, write_photos
+from tests.tail import slow_but
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,22 @@ def test_a_file_that_is_there_is_not_overwritten(
     assert "a name that ends in .csv, .npy, .npz, .parquet" in capsys.readouterr().err
 
 
+def test_what_embed_cannot_read_or_write(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = write_photos(tmp_path / "mine", each=2)
+    (images / "dark" / "broken.png").write_bytes(b"no image")
+    arguments = ["embed", str(run), str(images), "--workers=0", "--out"]
+    assert main([*arguments, str(tmp_path / "rows.npz")]) == 0
+    told = capsys.readouterr().out
+    assert f"no row for 1 that could not be read:\n  {images / 'dark' / 'broken.png'}\n" in told
+    assert not [path for path in np.load(tmp_path / "rows.npz")["paths"] if "broken" in path]
+    monkeypatch.setattr(embed, "find_spec", lambda name: None)
+    monkeypatch.setattr(embed, "embed", None)  # found before anything is computed
+    assert main([*arguments, str(tmp_path / "rows.parquet")]) == 1
+    assert "install pyarrow" in capsys.readouterr().err
+
+
 def test_the_trunk_is_a_module_of_torch(run: Path, photos: Path) -> None:
     """Whose features are those of embed."""
     network = sslengine.load(run)
@@ -104,6 +123,47 @@ def test_judged_on_what_was_held_out_and_on_other_images(
     assert first["scores"]["linear"] == 100.0
 
 
+@pytest.mark.parametrize("kind", slow_but(["grey"], ["grey", "bands"]))
+def test_images_of_many_bands_or_more_than_8_bits(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From files of tifffile and Pillow to features and scores, without a key of the config."""
+    draw = np.random.default_rng(0)
+    values = draw.integers(100, 4000, (16, 40, 44, 4 if kind == "bands" else 1), dtype=np.uint16)
+    for number, image in enumerate(values):
+        (tmp_path / "images" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        file = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        if kind == "bands":
+            tifffile = pytest.importorskip("tifffile")
+            tifffile.imwrite(file.with_suffix(".tif"), image, planarconfig="contig",
+                             photometric="minisblack")  # fmt: skip
+        else:
+            Image.fromarray(image[..., 0]).save(file)
+    images, run = str(tmp_path / "images"), str(tmp_path / "run")
+    arguments = [
+        "--method=dino" if kind == "grey" else "--method=simclr",
+        "--model=resnet10t",
+        "--out",
+        run,
+        *SMALL,
+    ]
+    assert main(["train", images, *arguments, "--show"]) == 0
+    _, bands, _, *shown = capsys.readouterr().out.splitlines()
+    assert f"{values.shape[3]} band" in bands
+    split = yaml.safe_load("\n".join(shown))["config"]["DATA"]["TRAIN"]
+    assert split["PIXEL_RANGE"] == [values.min(), values.max()]
+    norm = next(each for each in split["TRANSFORMS"] if each["name"] == "Normalize")
+    assert norm["mean"] == pytest.approx(values.mean((0, 1, 2)), rel=1e-3)
+    assert norm["std"] == pytest.approx(values.std((0, 1, 2)), rel=1e-3)
+    if kind == "grey":
+        return
+    assert main(["train", images, *arguments]) == 0
+    assert main(["embed", run, images, "--out", str(tmp_path / "rows.npy"), "--workers=0"]) == 0
+    assert np.isfinite(np.load(tmp_path / "rows.npy")).all()
+    assert len(np.load(tmp_path / "rows.npy")) == 16
+    assert main(["judge", run, "--train", images, "--val", images]) == 0
+
+
 @pytest.mark.parametrize("verb", ["report", "compare", "rank"])
 def test_a_folder_that_is_no_run(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -121,10 +181,13 @@ def test_the_doctor_on_images(
     assert "half below 52" in text
     write_photos(tmp_path / "mine", each=1)
     (tmp_path / "mine" / "dark" / "broken.png").write_bytes(b"no image")
+    (tmp_path / "mine" / "dark" / "phone.HEIC").write_bytes(b"no image that Pillow reads")
     assert main(["doctor", str(tmp_path / "mine"), "--json"]) == 1
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["unreadable"]["value"] == 1
     assert "broken.png" in found["unreadable"]["advice"]
+    assert found["other files"]["value"] == 1
+    assert ".heic (1)" in found["other files"]["advice"]
     assert "can hardly be judged" in found["smallest class"]["advice"]
 
 

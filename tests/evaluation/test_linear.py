@@ -93,7 +93,7 @@ def test_penalties_are_tried_from_strong_to_weak_until_the_accuracy_falls(
     real_fit = linear.fit
     held_out = {0.3: 50.0, 1e-6: 60.0, 1e-7: 40.0}
     monkeypatch.setattr(linear, "fit", fit)
-    monkeypatch.setattr(linear, "_accuracy", lambda *_: held_out[tried[-1]])
+    monkeypatch.setattr(linear, "accuracy_of", lambda *_: held_out[tried[-1]])
     probe = linear_probe(*TRAIN, *TEST, LinearProbeOptions(PENALTIES=[1e-6, 1e-8, 0.3, 1e-7]))
     assert tried == [0.3, 1e-6, 1e-7, 1e-6]  # the last: on all training samples
     assert (probe.penalty, probe.held_out_accuracy) == (1e-6, pytest.approx(60.0))

@@ -12,6 +12,7 @@ from sslengine.engines.evaluate import evaluate
 from sslengine.engines.extract_features import extract_features
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
+from tests.config.recipes import resolved
 from tests.data.pictures import write_tree
 from tests.engines.runs import make_run, screen
 from tests.ranks import RankPool
@@ -119,3 +120,38 @@ def test_a_test_set_that_is_another(images: Path) -> None:
 def test_values_that_cannot_be(images: Path, hold_out: Changes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_run(images, **_changes(images, DATA__HOLD_OUT=hold_out))
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns"),
+    [
+        ({}, ("file", "kind")),
+        ({"IMAGE_COLUMN": "", "LABEL_COLUMN": ""}, ("file", "kind")),
+        ({"DATA_SOURCES": ["csv_filelist"], "IMAGE_COLUMN": ""}, ("file", "kind")),
+        ({"LABEL_COLUMN": "other"}, ("file", "other")),
+    ],
+)
+def test_keys_of_the_source_of_train(keys: Changes, columns: tuple[str, str]) -> None:
+    """Nothing is TRAIN's value; the labels of TEST may be others."""
+    test = resolved(**_table(keys)).config.DATA.TEST
+    assert (["csv_filelist"], *columns) == (test.DATA_SOURCES, test.IMAGE_COLUMN, test.LABEL_COLUMN)
+
+
+def test_another_column_of_images() -> None:
+    with pytest.raises(
+        ConfigError, match=r"TEST.IMAGE_COLUMN: .*SHARE.* TRAIN \(file\), got other"
+    ):
+        resolved(**_table({"IMAGE_COLUMN": "other"}))
+
+
+def _table(test: Changes) -> Changes:
+    table = {
+        "DATA_SOURCES": ["csv_filelist"], "DATA_PATHS": ["a.csv"], "LABEL_SOURCES": ["csv_filelist"],
+        "IMAGE_COLUMN": "file", "LABEL_COLUMN": "kind", "BATCHSIZE_PER_REPLICA": 4,
+    }  # fmt: skip
+    return {
+        "DATA__TRAIN": table,
+        "DATA__TEST": test,
+        "DATA__HOLD_OUT": {"SHARE": 0.25},
+        "LOSS": {"name": "CrossEntropyLoss"},
+    }

@@ -57,6 +57,18 @@ def test_steps_and_epochs_set_their_own() -> None:
     assert values(optimizer, "lr") == [1.5, 15.0]
 
 
+def test_what_a_hook_has_set_lasts_until_the_schedule_is_due_again() -> None:
+    """Also where the schedule's value is the one of the step or epoch before."""
+    optimizer = scheduled()
+    for group in optimizer.param_groups:
+        group.update(lr=7.0, weight_decay=8.0)
+    optimizer.schedule(0.0)
+    assert values(optimizer, "lr") == [1.0, 10.0]
+    assert values(optimizer, "weight_decay") == [8.0, 8.0]
+    optimizer.on_epoch(0.0)
+    assert values(optimizer, "weight_decay") == [1.0, 8.0]  # that of the second has no schedule
+
+
 def test_momentum_of_adam_is_its_first_beta() -> None:
     adam = torch.optim.Adam([parameter()], betas=(0.9, 0.99))
     optimizer = ScheduledOptimizer(adam, [{"momentum": Scaled(RISING)}])

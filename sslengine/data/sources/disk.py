@@ -22,8 +22,10 @@ from sslengine.data.sources.regular_file import kind_of, read_file
 from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
+# Of the formats that are decoded (data/decode).
 IMAGE_SUFFIXES = (
-    ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".pbm", ".pnm", ".bmp", ".dib",
+    ".gif", ".tif", ".tiff", ".webp", ".jp2", ".j2k", ".avif",
 )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ class HuggingFaceSource(EncodedSource):
             raise DataError(f"{self.where}: the column {self._label!r}: {error}") from error
 
     def path(self, index: int) -> str:
-        return f"row {index} of {self.where}"
+        return f"row {index} of {self._root}"
 
     def _image_column(self, rows: Any, wanted: str) -> str:
         if wanted:

@@ -13,17 +13,15 @@ from sslengine.evaluation.label_free.metric import Undefined, register_metric
 from sslengine.evaluation.label_free.nearest import nearest
 
 LEAST_ROWS = 10
-# Candidates whose distances are computed again, without cancellation.
-CANDIDATES = 4
 
 
 @register_metric("two_nn")
 def two_nn(features: Tensor) -> tuple[float, dict[str, float]]:
     if len(features) < LEAST_ROWS:
         raise Undefined(f"it needs {LEAST_ROWS} rows, there are {len(features)}")
-    columns = nearest(features, CANDIDATES).T
-    far = [(features - features[each]).norm(dim=1) for each in columns]
-    first, second = _smallest_two(far)
+    # By differences: what `nearest` compares is rounded.
+    far = [(features - features[each]).norm(dim=1) for each in nearest(features, 2).T]
+    first, second = far[0].minimum(far[1]), far[0].maximum(far[1])
     apart = first > 0
     used = int(apart.sum())
     if used < LEAST_ROWS:
@@ -32,10 +30,3 @@ def two_nn(features: Tensor) -> tuple[float, dict[str, float]]:
     if not total:
         raise Undefined("the two nearest rows of each are equally far")
     return used / total.item(), {"left_out": float(len(features) - used)}
-
-
-def _smallest_two(far: list[Tensor]) -> tuple[Tensor, Tensor]:
-    first, second = far[0].minimum(far[1]), far[0].maximum(far[1])
-    for each in far[2:]:
-        first, second = first.minimum(each), second.minimum(each.maximum(first))
-    return first, second

@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
+from sslengine.data.decode.decoding import FORMATS
 from sslengine.data.manifest import index_cache
 from sslengine.data.options import split_options
-from sslengine.data.sources.disk import FileListSource, FolderSource
+from sslengine.data.sources.disk import IMAGE_SUFFIXES, FileListSource, FolderSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_picture, write_tree
 
@@ -50,6 +51,18 @@ def test_order_and_classes_are_those_of_torchvision(tmp_path: Path) -> None:
     assert source.labels().tolist() == oracle.targets
     assert [source.label(i) for i in range(len(source))] == oracle.targets
     assert all(source.image(i).tobytes() == oracle[i][0].tobytes() for i in range(len(source)))
+
+
+def test_every_format_that_is_decoded_is_found_by_its_ending(tmp_path: Path) -> None:
+    Image.init()
+    known = Image.registered_extensions()
+    assert {known[suffix] for suffix in IMAGE_SUFFIXES if suffix in known} >= {*FORMATS} - {"DIB"}
+    assert all(known.get(suffix, "AVIF") in (*FORMATS, "AVIF") for suffix in IMAGE_SUFFIXES)
+    white = (255, 255, 255)
+    for name in ("a.gif", "b.JP2", "c.jfif"):
+        Image.new("RGB", (8, 8), white).save(tmp_path / name, known[name[1:].lower()])
+    source = folder(tmp_path)
+    assert [source.image(row).getpixel((3, 3)) for row in range(len(source))] == [white] * 3
 
 
 def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_images_in_parquet_files_of_other_programs(form: str, tmp_path: Path) ->
             picture(number).tobytes() for number in (3, 1)
         ]
         assert each.labels().tolist() == [1, 1]
+        assert each.path(1) == f"row 1 of {file}"
     parquet(file, [0, 2, 4], form)  # what was copied into the cache is not used for another file
     assert source(file).labels().tolist() == [0, 0, 0]
 

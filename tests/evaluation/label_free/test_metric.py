@@ -85,7 +85,8 @@ def test_what_needs_more_rows_says_how_many() -> None:
     assert "more than 100 rows" in why["alpha_req"]
     assert "10 rows" in why["two_nn"]
     assert "4 rows" in why["clid"]
-    assert "more than 11 images" in why["view_consistency"]
+    assert "more than 11 images" in of("view_consistency", torch.randn(11, 3, 24)).why
+    assert of("view_consistency", torch.randn(12, 3, 24)).defined
 
 
 @every
@@ -147,6 +148,9 @@ def test_a_metric_of_ones_own(no_traces: None) -> None:
     assert math.isnan(found["broken"].value)
     assert found["broken"].why == "ValueError: a bug"
     assert mean_norm(torch.eye(5)).why == "too many for me"
+    endless = mean_norm(torch.full((2, 9), 1e308, dtype=torch.float64))
+    assert math.isnan(endless.value)
+    assert endless.why == "the result is inf"
     assert {*measure(Inputs(torch.eye(4)))} == {*NAMES, "mean_norm", "broken"}
     with pytest.raises(ConfigError, match="label.* cannot be given"):
 

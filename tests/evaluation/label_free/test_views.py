@@ -127,7 +127,7 @@ def test_consistency_as_scikit_learn_finds_neighbours(monkeypatch: pytest.Monkey
 
 
 def test_nearest_are_exact_far_from_the_origin() -> None:
-    rows = 1e6 + np.random.default_rng(0).normal(size=(50, 4))
+    rows = 1e8 + np.random.default_rng(0).normal(size=(50, 4))
     far = cdist(rows, rows)
     np.fill_diagonal(far, np.inf)
     found = blocks.nearest(torch.from_numpy(rows), 3).numpy()

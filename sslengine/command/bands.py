@@ -1,0 +1,98 @@
+"""A recipe for colour photos, for images that are not: more than 8 bits, or many bands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sslengine.command.images import Images
+from sslengine.data.augment.arrays import is_array
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.base import build_sources
+from sslengine.errors import SSLEngineError
+
+LOOKED_AT, MEASURED = 8, 200  # images, evenly apart
+# What RGB alone has.
+COLOUR = {"saturation": 0, "hue": 0, "grayscale_probability": 0}
+
+
+@dataclass(frozen=True)
+class Bands:
+    """What was measured of the first images, as ToTensor returns them."""
+
+    dtype: str
+    low: float
+    high: float
+    mean: list[float]
+    spread: list[float]
+
+    def __str__(self) -> str:
+        count = len(self.mean)
+        return (
+            f"{count} band{'s' if count > 1 else ''} of {self.dtype}, {self.low:g} to "
+            f"{self.high:g}: all values are kept, and no colour is changed"
+        )
+
+    def keys(self) -> dict[str, Any]:
+        limits = {} if self.dtype == "uint8" else {"PIXEL_RANGE": [self.low, self.high]}
+        made = {"IMAGE_MODE": "stored", **limits}
+        return {f"DATA.TRAIN.{key}": value for key, value in made.items()}
+
+    def views(self, of_photos: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The same views without changes of colour, normalised by these values."""
+        made = []
+        for entry in of_photos:
+            if entry["name"] == "ImgPilColorDistortion":
+                made.append({**entry, **COLOUR})
+            elif entry["name"] == "Normalize":
+                made.append({**entry, "mean": self.mean, "std": self.spread})
+            elif entry["name"] != "RandomGrayscale":
+                made.append(dict(entry))
+        return made
+
+
+def look(images: Images) -> Bands | None:
+    """None for images that RGB of 8 bits holds: one at least of those looked at."""
+    step = max(1, len(images.source) // LOOKED_AT)
+    refused = False
+    for row in range(0, len(images.source), step):
+        try:
+            images.source.image(row)
+        except SSLEngineError:  # more bits or bands; a broken file raises other errors
+            refused = True
+        except Exception:
+            continue
+        else:
+            return None
+    return _measured(images) if refused else None
+
+
+def _measured(images: Images) -> Bands | None:
+    options = SplitOptions(DATA_SOURCES=[images.name], DATA_PATHS=[str(images.path)])
+    (source,) = build_sources(replace(options, IMAGE_MODE="stored"), "TRAIN")
+    found = []
+    for row in range(0, len(source), max(1, len(source) // MEASURED)):
+        with suppress(Exception):
+            image: Any = source.image(row)
+            if is_array(image):
+                found.append(image)
+    if not found or len({each.shape[2] for each in found}) > 1:
+        return None  # the launch says what is wrong
+    pixels = [each.reshape(-1, each.shape[2]) for each in found]
+    scale = 255 if pixels[0].dtype == np.uint8 else 1
+    count = sum(map(len, pixels))
+    mean = sum(each.sum(0, dtype=np.float64) for each in pixels) / count
+    square = sum(((each - mean) ** 2).sum(0) for each in pixels) / count
+    return Bands(
+        str(pixels[0].dtype), min(float(each.min()) for each in pixels),
+        max(float(each.max()) for each in pixels), _short(mean / scale),
+        _short(np.maximum(np.sqrt(square) / scale, 1e-6)),
+    )  # fmt: skip
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{each:.4g}") for each in values]
