@@ -86,6 +86,7 @@ def train(
     workers: int | None = None,
     pretrained: bool = False,
     weights: str | Path | None = None,
+    freeze_trunk: int | None = None,
     values: Mapping[str, Any] | None = None,
     config_dir: Sequence[str] = (),
 ) -> TrainedRun:
@@ -97,7 +98,7 @@ def train(
     vars(given).update(
         method=method, model=model, recipe=recipe, out=out and str(out), epochs=epochs, size=size,
         batch_size=batch_size, lr=lr, val=val, seed=seed, device=device, gpus=gpus,
-        precision=precision, workers=workers, pretrained=pretrained,
+        precision=precision, workers=workers, pretrained=pretrained, freeze_trunk=freeze_trunk,
         weights=weights and str(weights), config_dir=list(config_dir),
         values=overrides(values or {}),
     )  # fmt: skip

@@ -116,7 +116,8 @@ def of_images(given: str, every: bool) -> Iterator[Finding]:
     found = import_dotted("sslengine.command.images:look")(given)
     count = len(found.source)
     few = (
-        f"fewer than {SMALL_SET}: start from trained weights (--pretrained), train for more epochs"
+        f"fewer than {SMALL_SET}: start from trained weights (--recipe METHOD/continued "
+        f"--pretrained), or train for more epochs"
     )
     yield Finding("read by", found.name)
     yield Finding("images", count, few if count < SMALL_SET else "")
@@ -172,5 +173,9 @@ def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
     if sides:
         sides.sort()
         middle = sides[len(sides) // 2]
-        small = f"small: try --size {max(32, middle // 16 * 16)}" if middle < TINY_SIDE else ""
+        small = (
+            f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe METHOD/cpu"
+            if middle < TINY_SIDE
+            else ""
+        )
         yield Finding("shorter side", f"{sides[0]} to {sides[-1]}, half below {middle}", small)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 
 from sslengine import catalog, registry
-from sslengine.command.train import methods
+from sslengine.command.recipes import PHOTOS, SMALL, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
 from sslengine.export import FORMATS
 
@@ -25,9 +25,10 @@ assert catalog  # importing it declares all names
 
 def _recipes() -> list[str]:
     root = shipped_configs()
-    kinds = ("photos", "quickstart", "pretrain")
+    kinds = (PHOTOS, SMALL, "quickstart", "pretrain")
     found = (path for kind in kinds for path in sorted((root / kind).rglob("*.yaml")))
-    return [path.relative_to(root).with_suffix("").as_posix() for path in found]
+    files = (path.relative_to(root).with_suffix("").as_posix() for path in found)
+    return [*methods_with_forms(), *files]
 
 
 def _formats() -> list[str]:

@@ -2,6 +2,7 @@
 
     sslengine train ~/photos --method dino --model vit_small_patch16_224 --out runs/birds
     sslengine train ~/photos --recipe photos/simclr --set OPTIMIZER.num_epochs=50 --show
+    sslengine train ~/photos --recipe dino/1gpu/continued --pretrained
     sslengine train config=quickstart/simclr config.SEED_VALUE=1
 
 DATA is a folder of images (folders in it are classes, which training does not read), a .csv or
@@ -16,27 +17,25 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from sslengine.command.recipes import Recipe
 from sslengine.command.text import overrides, typed
-from sslengine.config.compose import compose, shipped_configs
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, UnknownNameError, nearest
 from sslengine.launch import cli
 from sslengine.registry import import_dotted
 
-# What a method's short name means in configs/photos.
-RECIPES = "photos"
+BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"
+DEVICE, RANKS = "MACHINE.DEVICE", "DISTRIBUTED.NUM_PROC_PER_NODE"
 # The largest side of images in the recipes.
 SIDE = 224
+# The side of each of nine patches in the recipes, its shift in its cell, and the side of all.
+PATCH_SIDE, SHIFT, NINE = 64, 21, 255
 # The small crops of a multi-crop list are a multiple of this, the patches of most transformers.
 PATCH = 16
 # Modules of timm whose networks take images of another side, by an argument.
 TRANSFORMERS = ("vision_transformer", "deit", "eva", "beit")
-
-
-def methods() -> list[str]:
-    return sorted(path.stem for path in (shipped_configs() / RECIPES).glob("*.yaml"))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -51,6 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--model", metavar="NAME", help="any of timm's; default: resnet50, without a GPU resnet18")
     add("--pretrained", action="store_true", help="start from the model's weights that timm has")
     add("--weights", metavar="FILE", help="start from these weights")
+    add("--freeze-trunk", type=int, metavar="EPOCHS", help="train only heads in the first epochs")
     add("--epochs", type=int, metavar="N")
     add("--size", type=int, metavar="PIXELS", help="side of the images; default: 224")
     add("--batch-size", type=int, metavar="N", help="images of each GPU, or of the CPU")
@@ -86,36 +86,6 @@ def _is_config(arguments: Sequence[str]) -> bool:
     return any(each.startswith("config=") for each in arguments)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What the YAML says that options depend on."""
-
-    name: str
-    views: list[dict[str, Any]]
-    trunk: str
-    frozen: list[str]  # parameters that do not change for some steps
-
-    @classmethod
-    def of(cls, given: argparse.Namespace) -> Recipe:
-        name = _name_of_recipe(given)
-        said = compose([f"config={name}"], given.config_dir).last_value
-        frozen = said("config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP") or []
-        return cls(
-            name,
-            said("config.DATA.TRAIN.TRANSFORMS") or [],
-            said("config.MODEL.TRUNK.NAME") or "",
-            [parameter for parameter, _ in frozen] if given.method else [],
-        )
-
-    @property
-    def many_views(self) -> bool:
-        return any("size_crops" in each for each in self.views)
-
-    @property
-    def takes_any_network(self) -> bool:
-        return self.trunk == "timm"
-
-
 def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     """The arguments of the command with config=..., and a line on what was chosen."""
     recipe = Recipe.of(given)
@@ -127,47 +97,53 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     model = _model_name(given, recipe, found.model)
     count = len(data.source)
     trained_on = count - round(count * (given.val or 0))
-    batch = given.batch_size or found.batch(trained_on, recipe.many_views)
+    machine = _of_machine(given, recipe, found, trained_on)
     values = {
         **data.keys(),
+        **machine,
         **(bands.keys() | {"DATA.TRAIN.TRANSFORMS": recipe.views} if bands else {}),
-        "DATA.TRAIN.BATCHSIZE_PER_REPLICA": batch,
-        "DATA.NUM_DATALOADER_WORKERS": found.workers,
-        "MACHINE.DEVICE": "gpu" if found.gpus else "cpu",
-        "DISTRIBUTED.NUM_PROC_PER_NODE": found.ranks,
         "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], model))),
         **(_network(model, given.size or SIDE, recipe.many_views) if model else {}),
         **_given(given),
         **_sides(recipe, given.size),
     }
-    if recipe.frozen:
-        steps = max(1, trained_on // (batch * found.ranks))
-        values["MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"] = [[each, steps] for each in recipe.frozen]
+    batch, ranks = (int(machine.get(key) or recipe.said(key)) for key in (BATCH, RANKS))
+    if frozen := _frozen(given, recipe, max(1, trained_on // (batch * ranks))):
+        values["MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"] = frozen
     if given.val is not None:
         values |= {"DATA.HOLD_OUT.SHARE": given.val, "DATA.HOLD_OUT.STRATIFIED": data.has_classes}
     line = f"{count} images, {model or recipe.trunk}, batch {batch}, {found}"
     if bands:
         line += f"\n{bands}"
-    return [f"config={recipe.name}", *overrides(values), *typed(given.values)], line
+    return [*recipe.files, *overrides(values), *typed(given.values)], line
+
+
+def _of_machine(
+    given: argparse.Namespace, recipe: Recipe, found: Any, images: int
+) -> dict[str, Any]:
+    if recipe.made_for_a_machine:
+        device = None if given.device == "auto" else given.device
+        asked = {BATCH: given.batch_size, RANKS: given.gpus, DEVICE: device}
+        return {key: value for key, value in asked.items() if value is not None}
+    return {
+        BATCH: given.batch_size or found.batch(images, recipe.many_views),
+        WORKERS: found.workers,
+        DEVICE: "gpu" if found.gpus else "cpu",
+        RANKS: found.ranks,
+    }
+
+
+def _frozen(given: argparse.Namespace, recipe: Recipe, epoch: int) -> list[Any]:
+    """What is not trained at first. epoch: its steps."""
+    found = recipe.said("MODEL.TEMP_FROZEN_PARAMS_ITER_MAP") or []
+    if recipe.is_of_photos:
+        found = [[parameter, epoch] for parameter, _ in found]
+    return [*found, *([["trunk.*", given.freeze_trunk * epoch]] if given.freeze_trunk else [])]
 
 
 def _says_pixels(given: argparse.Namespace) -> bool:
     keys = ("IMAGE_MODE", "PIXEL_RANGE", "TRANSFORMS")
     return any(f"DATA.TRAIN.{key}" in each for each in given.values for key in keys)
-
-
-def _name_of_recipe(given: argparse.Namespace) -> str:
-    if bool(given.method) == bool(given.recipe):
-        raise ConfigError(
-            f"--method, --recipe: give one of them. Methods: {listing(methods())}; recipes: "
-            f"`sslengine list recipes`."
-        )
-    if given.method and given.method not in methods():
-        raise UnknownNameError(
-            f"--method: there is no recipe for {given.method!r}. "
-            f"{nearest(given.method, methods())}\n  There is one for: {listing(methods())}"
-        )
-    return str(given.recipe or f"{RECIPES}/{given.method}")
 
 
 def _model_name(given: argparse.Namespace, recipe: Recipe, usual: str) -> str:
@@ -207,7 +183,7 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
         "OPTIMIZER.param_schedulers.lr.peak": given.lr,
         "SEED_VALUE": given.seed,
         "MACHINE.PRECISION": given.precision,
-        "DATA.NUM_DATALOADER_WORKERS": given.workers,
+        WORKERS: given.workers,
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights,
         "MODEL.TRUNK.TIMM.pretrained": given.pretrained or None,
         "CHECKPOINT.DIR": given.out,
@@ -220,12 +196,17 @@ def _sides(recipe: Recipe, size: int | None) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if size in (None, SIDE):
         return values
+    in_patches = any(each["name"] == "ImgPatchesFromTensor" for each in recipe.views)
+    nine = 3 * (round(PATCH_SIDE * size / SIDE) + SHIFT)
     for number, entry in enumerate(recipe.views):
         place = f"DATA.TRAIN.TRANSFORMS.{number}"
         if isinstance(entry.get("size"), int):
-            values[f"{place}.size"] = size
+            values[f"{place}.size"] = nine + entry["size"] - NINE if in_patches else size
         if "size_crops" in entry:
             values[f"{place}.size_crops"] = [_scaled(each, size) for each in entry["size_crops"]]
+        if "crop_size_patches" in entry:
+            values[f"{place}.crop_size_image"] = size
+            values[f"{place}.crop_size_patches"] = nine
     if recipe.trunk == "vision_transformer":
         values["MODEL.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE"] = size
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from sslengine.optim.scale_each import ScaleEach
 class FreezeParameters(Hook):
     """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, iterations], ...]`: no gradients before that.
 
-    Names may begin with `module.`, as they must in VISSL.
+    Names may begin with `module.`, as they must in VISSL, and contain `*`: `trunk.*` is the trunk.
     """
 
     def __init__(self, frozen_until: Sequence[tuple[str, int]]) -> None:
@@ -27,13 +28,15 @@ class FreezeParameters(Hook):
 
     def on_start(self, task: TaskView) -> None:
         known = dict(task.learner.named_parameters())
-        for name, _ in self.frozen_until:
-            if name not in known:
+        self._parameters = []
+        for name, until in self.frozen_until:
+            found = [known[each] for each in fnmatch.filter(known, name)]
+            self._parameters += [(parameter, until) for parameter in found]
+            if not found:
                 raise ConfigError(
                     f"config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: there is no parameter "
                     f"{name!r}. {nearest(name, known)}".rstrip()
                 )
-        self._parameters = [(known[name], until) for name, until in self.frozen_until]
 
     def on_backward(self, task: TaskView) -> None:
         for parameter, until in self._parameters:

@@ -33,7 +33,8 @@ def fill_in_widths(options: ModelOptions, trunk: Trunk) -> list[Any]:
     found: dict[int, list[Any]] = {}
     problem: Exception | None = None
     for side in dict.fromkeys((*_fixed_sides(trunk), *SIDES)):
-        images = torch.empty(2, options.in_chans(), side, side, device="meta")
+        rows = 2 * math.lcm(*_towers(options.HEAD.PARAMS))
+        images = torch.empty(rows, options.in_chans(), side, side, device="meta")
         try:
             found[side] = _filled(options, trunk, images)
         except Exception as error:  # the trunk does not take images of this size
@@ -50,6 +51,15 @@ def fill_in_widths(options: ModelOptions, trunk: Trunk) -> list[Any]:
             f"Give the width as a number, or pool the feature."
         )
     return first
+
+
+def _towers(params: Any) -> Iterator[int]:
+    """Yield how many rows of one image a head joins."""
+    if isinstance(params, dict):
+        yield params.get("num_towers", 1)
+    elif not isinstance(params, str):
+        for each in params:
+            yield from _towers(each)
 
 
 def _fixed_sides(trunk: Trunk) -> Iterator[int]:

@@ -11,13 +11,19 @@ import yaml
 from sslengine.command import machine
 from sslengine.command.front import main
 from sslengine.command.machine import Machine
-from sslengine.command.train import choose, make_parser, methods
+from sslengine.command.recipes import methods, methods_with_forms, names_in
+from sslengine.command.train import choose, make_parser
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import resolve_all
+from sslengine.launch.widths import settle_widths
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 
 TINY = {"dino": "vit_tiny_patch16_224", "swav": "resnet10t", "moco": "resnet10t"}
+# The photos are fewer than its clusters and permutations.
+FEWER = {
+    "deepclusterv2": ["--set", "LOSS.deepclusterv2_loss.num_clusters=[4]"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +40,45 @@ def config_of(*arguments: str) -> Any:
 @pytest.mark.parametrize("method", slow_but(["mae"], methods()))
 def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
     model = [] if method == "mae" else ["--model", TINY.get(method, "resnet10t")]
+    arguments = ["--method", method, *model, *SMALL, *FEWER.get(method, [])]
     out = tmp_path / "run"
-    assert main(["train", str(photos), "--method", method, *model, *SMALL, "--out", str(out)]) == 0
+    assert main(["train", str(photos), *arguments, "--out", str(out)]) == 0
     assert (out / "checkpoints" / "checkpoint.torch").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "ranks"), [("1gpu", 1), ("8gpu", 2)])
+def test_a_form_trains_on_photos(form: str, ranks: int, photos: Path, tmp_path: Path) -> None:
+    """On a CPU, and with two ranks for eight."""
+    few = ["--batch-size=4", f"--set=DISTRIBUTED.NUM_PROC_PER_NODE={ranks}"]
+    arguments = [f"--recipe=simclr/{form}", "--model=resnet10t", *SMALL, *few]
+    out = tmp_path / "run"
+    assert main(["train", str(photos), *arguments, "--out", str(out)]) == 0
+    assert (out / "checkpoints" / "checkpoint.torch").exists()
+
+
+@pytest.mark.parametrize("method", slow_but(["moco"], names_in("small")))
+def test_a_recipe_for_a_cpu_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
+    arguments = ["--recipe", f"{method}/cpu", "--set=OPTIMIZER.num_iterations=2", "--batch-size=8"]
+    out = tmp_path / "run"
+    assert main(["train", str(photos), *arguments, "--precision=fp32", "--out", str(out)]) == 0
+    assert (out / "checkpoints" / "checkpoint.torch").exists()
+
+
+@pytest.mark.parametrize(
+    "recipe", slow_but(["simclr/8gpu", "dino/continued"], methods_with_forms())
+)
+def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
+    weights = ["--weights=x.safetensors"] if "continued" in recipe else []
+    chosen, _ = choose(make_parser().parse_args([str(photos), f"--recipe={recipe}", *weights]))
+    (run,) = resolve_all(chosen, [], True)
+    config = settle_widths(run).config
+    made_for = config.DISTRIBUTED.NUM_PROC_PER_NODE, config.MACHINE.DEVICE
+    form = recipe.rpartition("/")[2]
+    if form != "continued":
+        ranks = 8 if form == "8gpu" else 1
+        device = "cpu" if form == "cpu" else "gpu"
+        assert made_for == (ranks, device)
 
 
 def test_short_options_are_keys_of_the_config(photos: Path) -> None:

@@ -15,7 +15,7 @@ from sslengine.dotted import leaves
 CONFIGS = shipped_configs()
 RUNS = sorted(
     path.relative_to(CONFIGS).with_suffix("").as_posix()
-    for folder in ("quickstart", "pretrain", "photos")
+    for folder in ("quickstart", "pretrain", "photos", "small")
     for path in (CONFIGS / folder).rglob("*.yaml")
 )
 

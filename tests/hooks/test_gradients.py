@@ -49,6 +49,13 @@ def test_frozen_until_its_iteration() -> None:
     assert all(each[3] is not None for each in grads.seen)
 
 
+def test_many_are_frozen_by_a_pattern() -> None:
+    grads = Grads()
+    _run(FreezeParameters([("module.1.*", 1)]), grads, steps=2)
+    frozen = [[gradient is None for gradient in each] for each in grads.seen]
+    assert frozen == [[False, False, True, True], [False] * 4]
+
+
 def test_a_name_that_the_model_does_not_have() -> None:
     with pytest.raises(ConfigError, match=r"no parameter '1.wieght'. Did you mean '1.weight'"):
         _run(FreezeParameters([("module.1.wieght", 3)]))

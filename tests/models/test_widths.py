@@ -68,6 +68,11 @@ def test_the_trunk_is_drawn_as_without_auto() -> None:
          [[["mlp", {"dims": [64, 12]}], ["mlp", {"dims": [12, 3]}]]]),
         ([["dino_head", {"in_dim": "auto", "num_clusters": [6]}]], None,
          [["dino_head", {"in_dim": 64, "num_clusters": [6]}]]),
+        # Nine rows are one image's.
+        ([["mlp", {"dims": ["auto", 4]}], ["siamese_concat_view", {"num_towers": 9}],
+          ["mlp", {"dims": ["auto", 3]}]], None,
+         [["mlp", {"dims": [64, 4]}], ["siamese_concat_view", {"num_towers": 9}],
+          ["mlp", {"dims": [36, 3]}]]),
         # A head for each feature: channels, and values of the pooled feature.
         ([["eval_mlp", {"in_channels": "auto", "dims": ["auto", 3]}]] * 2,
          [["res3", ["AdaptiveAvgPool2d", [[2, 2]]]], ["res5", ["AdaptiveAvgPool2d", [[1, 1]]]]],

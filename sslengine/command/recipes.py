@@ -1,0 +1,115 @@
+"""The recipes that `sslengine train --method` and `--recipe` name, and what they say.
+
+    --method dino                        configs/photos/dino.yaml, and what fits this machine
+    --recipe dino/8gpu                   and configs/forms/8gpu.yaml
+    --recipe dino/1gpu/continued         two forms
+    --recipe simclr/cpu                  configs/small/simclr.yaml: small images, a CPU
+    --recipe quickstart/simclr           any config
+
+A form that names a machine is trained as written: only --method looks at this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sslengine.config.compose import compose, search_folders, shipped_configs
+from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+
+# Folders of configs: of --method, of small images on a CPU, and of what is added to a method's.
+PHOTOS, SMALL, FORMS = "photos", "small", "forms"
+CPU, CONTINUED = "cpu", "continued"
+
+
+def names_in(folder: str) -> list[str]:
+    return sorted(path.stem for path in (shipped_configs() / folder).glob("*.yaml"))
+
+
+def methods() -> list[str]:
+    return names_in(PHOTOS)
+
+
+def methods_with_forms() -> list[str]:
+    of_small = [f"{method}/{CPU}" for method in names_in(SMALL)]
+    return sorted([*of_small, *(f"{m}/{form}" for m in methods() for form in names_in(FORMS))])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the YAML says that options depend on."""
+
+    files: list[str]  # the arguments that select them
+    said: Callable[[str], Any]  # the value of a key below `config`
+    views: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, given: argparse.Namespace) -> Recipe:
+        files = _files(given)
+        said = compose(files, given.config_dir).last_value
+        views = said("config.DATA.TRAIN.TRANSFORMS") or []
+        return cls(files, lambda key: said(f"config.{key}"), views)
+
+    @property
+    def name(self) -> str:
+        return self.files[0].removeprefix("config=")
+
+    @property
+    def made_for_a_machine(self) -> bool:
+        forms = {each.rpartition("=")[2] for each in self.files[1:]}
+        return self.name.startswith(f"{SMALL}/") or bool(forms - {CONTINUED})
+
+    @property
+    def trunk(self) -> str:
+        return self.said("MODEL.TRUNK.NAME") or ""
+
+    @property
+    def many_views(self) -> bool:
+        return any("size_crops" in each for each in self.views)
+
+    @property
+    def takes_any_network(self) -> bool:
+        return self.trunk == "timm"
+
+    @property
+    def is_of_photos(self) -> bool:
+        return self.name.startswith(f"{PHOTOS}/")
+
+
+def _files(given: argparse.Namespace) -> list[str]:
+    """Of `dino/1gpu/continued`: config=photos/dino +config/forms=1gpu +config/forms=continued."""
+    name = _name_of_recipe(given)
+    method, *forms = name.split("/")
+    known = names_in(FORMS)
+    files = (folder / f"{name}.yaml" for folder in search_folders(given.config_dir))
+    if method not in methods() or not forms or any(file.exists() for file in files):
+        return [f"config={name}"]
+    if forms == [CPU] and method in names_in(SMALL):
+        return [f"config={SMALL}/{method}"]
+    for form in forms:
+        if form not in known:
+            raise UnknownNameError(
+                f"--recipe {name}: there is no form {form!r} of {method}. {nearest(form, known)}\n"
+                f"  There are: {listing([*known, CPU] if method in names_in(SMALL) else known)}"
+            )
+    if CONTINUED in forms and not (given.pretrained or given.weights):
+        raise ConfigError(
+            f"--recipe {name}: from which weights? Add --pretrained, or --weights FILE."
+        )
+    return [f"config={PHOTOS}/{method}", *(f"+config/{FORMS}={form}" for form in forms)]
+
+
+def _name_of_recipe(given: argparse.Namespace) -> str:
+    if bool(given.method) == bool(given.recipe):
+        raise ConfigError(
+            f"--method, --recipe: give one of them. Methods: {listing(methods())}; recipes: "
+            f"`sslengine list recipes`."
+        )
+    if given.method and given.method not in methods():
+        raise UnknownNameError(
+            f"--method: there is no recipe for {given.method!r}. "
+            f"{nearest(given.method, methods())}\n  There is one for: {listing(methods())}"
+        )
+    return str(given.recipe or f"{PHOTOS}/{given.method}")

@@ -1,0 +1,68 @@
+"""`--recipe METHOD/continued`: fresh heads on trained weights, at first with a frozen trunk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sslengine.command.front import main
+from tests.command.photos import SMALL, write_photos
+
+RUN = ["--model", "resnet10t", *SMALL]
+
+
+def weights(run: Path) -> dict[str, dict[str, Tensor]]:
+    kept = torch.load(run / "checkpoints" / "checkpoint.torch", weights_only=False)
+    return kept["classy_state_dict"]["base_model"]["model"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="module")
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    assert main(["train", str(photos), "--method=simclr", *RUN, "--out", str(out)]) == 0
+    return out
+
+
+def continued(trained: Path, photos: Path, out: Path, *arguments: str) -> Path:
+    recipe = ["--recipe=simclr/continued", "--weights", str(trained), "--seed=7"]
+    assert main(["train", str(photos), *recipe, *RUN, *arguments, "--out", str(out)]) == 0
+    return out
+
+
+def moved(before: dict[str, Tensor], after: dict[str, Tensor], part: str = "") -> float:
+    """The largest change of the weights of layers, those of `part` in their names."""
+    names = [name for name in before if part in name and name.endswith("weight")]
+    return max(float((before[name] - after[name]).abs().max()) for name in names)
+
+
+def test_frozen_at_first(trained: Path, photos: Path, tmp_path: Path) -> None:
+    before = weights(trained)
+    after = weights(continued(trained, photos, tmp_path / "run", "--freeze-trunk=1"))
+    assert moved(before["trunk"], after["trunk"]) == 0
+    # The heads are others: of another seed, not the file's.
+    assert moved(before["heads"], after["heads"]) > 0.01
+
+
+def test_layers_near_the_input_move_less(trained: Path, photos: Path, tmp_path: Path) -> None:
+    before = weights(trained)["trunk"]
+    after = weights(continued(trained, photos, tmp_path / "run", "--lr=0.01"))["trunk"]
+    # Four stages between them, and AdamW's first steps are as long as the learning rate.
+    assert 0 < moved(before, after, "layer1.0.conv1") < 0.6 * moved(before, after, "layer4.0.conv1")
+
+
+def test_from_which_weights(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(photos), "--recipe=simclr/continued"]) == 2
+    assert "from which weights? Add --pretrained, or --weights FILE" in capsys.readouterr().err
+
+
+def test_no_such_form(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(photos), "--recipe=simclr/8gpus"]) == 2
+    assert "there is no form '8gpus' of simclr. Did you mean '8gpu'" in capsys.readouterr().err
