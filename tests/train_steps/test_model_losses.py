@@ -34,7 +34,7 @@ def test_a_single_loss_is_the_sum() -> None:
     [
         ({"a": torch.ones(2)}, r"Net returned 'a' as a tensor of shape \(2,\); a loss is one num"),
         ({"a": ONE, "b": 3.0}, "Net returned 'b' as a float"),
-        ({"loss": ONE, "b": ONE}, "a loss named 'loss' beside 'b': that name is taken"),
+        ({"loss": ONE, "b": ONE}, "a loss named 'loss' and also 'b': that name is taken"),
         ({}, "it returned an empty dict"),
         ([ONE], "it returned a list"),
     ],

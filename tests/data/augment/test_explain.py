@@ -131,7 +131,7 @@ def test_why_a_transform_is_not_drawn() -> None:
     ]
     assert [part.why for part in explain(planned(entries))] == [
         "it has no draw",
-        "its class changes one that the plan knows, and has no draw of its own",
+        "its class changes one that the plan knows, and has no own draw",
         "with these arguments the plan does not know it",
         "it applies Posterize: it has no draw",
     ]
