@@ -2,6 +2,7 @@
 
     sslengine judge runs/birds --train ~/birds/train --val ~/birds/val
     sslengine judge runs/birds                       the run's own images, if it held some out
+    sslengine judge runs/birds --suite frozen        more protocols
 
 The same trunk untrained and raw pixels are scored too: they are what training has to beat. The
 scores are printed, and kept in evaluation.json in the run's folder. Images are resized, and cropped
@@ -22,6 +23,7 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError
+from sslengine.evaluation.options import PROTOCOLS
 from sslengine.launch.cli import start
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
@@ -40,6 +42,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("run", type=Path, metavar="RUN", help="the folder of a run")
     add("--train", metavar="DATA", help="labelled images, as for `sslengine train`")
     add("--val", metavar="DATA", help="those to score on")
+    add(
+        "--suite",
+        choices=("quick", "frozen"),
+        default="quick",
+        help="frozen: also few-shot, SVM, low-shot SVM and retrieval (EVALUATE.PROTOCOLS)",
+    )
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
         help="any key of the config")  # fmt: skip
@@ -57,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     data = read(opened.config, DataOptions)
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
     values |= _protocol(given, entries)
+    if given.suite == "frozen":
+        values["EVALUATE.PROTOCOLS"] = list(PROTOCOLS)
     if given.val is not None:
         values |= {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
     run = open_run(

@@ -31,6 +31,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import Features, layers_of, pixels, trained_weights
 from sslengine.engines.label_free import label_free, show_label_free
+from sslengine.engines.protocols import run_protocols, show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
 from sslengine.errors import CheckpointError, ConfigError, DataError
@@ -62,6 +63,7 @@ class Score:
     knn: dict[int, float]  # by the number of neighbours
     linear: float | None = None  # None: not computed yet, or too few labels
     knn_top5: dict[int, float] = field(default_factory=dict)
+    protocols: dict[str, Any] = field(default_factory=dict)
     label_free: dict[str, Any] = field(default_factory=dict)  # by metric
 
 
@@ -105,6 +107,9 @@ def evaluate(run: Run) -> None:
         show_scores(run.console, scores, judge.metric)
         show_label_free(
             run.console, {f"{each.features}, {each.layer}": each.label_free for each in scores}
+        )
+        show_protocols(
+            run.console, {f"{each.features}, {each.layer}": each.protocols for each in scores}
         )
         for note in judge.notes:
             run.console.print(f"  note        {note}")
@@ -175,6 +180,10 @@ class _Judge:
         for score, (each, layer) in zip(scores, parts, strict=True):
             score.label_free = label_free(each.train.layers[layer], self.options.LABEL_FREE)
             report.write(scores)
+        if self.options.PROTOCOLS:
+            for score, (each, layer) in zip(scores, parts, strict=True):
+                score.protocols = run_protocols(_sets(each, layer), self.options.PROTOCOLS)
+                report.write(scores)
         return scores
 
     def note(self, text: str) -> None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sslengine.config.sections import named, one_of, section
+from sslengine.errors import nearest
 from sslengine.registry import LABEL_FREE
 
+PROTOCOLS = ("few_shot_knn", "few_shot_linear", "svm", "low_shot_svm", "retrieval")
 Metric = Literal["cosine", "dot", "euclid"]
 DEFAULT_LABEL_FREE = [
     "rankme", "nesum", "alpha_req", "clid", "self_cluster", "uniformity", "id_est",
@@ -24,9 +26,15 @@ class EvaluateOptions:
     DTYPE: str = "float32"
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
+    # Also compute: few_shot_knn, few_shot_linear, svm, low_shot_svm, retrieval.
+    PROTOCOLS: list[str] = field(default_factory=list)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DTYPE", "float32", "float16", "bfloat16")
+        for index, name in enumerate(self.PROTOCOLS):
+            if name not in PROTOCOLS:
+                expected = f"expected one of {', '.join(PROTOCOLS)}; got {name!r}"
+                yield f"PROTOCOLS.{index}: {expected}. {nearest(name, PROTOCOLS)}".rstrip()
 
 
 @section("NEAREST_NEIGHBOR")

@@ -9,8 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from sslengine.engines.evaluate import evaluate
+from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
+from sslengine.evaluation.options import PROTOCOLS
 from sslengine.evaluation.options import DEFAULT_LABEL_FREE
 from sslengine.evaluation.store import Store
 from tests.data.pictures import write_picture
@@ -181,3 +183,33 @@ def test_judging_needs_labels(tmp_path: Path) -> None:
         ConfigError, match="DATA.TRAIN.LABEL_SOURCES: evaluating features needs labels"
     ):
         evaluate(make_run(tmp_path, "evaluate", **{**FROZEN, "DATA__TRAIN__LABEL_SOURCES": []}))
+
+
+def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
+    """Those that have too few images say so; the others have metrics."""
+    train(make_run(tmp_path, **SHAPES))
+    names = ["few_shot_knn", "svm", "retrieval"]
+    run = make_run(tmp_path, "evaluate", **FROZEN, EVALUATE__PROTOCOLS=names)
+    evaluate(run)
+    _, scores = _scores(tmp_path)
+    for score in scores.values():
+        assert list(score["protocols"]) == names
+        for name, found in score["protocols"].items():
+            assert found["metrics"] or found["notes"], name
+            assert all(0 <= value <= 100 for value in found["metrics"].values())
+    few = scores["trained"]["protocols"]["few_shot_knn"]
+    assert "1 shots, k=1" in few["metrics"]
+    assert any("20" in note for note in few["notes"])  # sixty images of ten classes
+    assert scores["trained"]["protocols"] != scores["untrained"]["protocols"]
+    text = screen(run)
+    assert "few_shot_knn" in text
+    assert "mAP" in text
+
+
+def test_every_protocol_that_a_config_may_name_is_there() -> None:
+    assert tuple(COMPUTE) == PROTOCOLS
+
+
+def test_a_protocol_that_is_misspelt(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="EVALUATE.PROTOCOLS.0: .* Did you mean 'retrieval'"):
+        make_run(tmp_path, "evaluate", **FROZEN, EVALUATE__PROTOCOLS=["retreival"])

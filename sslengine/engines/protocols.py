@@ -1,0 +1,72 @@
+"""Protocols that `config.EVALUATE.PROTOCOLS` names, on the stored features of both splits.
+
+Each gives metrics, and notes of what it could not do; one that fails does not stop the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
+from sslengine.evaluation.low_shot import low_shot_svm
+from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluation.retrieval.labelled import retrieval
+from sslengine.evaluation.svm import svm
+
+# Training features and labels, test features and labels.
+Sets = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _among_test_images(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor) -> Outcome:
+    return retrieval(test, wanted)
+
+
+# The names are those of evaluation.options.PROTOCOLS.
+COMPUTE: Mapping[str, Callable[..., Outcome]] = {
+    "few_shot_knn": few_shot_knn,
+    "few_shot_linear": few_shot_logistic,
+    "svm": svm,
+    "low_shot_svm": low_shot_svm,
+    "retrieval": _among_test_images,
+}
+
+
+def run_protocols(sets: Sets, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    train, labels, test, wanted = sets
+    flat = train.flatten(1), labels, test.flatten(1), wanted
+    found = {name: COMPUTE[name](*flat) for name in names}
+    return {
+        name: {"metrics": dict(each.metrics), "notes": list(each.notes), "details": each.details}
+        for name, each in found.items()
+    }
+
+
+def show_protocols(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """found: by kind of features. A column for each, a line for each metric."""
+    table = Table("protocol", "metric", box=None, pad_edge=False)
+    for kind in found:
+        table.add_column(kind, justify="right")
+    lines = {
+        (name, metric): None
+        for each in found.values()
+        for name, of in each.items()
+        for metric in of["metrics"]
+    }
+    for name, metric in lines:
+        values = [each[name]["metrics"].get(metric) for each in found.values()]
+        table.add_row(name, metric, *("-" if v is None else f"{v:.1f} %" for v in values))
+    if lines:
+        console.print(table)
+    notes = {
+        f"{name}: {note}": None
+        for each in found.values()
+        for name, of in each.items()
+        for note in of["notes"]
+    }
+    for note in notes:
+        console.print(f"  note        {note}", markup=False)
