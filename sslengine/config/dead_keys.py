@@ -117,7 +117,7 @@ DEAD_KEYS: dict[str, DeadKey] = {
         "a convolutional stem is not available", None, ""
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.NAME": _off(
-        "a trunk has a mask token where additional_keys of MULTI_INPUT_HEAD_MAPPING pass it `mask`", ""
+        "pass `mask` by additional_keys of MULTI_INPUT_HEAD_MAPPING: it adds a mask token", ""
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.PARAMS": DeadKey(
         "a mask token has no parameters.", ({},)
