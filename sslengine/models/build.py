@@ -30,7 +30,6 @@ from sslengine.models.model import Model
 from sslengine.models.options import FeatureEvalOptions, ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.trunks.tokens import MASK, add_mask_token
 from sslengine.models.widths import fill_in_widths
 from sslengine.registry import MODELS, TRUNKS, component_key, register_model
@@ -133,7 +132,7 @@ def build_trunk(options: ModelOptions) -> Trunk:
 
 def _add_inputs(trunk: Trunk, options: ModelOptions) -> None:
     asked = {key for route in options.routes() for key in route.additional_keys}
-    if MASK in asked and MASK not in trunk.extra_inputs and isinstance(trunk, LibraryTrunk):
+    if MASK in asked and MASK not in trunk.extra_inputs:
         add_mask_token(trunk)
 
 

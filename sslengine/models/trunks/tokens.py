@@ -21,8 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from timm.layers.hybrid_embed import HybridEmbed
-from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
@@ -35,6 +33,9 @@ MASK, PATCHES_AT = "mask", "patches_at"
 
 def add_mask_token(trunk: Any) -> None:
     """Give the trunk the parameter `mask_token`, 1 x D, and the extra input `mask`."""
+    from timm.layers.hybrid_embed import HybridEmbed  # the import takes a second
+    from timm.layers.patch_embed import PatchEmbed
+
     embed = getattr(trunk, "patch_embed", None)
     if not isinstance(embed, (PatchEmbed, HybridEmbed)):
         raise ConfigError(
