@@ -116,10 +116,10 @@ DEAD_KEYS: dict[str, DeadKey] = {
         "a convolutional stem is not available", None, ""
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.NAME": _off(
-        "masked input of this trunk is not available; see docs/methods.md for MAE", ""
+        "pass `mask` by additional_keys of MULTI_INPUT_HEAD_MAPPING: it adds a mask token", ""
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.PARAMS": DeadKey(
-        "masked input of this trunk is not available.", ({},)
+        "a mask token has no parameters.", ({},)
     ),
     "MODEL.TRUNK.XCIT.QK_SCALE": _off(
         "cross-covariance attention learns its temperature", False, None

@@ -75,7 +75,12 @@ def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
         ("MODEL__TRUNK__VISION_TRANSFORMERS__CLASSIFIER", "gap", "token", "USE_CLASS_TOKEN"),
         ("MODEL__TRUNK__VISION_TRANSFORMERS__CHECKPOINT_MLP", True, False, "CHECKPOINT_BLOCK"),
         ("MODEL__TRUNK__VISION_TRANSFORMERS__HYBRID", "resnet", None, "stem"),
-        ("MODEL__TRUNK__VISION_TRANSFORMERS__MASKED_IMAGE_MODELING__NAME", "ibot", "", "masked"),
+        (
+            "MODEL__TRUNK__VISION_TRANSFORMERS__MASKED_IMAGE_MODELING__NAME",
+            "ibot",
+            "",
+            "mask token",
+        ),
         ("MODEL__TRUNK__CONVIT__CLASS_TOKEN_IN_LOCAL_LAYERS", True, False, "class token"),
     ],
 )
