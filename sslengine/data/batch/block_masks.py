@@ -57,7 +57,7 @@ def spread_masks_collator(
     patch_size: the side of a patch, in pixels.
     masked_views: the part of the global views that has masks; the others are not masked.
     shares: the least and greatest share of hidden patches. The range is divided into as many
-        parts as views are masked, and each of them draws its share from a part of its own.
+        parts as views are masked, and each of them draws its share from another part.
     smallest_block: patches of the smallest block.
     largest_block: the largest block, as a share of the patches.
     aspect_ratios: the least and greatest height of a block by its width.
