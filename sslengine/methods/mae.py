@@ -207,7 +207,7 @@ def _fix_positions(trunk: VisionTransformer, image_size: int) -> None:
     assert positions is not None
     with torch.no_grad():
         positions.zero_()  # the class token has no position
-        positions[0, trunk.num_prefix_tokens :] = sine_positions(side, side, trunk.embed_dim)
+        positions[0, -side * side :] = sine_positions(side, side, trunk.embed_dim)
     positions.requires_grad_(False)
 
 
