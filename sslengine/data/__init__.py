@@ -79,6 +79,7 @@ COLLATORS.declare(
     "identity_collator",
 )
 COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")
+COLLATORS.declare("sslengine.data.batch.multi_block", "multi_block_collator")
 COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_default_collator")
 
 AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.pil", "pil")

@@ -126,6 +126,8 @@ class VisionTransformerOptions:
     ATTENTION_DROPOUT_RATE: float = 0.0
     # false: there is no class token, and the final feature is the mean of the patches.
     USE_CLASS_TOKEN: bool = True
+    # Position embeddings are fixed sines and cosines, as in MAE and I-JEPA; false: learned.
+    SINE_POSITIONS: bool = False
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
     # A bias on queries, keys and values.
@@ -138,6 +140,8 @@ class VisionTransformerOptions:
 
     def check(self) -> Iterator[str]:
         yield from no_scale(self)
+        if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
+            yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."
         sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM", "MLP_DIM")
         yield from cut_unevenly(self, *sizes)
 
