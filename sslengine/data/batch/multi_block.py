@@ -10,8 +10,8 @@ Contexts are cut to the shortest of the step, from their end. All this is drawn 
 batch, by the step, and each rank takes its rows: any number of ranks and workers has the same.
 
 The authors' code differs from their paper: one random number gives a target's area and its
-aspect ratio, no block reaches the last row or the last column, and each GPU cuts to the shortest
-of its own contexts. `places` chooses the first two; the third would depend on the ranks.
+aspect ratio, no block reaches the last row or the last column, and each GPU cuts to its shortest
+context. `places` chooses the first two; the third would depend on the ranks.
 """
 
 from __future__ import annotations
