@@ -12,8 +12,7 @@ from sslengine.engines.evaluate import evaluate
 from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
-from sslengine.evaluation.options import PROTOCOLS
-from sslengine.evaluation.options import DEFAULT_LABEL_FREE
+from sslengine.evaluation.options import DEFAULT_LABEL_FREE, PROTOCOLS
 from sslengine.evaluation.store import Store
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run, screen

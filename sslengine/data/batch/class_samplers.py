@@ -36,11 +36,11 @@ class ClassBatchSampler(BatchSampler):
         self._members = members_of_classes(labels, where)
         self._batch = options.BATCHSIZE_PER_REPLICA
         self._global = self._batch * world_size
-        self._world_size, self._seed = world_size, seed
+        self._world_size, self._rank, self._seed = world_size, rank, seed
         steps = self._plan(options, where)
         if not steps:
             raise DataError(f"{where}: there are fewer samples than the {self._global} of a batch.")
-        super().__init__([self._batch] * steps, [self._global] * steps, rank)
+        super().__init__([self._batch] * steps, [self._global] * steps)
 
     @abstractmethod
     def _plan(self, options: SplitOptions, where: str) -> int:
@@ -53,6 +53,9 @@ class ClassBatchSampler(BatchSampler):
             return chosen[self._rank * self._batch : (self._rank + 1) * self._batch].tolist()
 
         return rows
+
+    def _first(self, step: int) -> int:
+        return self._rank * self._batch
 
     @abstractmethod
     def _global_batch(self, epoch: int, step: int, draw: Generator) -> Tensor:

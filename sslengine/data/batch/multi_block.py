@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch, default_collate, only_moves
-from sslengine.data.loading.dataset import Samples
+from sslengine.data.batch.samplers import Place
 from sslengine.data.loading.seeding import generator
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
@@ -74,7 +74,8 @@ def multi_block_collator(
         raise DataError(f"{NAME} takes one view of each image, and got {len(collated['data'])}.")
     height, width = collated["data"][0].shape[-2:]
     grid = Grid(height // patch_size, width // patch_size, int(places == "code"))
-    first, total, draw = _of_all_ranks(batch)
+    place = Place.of(batch)
+    draw, total = generator(b"blocks", *place.stream), max(place.size, place.first + len(batch))
     target = grid.size(draw, target_scale, target_aspect)
     context = grid.size(draw, context_scale, (1.0, 1.0))
     if math.prod(context) <= min_keep:
@@ -85,7 +86,7 @@ def multi_block_collator(
     hidden = grid.blocks(draw, target, total * targets).unflatten(0, (total, targets))
     seen = _contexts(grid, draw, context, hidden, min_keep)
     shortest = int(seen.sum((1, 2)).min())
-    mine = slice(first, first + len(batch))
+    mine = slice(place.first, place.first + len(batch))
     shown, predicted = _indices(seen[mine], shortest), _indices(hidden[mine], math.prod(target))
     return {**collated, "shown": [shown], "target_blocks": [predicted]}
 
@@ -113,15 +114,6 @@ class Grid(NamedTuple):
             patch = torch.arange(side)
             along.append((patch >= start) & (patch < start + length))
         return along[0].unsqueeze(2) & along[1].unsqueeze(1)
-
-
-def _of_all_ranks(batch: Sequence[Sample]) -> tuple[int, int, Generator]:
-    """(the first of these samples in the global batch, its size, the stream of its step)"""
-    if not isinstance(batch, Samples):  # by hand: no run, from the global stream
-        seed = int(torch.randint(2**31, ()))
-        return 0, len(batch), generator(b"blocks", seed)
-    epoch, step, first, total = batch.place
-    return first, max(total, first + len(batch)), generator(b"blocks", batch.seed, epoch, step)
 
 
 def _contexts(grid: Grid, draw: Generator, size: Block, hidden: Tensor, min_keep: int) -> Tensor:

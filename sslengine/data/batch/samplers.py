@@ -6,29 +6,50 @@ steps that are left, without walking through those that are done.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sslengine.data.loading.seeding import BatchKeys, Place, SampleKey, epoch_generator
+from sslengine.data.loading.seeding import SampleKey, epoch_generator
 from sslengine.errors import DataError
 
 Rows = Callable[[int], list[int]]
 
 
+class Place(NamedTuple):
+    """Where the samples of a rank are in the global batch, for draws over all of it."""
+
+    # What draws for the global batch depend on: seed, epoch and step.
+    stream: tuple[int, ...]
+    # The place of this rank's first sample, and the number of all samples.
+    first: int
+    size: int
+
+    @classmethod
+    def of(cls, samples: Sequence[Any]) -> Place:
+        """Of samples that no loader read, a batch by themselves with random draws."""
+        place: Place | None = getattr(samples, "place", None)
+        return place or cls((random.getrandbits(63),), 0, len(samples))
+
+
+class Keys(list[SampleKey]):
+    """The keys of a rank's batch."""
+
+    place: Place | None = None
+
+
 class BatchSampler(ABC):
     """The batches of one rank, for a window of steps of an epoch."""
 
-    def __init__(
-        self, batch_sizes: list[int], global_batch_sizes: list[int], rank: int = 0
-    ) -> None:
+    def __init__(self, batch_sizes: list[int], global_batch_sizes: list[int]) -> None:
         # For each step of any epoch: this rank's, and those of all ranks together.
         self.batch_sizes = batch_sizes
         self.global_batch_sizes = global_batch_sizes
-        self._rank = rank
         self.set_window(0)
 
     def set_window(self, epoch: int, first_step: int = 0, last_step: int | None = None) -> None:
@@ -52,14 +73,14 @@ class BatchSampler(ABC):
 
     def keys(self, epoch: int, steps: range) -> Iterator[list[SampleKey]]:
         rows, of = self._rows_of(epoch), self._key_epoch(epoch)
-        return (BatchKeys(zip(repeat(of), rows(step)), self._place(of, step)) for step in steps)
-
-    def _place(self, epoch: int, step: int) -> Place:
-        return Place(epoch, step, self._first(step), self.global_batch_sizes[step])
+        for step in steps:
+            keys = Keys(zip(repeat(of), rows(step)))
+            keys.place = Place((of, step), self._first(step), self.global_batch_sizes[step])
+            yield keys
 
     def _first(self, step: int) -> int:
-        """How many samples of the step the ranks before this one have."""
-        return self._rank * self.batch_sizes[step]
+        """The place of this rank's first sample in the global batch."""
+        return 0
 
     def _key_epoch(self, epoch: int) -> int:
         return epoch
@@ -112,6 +133,7 @@ class DistributedBatchSampler(BatchSampler):
         self._num_samples = num_samples
         self._shuffle = shuffle
         self._global_batch = batch_size * world_size
+        self._rank = rank
         self._seed = seed
         full, rest = divmod(num_samples, self._global_batch)
         last = [] if drop_last or not rest else [-(-rest // world_size)]
@@ -123,7 +145,7 @@ class DistributedBatchSampler(BatchSampler):
                 f"lower {where}.BATCHSIZE_PER_REPLICA to {num_samples // world_size} or less."
             )
         sizes = [batch_size] * full + last
-        super().__init__(sizes, [size * world_size for size in sizes], rank)
+        super().__init__(sizes, [size * world_size for size in sizes])
 
     def _rows_of(self, epoch: int) -> Rows:
         order = random_order(self._num_samples, self._seed, epoch) if self._shuffle else None
@@ -135,6 +157,9 @@ class DistributedBatchSampler(BatchSampler):
             return (places if order is None else order[places]).tolist()
 
         return rows
+
+    def _first(self, step: int) -> int:
+        return self._rank * self.batch_sizes[step]
 
 
 class StretchBatchSampler(BatchSampler):
@@ -181,11 +206,12 @@ class OrderedBatchSampler(StretchBatchSampler):
         parts = steps * world_size
         cuts = [part * num_samples // parts for part in range(parts + 1)]
         mine = range(rank, parts, world_size)
-        self._starts = cuts[::world_size]
+        starts = cuts[::world_size]
         super().__init__(
             [range(cuts[part], cuts[part + 1]) for part in mine],
-            [end - start for start, end in pairwise(self._starts)],
+            [end - start for start, end in pairwise(starts)],
         )
+        self._starts = starts
 
     def _first(self, step: int) -> int:
         return self._stretches[step].start - self._starts[step]

@@ -25,9 +25,9 @@ from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.transform import Sample
+from sslengine.data.batch.samplers import Place
 from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import (
-    Place,
     SampleKey,
     generator,
     seed_batch,
@@ -59,8 +59,8 @@ class Samples(list[Sample]):
     def __init__(self, samples: Iterable[Sample], seed: int, keys: Sequence[SampleKey]) -> None:
         super().__init__(samples)
         self.seed, self.key = seed, keys[0]
-        alone = Place(*keys[0], 0, len(keys))
-        self.place: Place = getattr(keys, "place", alone)
+        place: Place | None = getattr(keys, "place", None)
+        self.place = place and place._replace(stream=(seed, *place.stream))
         self.unreadable: list[int] = []  # samples that could not be read
 
 

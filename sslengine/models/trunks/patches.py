@@ -19,7 +19,7 @@ class PatchTrunk(LibraryTrunk):
 
     def features(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         self.grid(x)
-        return super().features(x, wanted)
+        return super().features(x, wanted, **extra)
 
     def grid(self, x: Tensor) -> tuple[int, int]:
         return patch_grid(x, self.patch_size, self.section.rpartition(".")[2])
@@ -58,7 +58,8 @@ def block_arguments(
 
 def mlp_ratio(options: VisionTransformerOptions) -> float:
     """Return timm's mlp_ratio. timm truncates width * ratio; + 0.5 prevents a rounding error."""
-    return (options.MLP_DIM + 0.5) / options.HIDDEN_DIM
+    width = 2 * options.MLP_DIM if options.SWIGLU else options.MLP_DIM  # timm counts both halves
+    return (width + 0.5) / options.HIDDEN_DIM
 
 
 def patch_grid(x: Tensor, patch_size: int, section: str) -> tuple[int, int]:
