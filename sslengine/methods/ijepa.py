@@ -159,8 +159,9 @@ class Predictor(nn.Module):
         asked = self.hidden_token + positions[blocks.flatten(0, 1)]
         seen = seen.repeat_interleave(blocks.shape[1], dim=0)
         tokens = self.norm(self.blocks(torch.cat([seen, asked], dim=1)))
-        predicted: Tensor = self.project(tokens[:, seen.shape[1] :])
-        return predicted.unflatten(0, blocks.shape[:2]).flatten(1, 2)
+        predicted = self.project(tokens[:, seen.shape[1] :])
+        of_image: Tensor = predicted.unflatten(0, blocks.shape[:2])
+        return of_image.flatten(1, 2)
 
 
 def _at(tokens: Tensor, places: Tensor) -> Tensor:
