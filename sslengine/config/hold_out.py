@@ -15,6 +15,7 @@ from sslengine.registry import DATA_SOURCES
 OF_IMAGES = (
     "DATA_SOURCES", "DATA_PATHS", "DATASET_NAMES", "REMOVE_IMG_PATH_PREFIX", "NEW_IMG_PATH_PREFIX",
     "IMAGE_COLUMN", "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION",
+    "DEFAULT_GRAY_IMG_SIZE",
 )  # fmt: skip
 OF_LABELS = (
     "LABEL_SOURCES", "LABEL_PATHS", "LABEL_COLUMN", "LABEL_COLUMNS", "LABEL_SEPARATOR",
@@ -39,11 +40,11 @@ def values_of_test(data: DictConfig) -> Iterator[tuple[str, Any]]:
     # What is set to nothing is not set.
     make_default: Any = OmegaConf.get_type(data.TEST)
     default = make_default()
-    of_sources = sorted(
-        keys_of(DATA_SOURCES, list(data.TRAIN.DATA_SOURCES)) - {*OF_IMAGES, *OF_LABELS}
+    of_sources = keys_of(DATA_SOURCES, list(data.TRAIN.DATA_SOURCES)).difference(
+        OF_IMAGES, OF_LABELS
     )
-    same = (*OF_IMAGES, *of_sources, *(OF_LABELS if data.HOLD_OUT.STRATIFIED else ()))
-    for key in (*OF_IMAGES, *of_sources, *OF_LABELS):
+    same = (*OF_IMAGES, *sorted(of_sources), *(OF_LABELS if data.HOLD_OUT.STRATIFIED else ()))
+    for key in (*OF_IMAGES, *sorted(of_sources), *OF_LABELS):
         train, test = data.TRAIN[key], data.TEST[key]
         if test in ("", None, getattr(default, key, None)):
             yield f"DATA.TEST.{key}", train

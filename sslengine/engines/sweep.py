@@ -33,9 +33,9 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import trained_weights
 from sslengine.engines.run import Run
+from sslengine.engines.sweep_options import HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.train import results_of
 from sslengine.errors import CheckpointError, ConfigError
-from sslengine.evaluation.sweep_options import HELD_OUT, LINEAR, SweepOptions
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import JOIN, Trunk
@@ -175,6 +175,7 @@ def _values(run: Run, options: SweepOptions, grid: list[Cell], outputs: int) -> 
             {"lr": each.lr, "weight_decay": each.weight_decay} for each in grid
         ],
         "TEST_MODEL": True,
+        "METERS.enable_training_meter": False,
     }
 
 
@@ -197,7 +198,10 @@ def _held_out(run: Run, options: SweepOptions) -> dict[str, Any]:
     """TEST is a share of TRAIN, read as TEST is."""
     test = run.config.DATA.TEST
     read_so: Any = OmegaConf.to_container(OmegaConf.masked_copy(test, READ_AS_TEST))
-    return {"DATA.HOLD_OUT.SHARE": options.HELD_OUT, "DATA.TEST": read_so}
+    values = {"DATA.HOLD_OUT.SHARE": options.HELD_OUT, "DATA.TEST": read_so}
+    if (limit := run.config.DATA.TRAIN.DATA_LIMIT) > 0:
+        values["DATA.TRAIN.DATA_LIMIT"] = max(1, limit - round(options.HELD_OUT * limit))
+    return values
 
 
 def _test(weights: Path) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     HEAD: {PARAMS: [["mlp", {"dims": ["auto", 128]}]]}
 
 As the first entry of a list, `auto` is the number of values of the feature; as an argument whose
-name starts with `in_` (`in_channels`, `in_dim`) it is the feature's number of channels, or the width
-of its tokens.
+name starts with `in_` (`in_channels`, `in_dim`) it is the number of channels of the feature, or the
+width of its tokens.
 """
 
 from __future__ import annotations

@@ -102,8 +102,9 @@ class AttentiveProbe(Probe):
             nn.init.zeros_(bias)
 
     def logits(self, x: Tensor) -> Tensor:
-        """N x T x C, or N x C x H x W."""
+        """N x T x C, N x C x H x W, or N x C, a single token."""
         tokens = x.flatten(2).transpose(1, 2) if x.ndim == 4 else x
+        tokens = tokens.unsqueeze(1) if x.ndim == 2 else tokens
         rows, count, width = tokens.shape
         key, value = (
             self.key_value(tokens)
