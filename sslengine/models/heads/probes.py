@@ -2,7 +2,7 @@
 
 They compute in float32 for any precision of the model. A probe whose output is not finite (its
 learning rate is too high) gives zeros from then on and has no gradient: other probes of the same
-run go on.
+run continue.
 """
 
 from __future__ import annotations

@@ -23,7 +23,10 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError, listing, nearest
 
+# Between two features that are concatenated.
 JOIN = "+"
+# Before the name of a submodule: its output, where the bare name is another feature.
+OUTPUT = "output of "
 
 
 def single_features(names: Sequence[str]) -> Sequence[str]:

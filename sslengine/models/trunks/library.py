@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from sslengine.distributed.sharding import is_sharded
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.base import OUTPUT, Trunk
 from sslengine.models.trunks.recompute import Part, Rows, set_parts, watch
-from sslengine.models.trunks.tokens import OUTPUT
 
 FINAL = "flatten"
 # The side of images for a network that takes images of any size.

@@ -25,13 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
+from sslengine.models.trunks.base import OUTPUT
 
 if TYPE_CHECKING:
     from sslengine.models.trunks.library import Feature, LibraryTrunk
 
 MASK, PATCHES_AT = "mask", "patches_at"
-# Before the name of a submodule: its output, where the bare name is another feature.
-OUTPUT = "output of "
 
 
 def add_mask_token(trunk: Any) -> None:
