@@ -79,14 +79,15 @@ def ordered_feed(
     device: torch.device,
     classes: Sequence[Classes] = (),
     stretches: Callable[[SSLDataset], Sequence[range]] | None = None,
+    data: DataOptions | None = None,
 ) -> DataFeed:
     """The split without shuffling, each sample once over all ranks. classes: those of TRAIN.
 
-    stretches: see DataFeed.
+    stretches: see DataFeed. data: in place of config.DATA.
     """
     run = read(config, RunOptions)
     return DataFeed(
-        read(config, DataOptions), split, training=False, seed=run.SEED_VALUE, rank=rank(),
+        data or read(config, DataOptions), split, training=False, seed=run.SEED_VALUE, rank=rank(),
         world_size=world_size(), device=device, mp_method=run.MULTI_PROCESSING_METHOD,
         classes=classes, stretches=stretches,
     )  # fmt: skip
