@@ -21,9 +21,11 @@ class RetrievalOptions:
     TRAIN_DATASET_NAME: str = "Oxford"
     # A text file with the training images, one path a line, in TRAIN_DATASET_NAME; empty: all.
     WHITEN_IMG_LIST: str = ""
-    # Images that are used of each kind; -1: all.
+    # Images that are used, the first ones; -1: all.
     NUM_TRAINING_SAMPLES: int = -1
+    # As NUM_TRAINING_SAMPLES.
     NUM_QUERY_SAMPLES: int = -1
+    # As NUM_TRAINING_SAMPLES.
     NUM_DATABASE_SAMPLES: int = -1
     # A short test: 10 training images, 10 queries, 50 images of the database.
     DEBUG_MODE: bool = False
