@@ -13,13 +13,15 @@ with equal votes the lower number wins. One search serves any number of values o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.features import check_features
-from sslengine.evaluation.neighbours import PIECE, Found, search
+from sslengine.evaluation.features import Rows, check_features, own_share
+from sslengine.evaluation.neighbours import PIECE, Found, pieces_of, search
 from sslengine.evaluation.options import Metric
 
 NAME = "Nearest neighbours"
@@ -44,7 +46,7 @@ def knn_votes(
     check_features(NAME, train_features, train_labels, test_features)
     if train_labels.ndim != 1:
         raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
-    found = _search(train_features, test_features, k, metric, piece)
+    found = _search(train_features, test_features, k, metric, piece=piece)
     classes = int(train_labels.max()) + 1
     (votes,) = _votes(found, train_labels, classes, [k], sigma)
     return votes
@@ -52,21 +54,29 @@ def knn_votes(
 
 @torch.no_grad()
 def knn_curve(
-    train_features: Tensor,
+    train_features: Rows,
     train_labels: Tensor,
-    test_features: Tensor,
+    test_features: Rows,
     test_labels: Tensor,
     ks: Sequence[int],
     sigma: float | None = 0.1,
     metric: Metric = "cosine",
     top: Sequence[int] = (1,),
+    device: torch.device | None = None,
+    over_ranks: bool = False,
 ) -> dict[int, list[float]]:
-    """For each k the percentages of test features with their class among the `top` best ones."""
-    check_features(NAME, train_features, train_labels, test_features)
+    """For each k the percentages of test features with their class among the `top` best ones.
+
+    over_ranks: all ranks call it, with the same features, and each takes its share of the queries.
+    """
+    check_features(NAME, train_features, train_labels, test_features, over_ranks)
     if train_labels.ndim != 1:
         raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
-    found = _search(train_features, test_features, max(ks), metric)
-    return _curve(found, train_labels, test_labels, ks, sigma, top)
+    among = own_share(len(test_features), over_ranks)
+    found = _search(train_features, test_features, max(ks), metric, device=device, among=among)
+    wanted = test_labels[among.start : among.stop]
+    hits = _hits_of(found, train_labels, wanted, ks, sigma, top)
+    return _shares(sum_in_place(hits) if over_ranks else hits, ks, len(test_labels))
 
 
 @torch.no_grad()
@@ -80,23 +90,30 @@ def knn_within(
     """For each k the percentage of features that their neighbours among the others classify."""
     check_features(NAME, features, labels, features)
     found = search(features, features, max(ks), metric, own=True)
-    return {k: of[0] for k, of in _curve(found, labels, labels, ks, sigma, (1,)).items()}
+    hits = _hits_of(found, labels, labels, ks, sigma, (1,))
+    return {k: of[0] for k, of in _shares(hits, ks, len(labels)).items()}
 
 
-def _curve(
+def _hits_of(
     found: Found, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
     top: Sequence[int],
-) -> dict[int, list[float]]:  # fmt: skip
-    classes, order = int(labels.max()) + 1, sorted(ks)
-    hits = {k: [0.0] * len(top) for k in order}
-    stride = max(1, COUNTED // classes)
-    for start in range(0, len(wanted), stride):
-        part = slice(start, start + stride)
-        some = Found(found.similarities[part], found.rows[part])
-        for k, votes in zip(order, _votes(some, labels, classes, order, sigma)):
+) -> Tensor:  # fmt: skip
+    """How many queries have their class among the best ones: a row for each k, ascending."""
+    classes, order = int(labels.max()) + 1, sorted({*ks})
+    labels, wanted = (each.to(found.rows.device) for each in (labels, wanted))
+    hits = torch.zeros(len(order), len(top), dtype=torch.float64, device=labels.device)
+    for part in pieces_of(range(len(wanted)), max(1, COUNTED // classes)):
+        some = slice(part.start, part.stop)
+        near = Found(found.similarities[some], found.rows[some])
+        for row, votes in zip(hits, _votes(near, labels, classes, order, sigma)):
             for place, count in enumerate(top):
-                hits[k][place] += float(_hits(votes, wanted[part], count).sum())
-    return {k: [100.0 * each / len(wanted) for each in hits[k]] for k in ks}
+                row[place] += _hits(votes, wanted[some], count).sum()
+    return hits
+
+
+def _shares(hits: Tensor, ks: Sequence[int], count: int) -> dict[int, list[float]]:
+    found = dict(zip(sorted({*ks}), (100.0 * hits / count).tolist(), strict=True))
+    return {k: found[k] for k in ks}
 
 
 @torch.no_grad()
@@ -115,11 +132,37 @@ def knn_scores(
     that class. A class without votes has the score 0.
     """
     check_features(NAME, train_features, train_rows, test_features)
-    found = _search(train_features, test_features, k, metric, piece)
+    found = _search(train_features, test_features, k, metric, piece=piece)
+    return _scores(found, train_rows, k, sigma)
+
+
+@torch.no_grad()
+def knn_scores_curve(
+    train_features: Rows,
+    train_rows: Tensor,
+    test_features: Rows,
+    ks: Sequence[int],
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+    device: torch.device | None = None,
+    over_ranks: bool = False,
+) -> Iterator[tuple[int, Tensor]]:
+    """The same for each k, from one search. over_ranks: as in knn_curve."""
+    check_features(NAME, train_features, train_rows, test_features, over_ranks)
+    among = own_share(len(test_features), over_ranks)
+    found = _search(train_features, test_features, max(ks), metric, device=device, among=among)
+    for k in sorted({*ks}):
+        scores = _scores(found, train_rows, k, sigma)
+        yield k, gather(scores).rows if over_ranks else scores
+
+
+def _scores(found: Found, train_rows: Tensor, k: int, sigma: float | None) -> Tensor:
+    train_rows = train_rows.to(found.rows.device)
     shown, known = (train_rows > 0).double(), (train_rows >= 0).double()
-    scores = shown.new_zeros(len(test_features), train_rows.shape[1])
+    scores = shown.new_zeros(len(found.rows), train_rows.shape[1])
     rows = max(1, COUNTED // (k * train_rows.shape[1]))
-    for some, neighbours, scored in zip(*(each.split(rows) for each in (*found, scores))):
+    near = (each[:, :k] for each in found)
+    for some, neighbours, scored in zip(*(each.split(rows) for each in (*near, scores))):
         weights = _weights(some, sigma)
         votes, of = (
             torch.einsum("nk,nkc->nc", weights, each[neighbours]) for each in (shown, known)
@@ -128,13 +171,13 @@ def knn_scores(
     return scores
 
 
-def _search(train: Tensor, test: Tensor, k: int, metric: Metric, piece: int = PIECE) -> Found:
+def _search(train: Rows, test: Rows, k: int, metric: Metric, **how: Any) -> Found:
     if not 1 <= k <= len(train):
         raise ConfigError(
             f"{NAME}: config.NEAREST_NEIGHBOR.TOPK: expected 1 to {len(train)}, the number of "
             f"training features; got {k}."
         )
-    return search(train, test, k, metric, piece=piece)
+    return search(train, test, k, metric, **how)
 
 
 def _votes(

@@ -67,14 +67,25 @@ class NearestNeighborOptions:
 class LinearProbeOptions:
     # L2 penalties to try; the accuracy on held-out training samples decides.
     PENALTIES: list[float] = field(default_factory=lambda: [10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4])
+    # The penalty is added to the mean of the samples' losses, or to their sum (1 / C).
+    PENALTY_ON: str = "mean"
+    # Try all of PENALTIES; false: from the strongest on, until the accuracy falls.
+    TRY_ALL: bool = False
     # The share of the training samples that is held out for that choice.
     HELD_OUT: float = 0.2
+    # train: held-out training samples choose; test: the test images do, so that the score is the
+    # best one that could be had, and too good. The row of the report says so.
+    CHOOSE_ON: str = "train"
+    # Bring each number of the features to mean 0 and deviation 1, by the training samples.
+    STANDARDISE: bool = True
     # Maximum iterations of the solver for each classifier.
     MAX_ITERATIONS: int = 1000
 
     def check(self) -> Iterator[str]:
         if not self.PENALTIES or min(self.PENALTIES) <= 0:
             yield f"PENALTIES: expected numbers above 0, got {self.PENALTIES}."
+        yield from one_of(self, "PENALTY_ON", "mean", "sum")
+        yield from one_of(self, "CHOOSE_ON", "train", "test")
         if not 0 < self.HELD_OUT < 1:
             yield f"HELD_OUT: expected a share between 0 and 1, got {self.HELD_OUT:g}."
         if self.MAX_ITERATIONS < 1:
