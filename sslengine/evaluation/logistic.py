@@ -164,8 +164,7 @@ def _evaluate(samples: Samples, points: Tensor, penalties: Tensor) -> tuple[Tens
     together = weight.transpose(0, 1).reshape(samples.width, problems * classes)
     together, bias = together.to(samples.dtype), bias.to(samples.dtype)
     value, gradient = torch.zeros_like(penalties), torch.zeros_like(points)
-    rows = min(LOGITS // (problems * classes), IN_CACHE // samples.width)
-    for features, labels in samples.pieces(max(FEWEST, rows)):
+    for features, labels in samples.pieces(rows_at_once(problems * classes, samples.width)):
         logits = (features @ together).view(-1, problems, classes) + bias
         chance = logits.log_softmax(dim=2)
         place = labels.view(-1, 1, 1).expand(-1, problems, 1)
@@ -181,6 +180,11 @@ def _evaluate(samples: Samples, points: Tensor, penalties: Tensor) -> tuple[Tens
     value += penalties / 2 * weight.square().sum(dim=(1, 2))
     gradient[:, :-1] += penalties.view(-1, 1, 1) * weight
     return value, gradient.flatten(1)
+
+
+def rows_at_once(logits: int, width: int) -> int:
+    """logits: of a row."""
+    return max(FEWEST, min(LOGITS // logits, IN_CACHE // width))
 
 
 def fit_path(

@@ -12,7 +12,7 @@ from torch import Tensor
 from sslengine.evaluation.features import Rows
 from sslengine.evaluation.knn import knn_curve, knn_scores_curve
 from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.linear_many import mean_average_precision
+from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
 from sslengine.evaluation.logistic import Samples, fit, standardisation
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome
@@ -65,6 +65,9 @@ def _judged(folder: Path, over_ranks: bool, rows: int = 37) -> dict[str, Any]:
     return {
         "knn": knn_curve(*sets, [1, 9], over_ranks=over_ranks, top=(1, 2)),
         "mAP": {k: mean_average_precision(each, seen[:rows]) for k, each in scores},
+        "linear of many": linear_probe_of_many(
+            train, seen, sets[2], seen[:rows], over_ranks=over_ranks
+        ).test_accuracy,
         "linear": (probe.test_accuracy, probe.held_out_accuracy, probe.penalty),
         "weights": [each.weight for each in fitted],
         "read": samples._own,
@@ -92,5 +95,6 @@ def test_ranks_share_neighbours_and_regression(
         for each in every:
             for name in ("knn", "linear"):
                 assert each[name] == one[name]
+            assert each["linear of many"] == pytest.approx(one["linear of many"], rel=1e-9)
             assert each["mAP"] == pytest.approx(one["mAP"], rel=1e-6)
             torch.testing.assert_close(each["weights"], one["weights"], rtol=1e-6, atol=1e-8)
