@@ -51,6 +51,7 @@ class LinearProbe:
     chosen_on: str = ""
 
 
+@torch.no_grad()
 def linear_probe(
     train_features: Rows,
     train_labels: Tensor,

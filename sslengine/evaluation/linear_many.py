@@ -18,7 +18,13 @@ from sslengine.distributed.collectives import gather
 from sslengine.errors import DataError
 from sslengine.evaluation.features import Chosen, Rows, check_features
 from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe
-from sslengine.evaluation.logistic import Classifier, Samples, rows_at_once, standardisation
+from sslengine.evaluation.logistic import (
+    Classifier,
+    Samples,
+    curvature,
+    rows_at_once,
+    standardisation,
+)
 from sslengine.evaluation.minimise import minimise
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.meters.average_precision import average_precision
@@ -31,6 +37,7 @@ def mean_average_precision(scores: Tensor, rows: Tensor) -> float:
     return 100.0 * float(average_precision(scores, rows.to(scores.device)).nanmean())
 
 
+@torch.no_grad()
 def linear_probe_of_many(
     train_features: Rows,
     train_rows: Tensor,
@@ -101,6 +108,8 @@ class _Probe:
         self.converged = False
         self._samples, self._options = samples, options
         self._known = (rows[:, self.classes] >= 0).sum(dim=0).double()
+        shares = (rows[:, self.classes] > 0).sum(dim=0) / self._known
+        self._curved = float((shares * (1 - shares)).mean())
         self._points = rows.new_zeros(len(self.classes), samples.width + 1, dtype=torch.float64)
 
     def fit(self, penalty: float) -> bool:
@@ -111,7 +120,9 @@ class _Probe:
         def evaluate(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             return self._evaluate(points, which, strength[which])
 
-        found = minimise(evaluate, self._points, TOLERANCE, self._options.MAX_ITERATIONS)
+        about = curvature(self._samples, [float(strength.mean())] * len(strength), self._curved)
+        most = self._options.MAX_ITERATIONS
+        found = minimise(evaluate, self._points, TOLERANCE, most, about)
         self._points, self.converged = found.points, bool(found.converged.all())
         return self.converged
 
