@@ -10,7 +10,7 @@ FIXED_PENALTY, and the result's note says so.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # Used if there are too few samples to choose the penalty.
 FIXED_PENALTY = 0.01
 # Of the gradient, where a classifier has converged.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
 ROWS = 2**14  # scored at once
 
 Labels = NDArray[np.int64]
@@ -49,6 +49,8 @@ class LinearProbe:
     note: str = ""
     # By what it was chosen.
     chosen_on: str = ""
+    # 95 % interval of the test accuracy where it is no accuracy but mAP.
+    interval: list[float] = field(default_factory=list)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from torch.nn.functional import softplus
 from sslengine.distributed.collectives import gather
 from sslengine.errors import DataError
 from sslengine.evaluation.features import Chosen, Rows, check_features
+from sslengine.evaluation.intervals import of_resamples
 from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe
 from sslengine.evaluation.logistic import (
     Classifier,
@@ -77,8 +78,10 @@ def linear_probe_of_many(
         )
     left_out = width - len(probe.classes)
     note = f"{left_out} of {width} classes have no images of both kinds" if left_out else ""
-    result = probe.measure(test)
-    return LinearProbe(result, best, penalty, probe.converged, note, chosen_on)
+    scores, wanted = probe.scores(test), test.labels[:, probe.classes]
+    interval = of_resamples(lambda some: mean_average_precision(scores[some], wanted[some]), wanted)
+    result = mean_average_precision(scores, wanted)
+    return LinearProbe(result, best, penalty, probe.converged, note, chosen_on, interval)
 
 
 def _choose_penalty(
@@ -128,11 +131,14 @@ class _Probe:
 
     def measure(self, samples: Samples) -> float:
         """The mAP over the classes that are fitted, in percent."""
+        return mean_average_precision(self.scores(samples), samples.labels[:, self.classes])
+
+    def scores(self, samples: Samples) -> Tensor:
+        """Of the samples of all ranks."""
         classifier = Classifier(self._points[:, :-1].T, self._points[:, -1])
         scores = [classifier.scores(features) for features, _ in samples.pieces(ROWS)]
         found = torch.cat([self._points.new_zeros(0, len(self.classes)), *scores])
-        found = gather(found).rows if samples.over_ranks else found
-        return mean_average_precision(found, samples.labels[:, self.classes])
+        return gather(found).rows if samples.over_ranks else found
 
     def _evaluate(self, points: Tensor, which: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
         """Of some classes the objective and its gradient: one product for all of them."""

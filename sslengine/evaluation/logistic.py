@@ -29,8 +29,7 @@ IN_CACHE = 2**19
 # Of logits: 64 MB.
 LOGITS = 2**23
 FEWEST = 64  # rows of a piece
-# Where the products of columns are computed: rows for each column, and columns.
-LEAST_ROWS, MOST_COLUMNS = 3, 4096
+MOST_COLUMNS = 4096  # of which the products are computed
 TINY = 1e-6  # of a curvature
 
 
@@ -204,10 +203,10 @@ def _evaluate(samples: Samples, points: Tensor, penalties: Tensor) -> tuple[Tens
 def curvature(samples: Samples, penalties: Sequence[float], share: float) -> Precondition | None:
     """By the second moments of the features, as if each sample had the same curvature, `share`.
 
-    None where there are too few samples, or too many columns, for it to save time.
+    None where there are too many columns for it to save time.
     """
     width = samples.width + 1
-    if len(samples) < LEAST_ROWS * width or width > MOST_COLUMNS:
+    if width > MOST_COLUMNS:
         return None
     own = torch.eye(width, dtype=torch.float64, device=samples.labels.device)
     added = own.clone()

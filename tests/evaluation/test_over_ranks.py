@@ -78,7 +78,9 @@ def _judged(folder: Path, over_ranks: bool, rows: int = 37) -> dict[str, Any]:
 def stored(tmp_path: Path) -> Path:
     features, labels = noisy()
     store = Store.make(tmp_path, {}, 150)
-    store.write(store.shards()[0], {"f": features}, labels, torch.arange(150))
+    for shard in store.missing():
+        rows = torch.tensor(shard.images)
+        store.write(shard, {"f": features[rows]}, labels[rows], rows)
     return tmp_path
 
 
