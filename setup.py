@@ -16,6 +16,7 @@ TABLES = ["pyarrow>=14", "datasets>=2.16", "tifffile>=2023.1"]
 EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18", "transformers>=4.48"]
 # imagecodecs: compressions of TIFFs of many bands that tifffile alone cannot read.
 TIFF = ["tifffile>=2023.1", "imagecodecs>=2023.1.23"]
+VIDEO = ["av>=14"]
 TEST = [
     "pytest>=7.4",
     "setuptools>=68",  # a test builds the wheel
@@ -30,6 +31,7 @@ TEST = [
     *FAST,
     *TABLES,
     *TIFF,
+    *VIDEO,
 ]
 
 setup(
@@ -67,6 +69,7 @@ setup(
         "tables": TABLES,
         "export": EXPORT,
         "tiff": TIFF,
+        "video": VIDEO,
         "bench": ["lightning>=2.2", "accelerate>=0.30", "lightly>=1.5"],
         "test": TEST,
     },

@@ -30,6 +30,7 @@ OPTIONAL = {
     "pyarrow": ".parquet tables (pip install 'sslengine[tables]')",
     "datasets": "Hugging Face datasets (pip install 'sslengine[tables]')",
     "tifffile": "TIFFs of many bands (pip install 'sslengine[tables]')",
+    "av": "videos (pip install 'sslengine[video]')",
     "submitit": "SLURM (pip install 'sslengine[slurm]')",
     "tensorboard": "the writer of that name (pip install 'sslengine[tensorboard]')",
 }

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 from sslengine import catalog  # noqa: F401 - declares the names of sources
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.base import DataSource, build_sources
+from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from sslengine.data.sources.paths import how_far
 from sslengine.data.sources.tables import IMAGE_NAMES, open_table
 from sslengine.errors import DataError, listing
 
 BY_ENDING = {
     ".csv": "csv_filelist", ".tsv": "csv_filelist", ".npy": "array_file", ".npz": "array_file",
-    ".tar": "webdataset", ".gz": "array_file",
+    ".tar": "webdataset", ".gz": "array_file", **dict.fromkeys(VIDEO_SUFFIXES, "video"),
 }  # fmt: skip
 
 
@@ -71,7 +72,11 @@ def _of_folder(path: Path) -> str:
         return "webdataset"
     if any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")):
         return "huggingface_dataset"
-    return "array_file" if any(path.glob("*-images-idx3-ubyte*")) else "disk_folder"
+    if any(path.glob("*-images-idx3-ubyte*")):
+        return "array_file"
+    endings = (each.suffix.lower() for each in path.rglob("*"))
+    first = next((each for each in endings if each in IMAGE_SUFFIXES + VIDEO_SUFFIXES), "")
+    return "video" if first in VIDEO_SUFFIXES else "disk_folder"
 
 
 def _holds_paths(path: Path) -> bool:

@@ -6,10 +6,10 @@
     sslengine train config=quickstart/simclr config.SEED_VALUE=1
 
 DATA is a folder of images (folders in it are classes, which training does not read), a .csv or
-.parquet table, .npy or .npz arrays, or a folder of .tar shards. Images of many bands, or of more
-than 8 bits, keep their values, and the recipe's views change no colours. Options stand for keys of
-the config, and the command that says the same with config=... is printed. Any other key: --set
-KEY=VALUE. The config with all that was chosen: --show.
+.parquet table, .npy or .npz arrays, videos, or a folder of .tar shards. Images of many bands, or of
+more than 8 bits, keep their values, and the recipe's views change no colours. Options stand for
+keys of the config, and the command that says the same with config=... is printed. Any other key:
+--set KEY=VALUE. The config with all that was chosen: --show.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from sslengine.data.options import (
     ShardOptions,
     SyntheticOptions,
     TableOptions,
+    VideoOptions,
 )
 from sslengine.registry import AUGMENT_BACKENDS, COLLATORS, DATA_SOURCES, TRANSFORMS
 
@@ -24,6 +25,7 @@ DATA_SOURCES.declare(
 )
 DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations", options=PathOptions)
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
+DATA_SOURCES.declare("sslengine.data.sources.video", "video", options=VideoOptions)
 
 TRANSFORMS.declare(
     "sslengine.data.augment.transforms.views", "ImgReplicatePil", "ImgPilToPatchesAndImage"
@@ -75,10 +77,13 @@ COLLATORS.declare(
     "moco_collator",
     "siamese_collator",
     "patch_and_image_collator",
-    "ibot_multicrop_masking_collator",
     "identity_collator",
 )
+COLLATORS.declare(
+    "sslengine.data.batch.block_masks", "ibot_multicrop_masking_collator", "spread_masks_collator"
+)
 COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")
+COLLATORS.declare("sslengine.data.batch.multi_block", "multi_block_collator")
 COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_default_collator")
 
 AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.pil", "pil")

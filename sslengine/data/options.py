@@ -115,6 +115,18 @@ class ShardOptions(ColumnOptions, IndexOptions):
 
 
 @dataclass
+class VideoOptions(IndexOptions):
+    """Of videos."""
+
+    # Every so many frames of a video one is an image.
+    FRAME_STRIDE: int = 30
+
+    def check(self) -> Iterator[str]:
+        if self.FRAME_STRIDE < 1:
+            yield f"FRAME_STRIDE: expected 1 or more, got {self.FRAME_STRIDE}."
+
+
+@dataclass
 class SyntheticOptions:
     """Of generated images without content."""
 

@@ -35,6 +35,7 @@ from sslengine.evaluation.options import (
     EvaluateOptions,
     LinearProbeOptions,
     NearestNeighborOptions,
+    SvmOptions,
     published,
 )
 from sslengine.evaluation.store import Store
@@ -89,7 +90,8 @@ class _Judge:
         options = read(run.config, EvaluateOptions)
         self.folder = Path(options.FEATURES or run.run_dir / "features")
         by = (read(run.config, NearestNeighborOptions), read(run.config, LinearProbeOptions))
-        self.asked = Asked(options, *published(options.PUBLISHED, *by), run.device)
+        machines = read(run.config, SvmOptions)
+        self.asked = Asked(options, *published(options.PUBLISHED, *by), machines, run.device)
         self.notes: list[str] = []
         self.class_names: list[str] = []
         self.metric = "accuracy"

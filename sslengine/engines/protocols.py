@@ -14,10 +14,11 @@ from torch import Tensor
 
 from sslengine.evaluation.features import Rows
 from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
-from sslengine.evaluation.low_shot import low_shot_svm
+from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
+from sslengine.evaluation.options import SvmOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.labelled import retrieval
-from sslengine.evaluation.svm import svm
+from sslengine.evaluation.svm import Svm, svm
 
 # Training features and labels, test features and labels.
 Sets = tuple[Rows, Tensor, Rows, Tensor]
@@ -37,8 +38,14 @@ COMPUTE: Mapping[str, Callable[..., Outcome]] = {
 }
 
 
-def run_protocols(sets: Sets, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    found = {name: COMPUTE[name](*sets) for name in names}
+def run_protocols(
+    sets: Sets, names: Sequence[str], machines: SvmOptions
+) -> dict[str, dict[str, Any]]:
+    few: dict[str, Any] = {"options": Svm.of(machines)}
+    options: dict[str, dict[str, Any]] = {
+        "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)}
+    }  # fmt: skip
+    found = {name: COMPUTE[name](*sets, **options.get(name, {})) for name in names}
     return {
         name: {"metrics": dict(each.metrics), "notes": list(each.notes), "details": each.details}
         for name, each in found.items()

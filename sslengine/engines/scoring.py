@@ -28,6 +28,7 @@ from sslengine.evaluation.options import (
     EvaluateOptions,
     LinearProbeOptions,
     NearestNeighborOptions,
+    SvmOptions,
 )
 
 log = logging.getLogger("sslengine")
@@ -83,6 +84,7 @@ class Asked:
     evaluate: EvaluateOptions
     neighbours: NearestNeighborOptions
     probe: LinearProbeOptions
+    machines: SvmOptions
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def by_labels(
@@ -102,7 +104,9 @@ class Asked:
             write(scores)
         for score, each in zip(scores, sets, strict=True):
             if self.evaluate.PROTOCOLS and each.labelled:
-                score.protocols = run_protocols(each.labelled, self.evaluate.PROTOCOLS)
+                score.protocols = run_protocols(
+                    each.labelled, self.evaluate.PROTOCOLS, self.machines
+                )
                 write(scores)
 
     def _neighbours(self, each: Sets, note: Callable[[str], None]) -> Score:

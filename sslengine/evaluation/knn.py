@@ -43,13 +43,21 @@ def knn_votes(
 
     Features are N x anything, labels N class numbers.
     """
-    check_features(NAME, train_features, train_labels, test_features)
-    if train_labels.ndim != 1:
+    _expect_numbers(train_features, train_labels, test_features)
+    found = knn_search(train_features, test_features, k, metric, piece=piece)
+    return votes(found, train_labels, k, sigma)
+
+
+def votes(found: Found, labels: Tensor, k: int, sigma: float | None = 0.1) -> Tensor:
+    """Of the k nearest: queries x classes."""
+    (counted,) = _votes(found, labels, int(labels.max()) + 1, [k], sigma)
+    return counted
+
+
+def _expect_numbers(train: Rows, labels: Tensor, test: Rows, over_ranks: bool = False) -> None:
+    check_features(NAME, train, labels, test, over_ranks)
+    if labels.ndim != 1:
         raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
-    found = _search(train_features, test_features, k, metric, piece=piece)
-    classes = int(train_labels.max()) + 1
-    (votes,) = _votes(found, train_labels, classes, [k], sigma)
-    return votes
 
 
 @torch.no_grad()
@@ -69,14 +77,11 @@ def knn_curve(
 
     over_ranks: all ranks call it, with the same features, and each takes its share of the queries.
     """
-    check_features(NAME, train_features, train_labels, test_features, over_ranks)
-    if train_labels.ndim != 1:
-        raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
+    _expect_numbers(train_features, train_labels, test_features, over_ranks)
     among = own_share(len(test_features), over_ranks)
-    found = _search(train_features, test_features, max(ks), metric, device=device, among=among)
+    found = knn_search(train_features, test_features, max(ks), metric, device=device, among=among)
     wanted = test_labels[among.start : among.stop]
-    hits = _hits_of(found, train_labels, wanted, ks, sigma, top)
-    return _shares(sum_in_place(hits) if over_ranks else hits, ks, len(test_labels))
+    return curve(found, train_labels, wanted, ks, sigma, top, over_ranks)
 
 
 @torch.no_grad()
@@ -90,30 +95,28 @@ def knn_within(
     """For each k the percentage of features that their neighbours among the others classify."""
     check_features(NAME, features, labels, features)
     found = search(features, features, max(ks), metric, own=True)
-    hits = _hits_of(found, labels, labels, ks, sigma, (1,))
-    return {k: of[0] for k, of in _shares(hits, ks, len(labels)).items()}
+    return {k: of[0] for k, of in curve(found, labels, labels, ks, sigma, (1,)).items()}
 
 
-def _hits_of(
+def curve(
     found: Found, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
-    top: Sequence[int],
-) -> Tensor:  # fmt: skip
-    """How many queries have their class among the best ones: a row for each k, ascending."""
+    top: Sequence[int], over_ranks: bool = False,
+) -> dict[int, list[float]]:  # fmt: skip
+    """For each k the percentages of queries with their class among the best ones."""
     classes, order = int(labels.max()) + 1, sorted({*ks})
     labels, wanted = (each.to(found.rows.device) for each in (labels, wanted))
-    hits = torch.zeros(len(order), len(top), dtype=torch.float64, device=labels.device)
+    # Of each k a row of hits, and the number of queries.
+    hits = torch.zeros(len(order), len(top) + 1, dtype=torch.float64, device=labels.device)
+    hits[:, -1] = len(wanted)
     for part in pieces_of(range(len(wanted)), max(1, COUNTED // classes)):
         some = slice(part.start, part.stop)
         near = Found(found.similarities[some], found.rows[some])
-        for row, votes in zip(hits, _votes(near, labels, classes, order, sigma)):
+        for row, counted in zip(hits, _votes(near, labels, classes, order, sigma)):
             for place, count in enumerate(top):
-                row[place] += _hits(votes, wanted[some], count).sum()
-    return hits
-
-
-def _shares(hits: Tensor, ks: Sequence[int], count: int) -> dict[int, list[float]]:
-    found = dict(zip(sorted({*ks}), (100.0 * hits / count).tolist(), strict=True))
-    return {k: found[k] for k in ks}
+                row[place] += _hits(counted, wanted[some], count).sum()
+    hits = sum_in_place(hits) if over_ranks else hits
+    shares = dict(zip(order, (100.0 * hits[:, :-1] / hits[:, -1:]).tolist(), strict=True))
+    return {k: shares[k] for k in ks}
 
 
 @torch.no_grad()
@@ -132,7 +135,7 @@ def knn_scores(
     that class. A class without votes has the score 0.
     """
     check_features(NAME, train_features, train_rows, test_features)
-    found = _search(train_features, test_features, k, metric, piece=piece)
+    found = knn_search(train_features, test_features, k, metric, piece=piece)
     return _scores(found, train_rows, k, sigma)
 
 
@@ -150,7 +153,7 @@ def knn_scores_curve(
     """The same for each k, from one search. over_ranks: as in knn_curve."""
     check_features(NAME, train_features, train_rows, test_features, over_ranks)
     among = own_share(len(test_features), over_ranks)
-    found = _search(train_features, test_features, max(ks), metric, device=device, among=among)
+    found = knn_search(train_features, test_features, max(ks), metric, device=device, among=among)
     for k in sorted({*ks}):
         scores = _scores(found, train_rows, k, sigma)
         yield k, gather(scores).rows if over_ranks else scores
@@ -171,7 +174,8 @@ def _scores(found: Found, train_rows: Tensor, k: int, sigma: float | None) -> Te
     return scores
 
 
-def _search(train: Rows, test: Rows, k: int, metric: Metric, **how: Any) -> Found:
+def knn_search(train: Rows, test: Rows, k: int, metric: Metric = "cosine", **how: Any) -> Found:
+    """For `curve` and `votes`, which may use fewer neighbours. how: of neighbours.search."""
     if not 1 <= k <= len(train):
         raise ConfigError(
             f"{NAME}: config.NEAREST_NEIGHBOR.TOPK: expected 1 to {len(train)}, the number of "

@@ -28,6 +28,11 @@ IMAGE_SUFFIXES = (
     ".gif", ".tif", ".tiff", ".webp", ".jp2", ".j2k", ".avif",
 )  # fmt: skip
 
+# Of the source `video`.
+VIDEO_SUFFIXES = (
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".ts", ".3gp",
+)  # fmt: skip
+
 
 @register_data_source("disk_folder")
 class FolderSource(EncodedSource):

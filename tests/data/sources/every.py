@@ -22,6 +22,7 @@ from tests.data.pictures import picture, write_picture
 from tests.data.sources.test_hugging_face import rows
 from tests.data.sources.test_tar_shards import png, write_shard
 from tests.data.sources.test_torchvision_sets import write_mnist
+from tests.data.sources.videos import write_lossless
 
 COUNT = 32
 
@@ -78,6 +79,13 @@ def hugging_face(root: Path) -> Path:
     return root / "rows"
 
 
+def videos(root: Path) -> Path:
+    """Of one frame each."""
+    for number in range(COUNT):
+        write_lossless(root / "mov" / f"{number % 3}" / f"{number:02}.mov", [picture(number)])
+    return root / "mov"
+
+
 def array(root: Path) -> Path:
     images = np.stack([picture(number) for number in range(COUNT)])
     np.savez(root / "images.npz", images=images, labels=np.arange(COUNT) % 3)
@@ -101,10 +109,12 @@ OF_PICTURES: dict[str, Callable[[Path], Path]] = {
     "disk_roi_annotations": regions,
     "image_cache": image_cache,
     "huggingface_dataset": hugging_face,
+    "video": videos,
 }
+TAKES = {"huggingface_dataset": "datasets", "video": "av"}  # packages
 DRAWN = ("shapes", "upright_shapes", "synthetic")
 EVERY = (*OF_PICTURES, "torchvision_dataset", *DRAWN)
-INSTALLED = [each for each in EVERY if each != "huggingface_dataset" or find_spec("datasets")]
+INSTALLED = [each for each in EVERY if each not in TAKES or find_spec(TAKES[each])]
 
 
 def all_at_once(root: Path) -> dict[str, Any]:

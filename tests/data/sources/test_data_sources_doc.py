@@ -17,6 +17,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import HoldOut, split_options
 from tests.data.pictures import picture, write_tree
 from tests.data.sources.test_tar_shards import png, write_shard
+from tests.data.sources.videos import write_lossless
 
 DOC = (Path(__file__).resolve().parents[3] / "docs" / "data_sources.md").read_text()
 EXAMPLES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL)]
@@ -65,6 +66,10 @@ def hugging_face(path: Path) -> None:
 def test_it_opens_and_gives_images_with_their_labels(example: dict[str, Any], data: Path) -> None:
     if example["DATA_SOURCES"] == ["huggingface_dataset"]:
         hugging_face(data / "birds")
+    if example["DATA_SOURCES"] == ["video"]:
+        for number in range(4):
+            file = data / "clips" / "ab"[number // 2] / f"{number}.mov"
+            write_lossless(file, [picture(number)] * 5)
     keys = json.loads(json.dumps(example).replace('"/data/', f'"{data}/'))
     options = split_options(**keys)
     assert list(options.check()) == []
@@ -95,7 +100,7 @@ def test_every_source_of_files_has_an_example() -> None:
     shown = {name for example in EXAMPLES for name in example["DATA_SOURCES"]}
     assert {
         "disk_folder", "disk_filelist", "csv_filelist", "webdataset", "array_file", "huggingface_dataset",
-        "disk_roi_annotations", "image_cache",
+        "disk_roi_annotations", "image_cache", "video",
     } == shown  # fmt: skip
 
 
