@@ -13,12 +13,12 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
-from sslengine.config.sections import read
+from sslengine.config.sections import read, replaced
 from sslengine.data.options import DataOptions
 from sslengine.engines.features import Compute, layers_of, pixels
 from sslengine.engines.run import Run
@@ -86,14 +86,16 @@ def _reference(run: Run, reference: ReferenceOptions) -> Network:
 
 def _config_of(config: DictConfig, reference: ReferenceOptions) -> DictConfig:
     """That of the run, with the other trunk and weights."""
-    changed = deepcopy(config)
-    OmegaConf.set_readonly(changed, False)
-    changed.MODEL.WEIGHTS_INIT = WeightsInitOptions(PARAMS_FILE=reference.WEIGHTS)
+    values: dict[str, Any] = {
+        "MODEL.WEIGHTS_INIT": WeightsInitOptions(PARAMS_FILE=reference.WEIGHTS)
+    }
     if reference.TIMM:
-        changed.MODEL.TRUNK.NAME = "timm"
-        changed.MODEL.TRUNK.TIMM = TimmOptions(reference.TIMM, reference.ARGUMENTS)
-        changed.MODEL.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP = []
-    return changed
+        values |= {
+            "MODEL.TRUNK.NAME": "timm",
+            "MODEL.TRUNK.TIMM": TimmOptions(reference.TIMM, reference.ARGUMENTS),
+            "MODEL.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [],
+        }
+    return replaced(config, values)
 
 
 def _normalisation(transforms: Sequence[Any]) -> tuple[Sequence[float], Sequence[float]]:
