@@ -110,8 +110,8 @@ class LinearProbeOptions:
     TRY_ALL: bool = False
     # The share of the training samples that is held out for that choice.
     HELD_OUT: float = 0.2
-    # train: held-out training samples choose; test: the test images do, so that the score is the
-    # best one that could be had, and too good. The row of the report says so.
+    # train: held-out training samples choose; test: the test images do, so the score is the
+    # best of all penalties, and too good. The row of the report says so.
     CHOOSE_ON: str = "train"
     # Bring each number of the features to mean 0 and deviation 1, by the training samples.
     STANDARDISE: bool = True
