@@ -1,4 +1,4 @@
-"""What features are judged: the trained trunk's, and those that need no training, beside it.
+"""What features are judged: the trained trunk's, and those that need no training.
 
 trained       the weights of the run, or of MODEL.WEIGHTS_INIT
 untrained     the same trunk with random weights, of EVALUATE.UNTRAINED seeds

@@ -1,4 +1,4 @@
-"""The scores as tables on the screen, and what stands beside them."""
+"""The scores as tables on the screen, with intervals, chance and notes."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def published(
     name: str, neighbours: NearestNeighborOptions, probe: LinearProbeOptions
 ) -> tuple[NearestNeighborOptions, LinearProbeOptions]:
     """dinov2: kNN of k = 10 to 200 at temperature 0.07; of 45 values of C the best one on a tenth
-    of the training images, on features as they are."""
+    of the training images, on unchanged features."""
     if name != "dinov2":
         return neighbours, probe
     costs = (10 ** (-6 + 11 * step / (COSTS - 1)) for step in range(COSTS))
