@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.views import described
 from sslengine.methods.base import Method, Step
@@ -80,7 +81,8 @@ class SimMimLoss(Method):
         pixels = mask.repeat_interleave(sides[0], 1).repeat_interleave(sides[1], 2).unsqueeze(1)
         hidden = F.pixel_unshuffle(pixels.to(targets.dtype), self.stride).flatten(2).mT
         apart = (output - targets).abs().unflatten(-1, (images.shape[1], -1))
-        loss: Tensor = (apart * hidden.unsqueeze(2)).sum() / (hidden.sum() + 1e-5)
+        least = 1e-5 / world_size()  # 1e-5 of the global batch: the same on any number of ranks
+        loss: Tensor = (apart * hidden.unsqueeze(2)).sum() / (hidden.sum() + least)
         return loss / images.shape[1]
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor]:
