@@ -8,7 +8,7 @@ of which a mask token replaces the hidden ones; a linear layer turns each token 
 
 The images are those of the batch, normalised as by its transforms. `RandomPatchMask` draws which
 patches are hidden. A transformer in stages has fewer tokens than patches: `stride` is the side of
-what each token stands for, in pixels.
+the square of each token, in pixels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = "simmim_loss"
 
 @register_head("pixel_head")
 class PixelHead(nn.Module):
-    """A linear layer from each token to the pixels that it stands for."""
+    """A linear layer from each token to the pixels of its square."""
 
     def __init__(self, in_dim: int, stride: int = 16, channels: int = 3) -> None:
         """
@@ -57,7 +57,7 @@ class PixelHead(nn.Module):
 
 @dataclass
 class SimMimOptions:
-    # The side of the square of pixels that a token of the head stands for; set from pixel_head.
+    # The side of the square of pixels of a token; set from pixel_head.
     stride: int = 16
 
     def infer(self, facts: RunFacts) -> None:
