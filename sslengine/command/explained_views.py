@@ -184,7 +184,7 @@ def as_a_whole(subject: Subject, count: int) -> dict[str, float]:
     collate = COLLATORS.maker(
         subject.options.COLLATE_FUNCTION, subject.options.COLLATE_FUNCTION_PARAMS
     )
-    batch = collate_seeded(collate, Samples(samples, SEED, (0, 0)))
+    batch = collate_seeded(collate, Samples(samples, SEED, [(0, 0)]))
     arrival = dataset.arrival(CPU)
     began = process_time()
     if arrival is not None:

@@ -48,8 +48,7 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "MONITOR_PERF_STATS": DeadKey("set HOOKS.PERF_STATS.MONITOR_PERF_STATS."),
     **_same(
         (
-            "SVM_FEATURES_PATH", "CLUSTERFIT", "RANKING", "SVM", "LOW_SHOT_BENCHMARK",
-            "IMG_RETRIEVAL", "GEO_LOCALIZATION",
+            "RANKING", "LOW_SHOT_BENCHMARK", "IMG_RETRIEVAL", "GEO_LOCALIZATION",
         ),
         _OTHER_TOOL,
     ),
@@ -117,10 +116,10 @@ DEAD_KEYS: dict[str, DeadKey] = {
         "a convolutional stem is not available", None, ""
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.NAME": _off(
-        "masked input of this trunk is not available; see docs/methods.md for MAE", ""
+        "pass `mask` by additional_keys of MULTI_INPUT_HEAD_MAPPING: it adds a mask token", ""
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.PARAMS": DeadKey(
-        "masked input of this trunk is not available.", ({},)
+        "a mask token has no parameters.", ({},)
     ),
     "MODEL.TRUNK.XCIT.QK_SCALE": _off(
         "cross-covariance attention learns its temperature", False, None
@@ -148,13 +147,14 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "EXTRACT_FEATURES.MAP_FEATURES_TO_IMG_NAME": _off(
         "not available; the `inds` files map rows to images"
     ),
+    "CLUSTERFIT.CLUSTER_BACKEND": DeadKey("k-means is computed by torch.", ("faiss",)),
+    "SVM.low_shot.dataset_name": DeadKey(
+        "the labels say whether images show one class or several.", ("voc", "places")
+    ),
     "NEAREST_NEIGHBOR.OPTIMIZE_MEMORY": DeadKey(
         "similarities are always computed in blocks that fit into memory."
     ),
     "NEAREST_NEIGHBOR.USE_CUDA": DeadKey("set MACHINE.DEVICE.", (True,)),
-    "NEAREST_NEIGHBOR.FEATURES.PATH": _off(
-        "features are extracted from the trunk of MODEL.WEIGHTS_INIT, or of the run's folder", ""
-    ),
     # ---- hooks
     **_same(
         ("HOOKS.EMA_MODEL.SAVE_EMA_MODEL", "HOOKS.EMA_MODEL.ENABLE_EMA_METERS"),

@@ -47,6 +47,9 @@ class RunOptions:
     # and the name in the last `phase` line of metrics.jsonl; for the engine `evaluate` it is
     # test.<features>.<layer>.linear or .knn_<k>, as in test.trained.flatten.knn_20.
     EXPECTED_RESULTS: list[Any] = field(default_factory=list)
+    # For the engine `train_svm`, the folder of features that the engine `extract_features`, or
+    # VISSL's, has written; empty: they are computed.
+    SVM_FEATURES_PATH: str = ""
     # How loader workers start: forkserver, spawn or fork.
     MULTI_PROCESSING_METHOD: str = "forkserver"
 

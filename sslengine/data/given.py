@@ -52,7 +52,7 @@ class Items(Dataset[Any]):
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
         with streams_kept():
-            return Samples(map(self._item, keys), self.seed, keys[0])
+            return Samples(map(self._item, keys), self.seed, keys)
 
     def _item(self, key: SampleKey) -> dict[str, Any]:
         seed_sample(self.seed, key)

@@ -43,6 +43,7 @@ from sslengine.evaluation.options import (
     LinearProbeOptions,
     Metric,
     NearestNeighborOptions,
+    SvmOptions,
 )
 from sslengine.evaluation.store import Store
 from sslengine.models.options import ModelOptions
@@ -147,6 +148,7 @@ class _Judge:
         self.folder = Path(self.options.FEATURES or run.run_dir / "features")
         self.neighbours = read(run.config, NearestNeighborOptions)
         self.probe = read(run.config, LinearProbeOptions)
+        self.machines = read(run.config, SvmOptions)
         self.notes: list[str] = []
         self.class_names: list[str] = []
         self.metric = ""
@@ -182,7 +184,9 @@ class _Judge:
             report.write(scores)
         if self.options.PROTOCOLS:
             for score, (each, layer) in zip(scores, parts, strict=True):
-                score.protocols = run_protocols(_sets(each, layer), self.options.PROTOCOLS)
+                score.protocols = run_protocols(
+                    _sets(each, layer), self.options.PROTOCOLS, self.machines
+                )
                 report.write(scores)
         return scores
 

@@ -9,13 +9,11 @@ config.MODEL.FEATURE_EVAL_SETTINGS chooses the layers.
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from sslengine.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
@@ -30,17 +28,13 @@ from sslengine.engines.features import (
     extract,
     join,
     layers_of,
+    load_trained,
     ordered_feed,
-    trained_weights,
 )
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
-from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_weights
 from sslengine.registry import register_engine
 from sslengine.task.build import build_base_model, build_run_precision
-
-log = logging.getLogger("sslengine")
 
 
 @register_engine("extract_features")
@@ -49,7 +43,7 @@ def extract_features(run: Run) -> None:
     folder = Path(options.OUTPUT_DIR or run.run_dir / "features")
     seed_all(read(run.config, RunOptions).SEED_VALUE)
     model = build_base_model(run.config, run.device)
-    weights = _load_weights(run, model)
+    weights = load_trained(run, model)
     precision = build_run_precision(run.config, run.device)
     run.describe()
     run.console.print(f"  weights     {weights}")
@@ -65,21 +59,6 @@ def extract_features(run: Run) -> None:
         feed.close()
         run.console.print(f"{split.lower()}: features of {feed.num_samples} images in {folder}")
     barrier()
-
-
-def _load_weights(run: Run, model: nn.Module) -> str:
-    path, options = trained_weights(run.config, run.run_dir), read(run.config, ModelOptions)
-    if path.exists():
-        options.WEIGHTS_INIT.PARAMS_FILE = str(path)
-    if not options.WEIGHTS_INIT.PARAMS_FILE and not options.starts_from_library():
-        log.warning(
-            "there is no checkpoint in %s, and config.MODEL.WEIGHTS_INIT.PARAMS_FILE names none: "
-            "these are features of an untrained model.",
-            path.parent,
-        )
-        return "as initialised"
-    loaded = init_weights(model, options)
-    return f"{loaded.source} ({loaded.network})"
 
 
 def splits(run: Run) -> list[str]:

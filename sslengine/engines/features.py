@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,15 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engines.run import Run
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
+from sslengine.models.weights import init_weights
 from sslengine.precision import Precision
 from sslengine.train_steps.samples import single_input_sample
+
+log = logging.getLogger("sslengine")
 
 # Input of the model -> features by layer.
 Compute = Callable[[Any], dict[str, Tensor]]
@@ -50,6 +55,22 @@ def trained_weights(config: DictConfig, run_dir: Path) -> Path:
         return Path(given)
     folder = run_dir / "checkpoints"
     return newest_path(folder) or folder / files.POINTER
+
+
+def load_trained(run: Run, model: nn.Module) -> str:
+    """Load the weights; without any, warn. Returns what they are. Collective."""
+    path, options = trained_weights(run.config, run.run_dir), read(run.config, ModelOptions)
+    if path.exists():
+        options.WEIGHTS_INIT.PARAMS_FILE = str(path)
+    if not options.WEIGHTS_INIT.PARAMS_FILE and not options.starts_from_library():
+        log.warning(
+            "there is no checkpoint in %s, and config.MODEL.WEIGHTS_INIT.PARAMS_FILE names none: "
+            "these are features of an untrained model.",
+            path.parent,
+        )
+        return "as initialised"
+    loaded = init_weights(model, options)
+    return f"{loaded.source} ({loaded.network})"
 
 
 def ordered_feed(
@@ -113,11 +134,16 @@ def pixels(images: Tensor) -> dict[str, Tensor]:
 
 
 def _layer_names(model: Model, count: int) -> list[str]:
-    """The names of the trunk's features, or of the heads."""
+    """The names of the trunk's features, or of the heads.
+
+    A feature that is asked for again, with another pooling, is called res4_1, as in VISSL.
+    """
     route = model.routes[0]
     if route.heads:
         return ["heads"] if count == 1 else [f"heads{index}" for index in range(count)]
-    return list(route.features) or [model.trunk.feature_names[-1]]
+    names = list(route.features) or [model.trunk.feature_names[-1]]
+    again = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}_{before}" if before else name for name, before in zip(names, again)]
 
 
 def join(parts: Sequence[Features]) -> Features:

@@ -13,10 +13,11 @@ from rich.table import Table
 from torch import Tensor
 
 from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
-from sslengine.evaluation.low_shot import low_shot_svm
+from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
+from sslengine.evaluation.options import SvmOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.labelled import retrieval
-from sslengine.evaluation.svm import svm
+from sslengine.evaluation.svm import Svm, svm
 
 # Training features and labels, test features and labels.
 Sets = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -36,10 +37,16 @@ COMPUTE: Mapping[str, Callable[..., Outcome]] = {
 }
 
 
-def run_protocols(sets: Sets, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def run_protocols(
+    sets: Sets, names: Sequence[str], machines: SvmOptions
+) -> dict[str, dict[str, Any]]:
     train, labels, test, wanted = sets
     flat = train.flatten(1), labels, test.flatten(1), wanted
-    found = {name: COMPUTE[name](*flat) for name in names}
+    few: dict[str, Any] = {"options": Svm.of(machines)}
+    options: dict[str, dict[str, Any]] = {
+        "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)}
+    }  # fmt: skip
+    found = {name: COMPUTE[name](*flat, **options.get(name, {})) for name in names}
     return {
         name: {"metrics": dict(each.metrics), "notes": list(each.notes), "details": each.details}
         for name, each in found.items()

@@ -41,13 +41,22 @@ def knn_votes(
 
     Features are N x anything, labels N class numbers.
     """
-    check_features(NAME, train_features, train_labels, test_features)
-    if train_labels.ndim != 1:
+    _expect_numbers(train_features, train_labels, test_features)
+    return votes(
+        knn_search(train_features, test_features, k, metric, piece), train_labels, k, sigma
+    )
+
+
+def votes(found: Found, labels: Tensor, k: int, sigma: float | None = 0.1) -> Tensor:
+    """Of the k nearest: queries x classes."""
+    (counted,) = _votes(found, labels, int(labels.max()) + 1, [k], sigma)
+    return counted
+
+
+def _expect_numbers(train: Tensor, labels: Tensor, test: Tensor) -> None:
+    check_features(NAME, train, labels, test)
+    if labels.ndim != 1:
         raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
-    found = _search(train_features, test_features, k, metric, piece)
-    classes = int(train_labels.max()) + 1
-    (votes,) = _votes(found, train_labels, classes, [k], sigma)
-    return votes
 
 
 @torch.no_grad()
@@ -62,11 +71,9 @@ def knn_curve(
     top: Sequence[int] = (1,),
 ) -> dict[int, list[float]]:
     """For each k the percentages of test features with their class among the `top` best ones."""
-    check_features(NAME, train_features, train_labels, test_features)
-    if train_labels.ndim != 1:
-        raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
-    found = _search(train_features, test_features, max(ks), metric)
-    return _curve(found, train_labels, test_labels, ks, sigma, top)
+    _expect_numbers(train_features, train_labels, test_features)
+    found = knn_search(train_features, test_features, max(ks), metric)
+    return curve(found, train_labels, test_labels, ks, sigma, top)
 
 
 @torch.no_grad()
@@ -80,10 +87,10 @@ def knn_within(
     """For each k the percentage of features that their neighbours among the others classify."""
     check_features(NAME, features, labels, features)
     found = search(features, features, max(ks), metric, own=True)
-    return {k: of[0] for k, of in _curve(found, labels, labels, ks, sigma, (1,)).items()}
+    return {k: of[0] for k, of in curve(found, labels, labels, ks, sigma, (1,)).items()}
 
 
-def _curve(
+def curve(
     found: Found, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
     top: Sequence[int],
 ) -> dict[int, list[float]]:  # fmt: skip
@@ -93,9 +100,9 @@ def _curve(
     for start in range(0, len(wanted), stride):
         part = slice(start, start + stride)
         some = Found(found.similarities[part], found.rows[part])
-        for k, votes in zip(order, _votes(some, labels, classes, order, sigma)):
+        for k, counted in zip(order, _votes(some, labels, classes, order, sigma)):
             for place, count in enumerate(top):
-                hits[k][place] += float(_hits(votes, wanted[part], count).sum())
+                hits[k][place] += float(_hits(counted, wanted[part], count).sum())
     return {k: [100.0 * each / len(wanted) for each in hits[k]] for k in ks}
 
 
@@ -115,7 +122,7 @@ def knn_scores(
     that class. A class without votes has the score 0.
     """
     check_features(NAME, train_features, train_rows, test_features)
-    found = _search(train_features, test_features, k, metric, piece)
+    found = knn_search(train_features, test_features, k, metric, piece)
     shown, known = (train_rows > 0).double(), (train_rows >= 0).double()
     scores = shown.new_zeros(len(test_features), train_rows.shape[1])
     rows = max(1, COUNTED // (k * train_rows.shape[1]))
@@ -128,7 +135,10 @@ def knn_scores(
     return scores
 
 
-def _search(train: Tensor, test: Tensor, k: int, metric: Metric, piece: int = PIECE) -> Found:
+def knn_search(
+    train: Tensor, test: Tensor, k: int, metric: Metric = "cosine", piece: int = PIECE
+) -> Found:
+    """For `curve` and `votes`, which may use fewer neighbours."""
     if not 1 <= k <= len(train):
         raise ConfigError(
             f"{NAME}: config.NEAREST_NEIGHBOR.TOPK: expected 1 to {len(train)}, the number of "

@@ -1,4 +1,4 @@
-"""`config.EVALUATE`, `NEAREST_NEIGHBOR` and `LINEAR_PROBE`: how frozen features are evaluated."""
+"""How frozen features are judged: `config.EVALUATE`, `NEAREST_NEIGHBOR`, `LINEAR_PROBE`, `SVM`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,13 @@ class EvaluateOptions:
                 yield f"PROTOCOLS.{index}: {expected}. {nearest(name, PROTOCOLS)}".rstrip()
 
 
+@dataclass
+class FeatureFiles:
+    # Folder of features that the engine `extract_features`, or VISSL's, has written; empty: they
+    # are computed.
+    PATH: str = ""
+
+
 @section("NEAREST_NEIGHBOR")
 @dataclass
 class NearestNeighborOptions:
@@ -46,6 +53,7 @@ class NearestNeighborOptions:
     TOPK: Any = 200
     # Compare by cosine; false (VISSL's default): by dot product, which favours long features.
     L2_NORM_FEATS: bool = True
+    FEATURES: FeatureFiles = field(default_factory=FeatureFiles)
 
     @property
     def neighbours(self) -> list[int]:
@@ -79,6 +87,76 @@ class LinearProbeOptions:
             yield f"HELD_OUT: expected a share between 0 and 1, got {self.HELD_OUT:g}."
         if self.MAX_ITERATIONS < 1:
             yield f"MAX_ITERATIONS: expected 1 or more, got {self.MAX_ITERATIONS}."
+
+
+@dataclass
+class CostOptions:
+    # Costs to try; for each class cross-validation on the training images decides.
+    costs_list: list[float] = field(
+        default_factory=lambda: [0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0]
+    )
+    # If above 0, its powers are tried too.
+    base: float = -1.0
+    # The first exponent, and the one after the last.
+    power_range: list[int] = field(default_factory=lambda: [4, 20])
+
+    @property
+    def all(self) -> list[float]:
+        powers = range(*self.power_range) if self.base > 0 else ()
+        return list(dict.fromkeys([*self.costs_list, *(self.base**each for each in powers)]))
+
+
+@dataclass
+class LowShotOptions:
+    # Numbers of the draws of training images: each is a seed.
+    sample_inds: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])
+    # Images of each class.
+    k_values: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 96])
+    # Where the cost is chosen: `train`, on training images that are not drawn; `test`, on the test
+    # images, as VISSL does.
+    choose: str = "train"
+
+
+@section("SVM")
+@dataclass
+class SvmOptions:
+    """Linear SVMs, each for one class against all others."""
+
+    # Scale features to unit length.
+    normalize: bool = True
+    # Numbers of the classes; [] for all.
+    cls_list: list[int] = field(default_factory=list)
+    # squared_hinge or hinge.
+    loss: str = "squared_hinge"
+    # l2 or l1.
+    penalty: str = "l2"
+    # Solve the dual problem.
+    dual: bool = True
+    # Iterations of the solver.
+    max_iter: int = 2000
+    # Parts of the training images for the choice of the cost.
+    cross_val_folds: int = 3
+    costs: CostOptions = field(default_factory=CostOptions)
+    # Train again, although the run's folder holds the result.
+    force_retrain: bool = False
+    low_shot: LowShotOptions = field(default_factory=LowShotOptions)
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "loss", "squared_hinge", "hinge")
+        yield from one_of(self, "penalty", "l2", "l1")
+        solved = (self.loss, self.penalty, self.dual)
+        if self.loss == "hinge" and solved != ("hinge", "l2", True):
+            yield "loss: hinge is solved with penalty l2 and dual: true alone."
+        if self.penalty == "l1" and solved != ("squared_hinge", "l1", False):
+            yield "penalty: l1 is solved with loss squared_hinge and dual: false alone."
+        if not self.costs.all or min(self.costs.all) <= 0:
+            yield f"costs: expected numbers above 0, got {self.costs.all}."
+        if self.max_iter < 1 or self.cross_val_folds < 2:
+            yield "max_iter: expected 1 or more, and cross_val_folds 2 or more."
+        low = self.low_shot
+        yield from (f"low_shot.{text}" for text in one_of(low, "choose", "train", "test"))
+        if not low.sample_inds or not low.k_values or min(low.k_values) < 1:
+            yield f"low_shot: expected sample_inds, and k_values above 0; got {low.k_values}."
 
 
 def _is_count(value: object) -> bool:

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sslengine.errors import DataError
 
 log = logging.getLogger("sslengine")
@@ -29,6 +32,8 @@ class Outcome:
     notes: tuple[str, ...] = ()
     # How it was computed, for the report: numbers of images, chosen hyper-parameters.
     details: Mapping[str, Any] = field(default_factory=dict)
+    # For separate files: too long for a report.
+    tables: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def protocol(name: str) -> Callable[[Callable[Given, Outcome]], Callable[Given, Outcome]]:

@@ -31,12 +31,15 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluation.features import Rows, blocks, check_features
+from sslengine.evaluation.kept import Kept, digest_of
+from sslengine.evaluation.options import SvmOptions
 from sslengine.evaluation.outcome import Outcome, protocol
 from sslengine.meters.average_precision import average_precision
 
 Features = NDArray[np.float64]
 Signs = NDArray[np.int8]  # 1: shows the class, -1: does not
 Result = TypeVar("Result")
+MakeKept = Callable[[str], Kept]  # from what the results depend on
 
 # Of a class with too few images to choose by cross-validation.
 FIXED_COST = 1.0
@@ -45,13 +48,21 @@ MOST_THREADS = 8  # each has a copy of the features
 
 @dataclass(frozen=True)
 class Svm:
-    """VISSL's config.SVM."""
-
-    costs: Sequence[float] = (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0)
+    costs: Sequence[float] = tuple(SvmOptions().costs.all)
     normalize: bool = True
     dual: bool = True
     max_iter: int = 2000
     cross_val_folds: int = 3
+    loss: str = "squared_hinge"
+    penalty: str = "l2"
+    classes: Sequence[int] = ()  # empty: all
+
+    @classmethod
+    def of(cls, options: SvmOptions) -> Svm:
+        return cls(
+            options.costs.all, options.normalize, options.dual, options.max_iter,
+            options.cross_val_folds, options.loss, options.penalty, options.cls_list,
+        )  # fmt: skip
 
     def matrix(self, features: Rows) -> Features:
         whole = torch.cat([each.double() for each in blocks(features)]).cpu()
@@ -63,7 +74,7 @@ class Svm:
     def fit(self, features: Features, signs: Signs, cost: float) -> Any:
         """The solver draws images in a random order: the seed makes it the same each time."""
         machine: Any = LinearSVC(  # type: ignore[no-untyped-call]
-            C=cost, class_weight={1: 2, -1: 1}, loss="squared_hinge", penalty="l2", tol=1e-4,
+            C=cost, class_weight={1: 2, -1: 1}, loss=self.loss, penalty=self.penalty, tol=1e-4,
             intercept_scaling=1.0, dual=self.dual, max_iter=self.max_iter, random_state=0,
         )  # fmt: skip
         return machine.fit(features, signs)
@@ -71,62 +82,92 @@ class Svm:
 
 @protocol("SVM")
 def svm(
-    train: Rows, labels: Tensor, test: Rows, test_labels: Tensor, options: Svm | None = None
-) -> Outcome:
+    train: Rows, labels: Tensor, test: Rows, test_labels: Tensor, options: Svm | None = None,
+    kept: MakeKept | None = None,
+) -> Outcome:  # fmt: skip
     """labels: class numbers, or rows of indicators 1, 0, and -1 for unknown."""
     options = options or Svm()
     rows, wanted = indicators(labels, test_labels)
     features, judged = options.matrix(train), options.matrix(test)
     check_features("SVM", torch.from_numpy(features), labels, torch.from_numpy(judged))
-    classes = both_kinds(rows)
+    classes = both_kinds(rows, options.classes)
     expect_shown(wanted[:, classes])
+    held = kept(digest_of(features, rows.numpy(), repr(options))) if kept else None
     found = in_threads(
-        lambda each: _of_class(features, rows[:, each], judged, options), classes.tolist()
+        lambda each: _of_class(features, rows[:, each], options, f"cls{each}", held),
+        classes.tolist(),
     )
-    scores = torch.from_numpy(np.stack([each.scores for each in found], axis=1))
-    metrics = {"mAP": mean_ap(scores, wanted[:, classes])}
+    scores = torch.from_numpy(np.stack([each.scores(judged) for each in found], axis=1))
+    precisions = average_precision(scores, wanted[:, classes])
+    metrics = {"mAP": 100 * float(precisions.nanmean())}
     if labels.ndim == 1:
         right = classes[scores.argmax(dim=1)] == test_labels.cpu()
         metrics["accuracy"] = 100 * float(right.double().mean())
+    best = [each.held_out.max() for each in found]
     details = {
         "costs": dict(zip(classes.tolist(), [each.cost for each in found])),
-        "cross_validated_mAP": 100 * float(np.nanmean([each.held_out for each in found])),
+        "cross_validated_mAP": 100 * float(np.nanmean(best)),
     }
-    fixed = sum(np.isnan(each.held_out) for each in found)
+    tables = {
+        "crossval_ap": np.stack([each.held_out for each in found]),
+        "chosen_cost": np.array([each.cost for each in found]),
+        "test_ap": precisions.unsqueeze(1).numpy(),
+    }
+    fixed = sum(np.isnan(each) for each in best)
     notes = left_out(rows, classes) + not_converged(sum(each.unfinished for each in found))
     if fixed:
         notes += (f"{fixed} classes have too few images to choose a cost: it is {FIXED_COST:g}",)
-    return Outcome(metrics, notes, details)
+    return Outcome(metrics, notes, details, tables)
 
 
 @dataclass(frozen=True)
-class _Class:
-    scores: Features
+class _Machine:
+    """Of one class."""
+
+    weights: Features
+    bias: float
     cost: float
-    held_out: float  # average precision; NaN: the cost is fixed
+    held_out: Features  # average precision for each cost; NaN: the cost is fixed
     unfinished: int  # fits that stopped at max_iter
 
+    def scores(self, judged: Features) -> Features:
+        found: Features = judged @ self.weights + self.bias
+        return found
 
-def _of_class(features: Features, row: Tensor, judged: Features, options: Svm) -> _Class:
+
+def _of_class(
+    features: Features, row: Tensor, options: Svm, name: str, kept: Kept | None
+) -> _Machine:
+    held = kept.get(name) if kept else None
+    if held is not None:
+        numbers = float(held["bias"]), float(held["cost"])
+        return _Machine(held["weights"], *numbers, held["held_out"], int(held["unfinished"]))
+    found = _fitted(features, row, options)
+    if kept:
+        kept.put(name, vars(found))
+    return found
+
+
+def _fitted(features: Features, row: Tensor, options: Svm) -> _Machine:
     known = (row >= 0).numpy()
     features, signs = features[known], signs_of(row[row >= 0])
     folds = min(options.cross_val_folds, int((signs > 0).sum()), int((signs < 0).sum()))
-    best, cost, unfinished = float("nan"), FIXED_COST, 0
+    cost, unfinished = FIXED_COST, 0
+    held_out = np.full(len(options.costs), np.nan)
     if folds > 1:
         split: Any = StratifiedKFold(folds)  # type: ignore[no-untyped-call]
         parts = list(split.split(features, signs))
-        for each in options.costs:
+        for place, each in enumerate(options.costs):
             machines = [options.fit(features[used], signs[used], each) for used, _ in parts]
-            held_out = fmean(
+            held_out[place] = fmean(
                 average_precision_score(signs[held], machine.decision_function(features[held]))
                 for machine, (_, held) in zip(machines, parts, strict=True)
             )
             unfinished += sum(_unfinished(machine, options) for machine in machines)
-            if not best >= held_out:  # of equally good costs the first
-                best, cost = held_out, each
+        cost = options.costs[int(held_out.argmax())]  # of equally good costs the first
     machine = options.fit(features, signs, cost)
-    scores = machine.decision_function(judged)
-    return _Class(scores, cost, best, unfinished + _unfinished(machine, options))
+    unfinished += _unfinished(machine, options)
+    return _Machine(machine.coef_[0], float(machine.intercept_[0]), cost, held_out, unfinished)
 
 
 def _unfinished(machine: Any, options: Svm) -> bool:
@@ -147,9 +188,12 @@ def indicators(labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Tensor]:
     return rows.masked_fill(labels.lt(0).unsqueeze(1), -1), wanted
 
 
-def both_kinds(rows: Tensor) -> Tensor:
-    """The classes that some images show and others do not."""
-    classes = ((rows > 0).any(dim=0) & (rows == 0).any(dim=0)).nonzero().flatten()
+def both_kinds(rows: Tensor, chosen: Sequence[int] = ()) -> Tensor:
+    """The classes that some images show and others do not. chosen: numbers of classes, or all."""
+    if chosen and not 0 <= min(chosen) <= max(chosen) < rows.shape[1]:
+        raise DataError(f"config.SVM.cls_list: the classes are 0 to {rows.shape[1] - 1}.")
+    both = (rows > 0).any(dim=0) & (rows == 0).any(dim=0)
+    classes = torch.tensor(list(chosen))[both[list(chosen)]] if chosen else both.nonzero().flatten()
     if not len(classes):
         raise DataError("no class has both images that show it and images that do not.")
     return classes

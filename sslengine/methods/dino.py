@@ -74,16 +74,17 @@ class DINOHead(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """N x C to N x K."""
+        """N x C to N x K; tokens, N x T x C, to N x T x K."""
         if x.dim() == 4 and x.shape[2:] == (1, 1):
             x = x.flatten(1)
-        if x.dim() != 2 or x.shape[1] != self.in_features:
+        if x.dim() not in (2, 3) or x.shape[-1] != self.in_features:
             raise ConfigError(
                 f"config.MODEL.HEAD.PARAMS: a dino_head with in_dim {self.in_features} got "
                 f"features of shape {tuple(x.shape)}; it takes N x {self.in_features}."
             )
-        scores: Tensor = self.prototypes0(F.normalize(self.mlp(x), dim=-1))
-        return scores
+        bottleneck = F.normalize(self.mlp(x.flatten(0, -2)), dim=-1)
+        scores: Tensor = self.prototypes0(bottleneck)
+        return scores if x.dim() == 2 else scores.unflatten(0, x.shape[:-1])
 
 
 def _layers(dims: Sequence[int], use_bn: bool) -> nn.Module:

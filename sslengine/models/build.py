@@ -30,6 +30,7 @@ from sslengine.models.model import Model
 from sslengine.models.options import FeatureEvalOptions, ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.tokens import MASK, add_mask_token
 from sslengine.models.widths import fill_in_widths
 from sslengine.registry import MODELS, TRUNKS, component_key, register_model
 
@@ -121,11 +122,18 @@ def build_trunk(options: ModelOptions) -> Trunk:
             f"{where}.NAME: {name!r} is not a subclass of sslengine.models.trunks.base.Trunk."
         )
     trunk.in_chans = channels.get("in_chans")
+    _add_inputs(trunk, options)
     if options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
         trunk.checkpoint_activations(
             options.ACTIVATION_CHECKPOINTING.NUM_ACTIVATION_CHECKPOINTING_SPLITS
         )
     return trunk
+
+
+def _add_inputs(trunk: Trunk, options: ModelOptions) -> None:
+    asked = {key for route in options.routes() for key in route.additional_keys}
+    if MASK in asked and MASK not in trunk.extra_inputs:
+        add_mask_token(trunk)
 
 
 def _channels(cls: type, name: str, in_chans: int) -> dict[str, int]:

@@ -126,8 +126,18 @@ class VisionTransformerOptions:
     ATTENTION_DROPOUT_RATE: float = 0.0
     # false: there is no class token, and the final feature is the mean of the patches.
     USE_CLASS_TOKEN: bool = True
+    # Position embeddings are fixed sines and cosines, as in MAE and I-JEPA; false: learned.
+    SINE_POSITIONS: bool = False
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
+    # All blocks have the rate of the last, as in DINOv2.
+    DROP_PATH_UNIFORM: bool = False
+    # Register tokens: learned tokens without a position, between the class token and the patches.
+    REGISTER_TOKENS: int = 0
+    # Initial learned factor on the output of attention and MLPs (LayerScale); 0: there is none.
+    LAYER_SCALE: float = 0.0
+    # MLPs with a gate: SiLU(first half) * second half, each of width MLP_DIM.
+    SWIGLU: bool = False
     # A bias on queries, keys and values.
     QKV_BIAS: bool = False
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
@@ -138,6 +148,12 @@ class VisionTransformerOptions:
 
     def check(self) -> Iterator[str]:
         yield from no_scale(self)
+        if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
+            yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."
+        if self.REGISTER_TOKENS < 0:
+            yield f"REGISTER_TOKENS: expected 0 or more, got {self.REGISTER_TOKENS}."
+        if self.DROP_PATH_UNIFORM and not self.DROP_PATH_RATE:
+            yield "DROP_PATH_UNIFORM: has an effect only with a DROP_PATH_RATE above 0."
         sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM", "MLP_DIM")
         yield from cut_unevenly(self, *sizes)
 
@@ -400,6 +416,7 @@ class ModelOptions:
     INPUT_CHANNELS: int | str = "auto"
     # [[input key, [features]], ...] or
     # [[input key, {feat_names, head_index, additional_keys}], ...]: which head reads which input.
+    # head_index can be a list with a head for each feature. Passing `mask` adds a mask token.
     MULTI_INPUT_HEAD_MAPPING: list[Any] = field(default_factory=list)
     # Pass every crop through the trunk separately, instead of crops of one size in one batch. Saves
     # memory.

@@ -174,20 +174,27 @@ def _mapped_routes(
             head = min(index, num_heads - 1)
         if trunk_only or num_heads == 0:
             heads: tuple[int, ...] = ()
-        elif not 0 <= head < num_heads:
-            raise ConfigError(f"{path}.head_index: there are {num_heads} heads; got {head}.")
-        elif len(features) > 1:
-            raise ConfigError(f"{path}: a head reads one feature, got {list(features)}.")
         else:
-            heads = (head,)
+            heads = _heads_of(head, features, num_heads, path)
         routes.append(Route(key, features, heads, False, additional, path))
     return routes
 
 
-def _mapping_entry(
-    entry: Any, where: str
-) -> tuple[str, tuple[str, ...], int | None, tuple[str, ...]]:
-    """Return the input's key, the feature names, the head's index and the additional keys."""
+def _heads_of(head: Any, features: tuple[str, ...], num_heads: int, path: str) -> tuple[int, ...]:
+    heads = tuple(head) if _is_list(head) else (head,)
+    for each in heads:
+        if not isinstance(each, int) or not 0 <= each < num_heads:
+            raise ConfigError(f"{path}.head_index: there are {num_heads} heads; got {each}.")
+    if len(features) > 1 and len(heads) != len(features):
+        raise ConfigError(
+            f"{path}: a head reads one feature, got {list(features)}; "
+            f"head_index can be a list with a head for each."
+        )
+    return heads
+
+
+def _mapping_entry(entry: Any, where: str) -> tuple[str, tuple[str, ...], Any, tuple[str, ...]]:
+    """Return the input's key, the feature names, head_index and the additional keys."""
     known = ("feat_names", "head_index", "additional_keys")
     match entry:
         case [str(key), Mapping() as options]:

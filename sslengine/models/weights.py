@@ -10,11 +10,11 @@ and could not be loaded is an error, never a shrug.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,12 @@ from sslengine.models.networks import MODEL, choose
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.positions import fit_positions
 from sslengine.models.tensor_names import in_trunks_names, of_others
+from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.library import ByName
 from sslengine.models.vissl_names import to_vissl
 from sslengine.models.weight_file import NeedsCodeError, first_line, read_network
+
+T = TypeVar("T")
 
 LOG = logging.getLogger("sslengine")
 WHERE = "config.MODEL.WEIGHTS_INIT"
@@ -110,20 +113,22 @@ def init_weights(model: nn.Module, options: ModelOptions) -> Loaded:
 def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     """Start from the weights in WEIGHTS_INIT.PARAMS_FILE.
 
-    All of the trunk must be in the file, and nothing else of a trunk. Heads may differ:
-    what is missing there, or left over, is logged. A custom model must be there completely.
+    All of the trunk must be in the file, and nothing else of a trunk. Heads, or the other parts
+    of a custom model, may differ: what is missing there, or left over, is logged. A custom model
+    that holds no trunk as `self.trunk` must be there completely.
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
     held, expected = read_file(weights), _without(_tensors(model), weights.SKIP_LAYERS)
-    if not isinstance(model, Model):
+    trunk = getattr(model, "trunk", None)
+    if not isinstance(trunk, Trunk):
         return _init_whole(expected, held, weights)
-    source = _of_family(model, held, weights) or _of_vissl(model, held, weights)
-    given = fit_positions(model.trunk, _without(source.tensors, weights.SKIP_LAYERS))
+    source = _of_family(trunk, held, weights) or _of_vissl(trunk, list(expected), held, weights)
+    given = fit_positions(trunk, _without(source.tensors, weights.SKIP_LAYERS))
     given = fit_channels(expected, given, weights)
     problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
     chosen = set(_part(expected, "trunk"))
     if not settings.EVAL_MODE_ON or settings.EVAL_TRUNK_AND_HEAD:
-        heads, head_problems = _choose_heads(_part(expected, "heads"), given, settings)
+        heads, head_problems = _choose_heads(_beside_trunk(expected), given, settings)
         chosen |= heads
         problems += head_problems
     if problems:
@@ -131,7 +136,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     _copy(expected, given, chosen)
     loaded = Loaded(
         trunk=sum(name.startswith("trunk.") for name in chosen),
-        heads=sum(name.startswith("heads.") for name in chosen),
+        heads=len(_beside_trunk(dict.fromkeys(chosen))),
         left_out=tuple(sorted(set(expected) - chosen)),
         network=source.network,
         classes=source.classes,
@@ -254,15 +259,15 @@ def _key_path(held: Any, weights: WeightsInitOptions) -> list[str]:
     return [] if plain and unset else weights.key_path()
 
 
-def _of_family(model: Model, held: Any, weights: WeightsInitOptions) -> _Given | None:
+def _of_family(trunk: Trunk, held: Any, weights: WeightsInitOptions) -> _Given | None:
     """The trunk of another program's checkpoint; None if it is none, or prefixes are given."""
     if weights.says_where() or _is_of_vissl(held):
         return None
     found = recognise(held, weights.NETWORK, weights.PARAMS_FILE)
     if found is None or any(name.startswith("trunk.") for name in found.tensors):
         return None
-    named = in_trunks_names(model.trunk, _without(found.tensors, weights.SKIP_LAYERS))
-    others = of_others(model.trunk, list(named.tensors))
+    named = in_trunks_names(trunk, _without(found.tensors, weights.SKIP_LAYERS))
+    others = of_others(trunk, list(named.tensors))
     not_taken = sorted((*others, *named.outside))
     unread = [f"{name} ({each})" for name, each in found.beside.items()]
     if not_taken:
@@ -280,19 +285,22 @@ def _is_of_vissl(held: Any) -> bool:
     return isinstance(held, Mapping) and (key in held or _parts(held) is not None)
 
 
-def _of_vissl(model: Model, held: Any, weights: WeightsInitOptions) -> _Given:
+def _of_vissl(
+    trunk: Trunk, expected: Sequence[str], held: Any, weights: WeightsInitOptions
+) -> _Given:
     """A checkpoint of sslengine or VISSL, or a state dict with the prefixes that are given."""
-    content = _content(model, held, weights)
+    content = _content(trunk, held, weights)
     classes = _classes_in(content)
     content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
-    named = _without(_named_tensors(content, weights), weights.SKIP_LAYERS)
-    return _Given(_in_our_names(model, named), network, classes)
+    parts = {"trunk", "heads", *(name.partition(".")[0] for name in expected)}
+    named = _without(_named_tensors(content, weights, parts), weights.SKIP_LAYERS)
+    return _Given(_in_our_names(trunk, named), network, classes)
 
 
-def _content(model: Model, held: Any, weights: WeightsInitOptions) -> Mapping[str, Any]:
+def _content(trunk: Trunk, held: Any, weights: WeightsInitOptions) -> Mapping[str, Any]:
     """What the state dict is in, or the trunk's tensors where a library saved a network."""
     content = _inside(held, _key_path(held, weights), weights.PARAMS_FILE)
-    trunk, prefixed = model.trunk, any(name.startswith("trunk.") for name in content)
+    prefixed = any(name.startswith("trunk.") for name in content)
     plain = all(isinstance(each, Tensor) for each in content.values())
     if not (isinstance(trunk, ByName) and plain) or weights.APPEND_PREFIX or prefixed:
         return content
@@ -315,15 +323,17 @@ def _inside(content: Any, keys: Sequence[str], path: str) -> Mapping[str, Any]:
     return content
 
 
-def _named_tensors(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
-    """`trunk.*` and `heads.*`, whichever form the file has."""
+def _named_tensors(
+    content: Mapping[str, Any], weights: WeightsInitOptions, model_parts: Collection[str]
+) -> dict[str, Tensor]:
+    """`trunk.*`, `heads.*` and a custom model's other parts, whichever form the file has."""
     parts = _parts(content)
     if parts is not None:
         if "heads" in parts and (weights.REMOVE_PREFIX or weights.APPEND_PREFIX):
             LOG.info("%s: a checkpoint needs no prefixes; they are not applied.", WHERE)
         named = _flat(parts)
     else:
-        named = _plain(content.get("base_model", content), weights)
+        named = _plain(content.get("base_model", content), weights, model_parts)
     return {
         f"trunk.{name.removeprefix(_EXTRACTOR)}" if name.startswith(_EXTRACTOR) else name: tensor
         for name, tensor in named.items()
@@ -338,11 +348,11 @@ def _parts(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return content if isinstance(content.get("trunk"), Mapping) else None
 
 
-def _in_our_names(model: Model, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    trunk = {name.removeprefix("trunk."): each for name, each in _part(named, "trunk").items()}
-    ours = in_trunks_names(model.trunk, trunk)
-    tensors = ours.tensors | {name: trunk[name] for name in ours.outside}
-    return {f"trunk.{name}": each for name, each in tensors.items()} | _part(named, "heads")
+def _in_our_names(trunk: Trunk, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    held = {name.removeprefix("trunk."): each for name, each in _part(named, "trunk").items()}
+    ours = in_trunks_names(trunk, held)
+    tensors = ours.tensors | {name: held[name] for name in ours.outside}
+    return {f"trunk.{name}": each for name, each in tensors.items()} | _beside_trunk(named)
 
 
 def _flat(parts: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -353,13 +363,15 @@ def _flat(parts: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _plain(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
+def _plain(
+    content: Mapping[str, Any], weights: WeightsInitOptions, model_parts: Collection[str]
+) -> dict[str, Tensor]:
     named, strays = {}, []
     for name, value in content.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(_no_state_dict(weights, name, value, content))
         full = weights.APPEND_PREFIX + name.removeprefix(weights.REMOVE_PREFIX)
-        if full.startswith(("trunk.", "heads.")):
+        if full.partition(".")[0] in model_parts:
             named[full] = value
         # A file may also hold tensors without the prefix: a loss's centre, a queue.
         elif not weights.REMOVE_PREFIX or name.startswith(weights.REMOVE_PREFIX):
@@ -381,6 +393,10 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _part(named: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named.items() if name.startswith(f"{part}.")}
+
+
+def _beside_trunk(named: Mapping[str, T]) -> dict[str, T]:
+    return {name: each for name, each in named.items() if not name.startswith("trunk.")}
 
 
 def _without(named: Mapping[str, Tensor], fragments: Sequence[str]) -> dict[str, Tensor]:

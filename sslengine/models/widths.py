@@ -107,7 +107,8 @@ def _through(entry: Any, given: Tensor, where: str) -> Tensor:
     for module in entry if nested else [entry]:
         for arguments, key in auto_places([module]):
             shape = given.shape[1:]
-            arguments[key] = shape[0] if isinstance(key, str) else math.prod(shape)
+            channels = shape[-1] if len(shape) == 2 else shape[0]  # tokens: N x T x D
+            arguments[key] = channels if isinstance(key, str) else math.prod(shape)
         output = build_module(module, where).eval()(given)
         given = output if isinstance(output, Tensor) else output[0]
     return given

@@ -22,7 +22,7 @@ CHANGE = (MakesLabel, TakesLabels)
 # Collators that do not change labels.
 LEAVES_LABELS = (
     "default_collate", "simclr_collator", "multicrop_collator", "moco_collator",
-    "siamese_collator", "ibot_multicrop_masking_collator",
+    "siamese_collator", "ibot_multicrop_masking_collator", "spread_masks_collator",
 )  # fmt: skip
 
 

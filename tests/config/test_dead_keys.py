@@ -47,7 +47,7 @@ SIMCLR = "LOSS__simclr_info_nce_loss"
         ("LOSS__ignore_index", -1, "in the section of the loss"),
         ("NEAREST_NEIGHBOR__USE_CUDA", False, "MACHINE.DEVICE"),
         ("HOOKS__EMA_MODEL__DECAY", 0.9, "no moving average"),
-        ("SVM_FEATURES_PATH", "x", "a tool of VISSL"),
+        ("RANKING", {"APPLY_PCA": True}, "a tool of VISSL"),
     ],
 )  # fmt: skip
 def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
@@ -70,13 +70,17 @@ def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
         ("MODEL__TRUNK__XCIT__QK_SCALE", 0.3, False, "temperature"),
         ("METERS__model_output_mask", True, False, "not available"),
         ("EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME", True, False, "inds"),
-        ("NEAREST_NEIGHBOR__FEATURES__PATH", "/features", "", "MODEL.WEIGHTS_INIT"),
         ("MODEL__SHARDED_DDP_SETUP__USE_SDP", True, False, "OPTIMIZER.use_zero"),
         ("MODEL__TRUNK__MOBILE_NET__PRETRAINED", True, False, "WEIGHTS_INIT.PARAMS_FILE"),
         ("MODEL__TRUNK__VISION_TRANSFORMERS__CLASSIFIER", "gap", "token", "USE_CLASS_TOKEN"),
         ("MODEL__TRUNK__VISION_TRANSFORMERS__CHECKPOINT_MLP", True, False, "CHECKPOINT_BLOCK"),
         ("MODEL__TRUNK__VISION_TRANSFORMERS__HYBRID", "resnet", None, "stem"),
-        ("MODEL__TRUNK__VISION_TRANSFORMERS__MASKED_IMAGE_MODELING__NAME", "ibot", "", "masked"),
+        (
+            "MODEL__TRUNK__VISION_TRANSFORMERS__MASKED_IMAGE_MODELING__NAME",
+            "ibot",
+            "",
+            "mask token",
+        ),
         ("MODEL__TRUNK__CONVIT__CLASS_TOKEN_IN_LOCAL_LAYERS", True, False, "class token"),
     ],
 )

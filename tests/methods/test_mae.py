@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -226,11 +228,11 @@ def test_larger_images_get_positions_of_their_own() -> None:
 def test_positions_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on the host in each step; and they are no part of checkpoints."""
     model = make()
-    monkeypatch.setattr("sslengine.methods.mae.sine_positions", None)
+    monkeypatch.setattr("sslengine.models.trunks.patches.sine_positions", None)
     model(images(), mode="loss")
-    rows = model.decoder.positions.unflatten(0, (SIDE // PATCH, -1))
+    rows = model.decoder.positions.table.unflatten(0, (SIDE // PATCH, -1))
     torch.testing.assert_close(rows[2, 3], position((2, 3), PAINT))
-    assert "decoder.positions" not in model.state_dict()
+    assert not any("positions" in name for name in model.state_dict())
 
 
 def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:
@@ -354,6 +356,40 @@ def test_its_trunk_is_one_like_any(tmp_path: Path) -> None:
     init_from_file(trunk, chosen)
     features = trunk.eval()(images())[0]
     assert torch.equal(features, run.base_model.eval()(images()))
+
+
+def test_it_goes_on_from_the_encoder_of_another_library(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The decoder, which such a file has not, stays as it was initialised."""
+    theirs = timm.models.VisionTransformer(
+        img_size=SIDE, patch_size=PATCH, embed_dim=WIDTH, depth=2, num_heads=2, num_classes=5,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+    ).eval()  # fmt: skip
+    path = tmp_path / "theirs.pth"
+    torch.save(theirs.state_dict(), path)
+    chosen, model = options(), make()
+    before = {name: each.clone() for name, each in model.decoder.state_dict().items()}
+    chosen.WEIGHTS_INIT.PARAMS_FILE = str(path)
+    loaded = init_from_file(model, chosen)
+    assert (loaded.heads, loaded.not_taken) == (0, ("head.bias", "head.weight"))
+    assert set(loaded.left_out) == {f"decoder.{name}" for name in before}
+    assert all(torch.equal(model.decoder.state_dict()[name], each) for name, each in before.items())
+    expected = theirs.forward_features(images())[:, 0]
+    torch.testing.assert_close(model(images()), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_its_own_checkpoint_fills_the_decoder_too(tmp_path: Path) -> None:
+    before, path = make(), tmp_path / "mae.torch"
+    torch.save({"classy_state_dict": {"base_model": model_state(before)}}, path)
+    chosen = options()
+    chosen.WEIGHTS_INIT.PARAMS_FILE = str(path)
+    torch.manual_seed(5)
+    model = build_model(chosen)
+    loaded = init_from_file(model, chosen)
+    assert loaded.left_out == ()
+    for name, each in before.state_dict().items():
+        assert torch.equal(model.state_dict()[name], each), name
 
 
 def _share_of_two_ranks(part: Tensor, draws: Tensor) -> tuple[float, Tensor]:

@@ -524,6 +524,19 @@ def report(case: Case, times: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
+@contextlib.contextmanager
+def temporary_files() -> Iterator[None]:
+    """Those of this process and of its ranks, deleted at the end."""
+    before = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="bench_engine_") as folder:
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before[0]
+            os.environ.pop("TMPDIR") if before[1] is None else os.environ.update(TMPDIR=before[1])
+
+
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, list[float]]]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -539,13 +552,14 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, list[float]]
     warnings.simplefilter("ignore")
     names = [name for name in CONTESTANTS if name in {"plain", *options.only} and installed(name)]
     results = {}
-    for name in options.case:
-        case = CASES[name]
-        turns = max(1, round(case.turns * options.scale))
-        racing = names if case.by_hand is None else [n for n in names if n in OWN]
-        run = rounds_of if case.ranks == 1 else rounds_of_ranks
-        results[name] = run(case, racing, turns, options.rounds, options.clock)
-        print(report(case, results[name]))
+    with temporary_files():
+        for name in options.case:
+            case = CASES[name]
+            turns = max(1, round(case.turns * options.scale))
+            racing = names if case.by_hand is None else [n for n in names if n in OWN]
+            run = rounds_of if case.ranks == 1 else rounds_of_ranks
+            results[name] = run(case, racing, turns, options.rounds, options.clock)
+            print(report(case, results[name]))
     missing = [name for name in options.only if name not in names]
     if missing:
         print(f"not installed: {', '.join(missing)}")

@@ -54,6 +54,9 @@ class ClassBatchSampler(BatchSampler):
 
         return rows
 
+    def _first(self, step: int) -> int:
+        return self._rank * self._batch
+
     @abstractmethod
     def _global_batch(self, epoch: int, step: int, draw: Generator) -> Tensor:
         """The rows of all ranks, one rank after the other."""

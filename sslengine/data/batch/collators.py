@@ -46,14 +46,14 @@ def image_keys(collate: Callable[..., Any]) -> tuple[str, ...]:
 @only_moves("data")
 def default_collate(batch: Sequence[Sample]) -> Batch:
     """One tensor for each image of a sample."""
-    return {key: [_stack(key, values) for values in zip(*_column(batch, key))] for key in batch[0]}
+    return {key: [stacked(key, values) for values in zip(*column(batch, key))] for key in batch[0]}
 
 
 @register_collator("simclr_collator")
 @only_moves("data")
 def simclr_collator(batch: Sequence[Sample]) -> Batch:
     """One tensor: the first view of every sample, then the second view of every sample, ..."""
-    return {key: [_view_by_view(batch, key)] for key in batch[0]}
+    return {key: [view_by_view(batch, key)] for key in batch[0]}
 
 
 @register_collator("multicrop_collator")
@@ -63,8 +63,8 @@ def multicrop_collator(batch: Sequence[Sample]) -> Batch:
 
     The rest is one tensor each, in the order of the crops.
     """
-    crops = [_stack("data", values) for values in zip(*_column(batch, "data"))]
-    rest = {key: [_view_by_view(batch, key)] for key in batch[0] if key != "data"}
+    crops = [stacked("data", values) for values in zip(*column(batch, "data"))]
+    rest = {key: [view_by_view(batch, key)] for key in batch[0] if key != "data"}
     return {"data": [crops], **rest}
 
 
@@ -72,13 +72,13 @@ def multicrop_collator(batch: Sequence[Sample]) -> Batch:
 @only_moves("data", "data_momentum")
 def moco_collator(batch: Sequence[Sample]) -> Batch:
     """`data`, the first view of every sample, and `data_momentum`, the second; no other views."""
-    data = _column(batch, "data")
+    data = column(batch, "data")
     if len(data[0]) < 2:
         raise DataError(
             "moco_collator needs two views of each image: put ImgReplicatePil with num_times 2 "
             "among the TRANSFORMS."
         )
-    views = [[_stack("data", [images[number] for images in data])] for number in range(2)]
+    views = [[stacked("data", [images[number] for images in data])] for number in range(2)]
     return {"data": views[0], "data_momentum": views[1], **_of_first_view(batch)}
 
 
@@ -109,38 +109,12 @@ def patch_and_image_collator(batch: Sequence[Sample]) -> Batch:
             "patch_and_image_collator found no patches: put ImgPilToPatchesAndImage among the "
             "TRANSFORMS."
         )
-    data = _column(batch, "data")
+    data = column(batch, "data")
     collated = {
-        "images": [_stack("images", [images[0] for images in data])],
-        "patches": [_stack("patches", [patch for images in data for patch in images[1:]])],
+        "images": [stacked("images", [images[0] for images in data])],
+        "patches": [stacked("patches", [patch for images in data for patch in images[1:]])],
     }
     return {**collated, **_of_first_view(batch)}
-
-
-@register_collator("ibot_multicrop_masking_collator")
-@only_moves("global_views", "local_views")
-def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
-    """`global_views`, the crops of the largest size, one after the other for all samples;
-    `local_views`, the others likewise, if there are any; and `mask`, those of the global views.
-    """
-    if "mask" not in batch[0]:
-        raise DataError(
-            "ibot_multicrop_masking_collator found no masks: put MaskedImageModeling among the "
-            "TRANSFORMS, after ToTensor."
-        )
-    views, masks = (list(zip(*_column(batch, key))) for key in ("data", "mask"))
-    sides = [max(crops[0].shape[-2:]) for crops in views]
-    large = [number for number, side in enumerate(sides) if side == max(sides)]
-    small = [number for number, side in enumerate(sides) if side < max(sides)]
-    collated = {
-        "global_views": [_stack("data", [crop for number in large for crop in views[number]])],
-        "mask": [_stack("mask", [mask for number in large for mask in masks[number]])],
-    }
-    if small:
-        local_views = [crop for number in small for crop in views[number]]
-        collated["local_views"] = [_stack("data", local_views)]
-    rest = {key: [_view_by_view(batch, key)] for key in batch[0] if key not in ("data", "mask")}
-    return {**collated, **rest}
 
 
 @register_collator("identity_collator")
@@ -152,21 +126,21 @@ def identity_collator(batch: Sequence[Sample]) -> list[Sample]:
 def _of_first_view(batch: Sequence[Sample]) -> Batch:
     """The values of the first view of each sample, except the images."""
     return {
-        key: [_stack(key, [values[0] for values in _column(batch, key)])]
+        key: [stacked(key, [values[0] for values in column(batch, key)])]
         for key in batch[0]
         if key != "data"
     }
 
 
-def _view_by_view(batch: Sequence[Sample], key: str) -> Tensor:
-    return _stack(key, [view for views in zip(*_column(batch, key)) for view in views])
+def view_by_view(batch: Sequence[Sample], key: str) -> Tensor:
+    return stacked(key, [view for views in zip(*column(batch, key)) for view in views])
 
 
-def _column(batch: Sequence[Sample], key: str) -> list[list[Any]]:
+def column(batch: Sequence[Sample], key: str) -> list[list[Any]]:
     return [sample[key] for sample in batch]
 
 
-def _stack(key: str, values: Sequence[Any]) -> Tensor:
+def stacked(key: str, values: Sequence[Any]) -> Tensor:
     """Numbers or tensors as one tensor, which a loader worker hands over without a copy."""
     first = values[0]
     if isinstance(first, Tensor):
@@ -182,5 +156,5 @@ def _stack(key: str, values: Sequence[Any]) -> Tensor:
             f"A batch is made of tensors, and {key!r} is a {type(first).__name__}. "
             f"Put ToTensor after the transforms that work on images."
         )
-    stacked: Tensor = stack_in_shared_memory(list(values))
-    return stacked
+    together: Tensor = stack_in_shared_memory(list(values))
+    return together

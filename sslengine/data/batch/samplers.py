@@ -6,9 +6,11 @@ steps that are left, without walking through those that are done.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +19,28 @@ from sslengine.data.loading.seeding import SampleKey, epoch_generator
 from sslengine.errors import DataError
 
 Rows = Callable[[int], list[int]]
+
+
+class Place(NamedTuple):
+    """Where the samples of a rank are in the global batch, for draws over all of it."""
+
+    # What draws for the global batch depend on: seed, epoch and step.
+    stream: tuple[int, ...]
+    # The place of this rank's first sample, and the number of all samples.
+    first: int
+    size: int
+
+    @classmethod
+    def of(cls, samples: Sequence[Any]) -> Place:
+        """Of samples that no loader read, a batch by themselves with random draws."""
+        place: Place | None = getattr(samples, "place", None)
+        return place or cls((random.getrandbits(63),), 0, len(samples))
+
+
+class Keys(list[SampleKey]):
+    """The keys of a rank's batch."""
+
+    place: Place | None = None
 
 
 class BatchSampler(ABC):
@@ -49,7 +73,14 @@ class BatchSampler(ABC):
 
     def keys(self, epoch: int, steps: range) -> Iterator[list[SampleKey]]:
         rows, of = self._rows_of(epoch), self._key_epoch(epoch)
-        return (list(zip(repeat(of), rows(step))) for step in steps)
+        for step in steps:
+            keys = Keys(zip(repeat(of), rows(step)))
+            keys.place = Place((of, step), self._first(step), self.global_batch_sizes[step])
+            yield keys
+
+    def _first(self, step: int) -> int:
+        """The place of this rank's first sample in the global batch."""
+        return 0
 
     def _key_epoch(self, epoch: int) -> int:
         return epoch
@@ -127,6 +158,9 @@ class DistributedBatchSampler(BatchSampler):
 
         return rows
 
+    def _first(self, step: int) -> int:
+        return self._rank * self.batch_sizes[step]
+
 
 class StreamBatchSampler(BatchSampler):
     """For training on a stream: the places of an epoch in their order; all batches are full."""
@@ -201,6 +235,10 @@ class OrderedBatchSampler(StretchBatchSampler):
             [range(cuts[part], cuts[part + 1]) for part in mine],
             [end - start for start, end in pairwise(starts)],
         )
+        self._starts = starts
+
+    def _first(self, step: int) -> int:
+        return self._stretches[step].start - self._starts[step]
 
 
 class ShuffledBatchSampler(OrderedBatchSampler):

@@ -25,6 +25,7 @@ from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.transform import Sample
+from sslengine.data.batch.samplers import Place
 from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import (
     SampleKey,
@@ -54,11 +55,13 @@ UNREADABLE = "unreadable"
 
 
 class Samples(list[Sample]):
-    """The samples of a batch, and what its collator's draws depend on: seed and first key."""
+    """The samples of a batch, and what its collator's draws depend on: seed, first key, place."""
 
-    def __init__(self, samples: Iterable[Sample], seed: int, key: SampleKey) -> None:
+    def __init__(self, samples: Iterable[Sample], seed: int, keys: Sequence[SampleKey]) -> None:
         super().__init__(samples)
-        self.seed, self.key = seed, key
+        self.seed, self.key = seed, keys[0]
+        place: Place | None = getattr(keys, "place", None)
+        self.place = place and place._replace(stream=(seed, *place.stream))
         self.unreadable: list[int] = []  # samples that could not be read
 
 
@@ -153,7 +156,7 @@ class SSLDataset(Dataset[Sample]):
             if self.stream:
                 self.stream.fetch(self._seed, keys[0][0], [index for _, index in keys])
             made = [self._sample(key) for key in keys]
-            samples = Samples([each for each in made if each is not None], self._seed, keys[0])
+            samples = Samples([each for each in made if each is not None], self._seed, keys)
             if not samples:
                 samples.append(self._nothing(keys[0]))
         samples.unreadable, self._unreadable = self._unreadable, []

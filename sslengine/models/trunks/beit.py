@@ -69,7 +69,7 @@ class Beit(PatchTrunk, TimmBeit):  # type: ignore[misc] # Trunk's forward
                 f"{self.section}.IMAGE_SIZE: it is {self.patch_embed.img_size[0]}, but "
                 f"images are {x.shape[-2]} x {x.shape[-1]}; resize or crop them in DATA."
             )
-        return super().features(x, wanted)
+        return super().features(x, wanted, **extra)
 
 
 def _class_tokens(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:

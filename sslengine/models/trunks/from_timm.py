@@ -1,6 +1,7 @@
 """`TRUNK.NAME: timm`: any network of timm, by timm's name.
 
 <timm's names>  the modules of `feature_info` (layer1, stages.0, blocks.11), as maps N x C x H x W
+lastPATCH, ...  tokens of a vision transformer, see tokens.py
 flatten         timm's output with num_classes=0, pooled: the final feature
 
 The output of any other submodule can be requested too, see library.py.
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TimmOptions
+from sslengine.models.trunks.tokens import PATCHES_AT, is_token_network, token_features
 from sslengine.registry import register_trunk
 
 WHERE = "config.MODEL.TRUNK.TIMM"
@@ -58,7 +60,9 @@ def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
     network = _make(options, in_chans)
     levels = _levels(network)
     table = {name: Feature((name,)) for name in levels if name != FINAL}
-    trunk = adopt(network, TimmTrunk, {**table, FINAL: Feature(("",))})
+    tokens = token_features(network, Feature) if is_token_network(network) else {}
+    trunk = adopt(network, TimmTrunk, {**table, **tokens, FINAL: Feature(("",))})
+    trunk.extra_inputs = (PATCHES_AT,) if tokens else ()
     # Without forward_intermediates, the outputs of submodules are recorded.
     trunk._levels = levels if hasattr(network, "forward_intermediates") else {}
     trunk.block_names = _blocks(network)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -51,6 +52,8 @@ class LibraryTrunk(Trunk):
     # The submodules that record their outputs.
     _recorded: set[str]
     _can_stop = False
+    # The extra inputs of the current forward pass.
+    extra: Mapping[str, Tensor] = MappingProxyType({})
     # Activation checkpointing: which blocks follow each other, into how many parts they are split,
     # and these parts.
     _rows: Rows | None = None
@@ -94,11 +97,15 @@ class LibraryTrunk(Trunk):
         sources = dict.fromkeys(each for one in features.values() for each in one.sources)
         own = all(name in self.table for name in wanted)
         can_stop = own and "" not in sources and not is_sharded(self)
-        given = self._recorded_outputs(x, sources, can_stop)
-        return {
-            name: feature.read(self, [given[each] for each in feature.sources], x)
-            for name, feature in features.items()
-        }
+        self.extra = extra
+        try:
+            given = self._recorded_outputs(x, sources, can_stop)
+            return {
+                name: feature.read(self, [given[each] for each in feature.sources], x)
+                for name, feature in features.items()
+            }
+        finally:
+            self.extra = {}
 
     def _recorded_outputs(
         self, x: Tensor, sources: Collection[str], can_stop: bool

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.options import VisionTransformerOptions
@@ -19,7 +19,7 @@ class PatchTrunk(LibraryTrunk):
 
     def features(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         self.grid(x)
-        return super().features(x, wanted)
+        return super().features(x, wanted, **extra)
 
     def grid(self, x: Tensor) -> tuple[int, int]:
         return patch_grid(x, self.patch_size, self.section.rpartition(".")[2])
@@ -58,7 +58,8 @@ def block_arguments(
 
 def mlp_ratio(options: VisionTransformerOptions) -> float:
     """Return timm's mlp_ratio. timm truncates width * ratio; + 0.5 prevents a rounding error."""
-    return (options.MLP_DIM + 0.5) / options.HIDDEN_DIM
+    width = 2 * options.MLP_DIM if options.SWIGLU else options.MLP_DIM  # timm counts both halves
+    return (width + 0.5) / options.HIDDEN_DIM
 
 
 def patch_grid(x: Tensor, patch_size: int, section: str) -> tuple[int, int]:
@@ -107,3 +108,28 @@ def sine_positions(
     down = torch.arange(rows, **make).outer(frequencies)
     across, down = across.repeat(rows, 1), down.repeat_interleave(columns, dim=0)
     return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1).float()
+
+
+def fix_positions(trunk: Any, side: int) -> None:
+    """Replace the learned position embeddings of side * side patches by sines and cosines."""
+    positions = trunk.pos_embed
+    with torch.no_grad():
+        positions.zero_()  # the class token has no position
+        positions[0, -side * side :] = sine_positions(side, side, trunk.embed_dim)
+    positions.requires_grad_(False)
+
+
+class SinePositions(nn.Module):
+    """Sine-cosine position embeddings of one grid of patches, made once; others when needed."""
+
+    def __init__(self, grid: tuple[int, int], width: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.table: Tensor
+        self.register_buffer("table", sine_positions(*grid, width), persistent=False)
+
+    def forward(self, grid: tuple[int, int]) -> Tensor:
+        if grid == self.grid:
+            return self.table
+        made = sine_positions(*grid, self.table.shape[-1], device=self.table.device)
+        return made.to(self.table.dtype)

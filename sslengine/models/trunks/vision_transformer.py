@@ -8,19 +8,24 @@ last blocks.
     lastPOOL, concatPOOL{n}                 the mean of the patches
     stridePOOL_{n}_{s}, stridePOOL_{n}      n such means, every s-th block from the last one back
     lastMAP                                 the patches as a map, N x D x H x W
+    lastPATCH, lastREG                      patches and registers, see tokens.py
 
 The final feature is lastCLS; without a class token, lastPOOL.
 
-`shown`, N x K indices of patches: all other patches are removed, as in masked autoencoders.
+Extra inputs: `mask` and `patches_at` of tokens.py, and `shown`, N x K indices of patches: all other
+patches are removed, as in masked autoencoders.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from timm.layers.drop import DropPath
+from timm.layers.mlp import SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import Tensor, nn
 
@@ -29,19 +34,20 @@ from sslengine.models.trunks.library import Feature
 from sslengine.models.trunks.patches import (
     PatchTrunk,
     block_arguments,
+    fix_positions,
     image_arguments,
     mlp_ratio,
     set_attention_scale,
 )
+from sslengine.models.trunks.tokens import PATCHES_AT, tokens_of
 from sslengine.registry import register_trunk
 
 
 @register_trunk("vision_transformer", "vision_transformer_fsdp", options=VisionTransformerOptions)
 class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc] # Trunk's forward
     section = "config.MODEL.TRUNK.VISION_TRANSFORMERS"
-    extra_inputs = ("shown",)
+    extra_inputs = ("shown", PATCHES_AT)
     block_names = r"blocks\.\d+"
-    _shown: Tensor | None = None
 
     def __init__(self, options: VisionTransformerOptions, in_chans: int = 3) -> None:
         super().__init__(
@@ -51,29 +57,30 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
             fc_norm=False,  # the final norm is applied to all tokens, before pooling
             mlp_ratio=mlp_ratio(options),
             dynamic_img_size=True,
+            reg_tokens=options.REGISTER_TOKENS,
+            no_embed_class=options.REGISTER_TOKENS > 0,  # registers have no position
+            init_values=options.LAYER_SCALE or None,
             **image_arguments(options),
             **block_arguments(options),
+            **_mlp_arguments(options),
         )
         self.patch_size = options.PATCH_SIZE
-        self.set_features(dict(_table(options.NUM_LAYERS, options.USE_CLASS_TOKEN)))
+        self.set_features(dict(_table(options)))
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
+        if options.SINE_POSITIONS:
+            fix_positions(self, options.IMAGE_SIZE // options.PATCH_SIZE)
         if options.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), options.QK_SCALE)
+        if options.DROP_PATH_UNIFORM and options.DROP_PATH_RATE:
+            for block in self.blocks:
+                block.drop_path1 = DropPath(options.DROP_PATH_RATE)
+                block.drop_path2 = DropPath(options.DROP_PATH_RATE)
         if options.CHECKPOINT_BLOCK:
             self.checkpoint_activations(options.NUM_LAYERS)
 
-    def features(
-        self, x: Tensor, wanted: Collection[str], shown: Tensor | None = None, **extra: Tensor
-    ) -> dict[str, Tensor]:
-        self._shown = shown
-        try:
-            return super().features(x, wanted)
-        finally:
-            self._shown = None
-
     def final_feature(self, x: Tensor) -> Tensor:
-        tokens: Tensor = self.norm(self.blocks(self._embed(x, self._shown)))
+        tokens: Tensor = self.norm(self.blocks(self._embed(x, self.extra.get("shown"))))
         return tokens
 
     def _embed(self, x: Tensor, shown: Tensor | None) -> Tensor:
@@ -85,22 +92,24 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
         return torch.cat([tokens[:, : self.num_prefix_tokens], kept], dim=1)
 
 
+def _mlp_arguments(options: VisionTransformerOptions) -> dict[str, Any]:
+    return {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU} if options.SWIGLU else {}
+
+
 def _read(trunk: VisionTransformer, outputs: Sequence[Tensor], x: Tensor, *, kind: str) -> Tensor:
     found = [_of(trunk, trunk.norm(tokens), x, kind) for tokens in outputs]
     return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
 def _of(trunk: VisionTransformer, tokens: Tensor, x: Tensor, kind: str) -> Tensor:
-    if kind == "CLS":
-        return tokens[:, 0]
-    if kind == "BLK":
-        return tokens
-    patches = tokens[:, trunk.num_prefix_tokens :]
-    return patches.mean(1) if kind == "POOL" else trunk.as_map(patches, x)
+    if kind == "MAP":
+        return trunk.as_map(tokens[:, trunk.num_prefix_tokens :], x)
+    return tokens_of(trunk, tokens, kind)
 
 
-def _table(depth: int, class_token: bool) -> Iterator[tuple[str, Feature]]:
+def _table(options: VisionTransformerOptions) -> Iterator[tuple[str, Feature]]:
     """Yield every feature; the final one is last."""
+    depth, class_token = options.NUM_LAYERS, options.USE_CLASS_TOKEN
 
     def read(kind: str, blocks: Sequence[int]) -> Feature:
         return Feature(tuple(f"blocks.{block}" for block in blocks), partial(_read, kind=kind))
@@ -118,5 +127,6 @@ def _table(depth: int, class_token: bool) -> Iterator[tuple[str, Feature]]:
                 yield f"stridePOOL_{count}_{stride}", read("POOL", strided)
                 if stride == math.ceil(depth / count):
                     yield f"stridePOOL_{count}", read("POOL", strided)
-    for kind in ("MAP", "BLK", "POOL", "CLS") if class_token else ("MAP", "BLK", "POOL"):
+    registers = ["REG"] if options.REGISTER_TOKENS else []
+    for kind in (*registers, "PATCH", "MAP", "BLK", "POOL", *(["CLS"] if class_token else [])):
         yield f"last{kind}", read(kind, blocks[-1:])

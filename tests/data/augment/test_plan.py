@@ -17,8 +17,8 @@ from sslengine.data.augment.explain import DRAWN, explain
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.transform import Sample
+from sslengine.data.batch.block_masks import ibot_multicrop_masking_collator
 from sslengine.data.batch.collators import (
-    ibot_multicrop_masking_collator,
     image_keys,
     moco_collator,
     multicrop_collator,

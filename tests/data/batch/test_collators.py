@@ -7,7 +7,6 @@ from PIL import Image
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import (
     default_collate,
-    ibot_multicrop_masking_collator,
     identity_collator,
     moco_collator,
     multicrop_collator,
@@ -151,43 +150,6 @@ def test_what_cannot_be_collated_is_told() -> None:
         patch_and_image_collator(batch(1))
 
 
-def masked(index: int) -> dict[str, list[object]]:
-    """Two large views and two small ones; what an image holds tells which it is."""
-    sides = (8, 8, 4, 4)
-    views = [torch.full((3, side, side), 10.0 * index + n) for n, side in enumerate(sides)]
-    masks = [torch.full((side // 2, side // 2), bool((index + n) % 2)) for n, side in enumerate(sides)]  # fmt: skip
-    follow = {"data_idx": [index] * 4, "data_valid": [1] * 4, "label": [index] * 4}
-    return {"data": [*views], "mask": [*masks], **follow}
-
-
-def test_ibot_global_and_local_views_apart_and_masks_with_the_global_ones() -> None:
-    batch = ibot_multicrop_masking_collator([masked(0), masked(1), masked(2)])
-    assert batch["global_views"][0][:, 0, 0, 0].tolist() == [0, 10, 20, 1, 11, 21]
-    assert batch["global_views"][0].shape == (6, 3, 8, 8)
-    assert batch["local_views"][0][:, 0, 0, 0].tolist() == [2, 12, 22, 3, 13, 23]
-    assert batch["local_views"][0].shape == (6, 3, 4, 4)
-    assert batch["mask"][0].shape == (6, 4, 4)
-    assert batch["mask"][0][:, 0, 0].tolist() == [False, True, False, True, False, True]
-    assert batch["data_idx"][0].tolist() == [0, 1, 2] * 4
-    assert batch.keys() == {
-        "global_views", "local_views", "mask", "data_idx", "data_valid", "label",
-    }  # fmt: skip
-
-
-def test_ibot_without_local_views() -> None:
-    samples = [{key: values[:2] for key, values in masked(index).items()} for index in range(2)]
-    batch = ibot_multicrop_masking_collator(samples)
-    assert "local_views" not in batch
-    assert len(batch["global_views"][0]) == len(batch["mask"][0]) == 4
-
-
-def test_ibot_without_masks() -> None:
-    (sample,) = [masked(0)]
-    del sample["mask"]
-    with pytest.raises(DataError, match="put MaskedImageModeling among the TRANSFORMS"):
-        ibot_multicrop_masking_collator([sample])
-
-
 def test_identity_gives_the_samples() -> None:
-    samples = [masked(0), masked(1)]
+    samples = batch(2)
     assert identity_collator(samples) == samples

@@ -54,12 +54,9 @@ class MaskedImageModeling(MakesKeys):
                     f"pred_ratio_mean, pred_ratio_var: expected shares between 0 and 1, got "
                     f"{mean} - {variation} to {mean} + {variation}."
                 )
-        low, high = log_aspect_ratio
-        if patch_size < 1 or not 0 < low <= high:
-            raise ValueError(
-                f"expected a patch_size of 1 or more and two aspect ratios in order, got "
-                f"{patch_size} and {log_aspect_ratio}."
-            )
+        if patch_size < 1:
+            raise ValueError(f"patch_size: expected 1 or more, got {patch_size}.")
+        low, high = ratios_in_order("log_aspect_ratio", log_aspect_ratio)
         self.ratios = list(zip(pred_ratio_mean, pred_ratio_var))
         self.patch_size = patch_size
         self.aspects = (low, high)
@@ -80,27 +77,46 @@ class MaskedImageModeling(MakesKeys):
         return {"data": nothing, "mask": torch.from_numpy(mask)}
 
 
+def ratios_in_order(key: str, ratios: Sequence[float]) -> tuple[float, float]:
+    if len(ratios) != 2 or not 0 < ratios[0] <= ratios[1]:
+        raise ValueError(f"{key}: expected two ratios above 0 in order, got {list(ratios)}.")
+    return ratios[0], ratios[1]
+
+
 def block_mask(
-    rows: int, columns: int, wanted: float, aspects: tuple[float, float]
+    rows: int,
+    columns: int,
+    wanted: float,
+    aspects: tuple[float, float],
+    least: float | None = None,
+    most: float = math.inf,
+    draw: Any = random,
 ) -> NDArray[np.bool_]:
-    """Blocks that hide so many patches, or somewhat fewer."""
+    """Blocks that hide so many patches, or somewhat fewer.
+
+    least, most: patches of a block; by default the least is that of a third of the shorter side.
+    draw: a random.Random; by default Python's global stream.
+    """
     mask = np.zeros((rows, columns), dtype=bool)
-    while (room := wanted - mask.sum()) > 0 and _add_block(mask, room, aspects):
-        pass
+    least = (min(rows, columns) // 3) ** 2 if least is None else least
+    while (room := min(wanted - mask.sum(), most)) > 0:
+        if not _add_block(mask, room, aspects, least, draw):
+            break
     return mask
 
 
-def _add_block(mask: NDArray[np.bool_], room: float, aspects: tuple[float, float]) -> bool:
+def _add_block(
+    mask: NDArray[np.bool_], room: float, aspects: tuple[float, float], least: float, draw: Any
+) -> bool:
     """Hide a block of at most so many more patches; False if none is found."""
     rows, columns = mask.shape
-    least = (min(rows, columns) // 3) ** 2
     for _ in range(ATTEMPTS):
-        area = random.uniform(least, room)
-        aspect = math.exp(random.uniform(*map(math.log, aspects)))
+        area = draw.uniform(least, room)
+        aspect = math.exp(draw.uniform(*map(math.log, aspects)))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if height >= rows or width >= columns:
             continue
-        top, left = random.randint(0, rows - height), random.randint(0, columns - width)
+        top, left = draw.randint(0, rows - height), draw.randint(0, columns - width)
         block = mask[top : top + height, left : left + width]
         if 0 < block.size - block.sum() <= room:
             block[:] = True

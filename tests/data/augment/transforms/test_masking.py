@@ -58,7 +58,7 @@ def test_blocks_have_the_sides_that_were_drawn(monkeypatch: pytest.MonkeyPatch) 
     ratios, areas = [], []
     for _ in range(500):
         mask = np.zeros((60, 60), dtype=bool)
-        assert masking._add_block(mask, 900, ASPECTS)
+        assert masking._add_block(mask, 900, ASPECTS, 400, random)
         rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
         height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
         assert mask.sum() == height * width  # a full rectangle
@@ -100,8 +100,8 @@ def test_each_image_of_a_sample_has_its_mask() -> None:
         ({"pred_ratio_mean": [0.1, 0.2]}, "as many of each, got 2 and 1"),
         ({"pred_ratio_mean": [0.3], "pred_ratio_var": [0.4]}, "shares between 0 and 1, got 0.3 - 0.4"),
         ({"pred_ratio_mean": [0.8], "pred_ratio_var": [0.4]}, "got 0.8 - 0.4 to 0.8"),
-        ({"patch_size": 0}, "a patch_size of 1 or more"),
-        ({"log_aspect_ratio": [2.0, 1.0]}, "two aspect ratios in order"),
+        ({"patch_size": 0}, "patch_size: expected 1 or more"),
+        ({"log_aspect_ratio": [2.0, 1.0]}, "two ratios above 0 in order"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(keys: dict[str, Any], message: str) -> None:

@@ -1,0 +1,1 @@
+"""VISSL's benchmarks as engines: each has the name of VISSL's tool, and reads VISSL's keys."""

@@ -1,0 +1,107 @@
+"""Tokens of vision transformers: features by name, and a mask token for hidden patches.
+
+    lastCLS     the class token, N x D
+    lastREG     the register tokens (or a distillation token), N x R x D
+    lastPATCH   the patches, N x L x D; with the extra input `patches_at` M x D
+    lastBLK     all tokens: class token, registers, patches
+    lastPOOL    the mean of the patches
+
+All are taken after the network's final norm. Extra inputs of the forward pass:
+
+    mask        N x L or N x rows x columns, bool: a learned token replaces these patches, before
+                positions are added. The trunk has the token if a route passes the input
+                (`additional_keys: [mask]`), or after `add_mask_token(trunk)`.
+    patches_at  M numbers, image * L + patch: lastPATCH has these patches only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sslengine.models.trunks.library import Feature, LibraryTrunk
+
+MASK, PATCHES_AT = "mask", "patches_at"
+
+
+def add_mask_token(trunk: Any) -> None:
+    """Give the trunk the parameter `mask_token`, 1 x D, and the extra input `mask`."""
+    from timm.layers.hybrid_embed import HybridEmbed  # the import takes a second
+    from timm.layers.patch_embed import PatchEmbed
+
+    embed = getattr(trunk, "patch_embed", None)
+    if not isinstance(embed, (PatchEmbed, HybridEmbed)):
+        raise ConfigError(
+            f"config.MODEL.TRUNK.NAME: {type(trunk).__name__} cannot take a mask: it does not "
+            f"embed patches; vision_transformer, swin_transformer and timm's ViTs do."
+        )
+    trunk.mask_token = nn.Parameter(torch.zeros(1, embed.proj.weight.shape[0]))
+    trunk.extra_inputs = (*trunk.extra_inputs, MASK)
+    embed.register_forward_hook(_Hide(trunk))
+
+
+class _Hide:
+    """A forward hook on the patch embedding; an object, so that a deep copy of the trunk has it."""
+
+    def __init__(self, trunk: LibraryTrunk) -> None:
+        self.trunk = trunk
+
+    def __call__(self, module: nn.Module, inputs: Any, patches: Tensor) -> Tensor | None:
+        """patches: N x L x D, or N x rows x columns x D."""
+        mask = self.trunk.extra.get(MASK)
+        if mask is None:
+            return None
+        token: Any = self.trunk.mask_token
+        images, count = len(patches), patches[0, ..., 0].numel()
+        if len(mask) != images or mask.numel() != images * count:
+            raise ConfigError(
+                f"{self.trunk.section}: a mask of shape {tuple(mask.shape)} for {images} images of "
+                f"{count} patches; the patch size of the masks and of the trunk must be equal."
+            )
+        hidden = mask.view(*patches.shape[:-1], 1)
+        return torch.where(hidden, token.to(patches.dtype), patches)
+
+
+def is_token_network(network: Any) -> bool:
+    """Whether timm's network is a row of blocks on class token, registers and patches."""
+    return all(hasattr(network, name) for name in ("num_prefix_tokens", "patch_embed", "blocks"))
+
+
+def token_features(network: Any, make: type[Feature]) -> dict[str, Feature]:
+    """The features of one of timm's vision transformers, read after its final norm."""
+    classes = int(getattr(network, "cls_token", None) is not None)
+    kinds = ["CLS"] * classes + ["REG"] * (network.num_prefix_tokens > classes)
+    return {
+        f"last{kind}": make(("norm",), partial(_read, kind=kind))
+        for kind in (*kinds, "PATCH", "BLK", "POOL")
+    }
+
+
+def _read(trunk: Any, outputs: Sequence[Tensor], x: Tensor, *, kind: str) -> Tensor:
+    (tokens,) = outputs
+    if isinstance(trunk.norm, nn.Identity):  # a network that pools has its norm after that
+        tokens = getattr(trunk, "fc_norm", trunk.norm)(tokens)
+    return tokens_of(trunk, tokens, kind)
+
+
+def tokens_of(trunk: Any, tokens: Tensor, kind: str) -> Tensor:
+    """Some of the normalised tokens, N x T x D."""
+    if kind == "CLS":
+        return tokens[:, 0]
+    if kind == "BLK":
+        return tokens
+    if kind == "REG":
+        first = int(getattr(trunk, "cls_token", None) is not None)
+        return tokens[:, first : trunk.num_prefix_tokens]
+    patches = tokens[:, trunk.num_prefix_tokens :]
+    if kind == "POOL":
+        return patches.mean(1)
+    at = trunk.extra.get(PATCHES_AT)
+    return patches if at is None else patches.flatten(0, 1).index_select(0, at)
