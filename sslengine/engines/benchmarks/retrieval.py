@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.data.decode.decoding import FORMATS
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
@@ -202,7 +203,7 @@ def _cropped(run: Run, images: Images, side: int) -> list[Path]:
     if is_primary():
         folder.mkdir(exist_ok=True)
         for path, source, box in zip(paths, images.queries, images.boxes, strict=True):
-            with Image.open(source) as file:
+            with Image.open(source, formats=FORMATS) as file:
                 image = file.convert("RGB")
             factor = 1.0 if side == -1 else side / max(image.size)
             width, height = (max(1, round(each * factor)) for each in image.size)
