@@ -29,6 +29,7 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
+from sslengine.engines.finetuned import as_protocols, finetuned
 from sslengine.engines.features import Features, layers_of, pixels, trained_weights
 from sslengine.engines.label_free import label_free, show_label_free
 from sslengine.engines.protocols import run_protocols, show_protocols
@@ -112,6 +113,7 @@ def evaluate(run: Run) -> None:
         show_protocols(
             run.console, {f"{each.features}, {each.layer}": each.protocols for each in scores}
         )
+        show_protocols(run.console, as_protocols(finetuned(run.run_dir)))
         for note in judge.notes:
             run.console.print(f"  note        {note}")
         _show_training(run.console, weights, loaded)
@@ -276,6 +278,7 @@ class _Report:
             "classes": self.judge.class_names,
             "notes": self.judge.notes,
             "scores": [vars(score) for score in scores],
+            "finetuned": finetuned(self.path.parent),
         }
         write_whole(self.path, (json.dumps(content, indent=2) + "\n").encode())
 
