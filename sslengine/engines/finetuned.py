@@ -1,4 +1,4 @@
-"""The results of fine-tuning: a file in each folder of `finetune`, all of them in evaluation.json."""
+"""The results of fine-tuning: a file in each folder of `finetune`, all in evaluation.json."""
 
 from __future__ import annotations
 

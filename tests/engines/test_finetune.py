@@ -15,6 +15,8 @@ from sslengine.checkpoint import files
 from sslengine.config.resolve import resolve
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.finetune import finetune
+from sslengine.engines.finetuned import as_protocols
+from sslengine.engines.protocols import show_protocols
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.widths import settle_widths
@@ -167,6 +169,21 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     finetune(again)
     assert "this run is complete" in screen(again)
     assert _rows(tmp_path / "cut")["trained"] == cut_rows
+
+
+def test_a_recipe_of_another_name_is_another_row() -> None:
+    rows = [
+        {"protocol": name, "features": start, "metrics": {"top_1": value}}
+        for name, start, value in (("a", "trained", 90.0), ("a", "untrained", 70.0),
+                                   ("b", "trained", 50.0), ("b", "trained", 60.0))
+    ]  # fmt: skip
+    run = make_run(Path("nowhere"))
+    show_protocols(run.console, as_protocols(rows))
+    lines = [line.split() for line in screen(run).splitlines()]
+    assert lines[1:] == [
+        ["a", "top_1", "90.0", "%", "70.0", "%"],
+        ["b", "top_1", "60.0", "%", "-"],  # the newest
+    ]
 
 
 def test_what_it_needs(tmp_path: Path) -> None:

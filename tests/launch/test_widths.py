@@ -44,8 +44,8 @@ def test_the_number_of_classes(make: Any, count: int, tmp_path: Path) -> None:
     source = {f"DATA__TRAIN__{key}": value for key, value in make(tmp_path).items()}
     source["DATA__TRAIN__DATA_LIMIT"] = -1
     run = settle_widths(resolved(**source, **HEADS, **CUTMIX))
-    assert run.config.MODEL.HEAD.PARAMS == [["mlp", {"dims": [32, 4, count]}]]
-    assert run.config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS == {"num_classes": count}
+    assert [["mlp", {"dims": [32, 4, count]}]] == run.config.MODEL.HEAD.PARAMS
+    assert {"num_classes": count} == run.config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS
     assert "the classes of DATA.TRAIN" in run.origins[
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.num_classes"
     ]  # fmt: skip
