@@ -31,7 +31,7 @@ class RetrievalOptions:
     DEBUG_MODE: bool = False
     # For copydays, search database_and_distractors instead of database.
     USE_DISTRACTORS: bool = False
-    # The larger side of images; -1: as they are. With CENTER_CROP the side of the crop.
+    # The larger side of images; -1: unchanged. With CENTER_CROP the side of the crop.
     RESIZE_IMG: int = 1024
     # Crop the centre; always for instre.
     CENTER_CROP: bool = False
