@@ -34,7 +34,7 @@ from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import trained_weights
 from sslengine.engines.run import Run
 from sslengine.engines.sweep_options import HELD_OUT, LINEAR, SweepOptions
-from sslengine.engines.train import results_of
+from sslengine.engines.train import train_task
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
@@ -75,7 +75,7 @@ def sweep(run: Run) -> None:
     folder = run.run_dir / "sweep"
     held = options.SELECT_ON == HELD_OUT
     trained = _sub_run(run, folder, {**values, **(_held_out(run, options) if held else {})})
-    chosen_on = _scores(results_of(trained), several)
+    chosen_on = _scores(train_task(trained)[0].results, several)
     tested = chosen_on
     if held:
         weights = folder / "checkpoints" / "checkpoint.torch"

@@ -40,24 +40,17 @@ log = logging.getLogger("sslengine")
 @register_engine("train")
 def train(run: Run) -> bool:
     """Returns whether it has trained: not where the run was complete, or only tests."""
-    task = _task(run)
-    with owned(run.run_dir):
-        return _train(task, run)
+    return train_task(run)[1]
 
 
-def results_of(run: Run) -> dict[str, Any]:
-    """Train, or take what a complete run has found: the results by split, as in metrics.jsonl."""
-    task = _task(run)
-    with owned(run.run_dir):
-        _train(task, run)
-    return dict(task.results)
-
-
-def _task(run: Run) -> Any:
-    name = read(run.config, TrainerOptions).TASK_NAME
-    task = TASKS.get(name)(run.config, run.run_dir, run.device)
+def train_task(run: Run) -> tuple[Any, bool]:
+    """The task at its end, and whether it has trained."""
+    task = TASKS.get(read(run.config, TrainerOptions).TASK_NAME)(
+        run.config, run.run_dir, run.device
+    )
     task.prepare()
-    return task
+    with owned(run.run_dir):
+        return task, _train(task, run)
 
 
 def _train(task: Any, run: Run) -> bool:
