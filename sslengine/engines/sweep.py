@@ -79,9 +79,8 @@ def sweep(run: Run) -> None:
     tested = chosen_on
     if held:
         weights = folder / "checkpoints" / "checkpoint.torch"
-        tested = _scores(
-            results_of(_sub_run(run, folder / "test", values | _test(weights))), several
-        )
+        testing = _sub_run(run, folder / "test", values | _test(weights))
+        tested = _scores(train_task(testing)[0].results, several)
     if is_primary():
         _report(run, options, grid, chosen_on, tested)
 
