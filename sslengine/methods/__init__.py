@@ -10,6 +10,8 @@ LOSSES.declare("sslengine.methods.barlow_twins", "barlow_twins_loss")
 LOSSES.declare("sslengine.methods.vicreg", "vicreg_loss")
 LOSSES.declare("sslengine.methods.swav", "swav_loss")
 LOSSES.declare("sslengine.methods.dino", "dino_loss")
+LOSSES.declare("sslengine.methods.ibot", "ibot_loss")
+LOSSES.declare("sslengine.methods.dinov2", "dinov2_loss")
 LOSSES.declare("sslengine.methods.deepclusterv2", "deepclusterv2_loss")
 LOSSES.declare("sslengine.methods.memory_bank", "nce_loss_with_memory")
 LOSSES.declare(

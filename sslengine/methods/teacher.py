@@ -39,7 +39,7 @@ class Teacher(nn.Module):
     def __init__(
         self,
         momentum: float = 0.996,
-        schedule: Literal["cosine", "constant"] = "cosine",
+        schedule: str = "cosine",
         statistics: Literal["batch", "model"] = "batch",
         dropout: bool = True,
     ) -> None:
