@@ -57,7 +57,7 @@ METHODS: dict[str, Of] = {
         f"{CROPS}=[16,12]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]", also=[EQUAL],
     ),
     "ibot_loss": Of(overrides=(*_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]",
-                               "config.DATA.TRAIN.TRANSFORMS.5.patch_size=4"), more={"also": [EQUAL]}),
+                               "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4"), more={"also": [EQUAL]}),
     # KoLeo looks for neighbours among all images, so that ranks find those of one process.
     "dinov2_loss": Of(
         overrides=(
