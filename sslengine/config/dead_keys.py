@@ -48,7 +48,7 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "MONITOR_PERF_STATS": DeadKey("set HOOKS.PERF_STATS.MONITOR_PERF_STATS."),
     **_same(
         (
-            "CLUSTERFIT", "RANKING", "LOW_SHOT_BENCHMARK", "IMG_RETRIEVAL", "GEO_LOCALIZATION",
+            "RANKING", "LOW_SHOT_BENCHMARK", "IMG_RETRIEVAL", "GEO_LOCALIZATION",
         ),
         _OTHER_TOOL,
     ),
@@ -147,6 +147,7 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "EXTRACT_FEATURES.MAP_FEATURES_TO_IMG_NAME": _off(
         "not available; the `inds` files map rows to images"
     ),
+    "CLUSTERFIT.CLUSTER_BACKEND": DeadKey("k-means is computed by torch.", ("faiss",)),
     "SVM.low_shot.dataset_name": DeadKey(
         "the labels say whether images show one class or several.", ("voc", "places")
     ),

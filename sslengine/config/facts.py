@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +19,9 @@ class RunFacts:
     # The modules of all heads in order, as (name, arguments).
     heads: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     collator: str = ""
+    collator_params: Mapping[str, Any] = field(default_factory=dict)
+    # The side of a patch in pixels, of the trunk vision_transformer; 0: another trunk.
+    patch_size: int = 0
     # The kind of target: standard, sample_index, zero; "" if unknown.
     label_type: str = ""
     # Whether batch norms share statistics over ranks.
@@ -52,6 +55,8 @@ def run_facts(config: DictConfig) -> RunFacts:
         views_per_image=views_per_image(OmegaConf.to_container(train.TRANSFORMS)),  # type: ignore[arg-type]
         heads=tuple(_modules(OmegaConf.to_container(config.MODEL.HEAD.PARAMS))),
         collator=train.COLLATE_FUNCTION,
+        collator_params=dict(train.COLLATE_FUNCTION_PARAMS),
+        patch_size=_patch_size(config.MODEL.TRUNK),
         label_type=train.LABEL_TYPE,
         test_phases=config.TEST_MODEL,
         seed=config.SEED_VALUE,
@@ -67,6 +72,11 @@ def _modules(entries: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         case [*inner]:
             for entry in inner:
                 yield from _modules(entry)
+
+
+def _patch_size(trunk: DictConfig) -> int:
+    transformer = str(trunk.NAME).startswith("vision_transformer")
+    return int(trunk.VISION_TRANSFORMERS.PATCH_SIZE) if transformer else 0
 
 
 def world_size(config: DictConfig) -> int:

@@ -134,11 +134,16 @@ def pixels(images: Tensor) -> dict[str, Tensor]:
 
 
 def _layer_names(model: Model, count: int) -> list[str]:
-    """The names of the trunk's features, or of the heads."""
+    """The names of the trunk's features, or of the heads.
+
+    A feature that is asked for again, with another pooling, is called res4_1, as in VISSL.
+    """
     route = model.routes[0]
     if route.heads:
         return ["heads"] if count == 1 else [f"heads{index}" for index in range(count)]
-    return list(route.features) or [model.trunk.feature_names[-1]]
+    names = list(route.features) or [model.trunk.feature_names[-1]]
+    again = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}_{before}" if before else name for name, before in zip(names, again)]
 
 
 def join(parts: Sequence[Features]) -> Features:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
@@ -54,6 +54,17 @@ class StoredSplit:
     stores: dict[str, Store]
     classes: list[Classes]
     unreadable: int
+    dataset: SSLDataset
+
+    def paths(self, indices: Tensor) -> list[str]:
+        """Of images of the first source."""
+        return paths_of(self.dataset, indices)
+
+
+def paths_of(dataset: SSLDataset, indices: Tensor) -> list[str]:
+    """Of images of the first source."""
+    rows, source = dataset.rows, dataset.sources[0]
+    return [source.path(int(rows[each])) for each in indices.tolist()]
 
 
 def of_weights(model: nn.Module, options: ModelOptions) -> dict[str, Any]:
@@ -102,7 +113,7 @@ def store_split(
             for name, found in _computed(needed, some, options, precision).items():
                 stores[name].write(shard, found.layers, found.targets, found.indices)
         barrier()
-        return StoredSplit(stores, feed.classes, len(feed.unreadable))
+        return StoredSplit(stores, feed.classes, len(feed.unreadable), feed.dataset)
     finally:
         feed.close()
 

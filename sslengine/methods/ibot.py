@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from sslengine.losses.swapped_prediction import swapped_prediction
 from sslengine.losses.views import described, expect_crops
 from sslengine.methods.base import Method, Step
 from sslengine.methods.dino import rising
-from sslengine.methods.teacher import Teacher
+from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.registry import register_loss
 
 COLLATORS = ("ibot_multicrop_masking_collator", "spread_masks_collator")
@@ -47,7 +47,7 @@ COLLATORS = ("ibot_multicrop_masking_collator", "spread_masks_collator")
 class IBOTOptions:
     # The teacher's momentum at the start.
     momentum: float = 0.996
-    # cosine: it rises to 1 during the run; constant.
+    # cosine, linear: how it rises to 1 during the run; constant: it does not.
     momentum_schedule: str = "cosine"
     # Of the student's scores.
     student_temp: float = 0.1
@@ -89,7 +89,7 @@ class IBOTOptions:
         )
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "momentum_schedule", "cosine", "constant")
+        yield from one_of(self, "momentum_schedule", *get_args(Schedule))
         temperatures = ("teacher_temp_min", "teacher_temp_max", "patch_temp_min", "patch_temp_max")
         for key in ("student_temp", *temperatures):
             if getattr(self, key) <= 0:
@@ -122,7 +122,8 @@ class IBOTLoss(Method):
     def __init__(self, options: IBOTOptions, run: RunFacts) -> None:
         super().__init__()
         self.options = options
-        self.teacher = Teacher(options.momentum, options.momentum_schedule, dropout=False)
+        schedule = cast(Schedule, options.momentum_schedule)
+        self.teacher = Teacher(options.momentum, schedule, dropout=False)
         self.class_center = Center(options.output_dim, options.ema_center)
         self.patch_center = Center(options.patch_output_dim, options.ema_center)
 

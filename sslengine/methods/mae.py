@@ -28,7 +28,13 @@ from sslengine.hooks.events import Hook
 from sslengine.hooks.pictures import SavePictures
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
-from sslengine.models.trunks.patches import join_patches, patch_grid, sine_positions, split_patches
+from sslengine.models.trunks.patches import (
+    SinePositions,
+    fix_positions,
+    join_patches,
+    patch_grid,
+    split_patches,
+)
 from sslengine.models.trunks.vision_transformer import VisionTransformer
 from sslengine.registry import register_model
 
@@ -77,7 +83,7 @@ class MaskedAutoencoder(nn.Module):
         for token in (self.trunk.cls_token, self.decoder.hidden_token):
             if token is not None:  # the trunk may have no class token
                 nn.init.normal_(token, std=0.02)
-        _fix_positions(self.trunk, model.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE)
+        fix_positions(self.trunk, side)
 
     def forward(self, data: Tensor, mode: str = "tensor", **_: Any) -> Any:
         """data: images. Labels in the batch are ignored."""
@@ -151,9 +157,7 @@ class Decoder(nn.Module):
         """grid: rows and columns of patches in an image of the configured size."""
         super().__init__()
         width = options.DECODER_DIM
-        self.grid = grid
-        self.positions: Tensor
-        self.register_buffer("positions", sine_positions(*grid, width), persistent=False)
+        self.positions = SinePositions(grid, width)
         self.first = trunk.num_prefix_tokens  # number of tokens before the patches
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
         self.embed = nn.Linear(trunk.embed_dim, width)
@@ -178,14 +182,8 @@ class Decoder(nn.Module):
         hidden = self.hidden_token.expand(len(shown), missing, -1)
         patches = torch.cat([shown, hidden], dim=1)
         patches = patches.gather(1, places.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
-        reconstructed = self.blocks(torch.cat([first, patches + self._positions(grid)], dim=1))
+        reconstructed = self.blocks(torch.cat([first, patches + self.positions(grid)], dim=1))
         return self.pixels(self.norm(reconstructed))[:, self.first :]  # type: ignore[no-any-return]
-
-    def _positions(self, grid: tuple[int, int]) -> Tensor:
-        if grid == self.grid:
-            return self.positions
-        width = self.positions.shape[-1]
-        return sine_positions(*grid, width, device=self.positions.device).to(self.positions.dtype)
 
 
 def _trunk(model: ModelOptions) -> VisionTransformer:
@@ -200,15 +198,6 @@ def _trunk(model: ModelOptions) -> VisionTransformer:
             f"{trunk.embed_dim}."
         )
     return trunk
-
-
-def _fix_positions(trunk: VisionTransformer, image_size: int) -> None:
-    side, positions = image_size // trunk.patch_size, trunk.pos_embed
-    assert positions is not None
-    with torch.no_grad():
-        positions.zero_()  # the class token has no position
-        positions[0, -side * side :] = sine_positions(side, side, trunk.embed_dim)
-    positions.requires_grad_(False)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -5,14 +5,15 @@
 
 The engine makes the copy when the model is built, and updates it after each optimizer step:
 
-    teacher = m * teacher + (1 - m) * model,    m from `momentum` to 1 along half a cosine
+    teacher = m * teacher + (1 - m) * model,    m from `momentum` to 1 along half a cosine,
+                                                           a line, or constant
 
 Its output has no gradient; form and precision are those of the method's argument `output`.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -30,6 +31,8 @@ from sslengine.losses.momentum import (
 )
 from sslengine.methods.step import Step
 
+Schedule = Literal["cosine", "linear", "constant"]
+
 
 class Teacher(nn.Module):
     # Attribute with the copy. VISSL's YAML refers to this name in checkpoints.
@@ -39,21 +42,21 @@ class Teacher(nn.Module):
     def __init__(
         self,
         momentum: float = 0.996,
-        schedule: str = "cosine",
+        schedule: Schedule = "cosine",
         statistics: Literal["batch", "model"] = "batch",
         dropout: bool = True,
     ) -> None:
         """
-        schedule: cosine: the momentum rises to 1; constant: it does not change.
+        schedule: cosine, linear: how the momentum rises to 1; constant: it does not change.
         statistics: in training, batch norms use the batch's statistics and their own running
             ones (batch), or the model's running statistics, copied after each update (model).
         dropout: in training, apply dropout and stochastic depth as the model does.
         """
         super().__init__()
-        for value, known in ((schedule, ("cosine", "constant")), (statistics, ("batch", "model"))):
+        for value, known in ((schedule, get_args(Schedule)), (statistics, ("batch", "model"))):
             if value not in known:
                 raise ConfigError(f"Teacher: expected {' or '.join(known)}, got {value!r}.")
-        self.momentum, self.rises = momentum, schedule == "cosine"
+        self.momentum, self.schedule = momentum, schedule
         self.own_statistics, self.dropout = statistics == "batch", dropout
         self._model: tuple[nn.Module, ...] = ()  # in a tuple, so that it is not a submodule
         self._pairs: Pairs | None = None
@@ -86,10 +89,14 @@ class Teacher(nn.Module):
 
     def after_update(self, step: Step) -> None:
         (model,) = self._model
-        momentum = rising_momentum(self.momentum, step.where) if self.rises else self.momentum
         if self._pairs is None:
             self._pairs = pairs_of(self.module, model)
-        follow(self._pairs, momentum)
+        follow(self._pairs, self._momentum_at(step.where))
         if not self.own_statistics:
             copy_buffers(self.module, model)
             rank_0_statistics(self.module)
+
+    def _momentum_at(self, where: float) -> float:
+        if self.schedule == "cosine":
+            return rising_momentum(self.momentum, where)
+        return self.momentum + (1.0 - self.momentum) * where * (self.schedule == "linear")

@@ -126,6 +126,8 @@ class VisionTransformerOptions:
     ATTENTION_DROPOUT_RATE: float = 0.0
     # false: there is no class token, and the final feature is the mean of the patches.
     USE_CLASS_TOKEN: bool = True
+    # Position embeddings are fixed sines and cosines, as in MAE and I-JEPA; false: learned.
+    SINE_POSITIONS: bool = False
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
     # All blocks have the rate of the last, as in DINOv2.
@@ -146,6 +148,8 @@ class VisionTransformerOptions:
 
     def check(self) -> Iterator[str]:
         yield from no_scale(self)
+        if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
+            yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."
         if self.REGISTER_TOKENS < 0:
             yield f"REGISTER_TOKENS: expected 0 or more, got {self.REGISTER_TOKENS}."
         if self.DROP_PATH_UNIFORM and not self.DROP_PATH_RATE:

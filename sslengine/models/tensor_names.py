@@ -134,7 +134,7 @@ NAMES = (
 )
 # What networks are found in.
 _AROUND = re.compile(
-    r"(?:(?:backbone|encoder|model|_model|network|vit|timm_model|resnet|ijepa|videomae"
+    r"(?:(?:backbone|encoder|model|_model|network|vit|timm_model|resnet|i?jepa|videomae"
     r"|dinov2|dinov2_with_registers|dinov3_vit)\.)+"
 )
 # Of files of networks: what is no part of a trunk, and what a trunk computes by itself.

@@ -59,6 +59,8 @@ COLLATORS_SMALL: dict[str, Of] = {
     "patch_and_image_collator": of(PIRL, TENSOR),
     "ibot_multicrop_masking_collator": of(
         *MULTICROP, {"name": "MaskedImageModeling", "patch_size": 4}),
+    "multi_block_collator": of(
+        {"name": "RandomResizedCrop", "size": 16}, TENSOR, patch_size=2, min_keep=4),
     "spread_masks_collator": of(*MULTICROP, patch_size=4),
     "identity_collator": of(TENSOR),
     "cutmixup_collator": of(*VIEWS, num_classes=4),

@@ -14,6 +14,15 @@ TINY = (
     "config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER=0.0625",
     "config.MODEL.TRUNK.RESNETS.STEM=small",
 )
+TINY_VIT = (
+    "config.DATA.TRAIN.TRANSFORMS.0.size=16",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE=16",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=4",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=1",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_HEADS=2",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=16",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=16",
+)
 SIDE = "config.DATA.TRAIN.TRANSFORMS.1.size=16"
 CROPS = "config.DATA.TRAIN.TRANSFORMS.0.size_crops"
 SAMPLE_INDEX = "config.DATA.TRAIN.LABEL_TYPE=sample_index"
@@ -90,17 +99,20 @@ METHODS: dict[str, Of] = {
     ),
     "cross_entropy_multiple_output_single_target": of(
         "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16", also=[EQUAL]),
+    "ijepa_loss": Of(overrides=(
+        "config=quickstart/ijepa", *TINY_VIT, "config.LOSS.ijepa_loss.predictor_dim=128",
+        # In narrow networks the gradients of such small initial weights are lost in rounding.
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=192",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=192",
+        "config.LOSS.ijepa_loss.predictor_layers=1", "config.LOSS.ijepa_loss.predictor_heads=2",
+        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:2,min_keep:4}",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=2",
+    ), more={"also": [EQUAL]}),
 }  # fmt: skip
 MODELS_SMALL: dict[str, Of] = {
     "mae": Of(overrides=(
-        "config=quickstart/mae", "config.DATA.TRAIN.TRANSFORMS.0.size=16", "config.MODEL.mae.DECODER_DIM=8",
+        "config=quickstart/mae", *TINY_VIT, "config.MODEL.mae.DECODER_DIM=8",
         "config.MODEL.mae.DECODER_LAYERS=1", "config.MODEL.mae.DECODER_HEADS=2",
-        "config.MODEL.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE=16",
-        "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=4",
-        "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=1",
-        "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_HEADS=2",
-        "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=16",
-        "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=16",
     ), more={"without": NOT_SHARDED}),
     "multi_input_output_model": Of(),
 }  # fmt: skip

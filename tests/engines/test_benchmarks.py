@@ -8,12 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sklearn.cluster import KMeans
 from sklearn.neighbors import KNeighborsClassifier
 
+from sslengine.engines.benchmarks.clusters import cluster_features_and_label
 from sslengine.engines.benchmarks.neighbours import nearest_neighbor_test
+from sslengine.engines.benchmarks.predictions import extract_label_predictions
+from sslengine.engines.benchmarks.prototypes import extract_cluster
 from sslengine.engines.benchmarks.svm import train_svm, train_svm_low_shot
 from sslengine.engines.extract_features import extract_features
+from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError
+from tests.data.pictures import write_picture
 from tests.engines.runs import make_run, screen
 from tests.engines.test_evaluate import FROZEN
 
@@ -39,6 +46,7 @@ def test_svm(tmp_path: Path) -> None:
     assert f"flatten: mAP {report['metrics']['mAP']:.2f}" in screen(run)
 
 
+@pytest.mark.slow
 def test_svm_is_trained_once(tmp_path: Path) -> None:
     """A part that a killed run left is read, one of other costs is not; force_retrain reads none."""
     train_svm(make_run(tmp_path, "train_svm", **FROZEN, SVM=SVM))
@@ -118,3 +126,112 @@ def test_wrong_folders_and_options(tmp_path: Path) -> None:
     run = make_run(tmp_path, "train_svm", **FROZEN, SVM={"cls_list": [0, 99]})
     with pytest.raises(DataError, match="config.SVM.cls_list: the classes are 0 to"):
         train_svm(run)
+
+
+FOLDERS = {"cat": 9, "dog": 9}
+
+
+def _of_files(root: Path, **changes: Any) -> dict[str, Any]:
+    """Files in a folder for each class, as TRAIN and as TEST."""
+    for number, name in enumerate(f"{c}/{i}.png" for c, n in FOLDERS.items() for i in range(n)):
+        write_picture(root / name, number, 16)
+    split = {
+        "DATA_SOURCES": ["disk_folder"], "LABEL_SOURCES": ["disk_folder"],
+        "DATA_PATHS": [str(root)], "BATCHSIZE_PER_REPLICA": 4, "TRANSFORMS": [{"name": "ToTensor"}],
+        "DATA_LIMIT": 16,
+    }  # fmt: skip
+    return {"DATA": {"NUM_DATALOADER_WORKERS": 0, "TRAIN": split, "TEST": split},
+            "LOSS": {"name": "CrossEntropyLoss"}, "TEST_MODEL": True, **changes}  # fmt: skip
+
+
+def test_label_predictions(tmp_path: Path) -> None:
+    changes = _of_files(
+        tmp_path / "images", MODEL__HEAD__PARAMS=[["mlp", {"dims": [32, 3]}]],
+        METERS={"name": "accuracy_list_meter", "accuracy_list_meter": {"topk_values": [1, 2]}},
+    )  # fmt: skip
+    run = make_run(tmp_path / "run", "extract_label_predictions", **changes)
+    extract_label_predictions(run)
+    kinds = ("predictions", "conf_scores", "targets", "inds", "images")
+    for split in ("train", "test"):
+        found, scores, targets, inds, images = (
+            np.load(tmp_path / "run" / f"rank0_{split}_heads_{kind}.npy") for kind in kinds
+        )
+        assert found.tolist() == (-scores).argsort(axis=1, kind="stable")[:, :2].tolist()
+        assert scores.sum(axis=1) == pytest.approx(1)
+        assert inds.tolist() == list(range(16))
+        assert [Path(each).parent.name for each in images] == [
+            ("cat", "dog")[each] for each in targets[:, 0]
+        ]
+    results = json.loads((tmp_path / "run" / "extract_label_predictions.json").read_text())
+    top1 = 100 * np.mean(found[:, 0] == targets[:, 0])
+    assert results["test"]["heads"] == {"top_1": pytest.approx(top1), "top_2": pytest.approx(
+        100 * np.mean((found == targets).any(axis=1)))}  # fmt: skip
+    several = {"METERS": {"names": ["accuracy_list_meter", "mean_ap_list_meter"]}}
+    with pytest.raises(ConfigError, match="expected accuracy_list_meter alone"):
+        extract_label_predictions(
+            make_run(tmp_path / "b", "extract_label_predictions", **{**changes, **several})
+        )
+
+
+@pytest.mark.slow
+def test_clusters_of_prototypes_are_a_dataset(tmp_path: Path) -> None:
+    head = ["swav_head", {"dims": [32, 8], "num_clusters": [5], "use_bn": False}]
+    changes = _of_files(tmp_path / "images", MODEL__HEAD__PARAMS=[head])
+    extract_cluster(make_run(tmp_path / "run", "extract_cluster", **changes))
+    scores = np.load(tmp_path / "run" / "rank0_chunk0_train_heads_protos.npy")
+    labels = np.load(tmp_path / "run" / "train_labels.npy")
+    assert scores.shape == (16, 5)
+    assert labels.tolist() == scores.argmax(axis=1).tolist()
+    held = torch.load(tmp_path / "run" / "cluster_assignments.torch", weights_only=True)
+    assert held["cluster_assignments"]["TRAIN"] == dict(enumerate(labels.tolist()))
+    _train_on(tmp_path / "run" / "train_images.npy", tmp_path / "run" / "train_labels.npy")
+    with pytest.raises(ConfigError, match="needs a head with prototypes"):
+        extract_cluster(make_run(tmp_path / "b", "extract_cluster", **_of_files(tmp_path)))
+
+
+def _train_on(images: Path, labels: Path) -> None:
+    """As VISSL's next stage does."""
+    split = {
+        "DATA_SOURCES": ["disk_filelist"], "LABEL_SOURCES": ["disk_filelist"],
+        "DATA_PATHS": [str(images)], "LABEL_PATHS": [str(labels)], "BATCHSIZE_PER_REPLICA": 4,
+        "TRANSFORMS": [{"name": "ToTensor"}],
+    }  # fmt: skip
+    run = make_run(
+        images.parent / "trained", DATA={"NUM_DATALOADER_WORKERS": 0, "TRAIN": split},
+        LOSS={"name": "cross_entropy_multiple_output_single_target"}, OPTIMIZER__num_epochs=1,
+    )  # fmt: skip
+    assert train(run)
+
+
+@pytest.mark.slow
+def test_clusterfit(tmp_path: Path) -> None:
+    """Clusters of computed features, and of features in files, are the same."""
+    options = {"NUM_CLUSTERS": 3, "FEATURES": {"EXTRACT": True, "DATASET_NAME": "mine"}}
+    changes = _of_files(tmp_path / "images", MODEL__HEAD__PARAMS=[])
+    run = make_run(tmp_path / "a", "cluster_features_and_label", **changes, CLUSTERFIT=options)
+    cluster_features_and_label(run)
+    prefix = "mine_train_flatten_N3_D32"
+    held = np.load(tmp_path / "a" / f"{prefix}.npz")
+    extract_features(make_run(tmp_path / "b", "extract_features", **changes))
+    features = np.load(tmp_path / "b" / "features" / "rank0_chunk0_train_flatten_features.npy")
+    unit = features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-5)
+    distances = ((unit[:, None] - held["centroids"]) ** 2).sum(axis=2)
+    assert held["hard_labels"].tolist() == distances.argmin(axis=1).tolist()
+    assert held["distances"] == pytest.approx(distances.min(axis=1), abs=1e-5)
+    peer = KMeans(3, init=held["centroids"], n_init=1).fit(unit)  # a fixed point of Lloyd's steps
+    assert peer.cluster_centers_ == pytest.approx(held["centroids"], abs=1e-5)
+    given = {"PATH": str(tmp_path / "b" / "features"), "DATASET_NAME": "mine"}
+    options = {"NUM_CLUSTERS": 3, "OUTPUT_DIR": str(tmp_path / "c"), "FEATURES": given}
+    run = make_run(tmp_path / "b", "cluster_features_and_label", **changes, CLUSTERFIT=options)
+    cluster_features_and_label(run)
+    again = np.load(tmp_path / "c" / f"{prefix}.npz")
+    assert again["hard_labels"].tolist() == held["hard_labels"].tolist()
+    _train_on(tmp_path / "c" / f"{prefix}_images.npy", tmp_path / "c" / f"{prefix}_labels.npy")
+    for wrong, match in (
+        ({"LAYER_NAME": "flaten"}, "Did you mean 'flatten'"),
+        ({"PATH": str(tmp_path)}, "config.CLUSTERFIT.FEATURES.EXTRACT=true"),
+    ):
+        options = {"NUM_CLUSTERS": 3, "FEATURES": {**given, **wrong}}
+        run = make_run(tmp_path / "b", "cluster_features_and_label", **changes, CLUSTERFIT=options)
+        with pytest.raises(ConfigError, match=match):
+            cluster_features_and_label(run)

@@ -285,6 +285,24 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                   "NUM_HEADS": 16, "MLP_DIM": 4096, "QKV_BIAS": True, "PATCH_SIZE": 16},
         "drop path": 0.0, "precision": "float16",
     },
+    # facebookresearch/ijepa 52c1ae9: configs/in1k_vith14_ep300.yaml, src/train.py, src/helper.py,
+    # src/masks/multiblock.py
+    "ijepa/ijepa_16gpu_vith14": {
+        "epochs": 300, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.001, 40, 300, start=0.0002, end=1e-6),
+        "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
+        "decays": weights,
+        "views": [[crop(224, 0.3, "bilinear")]], "normalize": IMAGENET,
+        "masks": {"patch_size": 14, "targets": 4, "target_scale": [0.15, 0.2],
+                  "target_aspect": [0.75, 1.5], "context_scale": [0.85, 1.0], "min_keep": 10,
+                  "places": "code"},
+        "model": {"HIDDEN_DIM": 1280, "NUM_LAYERS": 32, "NUM_HEADS": 16, "MLP_DIM": 5120,
+                  "QKV_BIAS": True, "PATCH_SIZE": 14, "USE_CLASS_TOKEN": False,
+                  "SINE_POSITIONS": True},
+        "head": [], "loss": {"predictor_dim": 384, "predictor_layers": 12, "predictor_heads": 16},
+        "teacher's momentum": [0.996 + 0.004 * p for p in POINTS],
+        "drop path": 0.0, "precision": "bfloat16",
+    },
     # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
     "npid/npid_8gpu_resnet50": {
         "epochs": 200, "batch": 256, "optimizer": SGD,
@@ -437,7 +455,8 @@ def _network(options: ModelOptions, model: nn.Module) -> dict[str, Any]:
         return {"model": {**vars(vit), **vars(options.mae)}, "drop path": vit.DROP_PATH_RATE}  # type: ignore[attr-defined]
     found: dict[str, Any] = {"head": [text for part in model.heads for text in _layers(part)]}
     if options.TRUNK.NAME == "vision_transformer":
-        return {**found, "drop path": options.TRUNK.VISION_TRANSFORMERS.DROP_PATH_RATE}
+        vit = options.TRUNK.VISION_TRANSFORMERS
+        return {**found, "model": vars(vit), "drop path": vit.DROP_PATH_RATE}
     sync = options.SYNC_BN_CONFIG
     ranks = {0: "all ranks"}.get(sync.GROUP_SIZE, f"{sync.GROUP_SIZE} ranks")
     views = "each view" if getattr(model, "views_apart", 0) else "views together"
@@ -551,6 +570,10 @@ def _of_loss(config: Any) -> dict[str, Any]:
     name = config.LOSS.name
     section = config.LOSS.get(name) if name else None
     found: dict[str, Any] = {"loss": section}
+    if name == "ijepa_loss":
+        base = section.momentum
+        found["teacher's momentum"] = [base + (1 - base) * p for p in POINTS]
+        found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
     if name == "byol_loss" or name == "dino_loss":
         found["teacher's momentum"] = [rising_momentum(section.momentum, p) for p in POINTS]
     if name == "dino_loss":

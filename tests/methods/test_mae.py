@@ -228,11 +228,11 @@ def test_larger_images_get_positions_of_their_own() -> None:
 def test_positions_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on the host in each step; and they are no part of checkpoints."""
     model = make()
-    monkeypatch.setattr("sslengine.methods.mae.sine_positions", None)
+    monkeypatch.setattr("sslengine.models.trunks.patches.sine_positions", None)
     model(images(), mode="loss")
-    rows = model.decoder.positions.unflatten(0, (SIDE // PATCH, -1))
+    rows = model.decoder.positions.table.unflatten(0, (SIDE // PATCH, -1))
     torch.testing.assert_close(rows[2, 3], position((2, 3), PAINT))
-    assert "decoder.positions" not in model.state_dict()
+    assert not any("positions" in name for name in model.state_dict())
 
 
 def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:

@@ -29,15 +29,18 @@ def _attached(**options: Any) -> tuple[Teacher, nn.Module]:
     return teacher, model
 
 
-@pytest.mark.parametrize(("schedule", "momentum"), [("constant", 0.9), ("cosine", 0.95)])
+@pytest.mark.parametrize(
+    ("schedule", "momentum"),
+    [("constant", 0.9), ("linear", 0.925), ("cosine", 1 - 0.1 * (2 + 2**0.5) / 4)],
+)
 def test_it_follows(schedule: Any, momentum: float) -> None:
-    """Half way along the cosine: 1 - (1 - 0.9) / 2."""
+    """A quarter of the way."""
     teacher, model = _attached(momentum=0.9, schedule=schedule)
     before = [each.clone() for each in teacher.parameters()]
     with torch.no_grad():
         for each in model.parameters():
             each.add_(1.0)
-    teacher.after_update(Step.alone(where=0.5))
+    teacher.after_update(Step.alone(where=0.25))
     for got, was, now in zip(teacher.parameters(), before, model.parameters(), strict=True):
         torch.testing.assert_close(got, momentum * was + (1 - momentum) * now)
         assert not got.requires_grad
@@ -78,7 +81,7 @@ def test_what_is_random_and_whose_statistics(dropout: bool, statistics: Any) -> 
 
 
 def test_mistakes() -> None:
-    with pytest.raises(ConfigError, match="expected cosine or constant, got 'cosin'"):
+    with pytest.raises(ConfigError, match="expected cosine or linear or constant, got 'cosin'"):
         Teacher(schedule="cosin")  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match="attach"):
         Teacher()(torch.ones(1), Step.alone())

@@ -69,7 +69,8 @@ class Case:
     ) -> tuple[Tensor, Counter[str]]:
         """A bare loop's step with the same model and optimizer, which are put back afterwards."""
         model, optimizer = self.task.base_model, self.task.optimizer.inner
-        state = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        parts = (model, self.loss, optimizer)
+        states = copy.deepcopy([each.state_dict() for each in parts])
         batch = {key: values[0] for key, values in self.batch.items()}
         losses: list[Tensor] = []
 
@@ -83,8 +84,8 @@ class Case:
             losses.append(loss.detach())
 
         made = self._count(step)
-        model.load_state_dict(state[0])
-        optimizer.load_state_dict(state[1])
+        for part, state in zip(parts, states, strict=True):
+            part.load_state_dict(state)
         return losses[0], made
 
     def _count(self, step: Callable[[], Any]) -> Counter[str]:

@@ -164,6 +164,30 @@ def _mae(case: Case) -> ByHand:
     return lambda model, batch: model(batch["data"], mode="loss")[0]["loss"], []
 
 
+def _ijepa(case: Case) -> ByHand:
+    """As the authors': a sequence for each target block, the blocks one after the other."""
+    teacher, predictor = copy.deepcopy(case.loss.teacher.module), case.loss.predictor
+
+    def at(tokens: Tensor, places: Tensor) -> Tensor:
+        return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        shown, blocks = batch["shown"], batch["target_blocks"].unbind(1)
+        with torch.no_grad():
+            tokens = teacher.trunk(batch["data"], ["lastBLK"])[0]
+            tokens = F.layer_norm(tokens, tokens.shape[-1:])
+            targets = torch.cat([at(tokens, block) for block in blocks])
+        context = model.trunk(batch["data"], ["lastBLK"], shown=shown)[0]
+        positions = predictor.positions.table
+        seen = predictor.embed(context) + positions[shown]
+        asked = predictor.hidden_token + positions[torch.cat(blocks)]
+        tokens = torch.cat([seen.repeat(len(blocks), 1, 1), asked], dim=1)
+        predicted = predictor.norm(predictor.blocks(tokens))[:, shown.shape[1] :]
+        return F.smooth_l1_loss(predictor.project(predicted), targets)
+
+    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+
+
 def _off_diagonal(matrix: Tensor) -> Tensor:
     size = len(matrix)
     return matrix.flatten()[:-1].view(size - 1, size + 1)[:, 1:].flatten()
@@ -188,6 +212,7 @@ GOLDEN = {
     "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 212, 210),
     "mae": (_mae, 249, 244),
+    "ijepa": (_ijepa, 274, 278),
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
@@ -19,7 +19,7 @@ from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.features import layers_of, load_trained
+from sslengine.engines.features import Compute, layers_of, load_trained
 from sslengine.engines.protocols import Sets
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
@@ -54,11 +54,19 @@ def benchmark_inputs(run: Run, folder: str = "", key: str = "") -> Inputs:
         return _of_files(Path(folder), key)
     stores = {split: found.stores["trained"] for split, found in stored_splits(run, SPLITS).items()}
     layers = stores["TRAIN"].layers if is_primary() else ()
-    return Inputs(layers, lambda split, layer: _stored(stores[split], layer))
+    return Inputs(layers, lambda split, layer: stored_layer(stores[split], layer))
 
 
-def stored_splits(run: Run, splits: Sequence[str], labels: bool = True) -> dict[str, StoredSplit]:
-    """The features of the trained model, by split. Collective."""
+def stored_splits(
+    run: Run,
+    splits: Sequence[str],
+    labels: bool = True,
+    outputs: Callable[[nn.Module], Compute] = layers_of,
+) -> dict[str, StoredSplit]:
+    """What the trained model makes of the images, by split. Collective.
+
+    outputs: of the model, what is stored.
+    """
     data, options = read(run.config, DataOptions), read(run.config, EvaluateOptions)
     for split in splits if labels else ():
         if getattr(data, split).LABEL_TYPE != "standard":
@@ -68,9 +76,10 @@ def stored_splits(run: Run, splits: Sequence[str], labels: bool = True) -> dict[
     source = load_trained(run, model)
     run.describe()
     run.say(f"  weights     {source}")
-    network = Network(
-        "trained", layers_of(model), of_weights(model, read(run.config, ModelOptions))
-    )
+    depends_on = of_weights(model, read(run.config, ModelOptions))
+    if outputs is not layers_of:
+        depends_on["outputs"] = outputs.__name__
+    network = Network("trained", outputs(model), depends_on)
     folder = Path(options.FEATURES or run.run_dir / "features")
     found: dict[str, StoredSplit] = {}
     classes: Sequence[Classes] = ()
@@ -87,7 +96,7 @@ def with_labels(given: Labelled) -> Labelled:
     return Labelled(given.features[keep], targets[keep], given.indices[keep])
 
 
-def _stored(store: Store, layer: str) -> Labelled:
+def stored_layer(store: Store, layer: str) -> Labelled:
     return Labelled(store.layer(layer).tensor().float(), store.targets, store.indices)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.options import VisionTransformerOptions
@@ -108,3 +108,28 @@ def sine_positions(
     down = torch.arange(rows, **make).outer(frequencies)
     across, down = across.repeat(rows, 1), down.repeat_interleave(columns, dim=0)
     return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1).float()
+
+
+def fix_positions(trunk: Any, side: int) -> None:
+    """Replace the learned position embeddings of side * side patches by sines and cosines."""
+    positions = trunk.pos_embed
+    with torch.no_grad():
+        positions.zero_()  # the class token has no position
+        positions[0, -side * side :] = sine_positions(side, side, trunk.embed_dim)
+    positions.requires_grad_(False)
+
+
+class SinePositions(nn.Module):
+    """Sine-cosine position embeddings of one grid of patches, made once; others when needed."""
+
+    def __init__(self, grid: tuple[int, int], width: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.table: Tensor
+        self.register_buffer("table", sine_positions(*grid, width), persistent=False)
+
+    def forward(self, grid: tuple[int, int]) -> Tensor:
+        if grid == self.grid:
+            return self.table
+        made = sine_positions(*grid, self.table.shape[-1], device=self.table.device)
+        return made.to(self.table.dtype)

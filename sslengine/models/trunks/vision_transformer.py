@@ -34,6 +34,7 @@ from sslengine.models.trunks.library import Feature
 from sslengine.models.trunks.patches import (
     PatchTrunk,
     block_arguments,
+    fix_positions,
     image_arguments,
     mlp_ratio,
     set_attention_scale,
@@ -67,6 +68,8 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
         self.set_features(dict(_table(options)))
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
+        if options.SINE_POSITIONS:
+            fix_positions(self, options.IMAGE_SIZE // options.PATCH_SIZE)
         if options.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), options.QK_SCALE)
         if options.DROP_PATH_UNIFORM and options.DROP_PATH_RATE:

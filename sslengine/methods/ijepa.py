@@ -1,0 +1,174 @@
+"""I-JEPA: from the patches of one block, predict what a teacher makes of other blocks.
+
+Assran et al., Self-Supervised Learning from Images with a Joint-Embedding Predictive Architecture,
+2023. With the blocks that `multi_block_collator` draws for each image,
+
+    t = LayerNorm(teacher(image)), without weights    tokens of all patches, after the final norm
+    c = model(patches of the context)
+    p_b = predictor(c, places of target block b)
+    loss = mean over images, blocks b, their patches and channels of smooth_l1(p_b - t_b)
+
+smooth_l1(d) = d^2 / 2 where |d| < 1, else |d| - 1/2. The predictor is a narrow vision transformer
+on the context and one learned token for each patch of one block, with fixed positions. The teacher
+is a momentum copy of the model; its momentum rises to 1 along a line. Features are the mean of
+its patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sslengine.config.facts import RunFacts
+from sslengine.data.batch.multi_block import NAME as COLLATOR
+from sslengine.data.batch.multi_block import PATCH_SIZE
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.methods.base import Method, Step
+from sslengine.methods.teacher import Teacher
+from sslengine.models.trunks.patches import SinePositions, patch_grid
+from sslengine.models.trunks.vision_transformer import VisionTransformer
+from sslengine.registry import register_loss
+
+NAME = "ijepa_loss"
+ROUTE = '["data", {feat_names: [lastBLK], additional_keys: [shown]}]'
+
+
+@dataclass
+class IJepaOptions:
+    # The teacher's momentum at the start; it rises to 1 during the run.
+    momentum: float = 0.996
+    # Width of a token in the predictor.
+    predictor_dim: int = 384
+    # Blocks of the predictor: 12 for ViT-L and larger networks, 6 for ViT-B.
+    predictor_layers: int = 12
+    # Attention heads of each of its blocks; the authors use as many as the trunk has.
+    predictor_heads: int = 12
+
+    def infer(self, facts: RunFacts) -> None:
+        train = "config.DATA.TRAIN"
+        if facts.collator != COLLATOR:
+            raise ConfigError(
+                f"{train}.COLLATE_FUNCTION: {NAME} needs {COLLATOR}, got {facts.collator}."
+            )
+        given = facts.collator_params.get("patch_size", PATCH_SIZE)
+        if given != facts.patch_size:
+            trunk = (
+                f"of {facts.patch_size}" if facts.patch_size else "other than vision_transformer"
+            )
+            raise ConfigError(
+                f"{train}.COLLATE_FUNCTION_PARAMS.patch_size: it is {given}, with a trunk {trunk}; "
+                f"{NAME} needs a vision_transformer with the same patch size."
+            )
+
+    def check(self) -> Iterator[str]:
+        if not 0 <= self.momentum <= 1:
+            yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
+        for key in ("predictor_dim", "predictor_layers", "predictor_heads"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if self.predictor_dim % 4 or self.predictor_dim % max(1, self.predictor_heads):
+            yield (
+                f"predictor_dim: {self.predictor_dim} must be a multiple of 4 and of "
+                f"predictor_heads, {self.predictor_heads}."
+            )
+
+
+@register_loss(NAME, options=IJepaOptions)
+class IJepaLoss(Method):
+    judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
+    predictor: Predictor
+
+    def __init__(self, options: IJepaOptions, run: RunFacts) -> None:
+        super().__init__()
+        self.options = options
+        self.teacher = Teacher(options.momentum, schedule="linear", dropout=False)
+
+    def attach(self, model: nn.Module) -> None:
+        trunk = getattr(model, "trunk", None)
+        if not isinstance(trunk, VisionTransformer):
+            raise ConfigError(
+                f"config.MODEL.TRUNK.NAME: {NAME} needs vision_transformer, got "
+                f"{type(trunk).__name__}."
+            )
+        self.patch_size = trunk.patch_size
+        if not hasattr(self, "predictor"):  # later calls come after weights are loaded
+            size = trunk.patch_embed.grid_size
+            weight = trunk.patch_embed.proj.weight
+            self.predictor = Predictor(self.options, trunk.embed_dim, size).to(weight)
+
+    def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
+        """output: the tokens of the context's patches, maybe with others before them."""
+        images, shown, blocks = self._checked(output, sample)
+        grid = patch_grid(images, self.patch_size, "VISION_TRANSFORMERS")
+        with step.autocast():
+            predicted = self.predictor(output[:, -shown.shape[1] :], shown, blocks, grid)
+        tokens: Tensor = self.teacher({"data": images}, step)[:, -grid[0] * grid[1] :]
+        targets = F.layer_norm(tokens, tokens.shape[-1:])
+        return F.smooth_l1_loss(step.full(predicted), _at(targets, blocks.flatten(1)))
+
+    def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
+        given = sample["input"]
+        if not isinstance(given, dict) or not {"data", "shown"} <= given.keys():
+            raise TrainingError(
+                f"{NAME} needs config.DATA.TRAIN.INPUT_KEY_NAMES=[data, shown] (and TEST's)."
+            )
+        if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(given["data"]):
+            raise TrainingError(
+                f"{NAME} needs all tokens of the context from a model without heads: "
+                f"config.MODEL.MULTI_INPUT_HEAD_MAPPING=[{ROUTE}]."
+            )
+        return given["data"], given["shown"], sample["target_blocks"]
+
+
+class Predictor(nn.Module):
+    def __init__(self, options: IJepaOptions, width: int, grid: tuple[int, int]) -> None:
+        """width: of the trunk's tokens. grid: rows and columns of patches in an image."""
+        super().__init__()
+        inside = options.predictor_dim
+        norm: Any = partial(nn.LayerNorm, eps=1e-6)
+        self.positions = SinePositions(grid, inside)
+        self.embed = nn.Linear(width, inside)
+        self.hidden_token = nn.Parameter(torch.zeros(1, 1, inside))
+        self.blocks = nn.Sequential(
+            *(
+                Block(inside, options.predictor_heads, qkv_bias=True, norm_layer=norm)
+                for _ in range(options.predictor_layers)
+            )
+        )
+        self.norm = norm(inside)
+        self.project = nn.Linear(inside, width)
+        nn.init.trunc_normal_(self.hidden_token, std=0.02)
+        self.apply(_initialise)
+
+    def forward(
+        self, context: Tensor, shown: Tensor, blocks: Tensor, grid: tuple[int, int]
+    ) -> Tensor:
+        """B x K x width, B x K and B x T x L to B x (T * L) x width.
+
+        Each block is predicted by itself, so a sequence has the context and one block.
+        """
+        positions = self.positions(grid)
+        seen = self.embed(context).to(positions.dtype) + positions[shown]
+        asked = self.hidden_token + positions[blocks.flatten(0, 1)]
+        seen = seen.repeat_interleave(blocks.shape[1], dim=0)
+        tokens = self.norm(self.blocks(torch.cat([seen, asked], dim=1)))
+        predicted = self.project(tokens[:, seen.shape[1] :])
+        of_image: Tensor = predicted.unflatten(0, blocks.shape[:2])
+        return of_image.flatten(1, 2)
+
+
+def _at(tokens: Tensor, places: Tensor) -> Tensor:
+    return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
