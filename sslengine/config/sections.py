@@ -284,3 +284,12 @@ def read(config: DictConfig, cls: type[C]) -> C:
     path = next(path for path, each in _SECTIONS.items() if each is cls)
     node = OmegaConf.select(config, path) if path else config
     return cast(C, OmegaConf.to_object(node))
+
+
+def replaced(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
+    """A copy of the config with other values. values: by path, as MODEL.TRUNK.NAME."""
+    copied: DictConfig = OmegaConf.create(config)  # type: ignore[assignment]
+    with flag_override(copied, "readonly", False):
+        for path, value in values.items():
+            OmegaConf.update(copied, path, value, merge=False)
+    return copied

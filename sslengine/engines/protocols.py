@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from sslengine.evaluation.features import Rows
 from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
 from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
 from sslengine.evaluation.options import SvmOptions
@@ -20,10 +21,10 @@ from sslengine.evaluation.retrieval.labelled import retrieval
 from sslengine.evaluation.svm import Svm, svm
 
 # Training features and labels, test features and labels.
-Sets = tuple[Tensor, Tensor, Tensor, Tensor]
+Sets = tuple[Rows, Tensor, Rows, Tensor]
 
 
-def _among_test_images(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor) -> Outcome:
+def _among_test_images(train: Rows, labels: Tensor, test: Rows, wanted: Tensor) -> Outcome:
     return retrieval(test, wanted)
 
 
@@ -40,13 +41,11 @@ COMPUTE: Mapping[str, Callable[..., Outcome]] = {
 def run_protocols(
     sets: Sets, names: Sequence[str], machines: SvmOptions
 ) -> dict[str, dict[str, Any]]:
-    train, labels, test, wanted = sets
-    flat = train.flatten(1), labels, test.flatten(1), wanted
     few: dict[str, Any] = {"options": Svm.of(machines)}
     options: dict[str, dict[str, Any]] = {
         "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)}
     }  # fmt: skip
-    found = {name: COMPUTE[name](*flat, **options.get(name, {})) for name in names}
+    found = {name: COMPUTE[name](*sets, **options.get(name, {})) for name in names}
     return {
         name: {"metrics": dict(each.metrics), "notes": list(each.notes), "details": each.details}
         for name, each in found.items()
