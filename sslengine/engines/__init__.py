@@ -5,6 +5,7 @@ from sslengine.registry import ENGINES
 ENGINES.declare("sslengine.engines.train", "train")
 ENGINES.declare("sslengine.engines.extract_features", "extract_features")
 ENGINES.declare("sslengine.engines.evaluate", "evaluate")
+ENGINES.declare("sslengine.engines.finetune", "finetune")
 ENGINES.declare("sslengine.engines.replay", "replay")
 ENGINES.declare("sslengine.engines.benchmarks.svm", "train_svm", "train_svm_low_shot")
 ENGINES.declare("sslengine.engines.benchmarks.predictions", "extract_label_predictions")

@@ -26,8 +26,10 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import trained_weights
 from sslengine.engines.few_label_lists import write_lists
+from sslengine.engines.finetuned import as_protocols, finetuned
 from sslengine.engines.judged_networks import UNTRAINED, networks_of
 from sslengine.engines.on_images import Judged, run_on_images
+from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.score_table import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, averaged, chance
@@ -69,6 +71,7 @@ def evaluate(run: Run) -> None:
         write_lists(judge.found["TRAIN"], sets[0], run.run_dir / "few_labels", judge.class_names)
     judge.asked.rest(scores, sets, report.write)
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
+    show_protocols(run.console, as_protocols(finetuned(run.run_dir)))
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {report.path}")
@@ -217,6 +220,7 @@ class _Report:
             "classes": judge.class_names,
             "notes": judge.notes,
             "scores": [vars(score) for score in joined(scores)],
+            "finetuned": finetuned(self.path.parent),
         }
         write_whole(self.path, (json.dumps(content, indent=2) + "\n").encode())
 

@@ -32,8 +32,9 @@ class ReferenceOptions:
     TIMM: str = ""
     # Arguments of timm's function: {dynamic_img_size: true} for a ViT and images of another size.
     ARGUMENTS: dict[str, Any] = field(default_factory=dict)
-    # How images are normalised for it, instead of as for the run.
+    # By which mean images are normalised for it, instead of the run's.
     MEAN: list[float] = field(default_factory=lambda: [0.485, 0.456, 0.406])
+    # By which deviation.
     STD: list[float] = field(default_factory=lambda: [0.229, 0.224, 0.225])
 
     def check(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ LOSSES.declare("sslengine.methods.vicreg", "vicreg_loss")
 LOSSES.declare("sslengine.methods.swav", "swav_loss")
 LOSSES.declare("sslengine.methods.dino", "dino_loss")
 LOSSES.declare("sslengine.methods.ijepa", "ijepa_loss")
+LOSSES.declare("sslengine.methods.simmim", "simmim_loss")
 LOSSES.declare("sslengine.methods.deepclusterv2", "deepclusterv2_loss")
 LOSSES.declare("sslengine.methods.memory_bank", "nce_loss_with_memory")
 LOSSES.declare(
@@ -23,3 +24,4 @@ MODELS.declare("sslengine.methods.mae", "mae")
 
 HEADS.declare("sslengine.methods.swav", "swav_head", "swav_head_fsdp")
 HEADS.declare("sslengine.methods.dino", "dino_head", "dino_head_fsdp")
+HEADS.declare("sslengine.methods.simmim", "pixel_head")

@@ -23,6 +23,10 @@ TINY_VIT = (
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=16",
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=16",
 )
+MASK_4 = (
+    "config.DATA.TRAIN.TRANSFORMS.4.patch_size=4",
+    "config.DATA.TRAIN.TRANSFORMS.4.cell_size=4",
+)
 SIDE = "config.DATA.TRAIN.TRANSFORMS.1.size=16"
 CROPS = "config.DATA.TRAIN.TRANSFORMS.0.size_crops"
 SAMPLE_INDEX = "config.DATA.TRAIN.LABEL_TYPE=sample_index"
@@ -89,6 +93,10 @@ METHODS: dict[str, Of] = {
         "config.LOSS.ijepa_loss.predictor_layers=1", "config.LOSS.ijepa_loss.predictor_heads=2",
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:2,min_keep:4}",
         "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=2",
+    ), more={"also": [EQUAL]}),
+    "simmim_loss": Of(overrides=(
+        "config=quickstart/simmim", *TINY_VIT, *MASK_4,
+        "config.MODEL.HEAD.PARAMS=[[pixel_head,{in_dim:auto,stride:4}]]",
     ), more={"also": [EQUAL]}),
 }  # fmt: skip
 MODELS_SMALL: dict[str, Of] = {

@@ -85,6 +85,11 @@ def rising_to_one(base: float) -> list[float]:
     return [1 - (1 - base) * (math.cos(math.pi * point) + 1) / 2 for point in POINTS]
 
 
+def _with_a_step(epoch: float) -> float:
+    """SimMIM's: ten epochs up to 0.0004, a tenth of it after 700."""
+    return 2e-6 + (4e-4 - 2e-6) * epoch / 10 if epoch < 10 else 4e-4 if epoch < 700 else 4e-5
+
+
 def everything(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
     return True
 
@@ -303,6 +308,22 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "teacher's momentum": [0.996 + 0.004 * p for p in POINTS],
         "drop path": 0.0, "precision": "bfloat16",
     },
+    # microsoft/SimMIM d3e29bc: configs/vit_base__800ep, main_simmim.py, data/data_simmim.py, README
+    "simmim/simmim_16gpu_vitb16": {
+        "epochs": 800, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": [_with_a_step(p * 800) for p in POINTS],
+        "weight decay": constant(0.05),
+        "decays": lambda name, each, owner: weights(name, each, owner) and "cls_token" not in name,
+        "views": [[crop(224, 0.67, "bilinear"), FLIP,
+                   ("RandomPatchMask", {"patch_size": 16, "cell_size": 32, "ratio": 0.6})]],
+        "normalize": IMAGENET, "clip": {"norm": 5.0, "each": False},
+        "head": ["768 to 768 + bias"],
+        "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_RATIO": 4.0,
+                  "QKV_BIAS": True, "PATCH_SIZE": 16, "USE_ABS_POS_EMB": False,
+                  "USE_SHARED_REL_POS_BIAS": True, "USE_REL_POS_BIAS": False,
+                  "USE_MEAN_POOLING": False, "INIT_VALUES": 0.1},
+        "drop path": 0.1, "precision": "float16",
+    },
     # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
     "npid/npid_8gpu_resnet50": {
         "epochs": 200, "batch": 256, "optimizer": SGD,
@@ -454,8 +475,9 @@ def _network(options: ModelOptions, model: nn.Module) -> dict[str, Any]:
         vit = options.TRUNK.VISION_TRANSFORMERS
         return {"model": {**vars(vit), **vars(options.mae)}, "drop path": vit.DROP_PATH_RATE}  # type: ignore[attr-defined]
     found: dict[str, Any] = {"head": [text for part in model.heads for text in _layers(part)]}
-    if options.TRUNK.NAME == "vision_transformer":
-        vit = options.TRUNK.VISION_TRANSFORMERS
+    transformers = {"vision_transformer": "VISION_TRANSFORMERS", "beit": "BEIT"}
+    if options.TRUNK.NAME in transformers:
+        vit = getattr(options.TRUNK, transformers[options.TRUNK.NAME])
         return {**found, "model": vars(vit), "drop path": vit.DROP_PATH_RATE}
     sync = options.SYNC_BN_CONFIG
     ranks = {0: "all ranks"}.get(sync.GROUP_SIZE, f"{sync.GROUP_SIZE} ranks")

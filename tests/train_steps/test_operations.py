@@ -188,6 +188,20 @@ def _ijepa(case: Case) -> ByHand:
     return loss, [lambda: _follow(teacher, case.model, 0.99)]
 
 
+def _simmim(case: Case) -> ByHand:
+    """As the authors', whose linear layer is a convolution of 1 x 1; its channels become pixels."""
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        images, mask, pixels = batch["data"], batch["mask"], model.heads[0].pixels
+        tokens = model.trunk(images, ["lastPATCH"], mask=mask)[0]
+        made = F.pixel_shuffle(pixels(tokens).mT.unflatten(2, (8, 8)), 6)
+        hidden = mask.repeat_interleave(6, 1).repeat_interleave(6, 2).unsqueeze(1)
+        apart = F.l1_loss(made, images, reduction="none")
+        return (apart * hidden).sum() / (hidden.sum() + 1e-5) / 3
+
+    return loss, []
+
+
 def _off_diagonal(matrix: Tensor) -> Tensor:
     size = len(matrix)
     return matrix.flatten()[:-1].view(size - 1, size + 1)[:, 1:].flatten()
@@ -212,6 +226,7 @@ GOLDEN = {
     "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 212, 210),
     "mae": (_mae, 249, 244),
+    "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
 }
 
