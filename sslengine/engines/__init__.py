@@ -11,4 +11,5 @@ ENGINES.declare("sslengine.engines.benchmarks.svm", "train_svm", "train_svm_low_
 ENGINES.declare("sslengine.engines.benchmarks.predictions", "extract_label_predictions")
 ENGINES.declare("sslengine.engines.benchmarks.prototypes", "extract_cluster")
 ENGINES.declare("sslengine.engines.benchmarks.clusters", "cluster_features_and_label")
+ENGINES.declare("sslengine.engines.benchmarks.retrieval", "instance_retrieval_test")
 ENGINES.declare("sslengine.engines.benchmarks.neighbours", "nearest_neighbor_test")
