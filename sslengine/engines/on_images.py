@@ -70,7 +70,7 @@ class Judged:
     def side(self) -> int:
         """Of the judged images, in pixels."""
         (image,) = self.splits[self.test].dataset[0, 0]["data"]
-        return min(image.shape[-2:])
+        return int(min(image.shape[-2:]))
 
     def stored(
         self, split: str, changes: Mapping[str, Any], networks: Sequence[Network] = ()
