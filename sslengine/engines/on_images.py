@@ -1,7 +1,7 @@
 """Protocols that need features of other images, or of another view: `config.EVALUATE.PROTOCOLS`.
 
 Each takes what is judged, on all ranks, and gives an Outcome for each network and layer. One that
-cannot be done says why, and the others go on.
+cannot be done says why, and the others are computed.
 """
 
 from __future__ import annotations
