@@ -87,7 +87,7 @@ class Judged:
 
 
 def _outside(judged: Judged) -> Found:
-    """How well images of EVALUATE.OUTSIDE are told from the test images."""
+    """How well features separate the images of EVALUATE.OUTSIDE from the test images."""
     outside = judged.options.OUTSIDE
     if not outside.SOURCE:
         raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
