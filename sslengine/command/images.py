@@ -41,6 +41,13 @@ class Images(NamedTuple):
 
 def look(given: str) -> Images:
     """Raises if there is no image."""
+    if "://" in given:
+        raise DataError(
+            f"{given}: DATA is a folder or file here. Shards on a server are a stream, for which "
+            f"a config needs the number of images too: config=photos/METHOD "
+            f"config.DATA.TRAIN.DATA_SOURCES=[webdataset_stream], DATA_PATHS, LENGTH, "
+            f"LABEL_TYPE=zero (docs/data_sources.md)."
+        )
     path = Path(given).expanduser().absolute()
     if not path.exists():
         raise DataError(f"{given}: there is no such folder or file: {how_far(path)}")

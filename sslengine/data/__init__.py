@@ -3,9 +3,11 @@
 from sslengine.data.options import (
     ArrayOptions,
     ColumnOptions,
+    HubStreamOptions,
     IndexOptions,
     PathOptions,
     ShardOptions,
+    StreamOptions,
     SyntheticOptions,
     TableOptions,
     VideoOptions,
@@ -25,6 +27,12 @@ DATA_SOURCES.declare(
 )
 DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations", options=PathOptions)
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
+DATA_SOURCES.declare(
+    "sslengine.data.sources.tar_stream", "webdataset_stream", options=StreamOptions
+)
+DATA_SOURCES.declare(
+    "sslengine.data.sources.hub_stream", "huggingface_stream", options=HubStreamOptions
+)
 DATA_SOURCES.declare("sslengine.data.sources.video", "video", options=VideoOptions)
 
 TRANSFORMS.declare(

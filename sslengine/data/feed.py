@@ -14,6 +14,7 @@ from sslengine.data.batch.samplers import (
     BatchSampler,
     DistributedBatchSampler,
     OrderedBatchSampler,
+    StreamBatchSampler,
     StretchBatchSampler,
 )
 from sslengine.data.loading.ahead import LoadedAhead
@@ -22,8 +23,9 @@ from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.loading.invalid import InvalidSamples
 from sslengine.data.loading.loader import Loader
 from sslengine.data.manifest.classes import Classes
-from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.errors import ConfigError
+from sslengine.data.options import DataOptions, SplitOptions, StreamOptions, own
+from sslengine.data.sources.stream import StreamSource
+from sslengine.errors import ConfigError, DataError
 from sslengine.registry import COLLATORS
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,17 @@ def training_sampler(
     return DistributedBatchSampler(
         *share, seed=seed, drop_last=options.DROP_LAST, shuffle=shuffle, where=where
     )
+
+
+def stream_sampler(
+    dataset: SSLDataset, stream: StreamSource, options: SplitOptions, workers: int, rank: int,
+    world_size: int, where: str,
+) -> BatchSampler:  # fmt: skip
+    batch = options.BATCHSIZE_PER_REPLICA
+    sampler = StreamBatchSampler(len(stream), batch, rank, world_size, options.DROP_LAST, where)
+    stream.distribute(batch, world_size, workers, own(options, StreamOptions).LANES)
+    dataset.distribute(sum(sampler.global_batch_sizes))
+    return sampler
 
 
 def ordered_sampler(
@@ -97,8 +110,25 @@ class DataFeed:
                 chosen.COLLATE_FUNCTION, bool(image_keys(collate))
             )
         share = (self.dataset, chosen, rank, world_size)
+        stream = self.dataset.stream
+        if stream and not training:
+            raise DataError(
+                f"{self.where}.DATA_SOURCES: {chosen.DATA_SOURCES[0]} is a stream, which gives no "
+                f"pass over each sample once. Evaluate on other data, for example on shards that "
+                f"are stored here (webdataset)."
+            )
         self._sampler: BatchSampler = (
-            StretchBatchSampler(stretches(self.dataset))
+            stream_sampler(
+                self.dataset,
+                stream,
+                chosen,
+                options.NUM_DATALOADER_WORKERS,
+                rank,
+                world_size,
+                self.where,
+            )
+            if stream
+            else StretchBatchSampler(stretches(self.dataset))
             if stretches
             else training_sampler(*share, seed, self.where)
             if training

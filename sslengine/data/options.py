@@ -115,6 +115,36 @@ class ShardOptions(ColumnOptions, IndexOptions):
 
 
 @dataclass
+class StreamOptions:
+    """Of sources that can only be read from one end to the other."""
+
+    # Images of an epoch; a stream does not say how many it holds.
+    LENGTH: int = 0
+    # So many of a lane are shuffled at a time; each loader worker keeps them in memory, encoded.
+    SHUFFLE: int = 1000
+    # What each rank reads at a time; with another number batches differ. 0: as many as
+    # NUM_DATALOADER_WORKERS, or as there are shards for each rank.
+    LANES: int = 0
+    # What holds the image.
+    IMAGE_COLUMN: str = ""
+
+    def check(self) -> Iterator[str]:
+        for key, least in (("LENGTH", 0), ("SHUFFLE", 1), ("LANES", 0)):
+            if getattr(self, key) < least:
+                yield f"{key}: expected {least} or more, got {getattr(self, key)}."
+
+
+@dataclass
+class HubStreamOptions(StreamOptions):
+    """Of datasets of the Hugging Face hub."""
+
+    # Of a dataset that has several configurations.
+    CONFIGURATION: str = ""
+    # The split of the dataset.
+    HUB_SPLIT: str = "train"
+
+
+@dataclass
 class VideoOptions(IndexOptions):
     """Of videos."""
 
@@ -283,12 +313,32 @@ class SplitOptions:
 
     def check_chosen(self) -> Iterator[str]:
         yield from self._options_nobody_reads()
+        yield from self._stream_problems()
         for position, (source, path) in enumerate(zip(self.DATA_SOURCES, self.DATA_PATHS)):
             if path and source in DATA_SOURCES and not DATA_SOURCES.get(source).needs_path:
                 yield (
                     f"DATA_PATHS.{position}: the source {source!r} makes its images and reads no "
                     f"{path!r}. For images of your own set DATA_SOURCES to disk_folder."
                 )
+
+    def _stream_problems(self) -> Iterator[str]:
+        known = [DATA_SOURCES.get(each) for each in self.DATA_SOURCES if each in DATA_SOURCES]
+        if not any(getattr(each, "is_stream", False) for each in known):
+            return
+        name = " and ".join(self.DATA_SOURCES)
+        if len(self.DATA_SOURCES) > 1:
+            yield f"DATA_SOURCES: a stream cannot be combined with another source; got {name}."
+        if self.LABEL_TYPE != "zero":
+            yield (
+                f"LABEL_TYPE: {name} is a stream, whose samples have neither labels nor "
+                f"numbers; expected zero, got {self.LABEL_TYPE}. A method that needs "
+                f"sample_index takes data with random access."
+            )
+        default = type(self)()
+        for key in ("DATA_LIMIT", "STRATIFIED_SAMPLER", "POWER_LAW_SAMPLER",
+                    "USE_DEBUGGING_SAMPLER", "COPY_TO_LOCAL_DISK"):  # fmt: skip
+            if getattr(self, key) != getattr(default, key):
+                yield f"{key}: has no effect on {name}, which is a stream. LENGTH is its epoch."
 
     def _options_nobody_reads(self) -> Iterator[str]:
         default = type(self)()
@@ -343,6 +393,10 @@ class HoldOut:
     # Of tables and Hugging Face datasets: images with the same value here are in one split.
     GROUP_COLUMN: str = ""
 
+    def read_as(self, split: str) -> str:
+        """The split that the images of one are stored in: TEST's are a part of TRAIN's."""
+        return "TRAIN" if self.SHARE else split
+
     def check(self) -> Iterator[str]:
         if not 0 <= self.SHARE < 1:
             yield f"SHARE: expected from 0 to less than 1, got {self.SHARE}."
@@ -376,6 +430,15 @@ class DataOptions:
     AUGMENT_BACKEND: str = "auto"
     # Of gradients that DDP reduces together, in MiB.
     DDP_BUCKET_CAP_MB: int = 25
+
+    def check_chosen(self) -> Iterator[str]:
+        for split in ("TRAIN", "TEST") if self.HOLD_OUT.SHARE else ("TEST",):
+            for name in getattr(self, split).DATA_SOURCES:
+                if name in DATA_SOURCES and getattr(DATA_SOURCES.get(name), "is_stream", False):
+                    yield (
+                        f"{split}.DATA_SOURCES: {name} is a stream, of which no part can be held "
+                        f"out or tested on. Name a source with random access for TEST."
+                    )
 
     def check(self) -> Iterator[str]:
         if self.NUM_DATALOADER_WORKERS < 0:

@@ -24,7 +24,9 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import trained_weights
+from sslengine.engines.finetuned import as_protocols, finetuned
 from sslengine.engines.judged_networks import UNTRAINED, networks_of
+from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.score_table import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, averaged, chance
@@ -62,6 +64,7 @@ def evaluate(run: Run) -> None:
     run.describe()
     judge.asked.rest(scores, sets, report.write)
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
+    show_protocols(run.console, as_protocols(finetuned(run.run_dir)))
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {report.path}")
@@ -202,6 +205,7 @@ class _Report:
             "classes": judge.class_names,
             "notes": judge.notes,
             "scores": [vars(score) for score in joined(scores)],
+            "finetuned": finetuned(self.path.parent),
         }
         write_whole(self.path, (json.dumps(content, indent=2) + "\n").encode())
 

@@ -64,7 +64,7 @@ def show_protocols(console: Console, found: Mapping[str, Mapping[str, Any]]) -> 
         for metric in of["metrics"]
     }
     for name, metric in lines:
-        values = [each[name]["metrics"].get(metric) for each in found.values()]
+        values = [each.get(name, {}).get("metrics", {}).get(metric) for each in found.values()]
         table.add_row(name, metric, *("-" if v is None else f"{v:.1f} %" for v in values))
     if lines:
         console.print(table)

@@ -43,7 +43,8 @@ def look_at_data(config: DictConfig, tests: bool = False) -> Input | None:
         options = getattr(data, split)
         if not options.DATA_SOURCES:
             continue
-        seen = probe(options, split) if tells_something(options, split) else None
+        stored = data.HOLD_OUT.read_as(split)
+        seen = probe(options, stored) if tells_something(options, stored) else None
         if seen is not None and options.IMAGE_MODE == "stored":
             formats[split] = seen.format
         found[split] = output_channels(options, split, seen)

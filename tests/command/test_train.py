@@ -19,7 +19,11 @@ from sslengine.launch.widths import settle_widths
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 
-TINY = {"dino": "vit_tiny_patch16_224", "swav": "resnet10t", "moco": "resnet10t"}
+TINY = {
+    **dict.fromkeys(("dino", "ibot", "dinov2"), "vit_tiny_patch16_224"),
+    "swav": "resnet10t",
+    "moco": "resnet10t",
+}
 # The photos are fewer than its clusters and permutations.
 FEWER = {
     "ijepa": ["--size", "96"],  # 6 x 6 patches

@@ -8,7 +8,7 @@ import pytest
 
 from sslengine.registry import DATA_SOURCES
 from sslengine.testing import Contract
-from tests.data.sources.every import EVERY, INSTALLED, OF_PICTURES, mnist
+from tests.data.sources.every import EVERY, INSTALLED, OF_PICTURES, STREAMS, mnist
 
 # dill, by which `datasets` makes its fingerprints, of types of pyarrow.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
@@ -45,4 +45,4 @@ def test_source_in_workers(tried: Contract) -> None:
 
 
 def test_none_is_forgotten() -> None:
-    assert set(DATA_SOURCES._declared) == set(EVERY)
+    assert set(DATA_SOURCES._declared) == {*EVERY, *STREAMS}

@@ -162,6 +162,30 @@ class DistributedBatchSampler(BatchSampler):
         return self._rank * self.batch_sizes[step]
 
 
+class StreamBatchSampler(BatchSampler):
+    """For training on a stream: the places of an epoch in their order; all batches are full."""
+
+    def __init__(
+        self, length: int, batch_size: int, rank: int, world_size: int, drop_last: bool, where: str
+    ) -> None:
+        self._rank, self._world_size, self._batch = rank, world_size, batch_size
+        full, rest = divmod(length, batch_size * world_size)
+        steps = full + (rest > 0 and not drop_last)
+        if not steps:
+            raise DataError(
+                f"{where}.LENGTH: {length} samples are fewer than the global batch of "
+                f"{batch_size * world_size}, and {where}.DROP_LAST is true."
+            )
+        super().__init__([batch_size] * steps, [batch_size * world_size] * steps)
+
+    def _rows_of(self, epoch: int) -> Rows:
+        def rows(step: int) -> list[int]:
+            start = (step * self._world_size + self._rank) * self._batch
+            return list(range(start, start + self._batch))
+
+        return rows
+
+
 class StretchBatchSampler(BatchSampler):
     """These stretches of the dataset, each a batch. Random transforms draw the same every epoch."""
 

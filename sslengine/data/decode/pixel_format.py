@@ -127,6 +127,9 @@ def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int
 
 def _rows(source: DataSource) -> Iterator[int]:
     count = min(len(source), LOOKED_AT if isinstance(source, EncodedSource) else 1)
+    if source.is_stream:
+        yield from range(count)
+        return
     yield from (number * len(source) // count for number in range(count))
 
 

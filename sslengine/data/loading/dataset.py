@@ -41,6 +41,7 @@ from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.manifest.subset import Rows, choose_rows, part
 from sslengine.data.options import HoldOut, SplitOptions
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
+from sslengine.data.sources.stream import StreamSource
 from sslengine.errors import DataError, readable
 
 T = TypeVar("T")
@@ -95,9 +96,12 @@ class SSLDataset(Dataset[Sample]):
         classes: of TRAIN, for another split, whose labels get the same numbers.
         hold_out: config.DATA.HOLD_OUT.
         """
-        self.sources: list[DataSource] = build_sources(options, split)
         hold_out = hold_out or HoldOut()
-        found = standard_labels(options, split, self.sources, hold_out.STRATIFIED)
+        stored = hold_out.read_as(split)
+        self.sources: list[DataSource] = build_sources(options, stored)
+        first = self.sources[0]
+        self.stream = first if isinstance(first, StreamSource) else None
+        found = standard_labels(options, stored, self.sources, hold_out.STRATIFIED)
         # Those of the run: TRAIN's, if they are known.
         self.classes = list(classes) or [Classes.of(each) for each in found]
         standard = in_train_numbers(found, classes, self.sources)
@@ -118,6 +122,10 @@ class SSLDataset(Dataset[Sample]):
         self._unreadable: list[int] = []  # of the batch that is being made
         pipeline = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
         self.plan = Plan(pipeline, build_backend(backend), image_keys, options.limits)
+
+    def distribute(self, places: int) -> None:
+        """Of a stream: an epoch has so many places."""
+        self._rows = range(places)
 
     @property
     def worker_modules(self) -> tuple[str, ...]:
@@ -145,6 +153,8 @@ class SSLDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
         """A batch of samples. The streams of the main process come out as they went in."""
         with _main_process_streams():
+            if self.stream:
+                self.stream.fetch(self._seed, keys[0][0], [index for _, index in keys])
             made = [self._sample(key) for key in keys]
             samples = Samples([each for each in made if each is not None], self._seed, keys)
             if not samples:
@@ -165,7 +175,7 @@ class SSLDataset(Dataset[Sample]):
         return self._of_another(key) if self._replace else None
 
     def _of(self, images: list[Any], index: int) -> Sample:
-        labels = [labels[index] for labels in self.labels]
+        labels = [0] if self.stream else [labels[index] for labels in self.labels]
         sample: Sample = {
             "data": images,
             "data_valid": [1] * len(images),
@@ -188,9 +198,14 @@ class SSLDataset(Dataset[Sample]):
         Which one depends on the key alone, not on what this process has seen.
         """
         draw = generator(b"stand-in", self._seed, *key)
-        numbers = [int(torch.randint(len(self), (), generator=draw)) for _ in range(STAND_INS + 1)]
-        following = (numbers[-1] + step for step in range(min(len(self), FOLLOWING)))
-        tries = [*((each, True) for each in numbers), *((n % len(self), False) for n in following)]
+        among = self.stream.at_hand if self.stream else range(len(self))
+        count = len(among)
+        places = [int(torch.randint(count, (), generator=draw)) for _ in range(STAND_INS + 1)]
+        following = (places[-1] + step for step in range(min(count, FOLLOWING)))
+        tries = [
+            *((among[place], True) for place in places),
+            *((among[place % count], False) for place in following),
+        ]
         for other, patient in tries:
             images = self._images(other, patient)
             if images is not None:
@@ -227,6 +242,8 @@ class SSLDataset(Dataset[Sample]):
 
     def why_unreadable(self, index: int) -> str:
         """The file of a sample and what reading it raises, for a message."""
+        if self.stream:  # it would have to be read up to there
+            return self.name(index)
         row = int(self.rows[index])
         problems = (_problem(source, row) for source in self.sources)
         return next(filter(None, problems), f"{self.name(index)} (now it can be read)")

@@ -40,6 +40,8 @@ class DataSource(ABC):
     needs_path: ClassVar[bool] = False
     # Of OF_ENCODED_SOURCES (data/options.py) those options that it reads. None: unknown.
     reads: ClassVar[tuple[str, ...] | None] = None
+    # Can it only be read from one end to the other? See sources/stream.py.
+    is_stream: ClassVar[bool] = False
     # How many classes its own labels have; 0: it has no labels.
     num_classes: int = 0
     # What these are called, by number; empty where labels are numbers in their own right.

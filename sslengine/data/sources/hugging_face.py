@@ -28,7 +28,7 @@ except ImportError:
     datasets = None
 
 from sslengine.data.options import ColumnOptions, SplitOptions, own
-from sslengine.data.sources.base import EncodedSource
+from sslengine.data.sources.base import DataSource, EncodedSource
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.regular_file import read_file
@@ -51,7 +51,7 @@ class HuggingFaceSource(EncodedSource):
         self._root, self.where = data_path(options, split, position)
         rows = _load(self._root, split, self.where)
         columns = own(options, ColumnOptions)
-        self._image = self._image_column(rows, columns.IMAGE_COLUMN)
+        self._image = image_column(rows.features, columns.IMAGE_COLUMN, self, split, self._root)
         self._label = self._label_column(rows, columns.LABEL_COLUMN)
         self._separator = columns.LABEL_SEPARATOR
         self._labels: NDArray[Any] | None = None
@@ -118,17 +118,6 @@ class HuggingFaceSource(EncodedSource):
     def path(self, index: int) -> str:
         return f"row {index} of {self._root}"
 
-    def _image_column(self, rows: Any, wanted: str) -> str:
-        if wanted:
-            return self._checked(rows, wanted, "IMAGE_COLUMN")
-        found = [name for name, each in rows.features.items() if _holds_images(each)]
-        if len(found) != 1:
-            raise DataError(
-                f"{self.where}: {len(found) or 'none'} of its columns hold images. Name one with "
-                f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(rows.column_names)}"
-            )
-        return str(found[0])
-
     def _label_column(self, rows: Any, wanted: str) -> str:
         if wanted:
             return self._checked(rows, wanted, "LABEL_COLUMN")
@@ -139,6 +128,21 @@ class HuggingFaceSource(EncodedSource):
     def _checked(self, rows: Any, wanted: str, key: str) -> str:
         expect_column(rows.column_names, wanted, f"config.DATA.{self._split}.{key}", self._root)
         return wanted
+
+
+def image_column(features: Any, wanted: str, source: DataSource, split: str, place: Any) -> str:
+    """The name of the one column of images, or the one that is wanted."""
+    key = f"config.DATA.{split}.IMAGE_COLUMN"
+    if wanted:
+        expect_column(list(features), wanted, key, place)
+        return wanted
+    found = [name for name, each in features.items() if _holds_images(each)]
+    if len(found) != 1:
+        raise DataError(
+            f"{source.where}: {len(found) or 'none'} of its columns hold images. Name one with "
+            f"{key}.\n  It has: {listing(features)}"
+        )
+    return str(found[0])
 
 
 def _holds_images(feature: Any) -> bool:

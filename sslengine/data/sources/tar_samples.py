@@ -43,10 +43,10 @@ class Samples:
     """Reads shard after shard. What the first image is called says which members are images.
 
     ending: of the members that hold images (IMAGE_COLUMN); "": any that is called like an image.
-    label_key: where in .json the label is, instead of in .cls.
+    label_key: where in .json the label is, instead of in .cls; None: labels are not read.
     """
 
-    def __init__(self, ending: str, label_key: str, where: str) -> None:
+    def __init__(self, ending: str, label_key: str | None, where: str) -> None:
         self._ending = ending.lstrip(".").lower()
         self._label_key, self._where = label_key, where
         self._any = False  # the images are those that end in .png, .jpg, ...
@@ -55,15 +55,22 @@ class Samples:
     def of(self, shard: str) -> Iterator[Sample]:
         try:
             with open(shard, "rb") as file:
-                whole = os.fstat(file.fileno()).st_size
-                limited: Any = _Limited(file)
-                with tarfile.open(fileobj=limited, mode="r:") as tar:
-                    for members in _groups(tar, self._at(shard)):
-                        sample = self._sample(tar, members, shard, whole)
-                        self.without_image += sample is None
-                        if sample is not None:
-                            yield sample
-                    _expect_end(file, tar.offset)
+                yield from self.in_file(file, shard)
+        except OSError as error:
+            raise ShardError(f"{self._at(shard)} cannot be read: {error}") from error
+
+    def in_file(self, file: BinaryIO, shard: str) -> Iterator[Sample]:
+        """shard: what to call it."""
+        try:
+            whole = os.fstat(file.fileno()).st_size
+            limited: Any = _Limited(file)
+            with tarfile.open(fileobj=limited, mode="r:") as tar:
+                for members in _groups(tar, self._at(shard)):
+                    sample = self._sample(tar, members, shard, whole)
+                    self.without_image += sample is None
+                    if sample is not None:
+                        yield sample
+                _expect_end(file, tar.offset)
         except (SSLEngineError, MemoryError):
             raise
         except Exception as error:  # of a tar file that is none, tarfile raises anything
@@ -117,6 +124,8 @@ class Samples:
         return members[self._ending]
 
     def _label_of(self, tar: tarfile.TarFile, members: Members, shard: str) -> Any:
+        if self._label_key is None:
+            return None
         if "cls" in members and not self._label_key:
             return _perhaps_a_list(self._text(tar, members["cls"], shard, LARGEST_LABEL))
         if "json" not in members:

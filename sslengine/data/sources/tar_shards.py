@@ -156,7 +156,7 @@ class TarSource(EncodedSource):
             raise DataError(f"{place}: {error}") from error
 
 
-def _expanded(pattern: str, where: str) -> list[str]:
+def expanded(pattern: str, where: str) -> list[str]:
     try:
         return expand_braces(pattern)
     except ValueError as error:
@@ -176,7 +176,7 @@ def find_shards(pattern: str, where: str) -> list[str]:
     else:
         found = [
             shard
-            for each in _expanded(pattern, where)
+            for each in expanded(pattern, where)
             for shard in (sorted(glob.glob(each)) if glob.has_magic(each) else [each])
         ]
     if not found and path.is_dir():

@@ -57,6 +57,16 @@ def test_each_image_is_in_one_split(
     assert list(split(table(tmp_path, 30), other, train, LABELLED)[1].rows) != list(theirs.rows)
 
 
+def test_a_file_of_several_splits_gives_images_of_train(tmp_path: Path) -> None:
+    images = np.arange(10 * 4 * 4 * 3, dtype=np.uint8).reshape(10, 4, 4, 3)
+    np.savez(tmp_path / "sets.npz", train_images=images, test_images=images[:3] * 0)
+    keys = {"DATA_SOURCES": ["array_file"], "DATA_PATHS": [str(tmp_path / "sets.npz")]}
+    ours, theirs = split(keys, HoldOut(SHARE=0.4), UNLABELLED, UNLABELLED)
+    assert (len(ours), len(theirs)) == (6, 4)
+    for number, row in enumerate(theirs.rows):
+        assert np.array_equal(np.asarray(theirs[0, number]["data"][0]), images[int(row)])
+
+
 def test_groups_are_kept_whole(tmp_path: Path) -> None:
     hold_out = HoldOut(SHARE=0.25, GROUP_COLUMN="patient")
     ours, theirs = split(table(tmp_path, 30), hold_out, UNLABELLED, UNLABELLED)

@@ -114,6 +114,8 @@ OF_PICTURES: dict[str, Callable[[Path], Path]] = {
 TAKES = {"huggingface_dataset": "datasets", "video": "av"}  # packages
 DRAWN = ("shapes", "upright_shapes", "synthetic")
 EVERY = (*OF_PICTURES, "torchvision_dataset", *DRAWN)
+# Without random access: tests of their own, test_stream.py.
+STREAMS = ("webdataset_stream", "huggingface_stream")
 INSTALLED = [each for each in EVERY if each not in TAKES or find_spec(TAKES[each])]
 
 

@@ -1,0 +1,271 @@
+"""Streams: tar shards on a server, and a dataset as the hub ships it. Their images say which they
+are; what belongs where follows from the order of shards and of samples in them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.config.resolve import resolve_dict
+from sslengine.data.feed import DataFeed
+from sslengine.data.options import DataOptions, split_options
+from sslengine.data.sources import tar_stream
+from sslengine.data.sources.base import build_sources
+from sslengine.data.sources.stream import StreamSource
+from sslengine.errors import ConfigError, DataError, UntrustedError
+from sslengine.trust import Opened, closed
+from tests.data.pictures import picture
+from tests.data.sources.test_tar_shards import png, write_shard
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.ranks import RankPool
+from tests.tail import slow_but
+
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
+
+SOURCES = ["webdataset_stream", "huggingface_stream"]
+SHARDS, EACH = 4, 6
+COUNT = SHARDS * EACH
+TENSOR = [{"name": "ToTensor"}]
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # Of these files so many answers end in the middle.
+    cut: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        name = self.path.strip("/")
+        self.server.asked[name] += 1
+        content = source.read()
+        if self.server.cut[name] > 0:
+            self.server.cut[name] -= 1
+            content = content[: len(content) // 2]
+        outputfile.write(content)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stream")
+    for shard in range(SHARDS):
+        numbers = range(shard * EACH, (shard + 1) * EACH)
+        members = {f"{number:04}.png": png(number) for number in numbers}
+        write_shard(root / f"train-{shard}.tar", members)
+    return root
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as serving:
+        serving.cut, serving.asked = Counter(), Counter()
+        thread = threading.Thread(target=serving.serve_forever, args=(0.02,))
+        thread.start()
+        yield serving
+        serving.shutdown()
+        thread.join()
+
+
+@pytest.fixture(params=SOURCES)
+def stream(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
+    """Keys of a split."""
+    if request.param == "webdataset_stream":
+        server: Server = request.getfixturevalue("server")
+        path = f"{server.address}/train-{{0..{SHARDS - 1}}}.tar"
+    else:
+        path = str(hub(folder))
+    return keys(request.param, path)
+
+
+def keys(source: str, path: str, **more: Any) -> dict[str, Any]:
+    return {
+        "DATA_SOURCES": [source], "DATA_PATHS": [path], "LENGTH": COUNT, "LABEL_TYPE": "zero",
+        "BATCHSIZE_PER_REPLICA": 3, "READ_RETRY_WAIT": 0.01, "TRANSFORMS": TENSOR, **more,
+    }  # fmt: skip
+
+
+def hub(folder: Path) -> Path:
+    """A folder of parquet files, which `datasets` writes."""
+    datasets: Any = pytest.importorskip("datasets", reason="reads its data sets")
+    kinds = datasets.Features({"image": datasets.Image()})
+    for shard in range(SHARDS):
+        numbers = range(shard * EACH, (shard + 1) * EACH)
+        file = folder / "hub" / "data" / f"train-{shard:05}-of-{SHARDS:05}.parquet"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            images = [{"bytes": png(number), "path": None} for number in numbers]
+            rows = datasets.Dataset.from_dict({"image": images}, features=kinds)
+            rows.to_parquet(str(file))
+    return folder / "hub"
+
+
+KNOWN = {picture(number).tobytes(): number for number in range(COUNT)}
+
+
+def numbers(
+    split: dict[str, Any], workers: int = 0, first: int = 0, epoch: int = 0, rank: int = 0,
+    ranks: int = 1,
+) -> list[list[int]]:  # fmt: skip
+    """Which images are in each batch."""
+    options = DataOptions(TRAIN=split_options(**split), NUM_DATALOADER_WORKERS=workers)
+    feed = DataFeed(options, "TRAIN", training=True, seed=5, rank=rank, world_size=ranks)
+    try:
+        batches = [batch["data"][0] for batch in feed.batches(epoch, first)]
+    finally:
+        feed.close()
+    as_bytes = [(255 * each).round().byte().permute(0, 2, 3, 1).numpy() for each in batches]
+    return [[KNOWN[image.tobytes()] for image in batch] for batch in as_bytes]
+
+
+def flat(lists: Any) -> list[Any]:
+    return list(chain.from_iterable(lists))
+
+
+def test_each_sample_once_over_ranks_and_lanes(stream: dict[str, Any]) -> None:
+    split = {**stream, "LANES": 2, "SHUFFLE": 4}
+    ranks = [numbers(split, rank=rank, ranks=2) for rank in range(2)]
+    assert sorted(flat(flat(ranks))) == list(range(COUNT))
+    for batch in flat(ranks):  # of one lane, which has one shard here
+        assert len({number // EACH for number in batch}) == 1
+    assert [len(each) for each in ranks] == [4, 4]
+    assert ranks[0] != [numbers(split, epoch=1, rank=0, ranks=2)]
+    in_order = numbers({**stream, "SHUFFLE": 1, "BATCHSIZE_PER_REPLICA": EACH})
+    assert sorted(in_order) == [list(range(n, n + EACH)) for n in range(0, COUNT, EACH)]
+
+
+def test_an_epoch_resumes_at_any_step_with_any_workers(stream: dict[str, Any]) -> None:
+    split = {**stream, "LANES": 2, "SHUFFLE": 4}
+    whole = numbers(split, epoch=3)
+    for first in (1, 2, 5):
+        assert numbers(split, first=first, epoch=3) == whole[first:]
+    assert numbers(split, workers=2, first=1, epoch=3) == whole[1:]
+
+
+def test_an_epoch_longer_than_the_stream_and_a_shorter_one(stream: dict[str, Any]) -> None:
+    longer = numbers({**stream, "LENGTH": COUNT + 10})
+    assert len(flat(longer)) == COUNT + 12  # full batches
+    assert Counter(Counter(flat(longer)).values()) == {1: 12, 2: 12}
+    assert len(numbers({**stream, "LENGTH": 10, "DROP_LAST": True})) == 3
+
+
+def test_a_connection_that_breaks_is_tried_again(server: Server) -> None:
+    split = keys("webdataset_stream", f"{server.address}/train-{{0..3}}.tar")
+    server.cut["train-2.tar"] = 2
+    assert sorted(flat(numbers(split))) == list(range(COUNT))
+    assert server.asked["train-2.tar"] == 3
+    server.cut["train-2.tar"] = 10
+    with pytest.raises(DataError, match=r"part 2 cannot be read \(tried 4 times\): .*bytes came"):
+        numbers(split)
+    before = server.asked.total()
+    with pytest.raises(DataError, match=r"train-9.tar: the server answers 404"):
+        numbers(keys("webdataset_stream", f"{server.address}/train-9.tar"))
+    assert server.asked.total() == before
+
+
+def test_an_unreadable_image_is_replaced_by_one_of_its_batch(tmp_path: Path) -> None:
+    members = {f"{number}.png": png(number) for number in range(6)} | {"4.png": b"no image"}
+    shard = write_shard(tmp_path / "one.tar", members)
+    split = keys("webdataset_stream", str(shard), LENGTH=6, SHUFFLE=1)
+    one, two = numbers(split)
+    assert one == [0, 1, 2]
+    assert two[0] == 3
+    assert two[1] in (3, 5)
+    assert two[2] == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"LENGTH": 0}, "LENGTH: a stream does not say how many images"),
+        ({"LANES": 9}, "4 parts .* for 1 processes with 9 lanes"),
+    ],
+)
+def test_what_a_stream_needs(folder: Path, changes: dict[str, Any], message: str) -> None:
+    split = keys("webdataset_stream", str(folder / "train-{0..3}.tar"), **changes)
+    with pytest.raises(DataError, match=message):
+        numbers(split)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ({"LABEL_TYPE": "sample_index"}, {}, "expected zero, got sample_index"),
+        ({"DATA_LIMIT": 5}, {}, "TRAIN.DATA_LIMIT: has no effect on webdataset_stream"),
+        ({}, {"DATA_SOURCES": ["webdataset_stream"], "LABEL_TYPE": "zero"}, "TEST.DATA_SOURCES: "),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused(
+    folder: Path, train: dict[str, Any], test: dict[str, Any], message: str
+) -> None:
+    split = keys("webdataset_stream", str(folder / "train-0.tar"), **train)
+    with pytest.raises(ConfigError, match=message):
+        resolve_dict({"DATA": {"TRAIN": split, "TEST": test}})
+
+
+def test_no_server_is_contacted_for_a_config_from_elsewhere(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = split_options(**keys("webdataset_stream", f"{server.address}/train-0.tar"))
+    with closed(Opened("theirs.yaml")), pytest.raises(UntrustedError, match="from the network"):
+        build_sources(split, "TRAIN")
+
+
+def test_a_worker_reads_a_shard_once_in_an_epoch(folder: Path) -> None:
+    """As its places follow each other."""
+    split = split_options(**keys("webdataset_stream", str(folder / "train-{0..3}.tar")))
+    (source,) = build_sources(split, "TRAIN")
+    assert isinstance(source, tar_stream.TarStream)
+    opened: list[int] = []
+    part = source.part
+    source.part = lambda number: opened.append(number) or part(number)  # type: ignore[method-assign, func-returns-value]
+    source.distribute(3, 1, 0, 0)
+    for first in range(0, COUNT, 3):
+        StreamSource.fetch(source, 0, 0, range(first, first + 3))
+    assert sorted(opened) == list(range(SHARDS))
+
+
+# --- a run
+
+
+def _changes(path: str, source: str) -> dict[str, Any]:
+    split = keys(source, path, COLLATE_FUNCTION="simclr_collator", SHUFFLE=4, LANES=1)
+    views = [{"name": "ImgReplicatePil", "num_times": 2}, *TENSOR]
+    return {
+        "DATA__TRAIN": {**split, "TRANSFORMS": views},
+        "DATA__NUM_DATALOADER_WORKERS": 0,
+        "OPTIMIZER__num_epochs": 2,
+    }
+
+
+def _resumes(folder: Path, changes: dict[str, Any], after: int) -> None:
+    assert_goes_on_bit_by_bit(folder, after, **changes)
+
+
+@pytest.mark.parametrize("stream", slow_but(["webdataset_stream"], SOURCES), indirect=True)
+def test_a_run_resumes_bit_by_bit(stream: dict[str, Any], tmp_path: Path) -> None:
+    changes = _changes(stream["DATA_PATHS"][0], stream["DATA_SOURCES"][0])
+    _resumes(tmp_path, changes, after=5)  # of 8 in an epoch
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_resumes_bit_by_bit(stream: dict[str, Any], tmp_path: Path) -> None:
+    changes = _changes(stream["DATA_PATHS"][0], stream["DATA_SOURCES"][0])
+    with RankPool(2) as ranks:
+        ranks.run(_resumes, tmp_path, changes, 3)
