@@ -141,12 +141,12 @@ def _by_what(train_labels: Tensor, options: LinearProbeOptions) -> tuple[Labels,
     if options.CHOOSE_ON == "test":
         expect_two(labels)
         return np.arange(len(labels)), np.arange(0), "", "the test images"
-    used, unused, note = _hold_out(labels, options.HELD_OUT)
+    used, unused, note = hold_out(labels, options.HELD_OUT)
     share = f"{len(unused)} of {len(labels)} training images"
     return used, unused, note, share if unused.size else "nothing: it is fixed"
 
 
-def _hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
+def hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
     """The rows to fit, the rows to choose the penalty by, and a note if that is unusual."""
     expect_two(labels)
     split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
