@@ -20,6 +20,7 @@ from sslengine.checkpoint import options as checkpoint_options
 from sslengine.config import options as config_options
 from sslengine.data import options as data_options
 from sslengine.engines import options as engine_options
+from sslengine.engines import sweep_options
 from sslengine.evaluation import label_free
 from sslengine.evaluation import options as evaluation_options
 from sslengine.evaluation.retrieval import options as retrieval_options
@@ -53,6 +54,7 @@ __all__ = [
     "optim",
     "optim_options",
     "retrieval_options",
+    "sweep_options",
     "task",
     "train_steps",
 ]

@@ -29,3 +29,4 @@ HEADS.declare("sslengine.models.heads.siamese_concat_view", "siamese_concat_view
 HEADS.declare("sslengine.models.heads.identity", "identity")
 HEADS.declare("sslengine.models.heads.mobilenet_v3", "mobilenet_v3_head", "mobilenet_v3_head_timm")
 HEADS.declare("sslengine.models.heads.predictor", "predictor_head")
+HEADS.declare("sslengine.models.heads.probes", "linear_probe", "attentive_probe")

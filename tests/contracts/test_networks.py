@@ -77,6 +77,8 @@ HEADS_SMALL: dict[str, Of] = {
             "does_not_change_its_input": "the same"}}),
     "mobilenet_v3_head": head(in_channels=32, mid_channels=16, num_classes=8),
     "mobilenet_v3_head_timm": head(in_channels=32),
+    "linear_probe": head(dims=[32, 8], norm="layer"),
+    "attentive_probe": head(in_dim=32, out_dim=8),
 }  # fmt: skip
 SLOW = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_with_manual_reduction", "ranks_stay_equal_sharded",
         "trains_in_bfloat16", "first_loss_is_close_in_bfloat16")  # fmt: skip
