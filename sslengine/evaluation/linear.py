@@ -20,7 +20,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Chosen, Rows, check_features
+from sslengine.evaluation.features import Chosen, Rows, blocks, check_features
 from sslengine.evaluation.logistic import Classifier, Samples, fit, standardisation
 from sslengine.evaluation.options import LinearProbeOptions
 
@@ -33,6 +33,30 @@ TOLERANCE = 1e-5
 ROWS = 2**14  # scored at once
 
 Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A classifier of features that are standardised, if there is a scale."""
+
+    classifier: Classifier
+    numbers: Tensor  # of the classes
+    scale: tuple[Tensor, Tensor] | None
+
+    def logits(self, features: Rows) -> Tensor:
+        """In float64: a row for each image."""
+        found = []
+        for block in blocks(features):
+            rows = block.to(self.numbers.device).double()
+            rows = rows if self.scale is None else (rows - self.scale[0]) / self.scale[1]
+            found.append(self.classifier.scores(rows))
+        return torch.cat(found)
+
+    def places(self, labels: Tensor) -> Tensor:
+        """Of class numbers; of a class that no training image has, the number of classes."""
+        labels = labels.to(self.numbers.device)
+        place = torch.searchsorted(self.numbers, labels).clamp(max=len(self.numbers) - 1)
+        return torch.where(self.numbers[place] == labels, place, len(self.numbers))
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,8 @@ class LinearProbe:
     chosen_on: str = ""
     # 95 % interval of the test accuracy where it is no accuracy but mAP.
     interval: list[float] = field(default_factory=list)
+    # None: of several classes of an image.
+    fitted: Fitted | None = None
 
 
 @torch.no_grad()
@@ -103,7 +129,10 @@ def linear_probe(
             options.MAX_ITERATIONS,
         )
     accuracy = accuracy_of(classifier, test, numbers)
-    return LinearProbe(accuracy, held_out_accuracy, penalty, converged, note, chosen_on)
+    return LinearProbe(
+        accuracy, held_out_accuracy, penalty, converged, note, chosen_on,
+        fitted=Fitted(classifier, numbers, scale),
+    )  # fmt: skip
 
 
 def _by_what(train_labels: Tensor, options: LinearProbeOptions) -> tuple[Labels, Labels, str, str]:

@@ -14,6 +14,7 @@ LOSSES.declare("sslengine.methods.ibot", "ibot_loss")
 LOSSES.declare("sslengine.methods.dinov2", "dinov2_loss")
 LOSSES.declare("sslengine.methods.ijepa", "ijepa_loss")
 LOSSES.declare("sslengine.methods.simmim", "simmim_loss")
+LOSSES.declare("sslengine.methods.data2vec", "data2vec_loss")
 LOSSES.declare("sslengine.methods.deepclusterv2", "deepclusterv2_loss")
 LOSSES.declare("sslengine.methods.memory_bank", "nce_loss_with_memory")
 LOSSES.declare(

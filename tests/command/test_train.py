@@ -45,7 +45,9 @@ def config_of(*arguments: str) -> Any:
 @pytest.mark.parametrize("method", slow_but(["mae"], methods()))
 def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
     model = (
-        [] if method in ("mae", "ijepa", "simmim") else ["--model", TINY.get(method, "resnet10t")]
+        []
+        if method in ("mae", "ijepa", "simmim", "data2vec")
+        else ["--model", TINY.get(method, "resnet10t")]
     )
     arguments = ["--method", method, *model, *SMALL, *FEWER.get(method, [])]
     out = tmp_path / "run"

@@ -116,6 +116,9 @@ METHODS: dict[str, Of] = {
         "config=quickstart/simmim", *TINY_VIT, *MASK_4,
         "config.MODEL.HEAD.PARAMS=[[pixel_head,{in_dim:auto,stride:4}]]",
     ), more={"also": [EQUAL]}),
+    "data2vec_loss": Of(overrides=(
+        "config=quickstart/data2vec", *TINY_VIT, MASK_4[0], "config.LOSS.data2vec_loss.top_layers=1",
+    ), more={"also": [EQUAL]}),
 }  # fmt: skip
 MODELS_SMALL: dict[str, Of] = {
     "mae": Of(overrides=(
