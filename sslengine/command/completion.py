@@ -51,7 +51,8 @@ def _flags(verb: str) -> dict[str, list[str] | None]:
     for action in _actions(verb):
         for name in action.option_strings:
             if name.startswith("--"):
-                named = KINDS[NAMED[name]]() if name in NAMED else action.choices or ()
+                taken = name in NAMED and (verb, name) != ("convert", "--to")
+                named = KINDS[NAMED[name]]() if taken else action.choices or ()
                 found[name] = None if action.nargs == 0 else list(named)
     return found
 

@@ -149,6 +149,8 @@ def test_images_of_many_bands_or_more_than_8_bits(
         run,
         *SMALL,
     ]
+    assert main(["doctor", images]) == 0
+    assert f"{values.shape[3]} bands of uint16" in capsys.readouterr().out
     assert main(["train", images, *arguments, "--show"]) == 0
     _, bands, _, *shown = capsys.readouterr().out.splitlines()
     assert f"{values.shape[3]} band" in bands
