@@ -42,7 +42,11 @@ def words(verb: str) -> list[str]:
 def _actions(verb: str) -> list[argparse.Action]:
     parser: argparse.ArgumentParser
     parser = importlib.import_module(f"sslengine.command.{verb}").make_parser()
-    return parser._actions
+    actions = list(parser._actions)
+    for kinds in [each for each in actions if isinstance(each, argparse._SubParsersAction)]:
+        inner = [action for each in kinds.choices.values() for action in each._actions]
+        actions += [action for action in inner if action.option_strings]
+    return actions
 
 
 def _flags(verb: str) -> dict[str, list[str] | None]:

@@ -22,7 +22,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sslengine.errors import CheckpointError, ExportError
+from sslengine.errors import CheckpointError, ConfigError, ExportError
 from sslengine.registry import import_dotted
 
 OWN = ("vissl", "sslengine")
@@ -53,15 +53,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    given = parser.parse_intermixed_args(arguments)
+    given = make_parser().parse_intermixed_args(arguments)
     for form in (given.to, *([given.made_by] if given.made_by else [])):
         if form not in OWN and form.partition(":")[0] not in LIBRARIES:
-            parser.error(f"expected one of {', '.join(FORMS)}; got {form}")
+            raise ConfigError(f"expected one of {', '.join(FORMS)}; got {form}")
     if given.file.suffix == ".safetensors" and given.to in OWN:
-        parser.error(f"a file of {given.to} has parts inside parts, which safetensors cannot hold")
+        raise ConfigError(
+            f"--out: a file of {given.to} has parts inside parts, which safetensors cannot hold."
+        )
     if given.file.exists():
-        parser.error(f"{given.file} exists; it is not overwritten")
+        raise ConfigError(f"{given.file} exists; it is not overwritten")
     convert = import_dotted("sslengine.command.converted_weights:convert")
     try:
         print("\n".join(convert(given)))

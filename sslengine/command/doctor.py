@@ -126,7 +126,7 @@ def of_images(given: str, every: bool) -> Iterator[Finding]:
         yield from _other_files(found.path)
     bands = import_dotted("sslengine.command.bands:look")(found)
     if bands:
-        yield Finding("pixels", f"{len(bands.mean)} bands of {bands.dtype}", str(bands))
+        yield Finding("pixels", str(bands))
         found = found.stored()
     if found.has_classes:
         yield from _classes(found.source)
