@@ -48,7 +48,9 @@ TRANSFORMS.declare(
     "ImgPilResizeLargerSide",
     "MNISTImgPil2RGB",
 )
-TRANSFORMS.declare("sslengine.data.augment.transforms.masking", "MaskedImageModeling")
+TRANSFORMS.declare(
+    "sslengine.data.augment.transforms.masking", "MaskedImageModeling", "RandomPatchMask"
+)
 TRANSFORMS.declare("sslengine.data.augment.transforms.one_hot", "OneHotEncode")
 TRANSFORMS.declare("sslengine.data.augment.transforms.lab", "ImgPil2LabTensor")
 TRANSFORMS.declare(

@@ -330,8 +330,8 @@ class SplitOptions:
             yield f"DATA_SOURCES: a stream cannot be combined with another source; got {name}."
         if self.LABEL_TYPE != "zero":
             yield (
-                f"LABEL_TYPE: {name} is a stream, whose samples have neither labels nor numbers "
-                f"of their own; expected zero, got {self.LABEL_TYPE}. A method that needs "
+                f"LABEL_TYPE: {name} is a stream, whose samples have neither labels nor "
+                f"numbers; expected zero, got {self.LABEL_TYPE}. A method that needs "
                 f"sample_index takes data with random access."
             )
         default = type(self)()

@@ -7,16 +7,20 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
+from sslengine.evaluation.features import Rows, rows_at
 from sslengine.evaluation.label_free.inputs import Inputs, measure
+from sslengine.evaluation.label_free.metric import sub_sample
 
 NO_VIEWS = dict.fromkeys(("views", "projections", "previous"), "`sslengine rank` computes it")
 
 
-def label_free(features: Tensor, names: Sequence[str]) -> dict[str, Any]:
+def label_free(features: Rows, names: Sequence[str]) -> dict[str, Any]:
     """Of the images of TRAIN; value, number of images, and why there is no value."""
-    found = measure(Inputs(features.flatten(1), missing=NO_VIEWS), names) if names else {}
+    if not names:
+        return {}
+    some = rows_at(features, sub_sample(len(features))).flatten(1)
+    found = measure(Inputs(some, missing=NO_VIEWS), names)
     return {name: each.as_json() for name, each in found.items()}
 
 

@@ -1,7 +1,8 @@
-"""`config.EXTRACT_FEATURES`, `CLUSTERFIT`: which features are written, and what is made of them."""
+"""`config.EXTRACT_FEATURES`, `CLUSTERFIT`, `FINETUNE`: the options of engines."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -72,3 +73,16 @@ class ClusterFitOptions:
         yield from (f"FEATURES.{text}" for text in one_of(features, "TEST_PARTITION", *kinds))
         if features.DIMENSIONALITY_REDUCTION < 0:
             yield "FEATURES.DIMENSIONALITY_REDUCTION: expected 1 or more, or 0 for none."
+
+
+@section("FINETUNE")
+@dataclass
+class FinetuneOptions:
+    # The name of the row in the table, and the start of the folders' names in `finetune`.
+    NAME: str = "finetune"
+    # Also train the same network from random weights, for comparison.
+    UNTRAINED: bool = True
+
+    def check(self) -> Iterator[str]:
+        if not re.fullmatch(r"[\w.%+-]+", self.NAME) or self.NAME.startswith("."):
+            yield f"NAME: expected letters, digits, and - _ . % +; got {self.NAME!r}."

@@ -40,12 +40,17 @@ log = logging.getLogger("sslengine")
 @register_engine("train")
 def train(run: Run) -> bool:
     """Returns whether it has trained: not where the run was complete, or only tests."""
+    return train_task(run)[1]
+
+
+def train_task(run: Run) -> tuple[Any, bool]:
+    """The task at its end, and whether it has trained."""
     task = TASKS.get(read(run.config, TrainerOptions).TASK_NAME)(
         run.config, run.run_dir, run.device
     )
     task.prepare()
     with owned(run.run_dir):
-        return _train(task, run)
+        return task, _train(task, run)
 
 
 def _train(task: Any, run: Run) -> bool:

@@ -8,10 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sslengine.distributed.collectives import any_rank
+from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import DataError
 
 # Rows of a block.
 BLOCK = 8192
+# Numbers of a matrix that is read whole: 256 MB in single precision.
+SMALL = 2**26
 
 
 class Rows(Protocol):
@@ -23,10 +27,42 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice) -> Any: ...
 
 
-def blocks(features: Rows, size: int = BLOCK) -> Iterator[Tensor]:
-    """As matrices, in the order of the rows."""
-    for start in range(0, len(features), size):
-        yield torch.as_tensor(features[start : start + size]).flatten(1)
+class Chosen:
+    """Some rows of others, whose numbers ascend, as if they were a matrix."""
+
+    def __init__(self, rows: Rows, numbers: Tensor) -> None:
+        self._rows, self._numbers = rows, numbers.cpu()
+        self.shape = torch.Size([len(numbers), *rows.shape[1:]])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        some = self._numbers[rows]
+        if not len(some):
+            return torch.as_tensor(self._rows[0:0])
+        first = int(some[0])
+        block = torch.as_tensor(self._rows[first : int(some[-1]) + 1])
+        return block[(some - first).to(block.device)]
+
+
+def held(features: Rows) -> Rows:
+    """In memory, if they are few."""
+    few = torch.Size(features.shape).numel() <= SMALL
+    return torch.as_tensor(features[0 : len(features)]) if few else features
+
+
+def own_share(count: int, over_ranks: bool) -> range:
+    """Which of so many rows this rank computes; all of them, if ranks do not share the work."""
+    ranks, own = (world_size(), rank()) if over_ranks else (1, 0)
+    return range(count * own // ranks, count * (own + 1) // ranks)
+
+
+def blocks(features: Rows, size: int = BLOCK, among: range | None = None) -> Iterator[Tensor]:
+    """As matrices, in the order of the rows. among: of these rows alone."""
+    among = range(len(features)) if among is None else among
+    for start in range(among.start, among.stop, size):
+        yield torch.as_tensor(features[start : min(start + size, among.stop)]).flatten(1)
 
 
 def rows_at(features: Rows, numbers: Tensor) -> Tensor:
@@ -40,13 +76,19 @@ def rows_at(features: Rows, numbers: Tensor) -> Tensor:
     return torch.cat(found) if found else torch.as_tensor(features[0:0])
 
 
-def expect_finite(features: Rows, split: str) -> None:
-    if not all(block.isfinite().all() for block in blocks(features)):
+def expect_finite(features: Rows, split: str, over_ranks: bool = False) -> None:
+    among = own_share(len(features), over_ranks)
+    bad = not all(block.isfinite().all() for block in blocks(features, among=among))
+    if any_rank(bad) if over_ranks else bad:
         raise DataError(f"some {split} features are NaN or infinite.")
 
 
 def check_features(
-    judge: str, train_features: Tensor, train_labels: Tensor, test_features: Tensor
+    judge: str,
+    train_features: Rows,
+    train_labels: Tensor,
+    test_features: Rows,
+    over_ranks: bool = False,
 ) -> None:
     """Raise DataError unless rows are finite, of one width, and training rows have classes."""
     if train_labels.shape[:1] != train_features.shape[:1] or train_labels.ndim > 2:
@@ -65,5 +107,7 @@ def check_features(
             f"Do they come from one model and one layer?"
         )
     for split, features in (("training", train_features), ("test", test_features)):
-        if not features.isfinite().all():
-            raise DataError(f"{judge}: some {split} features are NaN or infinite.")
+        try:
+            expect_finite(features, split, over_ranks)
+        except DataError as error:
+            raise DataError(f"{judge}: {error}") from None

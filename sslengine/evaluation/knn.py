@@ -13,13 +13,15 @@ with equal votes the lower number wins. One search serves any number of values o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.features import check_features
-from sslengine.evaluation.neighbours import PIECE, Found, search
+from sslengine.evaluation.features import Rows, check_features, own_share
+from sslengine.evaluation.neighbours import PIECE, Found, pieces_of, search
 from sslengine.evaluation.options import Metric
 
 NAME = "Nearest neighbours"
@@ -42,9 +44,8 @@ def knn_votes(
     Features are N x anything, labels N class numbers.
     """
     _expect_numbers(train_features, train_labels, test_features)
-    return votes(
-        knn_search(train_features, test_features, k, metric, piece), train_labels, k, sigma
-    )
+    found = knn_search(train_features, test_features, k, metric, piece=piece)
+    return votes(found, train_labels, k, sigma)
 
 
 def votes(found: Found, labels: Tensor, k: int, sigma: float | None = 0.1) -> Tensor:
@@ -53,27 +54,34 @@ def votes(found: Found, labels: Tensor, k: int, sigma: float | None = 0.1) -> Te
     return counted
 
 
-def _expect_numbers(train: Tensor, labels: Tensor, test: Tensor) -> None:
-    check_features(NAME, train, labels, test)
+def _expect_numbers(train: Rows, labels: Tensor, test: Rows, over_ranks: bool = False) -> None:
+    check_features(NAME, train, labels, test, over_ranks)
     if labels.ndim != 1:
         raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
 
 
 @torch.no_grad()
 def knn_curve(
-    train_features: Tensor,
+    train_features: Rows,
     train_labels: Tensor,
-    test_features: Tensor,
+    test_features: Rows,
     test_labels: Tensor,
     ks: Sequence[int],
     sigma: float | None = 0.1,
     metric: Metric = "cosine",
     top: Sequence[int] = (1,),
+    device: torch.device | None = None,
+    over_ranks: bool = False,
 ) -> dict[int, list[float]]:
-    """For each k the percentages of test features with their class among the `top` best ones."""
-    _expect_numbers(train_features, train_labels, test_features)
-    found = knn_search(train_features, test_features, max(ks), metric)
-    return curve(found, train_labels, test_labels, ks, sigma, top)
+    """For each k the percentages of test features with their class among the `top` best ones.
+
+    over_ranks: all ranks call it, with the same features, and each takes its share of the queries.
+    """
+    _expect_numbers(train_features, train_labels, test_features, over_ranks)
+    among = own_share(len(test_features), over_ranks)
+    found = knn_search(train_features, test_features, max(ks), metric, device=device, among=among)
+    wanted = test_labels[among.start : among.stop]
+    return curve(found, train_labels, wanted, ks, sigma, top, over_ranks)
 
 
 @torch.no_grad()
@@ -92,18 +100,23 @@ def knn_within(
 
 def curve(
     found: Found, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
-    top: Sequence[int],
+    top: Sequence[int], over_ranks: bool = False,
 ) -> dict[int, list[float]]:  # fmt: skip
-    classes, order = int(labels.max()) + 1, sorted(ks)
-    hits = {k: [0.0] * len(top) for k in order}
-    stride = max(1, COUNTED // classes)
-    for start in range(0, len(wanted), stride):
-        part = slice(start, start + stride)
-        some = Found(found.similarities[part], found.rows[part])
-        for k, counted in zip(order, _votes(some, labels, classes, order, sigma)):
+    """For each k the percentages of queries with their class among the best ones."""
+    classes, order = int(labels.max()) + 1, sorted({*ks})
+    labels, wanted = (each.to(found.rows.device) for each in (labels, wanted))
+    # Of each k a row of hits, and the number of queries.
+    hits = torch.zeros(len(order), len(top) + 1, dtype=torch.float64, device=labels.device)
+    hits[:, -1] = len(wanted)
+    for part in pieces_of(range(len(wanted)), max(1, COUNTED // classes)):
+        some = slice(part.start, part.stop)
+        near = Found(found.similarities[some], found.rows[some])
+        for row, counted in zip(hits, _votes(near, labels, classes, order, sigma)):
             for place, count in enumerate(top):
-                hits[k][place] += float(_hits(counted, wanted[part], count).sum())
-    return {k: [100.0 * each / len(wanted) for each in hits[k]] for k in ks}
+                row[place] += _hits(counted, wanted[some], count).sum()
+    hits = sum_in_place(hits) if over_ranks else hits
+    shares = dict(zip(order, (100.0 * hits[:, :-1] / hits[:, -1:]).tolist(), strict=True))
+    return {k: shares[k] for k in ks}
 
 
 @torch.no_grad()
@@ -122,11 +135,37 @@ def knn_scores(
     that class. A class without votes has the score 0.
     """
     check_features(NAME, train_features, train_rows, test_features)
-    found = knn_search(train_features, test_features, k, metric, piece)
+    found = knn_search(train_features, test_features, k, metric, piece=piece)
+    return _scores(found, train_rows, k, sigma)
+
+
+@torch.no_grad()
+def knn_scores_curve(
+    train_features: Rows,
+    train_rows: Tensor,
+    test_features: Rows,
+    ks: Sequence[int],
+    sigma: float | None = 0.1,
+    metric: Metric = "cosine",
+    device: torch.device | None = None,
+    over_ranks: bool = False,
+) -> Iterator[tuple[int, Tensor]]:
+    """The same for each k, from one search. over_ranks: as in knn_curve."""
+    check_features(NAME, train_features, train_rows, test_features, over_ranks)
+    among = own_share(len(test_features), over_ranks)
+    found = knn_search(train_features, test_features, max(ks), metric, device=device, among=among)
+    for k in sorted({*ks}):
+        scores = _scores(found, train_rows, k, sigma)
+        yield k, gather(scores).rows if over_ranks else scores
+
+
+def _scores(found: Found, train_rows: Tensor, k: int, sigma: float | None) -> Tensor:
+    train_rows = train_rows.to(found.rows.device)
     shown, known = (train_rows > 0).double(), (train_rows >= 0).double()
-    scores = shown.new_zeros(len(test_features), train_rows.shape[1])
+    scores = shown.new_zeros(len(found.rows), train_rows.shape[1])
     rows = max(1, COUNTED // (k * train_rows.shape[1]))
-    for some, neighbours, scored in zip(*(each.split(rows) for each in (*found, scores))):
+    near = (each[:, :k] for each in found)
+    for some, neighbours, scored in zip(*(each.split(rows) for each in (*near, scores))):
         weights = _weights(some, sigma)
         votes, of = (
             torch.einsum("nk,nkc->nc", weights, each[neighbours]) for each in (shown, known)
@@ -135,16 +174,14 @@ def knn_scores(
     return scores
 
 
-def knn_search(
-    train: Tensor, test: Tensor, k: int, metric: Metric = "cosine", piece: int = PIECE
-) -> Found:
-    """For `curve` and `votes`, which may use fewer neighbours."""
+def knn_search(train: Rows, test: Rows, k: int, metric: Metric = "cosine", **how: Any) -> Found:
+    """For `curve` and `votes`, which may use fewer neighbours. how: of neighbours.search."""
     if not 1 <= k <= len(train):
         raise ConfigError(
             f"{NAME}: config.NEAREST_NEIGHBOR.TOPK: expected 1 to {len(train)}, the number of "
             f"training features; got {k}."
         )
-    return search(train, test, k, metric, piece=piece)
+    return search(train, test, k, metric, **how)
 
 
 def _votes(

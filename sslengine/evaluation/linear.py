@@ -10,7 +10,7 @@ FIXED_PENALTY, and the result's note says so.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluation.features import check_features
+from sslengine.evaluation.features import Chosen, Rows, blocks, check_features
 from sslengine.evaluation.logistic import Classifier, Samples, fit, standardisation
 from sslengine.evaluation.options import LinearProbeOptions
 
@@ -29,10 +29,34 @@ logger = logging.getLogger(__name__)
 # Used if there are too few samples to choose the penalty.
 FIXED_PENALTY = 0.01
 # Of the gradient, where a classifier has converged.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
 ROWS = 2**14  # scored at once
 
 Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A classifier of features that are standardised, if there is a scale."""
+
+    classifier: Classifier
+    numbers: Tensor  # of the classes
+    scale: tuple[Tensor, Tensor] | None
+
+    def logits(self, features: Rows) -> Tensor:
+        """In float64: a row for each image."""
+        found = []
+        for block in blocks(features):
+            rows = block.to(self.numbers.device).double()
+            rows = rows if self.scale is None else (rows - self.scale[0]) / self.scale[1]
+            found.append(self.classifier.scores(rows))
+        return torch.cat(found)
+
+    def places(self, labels: Tensor) -> Tensor:
+        """Of class numbers; of a class that no training image has, the number of classes."""
+        labels = labels.to(self.numbers.device)
+        place = torch.searchsorted(self.numbers, labels).clamp(max=len(self.numbers) - 1)
+        return torch.where(self.numbers[place] == labels, place, len(self.numbers))
 
 
 @dataclass(frozen=True)
@@ -47,52 +71,84 @@ class LinearProbe:
     converged: bool
     # How the penalty was chosen, if that was unusual.
     note: str = ""
+    # By what it was chosen.
+    chosen_on: str = ""
+    # 95 % interval of the test accuracy where it is no accuracy but mAP.
+    interval: list[float] = field(default_factory=list)
+    # None: of several classes of an image.
+    fitted: Fitted | None = None
 
 
+@torch.no_grad()
 def linear_probe(
-    train_features: Tensor,
+    train_features: Rows,
     train_labels: Tensor,
-    test_features: Tensor,
+    test_features: Rows,
     test_labels: Tensor,
     options: LinearProbeOptions | None = None,
+    device: torch.device | None = None,
+    over_ranks: bool = False,
 ) -> LinearProbe:
-    """Fit on the training features, test on the test features: N x anything; in float64."""
-    check_features("Linear probe", train_features, train_labels, test_features)
+    """Fit on the training features, test on the test features: N x anything; in float64.
+
+    over_ranks: all ranks call it, with the same features, and share the samples.
+    """
+    check_features("Linear probe", train_features, train_labels, test_features, over_ranks)
     if train_labels.ndim != 1:
         raise DataError("Linear probe: labels are rows of indicators; see linear_probe_of_many.")
     options = options or LinearProbeOptions()
-    used, unused, note = _hold_out(train_labels.cpu().numpy(), options.HELD_OUT)
+    used, unused, note, chosen_on = _by_what(train_labels, options)
     if note:
         logger.warning("Linear probe: %s.", note)
-    scale = standardisation(train_features)
+    how: dict[str, Any] = {"device": device, "over_ranks": over_ranks}
+    scale = standardisation(train_features, **how) if options.STANDARDISE else None
     # Numbers of classes that no training sample has would take part in the sum of chances.
     numbers, labels = train_labels.unique(return_inverse=True)
+    numbers = numbers.to(device)
 
-    def samples(rows: Tensor | slice, dtype: torch.dtype = torch.float64) -> Samples:
-        return Samples(train_features[rows], labels[rows], len(numbers), scale, dtype)
+    def samples(rows: Labels | None, dtype: torch.dtype = torch.float64) -> Samples:
+        if rows is None:
+            return Samples(train_features, labels, len(numbers), scale, dtype, **how)
+        some = torch.from_numpy(np.sort(rows))
+        chosen = Chosen(train_features, some)
+        return Samples(chosen, labels[some.to(labels.device)], len(numbers), scale, dtype, **how)
 
+    test = Samples(test_features, test_labels, len(numbers), scale, **how)
     penalty, held_out_accuracy, start = FIXED_PENALTY, float("nan"), None
-    if unused.size:
+    if options.CHOOSE_ON == "test":
+        penalty, _, start = _choose_penalty(samples(None), test, options, numbers)
+    elif unused.size:
         # In single precision, which takes half the time: only which penalty is best matters.
-        sets = (samples(torch.from_numpy(each), torch.float32) for each in (used, unused))
-        fitted, held_out = sets
+        fitted, held_out = (samples(each, torch.float32) for each in (used, unused))
         penalty, held_out_accuracy, start = _choose_penalty(fitted, held_out, options)
-    classifier, converged = _fit(samples(slice(None)), penalty, options, start)
+    classifier, converged = _fit(samples(None), penalty, options, start)
     if not converged:
         logger.warning(
             "The linear probe has not converged in %d iterations "
             "(config.LINEAR_PROBE.MAX_ITERATIONS): its accuracy may be too low.",
             options.MAX_ITERATIONS,
         )
-    test = Samples(test_features, test_labels, len(numbers), scale)
     accuracy = accuracy_of(classifier, test, numbers)
-    return LinearProbe(accuracy, held_out_accuracy, penalty, converged, note)
+    return LinearProbe(
+        accuracy, held_out_accuracy, penalty, converged, note, chosen_on,
+        fitted=Fitted(classifier, numbers, scale),
+    )  # fmt: skip
 
 
-def _hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
+def _by_what(train_labels: Tensor, options: LinearProbeOptions) -> tuple[Labels, Labels, str, str]:
+    """The rows to fit and those to choose by, a note if that is unusual, and what chooses."""
+    labels: Labels = train_labels.cpu().numpy()
+    if options.CHOOSE_ON == "test":
+        expect_two(labels)
+        return np.arange(len(labels)), np.arange(0), "", "the test images"
+    used, unused, note = hold_out(labels, options.HELD_OUT)
+    share = f"{len(unused)} of {len(labels)} training images"
+    return used, unused, note, share if unused.size else "nothing: it is fixed"
+
+
+def hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
     """The rows to fit, the rows to choose the penalty by, and a note if that is unusual."""
-    if len(np.unique(labels)) < 2:
-        raise DataError(f"Linear probe: the {len(labels)} training labels are all the same.")
+    expect_two(labels)
     split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
         n_splits=1, test_size=share, random_state=0
     )
@@ -120,18 +176,23 @@ def _hold_out_of_each(labels: Labels, share: float) -> tuple[Labels, Labels, str
     return np.flatnonzero(~held), np.flatnonzero(held), note
 
 
+def expect_two(labels: Labels) -> None:
+    if len(np.unique(labels)) < 2:
+        raise DataError(f"Linear probe: the {len(labels)} training labels are all the same.")
+
+
 def _choose_penalty(
-    used: Samples, held_out: Samples, options: LinearProbeOptions
+    used: Samples, held_out: Samples, options: LinearProbeOptions, numbers: Tensor | None = None
 ) -> tuple[float, float, Classifier | None]:
-    """The penalty with the best held-out accuracy, that accuracy, and its classifier.
+    """The penalty with the best accuracy, that accuracy, and its classifier.
 
     Tries strong penalties first, until the accuracy falls: weak ones take most of the time.
     """
     chosen, best, classifier, last = 0.0, -1.0, None, None
     for penalty in sorted(options.PENALTIES, reverse=True):
         last, _ = _fit(used, penalty, options, last)
-        accuracy = accuracy_of(last, held_out)
-        if accuracy < best:
+        accuracy = accuracy_of(last, held_out, numbers)
+        if accuracy < best and not options.TRY_ALL:
             break
         if accuracy > best:
             chosen, best, classifier = penalty, accuracy, last
@@ -142,14 +203,15 @@ def _fit(
     samples: Samples, penalty: float, options: LinearProbeOptions, start: Classifier | None
 ) -> tuple[Classifier, bool]:
     """A classifier, and whether it has converged."""
-    found = fit(samples, [penalty], start, TOLERANCE, options.MAX_ITERATIONS)
+    strength = penalty / (len(samples) if options.PENALTY_ON == "sum" else 1)
+    found = fit(samples, [strength], start, TOLERANCE, options.MAX_ITERATIONS)
     return found.classifiers[0], found.converged[0]
 
 
 def accuracy_of(classifier: Classifier, samples: Samples, numbers: Tensor | None = None) -> float:
     """In percent. numbers: those of the classes, if the labels are not places among them."""
-    right = 0
+    right = torch.zeros((), dtype=torch.float64, device=samples.labels.device)
     for features, labels in samples.pieces(ROWS):
         best = classifier.scores(features).argmax(dim=1)
-        right += int(((best if numbers is None else numbers[best]) == labels).sum())
-    return 100.0 * right / len(samples)
+        right += ((best if numbers is None else numbers[best]) == labels).sum()
+    return 100.0 * float(samples.summed(right)) / len(samples)

@@ -1,34 +1,36 @@
 """A linear probe for images of several classes: a logistic regression for each class.
 
-Each is fitted on the images whose indicator for the class is known. One penalty for all classes
-is chosen, as in `linear.py`, by the mean average precision on held-out training images. A class is
-left out if all its known indicators in the training set are equal.
+Each is fitted on the images whose indicator for the class is known, all of them at once. One
+penalty for all classes is chosen, as in `linear.py`, by the mean average precision on held-out
+training images. A class is left out if all its known indicators in the training set are equal.
 """
 
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
+from torch.nn.functional import softplus
 
+from sslengine.distributed.collectives import gather
 from sslengine.errors import DataError
-from sslengine.evaluation.features import check_features
-from sslengine.evaluation.linear import LinearProbe
+from sslengine.evaluation.features import Chosen, Rows, check_features
+from sslengine.evaluation.intervals import of_resamples
+from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe
+from sslengine.evaluation.logistic import (
+    Classifier,
+    Samples,
+    curvature,
+    rows_at_once,
+    standardisation,
+)
+from sslengine.evaluation.minimise import minimise
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.meters.average_precision import average_precision
 
 logger = logging.getLogger(__name__)
-
-Features = NDArray[np.float64]
-Rows = NDArray[np.int8]
 
 
 def mean_average_precision(scores: Tensor, rows: Tensor) -> float:
@@ -36,101 +38,121 @@ def mean_average_precision(scores: Tensor, rows: Tensor) -> float:
     return 100.0 * float(average_precision(scores, rows.to(scores.device)).nanmean())
 
 
+@torch.no_grad()
 def linear_probe_of_many(
-    train_features: Tensor,
+    train_features: Rows,
     train_rows: Tensor,
-    test_features: Tensor,
+    test_features: Rows,
     test_rows: Tensor,
     options: LinearProbeOptions | None = None,
+    device: torch.device | None = None,
+    over_ranks: bool = False,
 ) -> LinearProbe:
     """As linear_probe, with indicators in place of class numbers; its accuracies are mAP."""
-    check_features("Linear probe", train_features, train_rows, test_features)
+    check_features("Linear probe", train_features, train_rows, test_features, over_ranks)
     options = options or LinearProbeOptions()
-    scale: Any = StandardScaler()  # type: ignore[no-untyped-call]
-    train, test = (
-        scale.fit_transform(_matrix(train_features)),
-        scale.transform(_matrix(test_features)),
-    )
-    rows = train_rows.cpu().numpy()
-    held = _held_out(len(rows), options.HELD_OUT)
-    classes = _fitted(rows[~held])
-    if not classes.size:
-        raise DataError(
-            "Linear probe: no class has both images that show it and images that do not."
-        )
-    probe = _Probe(classes, options.MAX_ITERATIONS)
-    chosen, best = 0.0, -1.0
-    for penalty in sorted(options.PENALTIES, reverse=True):
-        probe.fit(train[~held], rows[~held], penalty)
-        found = probe.measure(train[held], torch.from_numpy(rows[held]))
-        if found < best:
-            break
-        if found > best or not chosen:
-            chosen, best = penalty, found
-    probe = _Probe(_fitted(rows), options.MAX_ITERATIONS)
-    converged = probe.fit(train, rows, chosen)
-    if not converged:
+    how: dict[str, Any] = {"device": device, "over_ranks": over_ranks}
+    scale = standardisation(train_features, **how) if options.STANDARDISE else None
+    count, width = train_rows.shape
+
+    def samples(features: Rows, rows: Tensor, chosen: Tensor | None = None) -> Samples:
+        if chosen is not None:
+            features, rows = Chosen(features, chosen), rows[chosen.to(rows.device)]
+        return Samples(features, rows, width, scale, **how)
+
+    train, test = samples(train_features, train_rows), samples(test_features, test_rows)
+    used, held, chosen_on = train, test, "the test images"
+    if options.CHOOSE_ON == "train":
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        few = max(1, round(options.HELD_OUT * count))
+        used = samples(train_features, train_rows, order[few:].sort().values)
+        held = samples(train_features, train_rows, order[:few].sort().values)
+        chosen_on = f"{few} of {count} training images"
+    penalty, best = _choose_penalty(_Probe(used, options), held, options)
+    probe = _Probe(train, options)
+    if not probe.fit(penalty):
         logger.warning(
             "The linear probe has not converged in %d iterations "
             "(config.LINEAR_PROBE.MAX_ITERATIONS): its mAP may be too low.",
             options.MAX_ITERATIONS,
         )
-    return LinearProbe(
-        probe.measure(test, test_rows.cpu()), best, chosen, converged, probe.note(rows.shape[1])
-    )
+    left_out = width - len(probe.classes)
+    note = f"{left_out} of {width} classes have no images of both kinds" if left_out else ""
+    scores, wanted = probe.scores(test), test.labels[:, probe.classes]
+    interval = of_resamples(lambda some: mean_average_precision(scores[some], wanted[some]), wanted)
+    result = mean_average_precision(scores, wanted)
+    return LinearProbe(result, best, penalty, probe.converged, note, chosen_on, interval)
+
+
+def _choose_penalty(
+    probe: _Probe, held: Samples, options: LinearProbeOptions
+) -> tuple[float, float]:
+    """From strong ones to weak ones, until the mAP falls."""
+    if not len(probe.classes):
+        raise DataError(
+            "Linear probe: no class has both images that show it and images that do not."
+        )
+    chosen, best = 0.0, -1.0
+    for penalty in sorted(options.PENALTIES, reverse=True):
+        probe.fit(penalty)
+        found = probe.measure(held)
+        if found < best and not options.TRY_ALL:
+            break
+        if found > best or not chosen:
+            chosen, best = penalty, found
+    return chosen, best
 
 
 class _Probe:
-    def __init__(self, classes: NDArray[np.int64], iterations: int) -> None:
-        self.classes = classes
-        self._by_class: dict[int, Any] = {
-            int(each): LogisticRegression(warm_start=True, max_iter=iterations)  # type: ignore[no-untyped-call]
-            for each in classes
-        }
+    def __init__(self, samples: Samples, options: LinearProbeOptions) -> None:
+        rows = samples.labels
+        # The classes that some images show and others do not.
+        self.classes = ((rows > 0).any(dim=0) & (rows == 0).any(dim=0)).nonzero().flatten()
+        self.converged = False
+        self._samples, self._options = samples, options
+        self._known = (rows[:, self.classes] >= 0).sum(dim=0).double()
+        shares = (rows[:, self.classes] > 0).sum(dim=0) / self._known
+        self._curved = float((shares * (1 - shares)).mean())
+        self._points = rows.new_zeros(len(self.classes), samples.width + 1, dtype=torch.float64)
 
-    def fit(self, features: Features, rows: Rows, penalty: float) -> bool:
-        """Has every class converged?"""
-        converged = True
-        for each, classifier in self._by_class.items():
-            known = rows[:, each] >= 0
-            converged &= _fit(classifier, features[known], rows[known, each], penalty)
-        return converged
+    def fit(self, penalty: float) -> bool:
+        """From where the last fit has ended. Has every class converged?"""
+        on_sum = self._options.PENALTY_ON == "sum"
+        strength = penalty / self._known if on_sum else torch.full_like(self._known, penalty)
 
-    def measure(self, features: Features, rows: Tensor) -> float:
+        def evaluate(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+            return self._evaluate(points, which, strength[which])
+
+        about = curvature(self._samples, [float(strength.mean())] * len(strength), self._curved)
+        most = self._options.MAX_ITERATIONS
+        found = minimise(evaluate, self._points, TOLERANCE, most, about)
+        self._points, self.converged = found.points, bool(found.converged.all())
+        return self.converged
+
+    def measure(self, samples: Samples) -> float:
         """The mAP over the classes that are fitted, in percent."""
-        scores = [each.decision_function(features) for each in self._by_class.values()]
-        wanted = rows[:, torch.from_numpy(self.classes)]
-        return mean_average_precision(torch.from_numpy(np.stack(scores, axis=1)), wanted)
+        return mean_average_precision(self.scores(samples), samples.labels[:, self.classes])
 
-    def note(self, count: int) -> str:
-        left_out = count - len(self.classes)
-        return f"{left_out} of {count} classes have no images of both kinds" if left_out else ""
+    def scores(self, samples: Samples) -> Tensor:
+        """Of the samples of all ranks."""
+        classifier = Classifier(self._points[:, :-1].T, self._points[:, -1])
+        scores = [classifier.scores(features) for features, _ in samples.pieces(ROWS)]
+        found = torch.cat([self._points.new_zeros(0, len(self.classes)), *scores])
+        return gather(found).rows if samples.over_ranks else found
 
-
-def _fit(classifier: Any, features: Features, labels: Rows, penalty: float) -> bool:
-    """Fit, starting from the last fit. Returns whether it converged."""
-    # scikit-learn multiplies the sum of the losses by C; its penalty has weight 1.
-    classifier.set_params(C=1.0 / (penalty * len(features)))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        classifier.fit(features, labels)
-    for each in caught:
-        if not issubclass(each.category, ConvergenceWarning):
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    return not any(issubclass(each.category, ConvergenceWarning) for each in caught)
-
-
-def _matrix(features: Tensor) -> Features:
-    matrix: Features = features.flatten(1).double().cpu().numpy()
-    return matrix
-
-
-def _held_out(count: int, share: float) -> NDArray[np.bool_]:
-    held = np.zeros(count, bool)
-    held[np.random.default_rng(0).permutation(count)[: max(1, round(share * count))]] = True
-    return held
-
-
-def _fitted(rows: Rows) -> NDArray[np.int64]:
-    """The classes that some images show and others do not."""
-    return np.flatnonzero((rows > 0).any(axis=0) & (rows == 0).any(axis=0))
+    def _evaluate(self, points: Tensor, which: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
+        """Of some classes the objective and its gradient: one product for all of them."""
+        weight, classes = points[:, :-1], self.classes[which]
+        value, gradient = torch.zeros_like(penalty), torch.zeros_like(points)
+        for features, rows in self._samples.pieces(rows_at_once(len(points), weight.shape[1])):
+            rows = rows[:, classes]
+            shown, known = (rows > 0).double(), (rows >= 0).double() / self._known[which]
+            logits = features @ weight.T + points[:, -1]
+            value += ((softplus(logits) - shown * logits) * known).sum(dim=0)
+            error = (logits.sigmoid() - shown) * known
+            gradient[:, :-1] += error.T @ features
+            gradient[:, -1] += error.sum(dim=0)
+        value, gradient = self._samples.summed(value), self._samples.summed(gradient)
+        value += penalty / 2 * weight.square().sum(dim=1)
+        gradient[:, :-1] += penalty.unsqueeze(1) * weight
+        return value, gradient

@@ -11,6 +11,7 @@ Optimization via Quasi-Newton Methods, 2013), which convex functions always have
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ TRIES = 40  # of a step's length
 
 # (points, which problems) -> values, gradients. Points: problems x variables.
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+# (gradients, which problems) -> about their products with the inverse Hessians. With a good one the
+# problems need few iterations.
+Precondition = Callable[[Tensor, Tensor], Tensor]
 
 
 class Minimum(NamedTuple):
@@ -32,7 +36,13 @@ class Minimum(NamedTuple):
 
 
 @torch.no_grad()
-def minimise(evaluate: Evaluate, start: Tensor, tolerance: float, max_iterations: int) -> Minimum:
+def minimise(
+    evaluate: Evaluate,
+    start: Tensor,
+    tolerance: float,
+    max_iterations: int,
+    precondition: Precondition | None = None,
+) -> Minimum:
     """A problem has converged when no component of its gradient is above the tolerance."""
     points, active = start.clone(), torch.arange(len(start), device=start.device)
     x = start.clone()
@@ -47,8 +57,10 @@ def minimise(evaluate: Evaluate, start: Tensor, tolerance: float, max_iterations
             memory.keep(left)
         if not len(active) or iteration == max_iterations:
             break
-        direction = -memory.times(gradient)
-        step = _first_step(gradient) if not memory.pairs else x.new_ones(len(x))
+        first = partial(_first, precondition or _as_it_is, active)
+        direction = -memory.times(gradient, first)
+        unknown = precondition is None and not memory.pairs
+        step = _first_step(gradient) if unknown else x.new_ones(len(x))
         new_x, new_value, new_gradient = _line_search(
             evaluate, active, x, value, gradient, direction, step
         )
@@ -77,23 +89,34 @@ class _Memory:
         self.pairs = [(step[problems], change[problems], weight[problems])
                       for step, change, weight in self.pairs]  # fmt: skip
 
-    def times(self, gradient: Tensor) -> Tensor:
-        """The product of the inverse Hessian's estimate and the gradient: the two loops."""
+    def times(self, gradient: Tensor, first: Callable[[Tensor], Tensor]) -> Tensor:
+        """The product of the inverse Hessian's estimate and the gradient: the two loops.
+
+        first: the product with the estimate before any step.
+        """
         if not self.pairs:
-            return gradient
+            return first(gradient)
         result, factors = gradient.clone(), []
         for step, change, weight in reversed(self.pairs):
             factor = weight * (step * result).sum(dim=1)
             result -= factor.unsqueeze(1) * change
             factors.append(factor)
         step, change, weight = self.pairs[-1]
-        norm = (change * change).sum(dim=1)
+        norm = (change * first(change)).sum(dim=1)
         scale = torch.where(weight > 0, 1 / (weight * norm).clamp(min=1e-300), 1.0)
-        result *= scale.unsqueeze(1)
+        result = first(result) * scale.unsqueeze(1)
         for (step, change, weight), factor in zip(self.pairs, reversed(factors)):
             more = factor - weight * (change * result).sum(dim=1)
             result += more.unsqueeze(1) * step
         return result
+
+
+def _first(precondition: Precondition, which: Tensor, gradient: Tensor) -> Tensor:
+    return precondition(gradient, which)
+
+
+def _as_it_is(gradient: Tensor, which: Tensor) -> Tensor:
+    return gradient
 
 
 def _first_step(gradient: Tensor) -> Tensor:

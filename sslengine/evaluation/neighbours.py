@@ -44,16 +44,25 @@ def search(
     device: torch.device | None = None,
     own: bool = False,
     piece: int = PIECE,
+    among: range | None = None,
 ) -> Found:
-    """own: the queries are the training features, and no row is its own neighbour."""
+    """own: the queries are the training features, and no row is its own neighbour.
+
+    among: of these queries alone.
+    """
+    among = range(len(queries)) if among is None else among
     width = max(1, prepared(queries[0:1], metric, device).numel())
-    stride = max(1, KEPT // width)
     parts = [
-        _search(train, prepared(queries[start : start + stride], metric, device), k, metric, piece,
-                start if own else None)
-        for start in range(0, len(queries), stride)
+        _search(train, prepared(queries[some.start : some.stop], metric, device), k, metric, piece,
+                some.start if own else None)
+        for some in pieces_of(among, max(1, KEPT // width))
     ]  # fmt: skip
     return Found(*(torch.cat(each) for each in zip(*parts)))
+
+
+def pieces_of(rows: range, size: int) -> list[range]:
+    """One empty piece of no rows."""
+    return [rows[start : start + size] for start in range(0, max(1, len(rows)), size)]
 
 
 def _search(
@@ -63,10 +72,10 @@ def _search(
     count = len(queries)
     best = queries.new_full((count, k), -torch.inf)
     rows = torch.full((count, k), len(train), device=queries.device)
-    some = min(QUERIES, count)
-    width = max(1, min(len(train), piece // max(1, some)))
+    some = max(1, min(QUERIES, count))
+    width = max(1, min(len(train), piece // some))
     for start in range(0, len(train), width):
-        block = prepared(train[start : start + width], metric, queries.device)
+        block = prepared(train[start : start + width], metric, queries.device).to(queries.dtype)
         for first in range(0, count, some):
             part = slice(first, min(first + some, count))
             similar = _similarities(queries[part], block, metric)

@@ -10,11 +10,48 @@ from sslengine.config.sections import named, one_of, section
 from sslengine.errors import nearest
 from sslengine.registry import LABEL_FREE
 
-PROTOCOLS = ("few_shot_knn", "few_shot_linear", "svm", "low_shot_svm", "retrieval")
+# On features, and on the images of another view or set.
+ON_FEATURES = (
+    "few_shot_knn", "few_shot_linear", "few_labels", "svm", "low_shot_svm", "retrieval",
+    "calibration",
+)  # fmt: skip
+ON_IMAGES = ("out_of_set", "view_retrieval")
+PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
+COSTS = 45  # that DINOv2's regression tries
 Metric = Literal["cosine", "dot", "euclid"]
 DEFAULT_LABEL_FREE = [
     "rankme", "nesum", "alpha_req", "clid", "self_cluster", "uniformity", "id_est",
 ]  # fmt: skip
+
+
+@dataclass
+class ReferenceOptions:
+    # A file of weights to compare with, for example of ImageNet; empty: no reference.
+    WEIGHTS: str = ""
+    # The name of timm's network that they are for; empty: the run's own trunk.
+    TIMM: str = ""
+    # Arguments of timm's function: {dynamic_img_size: true} for a ViT and images of another size.
+    ARGUMENTS: dict[str, Any] = field(default_factory=dict)
+    # By which mean images are normalised for it, instead of the run's.
+    MEAN: list[float] = field(default_factory=lambda: [0.485, 0.456, 0.406])
+    # By which deviation.
+    STD: list[float] = field(default_factory=lambda: [0.229, 0.224, 0.225])
+
+    def check(self) -> Iterator[str]:
+        if self.TIMM and not self.WEIGHTS:
+            yield "TIMM: name a file of its weights too (REFERENCE.WEIGHTS)."
+        if len(self.MEAN) != len(self.STD) or not self.MEAN or min(self.STD, default=0) <= 0:
+            yield "MEAN, STD: expected a number for each channel, and deviations above 0."
+
+
+@dataclass
+class OutsideOptions:
+    # Source of the images of another set, as in DATA.TEST.DATA_SOURCES; empty: none.
+    SOURCE: str = ""
+    # Where they are, if the source reads a path.
+    PATH: str = ""
+    # How many of them are used; -1: all.
+    LIMIT: int = -1
 
 
 @section("EVALUATE")
@@ -26,11 +63,23 @@ class EvaluateOptions:
     DTYPE: str = "float32"
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
-    # Also compute: few_shot_knn, few_shot_linear, svm, low_shot_svm, retrieval.
+    # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
+    # calibration, out_of_set, view_retrieval.
     PROTOCOLS: list[str] = field(default_factory=list)
+    # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
+    # dinov2: as DINOv2 publishes them, in place of both sections.
+    PUBLISHED: str = ""
+    # Random networks that the untrained trunk's scores are the mean of.
+    UNTRAINED: int = 1
+    REFERENCE: ReferenceOptions = field(default_factory=ReferenceOptions)
+    # Images that out_of_set detects.
+    OUTSIDE: OutsideOptions = field(default_factory=OutsideOptions)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DTYPE", "float32", "float16", "bfloat16")
+        yield from one_of(self, "PUBLISHED", "", "dinov2")
+        if self.UNTRAINED < 1:
+            yield f"UNTRAINED: expected 1 or more, got {self.UNTRAINED}."
         for index, name in enumerate(self.PROTOCOLS):
             if name not in PROTOCOLS:
                 expected = f"expected one of {', '.join(PROTOCOLS)}; got {name!r}"
@@ -75,18 +124,46 @@ class NearestNeighborOptions:
 class LinearProbeOptions:
     # L2 penalties to try; the accuracy on held-out training samples decides.
     PENALTIES: list[float] = field(default_factory=lambda: [10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4])
+    # The penalty is added to the mean of the samples' losses, or to their sum (1 / C).
+    PENALTY_ON: str = "mean"
+    # Try all of PENALTIES; false: from the strongest on, until the accuracy falls.
+    TRY_ALL: bool = False
     # The share of the training samples that is held out for that choice.
     HELD_OUT: float = 0.2
+    # train: held-out training samples choose; test: the test images do, so the score is the
+    # best of all penalties, and too good. The row of the report says so.
+    CHOOSE_ON: str = "train"
+    # Bring each number of the features to mean 0 and deviation 1, by the training samples.
+    STANDARDISE: bool = True
     # Maximum iterations of the solver for each classifier.
     MAX_ITERATIONS: int = 1000
 
     def check(self) -> Iterator[str]:
         if not self.PENALTIES or min(self.PENALTIES) <= 0:
             yield f"PENALTIES: expected numbers above 0, got {self.PENALTIES}."
+        yield from one_of(self, "PENALTY_ON", "mean", "sum")
+        yield from one_of(self, "CHOOSE_ON", "train", "test")
         if not 0 < self.HELD_OUT < 1:
             yield f"HELD_OUT: expected a share between 0 and 1, got {self.HELD_OUT:g}."
         if self.MAX_ITERATIONS < 1:
             yield f"MAX_ITERATIONS: expected 1 or more, got {self.MAX_ITERATIONS}."
+
+
+def published(
+    name: str, neighbours: NearestNeighborOptions, probe: LinearProbeOptions
+) -> tuple[NearestNeighborOptions, LinearProbeOptions]:
+    """dinov2: kNN of k = 10 to 200 at temperature 0.07; of 45 values of C the best one on a tenth
+    of the training images, on unchanged features."""
+    if name != "dinov2":
+        return neighbours, probe
+    costs = (10 ** (-6 + 11 * step / (COSTS - 1)) for step in range(COSTS))
+    return (
+        NearestNeighborOptions(SIGMA=0.07, TOPK=[10, 20, 100, 200]),
+        LinearProbeOptions(
+            [1 / each for each in costs], PENALTY_ON="sum", TRY_ALL=True, HELD_OUT=0.1,
+            STANDARDISE=False,
+        ),
+    )  # fmt: skip
 
 
 @dataclass

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sslengine.config.auto_widths import auto_places
+from sslengine.config.auto_widths import auto_places, class_places
 from sslengine.errors import ConfigError, nearest
 from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_heads
@@ -66,6 +66,11 @@ def build_trunk_with_heads(model: ModelOptions) -> Model:
 def known_heads(options: ModelOptions) -> list[Any]:
     """Return HEAD.PARAMS with each `auto` replaced by a number."""
     params: list[Any] = options.HEAD.PARAMS
+    if next(class_places(params), None) is not None:
+        raise ConfigError(
+            "config.MODEL.HEAD.PARAMS: the number of classes is `auto`; the command fills it in "
+            "from the labels of DATA.TRAIN. Here give the number."
+        )
     if next(auto_places(params), None) is None:
         return params
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("meta"):

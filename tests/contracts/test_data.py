@@ -11,6 +11,7 @@ from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
 
 TENSOR = {"name": "ToTensor"}
+CROP = {"name": "RandomResizedCrop", "size": 16}
 VIEWS = [{"name": "ImgReplicatePil"}, {"name": "RandomResizedCrop", "size": 16}, TENSOR]
 CROPS = {"total_num_crops": 3, "num_crops": [2, 1], "size_crops": [16, 8],
          "crop_scales": [[0.3, 1], [0.1, 0.5]]}  # fmt: skip
@@ -35,6 +36,7 @@ TRANSFORMS_SMALL: dict[str, Of] = {
     "ImgPilResizeLargerSide": of(size=40),
     "MNISTImgPil2RGB": of(size=40, box=[2, 3]),
     "MaskedImageModeling": of(TENSOR, patch_size=8, pred_ratio_var=[0.1]),
+    "RandomPatchMask": of(CROP, TENSOR, patch_size=4, cell_size=8),
     "OneHotEncode": of(num_classes=4),
     "ImgPil2LabTensor": of(),
     "RandAugment": of(num_layers=2, magnitude=10),
@@ -60,7 +62,7 @@ COLLATORS_SMALL: dict[str, Of] = {
     "ibot_multicrop_masking_collator": of(
         *MULTICROP, {"name": "MaskedImageModeling", "patch_size": 4}),
     "multi_block_collator": of(
-        {"name": "RandomResizedCrop", "size": 16}, TENSOR, patch_size=2, min_keep=4),
+        CROP, TENSOR, patch_size=2, min_keep=4),
     "spread_masks_collator": of(*MULTICROP, patch_size=4),
     "identity_collator": of(TENSOR),
     "cutmixup_collator": of(*VIEWS, num_classes=4),

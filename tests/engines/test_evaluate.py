@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from scipy import stats  # type: ignore[import-untyped]
+from torchvision.transforms.v2 import functional
 
 from sslengine.engines.evaluate import evaluate
+from sslengine.engines.judged_networks import normalised
+from sslengine.engines.on_images import ON_IMAGES
 from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
@@ -57,6 +62,16 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
         assert list(score["label_free"]) == DEFAULT_LABEL_FREE
         assert {each["n"] for each in score["label_free"].values()} == {60}
         assert "100 rows" in score["label_free"]["id_est"]["why"]
+        for name, value in (("knn_5", score["knn"]["5"]), ("linear", score["linear"])):
+            tested = stats.binomtest(round(value / 5), 20).proportion_ci(0.95, "wilson")
+            wanted = [100 * tested.low, 100 * tested.high]
+            assert score["intervals"][name] == pytest.approx(wanted, abs=1e-4)
+        assert score["about"]["images"] == {"train": 60, "test": 20}
+        assert score["about"]["view"] == [{"name": "ToTensor"}]
+        assert score["about"]["chosen_on"]["linear"].endswith("of 60 training images")
+    about = scores["trained"]["about"]
+    assert (about["network"], about["layer"], about["trunk"]) == ("model", "flatten", "resnet")
+    assert about["weights_sha256"] != scores["untrained"]["about"]["weights_sha256"]
     stores = map(Store.read, (path.parent for path in tmp_path.rglob("manifest.json")))
     (images,) = (rows for each in stores if len(rows := _of_pixels(each)) == 60)
     shares = np.linalg.svd(images, compute_uv=False)
@@ -73,6 +88,8 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
         "linear",
         "without labels, TRAIN",
         "trained, flatten",
+        "chance",
+        "chosen      the linear probe's penalty by",
         "id_est: it needs 100 rows, there are 60",
         "at the last step",
         "model_final_checkpoint_phase",
@@ -160,11 +177,11 @@ def test_neighbours_are_saved_before_a_probe_is_fitted(
     class Stopped(Exception):
         pass
 
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         raise Stopped
 
     train(make_run(tmp_path, **SHAPES))
-    monkeypatch.setattr("sslengine.engines.evaluate.linear_probe", stop)
+    monkeypatch.setattr("sslengine.engines.scoring.linear_probe", stop)
     with pytest.raises(Stopped):
         evaluate(make_run(tmp_path, "evaluate", **FROZEN))
     _, scores = _scores(tmp_path)
@@ -176,12 +193,62 @@ def test_nothing_trained_nothing_judged(tmp_path: Path) -> None:
         evaluate(make_run(tmp_path, "evaluate", **FROZEN))
 
 
-def test_judging_needs_labels(tmp_path: Path) -> None:
+def test_without_labels_the_metrics_that_need_none(tmp_path: Path) -> None:
+    """Of images that no source has classes for, with and without a test set."""
     train(make_run(tmp_path, **SHAPES))
-    with pytest.raises(
-        ConfigError, match="DATA.TRAIN.LABEL_SOURCES: evaluating features needs labels"
-    ):
-        evaluate(make_run(tmp_path, "evaluate", **{**FROZEN, "DATA__TRAIN__LABEL_SOURCES": []}))
+    for test in ({"DATA_SOURCES": []}, {**FROZEN["DATA__TEST"], "LABEL_SOURCES": []}):
+        given = {**FROZEN, "DATA__TRAIN__LABEL_SOURCES": [], "DATA__TEST": test}
+        given["DATA__TRAIN__LABEL_TYPE"] = test["LABEL_TYPE"] = "sample_index"
+        run = make_run(tmp_path, "evaluate", **given)
+        evaluate(run)
+        report, scores = _scores(tmp_path)
+        assert set(scores) == {"trained", "untrained", "raw pixels"}
+        for score in scores.values():
+            assert (score["knn"], score["linear"]) == ({}, None)
+            assert score["label_free"]["rankme"]["value"] > 1
+        assert report["notes"][0].startswith("the images have no labels: kNN")
+        assert "rankme" in screen(run)
+
+
+def test_a_reference_several_seeds_and_a_published_protocol(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference has the weights of the run, so it is as good, if it sees the same pixels."""
+    monkeypatch.setattr("sslengine.evaluation.options.COSTS", 4)
+    train(make_run(tmp_path, **SHAPES))
+    file = str(tmp_path / "checkpoints" / "checkpoint.torch")
+    same = {"WEIGHTS": file, "MEAN": [0.0] * 3, "STD": [1.0] * 3}
+    evaluated = {"UNTRAINED": 3, "PUBLISHED": "dinov2", "REFERENCE": same, "LABEL_FREE": []}
+    run = make_run(tmp_path, "evaluate", **{**FROZEN, "EVALUATE": evaluated})
+    evaluate(run)
+    report, scores = _scores(tmp_path)
+    assert list(scores) == ["trained", "untrained", "reference", "raw pixels"]
+    assert scores["reference"]["knn"] == scores["trained"]["knn"]
+    assert scores["reference"]["about"]["weights"] == file
+    assert scores["reference"]["about"]["normalised"] == {"mean": [0.0] * 3, "std": [1.0] * 3}
+    assert (report["published"], report["knn"]["sigma"]) == ("dinov2", 0.07)
+    assert list(scores["trained"]["knn"]) == ["10", "20", "100", "200"]
+    assert scores["trained"]["about"]["chosen_on"] == {"linear": "10 of 60 training images"}
+    seeds = scores["untrained"]
+    drawn = seeds["about"]["values"]["knn_10"]
+    assert len(drawn) == seeds["about"]["seeds"] == 3
+    assert seeds["knn"]["10"] == pytest.approx(np.mean(drawn))
+    half = stats.t.ppf(0.975, 2) * np.std(drawn, ddof=1) / np.sqrt(3)
+    wanted = [np.mean(drawn) - half, np.mean(drawn) + half]
+    assert seeds["intervals"]["knn_10"] == pytest.approx(wanted)
+    assert "untrained: the mean of 3 seeds" in screen(run)
+    other = {**evaluated, "REFERENCE": {"WEIGHTS": file, "MEAN": [0.5], "STD": [0.5]}}
+    with pytest.raises(ConfigError, match="it is for images of 1 channels"):
+        evaluate(make_run(tmp_path, "evaluate", **{**FROZEN, "EVALUATE": other}))
+
+
+def test_a_reference_sees_images_as_it_was_trained_on() -> None:
+    draw = torch.Generator().manual_seed(0)
+    image = torch.rand(2, 3, 4, 4, generator=draw)
+    (mean, std), (other, scale) = ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]), ([0.1, 0.2, 0.3], [2.0, 3, 4])
+    found = normalised(lambda seen: {"seen": seen}, (mean, std), (other, scale))
+    given, wanted = (functional.normalize(image, *each) for each in ((mean, std), (other, scale)))
+    torch.testing.assert_close(found(given)["seen"], wanted)
 
 
 def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
@@ -206,7 +273,7 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
 
 
 def test_every_protocol_that_a_config_may_name_is_there() -> None:
-    assert tuple(COMPUTE) == PROTOCOLS
+    assert (*COMPUTE, *ON_IMAGES) == PROTOCOLS
 
 
 def test_a_protocol_that_is_misspelt(tmp_path: Path) -> None:

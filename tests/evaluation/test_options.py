@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
 
-from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions
+from sslengine.evaluation.linear import linear_probe
+from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions, published
 
 
 def test_the_defaults_are_those_of_vissl_but_for_the_cosine() -> None:
@@ -52,3 +57,22 @@ def test_sigma_is_positive() -> None:
 )
 def test_a_wrong_probe(changes: dict[str, Any], problem: str) -> None:
     assert list(LinearProbeOptions(**changes).check()) == [problem]
+
+
+def test_the_published_protocol_of_dinov2() -> None:
+    """Its 45 values of C are numpy's logspace; scikit-learn's C is 1 / penalty of the sum."""
+    neighbours, probe = published("dinov2", NearestNeighborOptions(), LinearProbeOptions())
+    assert (neighbours.SIGMA, neighbours.neighbours) == (0.07, [10, 20, 100, 200])
+    costs = [1 / each for each in probe.PENALTIES]
+    np.testing.assert_allclose(costs, np.logspace(-6, 5, 45))
+    assert (probe.PENALTY_ON, probe.HELD_OUT, probe.STANDARDISE) == ("sum", 0.1, False)
+    draw = np.random.default_rng(0)
+    labels = np.arange(90) % 3
+    features = np.eye(3)[labels] + draw.normal(size=(90, 3)) + 5
+    seen, wanted = torch.from_numpy(features), torch.from_numpy(labels)
+    sets = seen[:60], wanted[:60], seen[60:], wanted[60:]
+    found = linear_probe(*sets, replace(probe, PENALTIES=probe.PENALTIES[20:30]))
+    judge = LogisticRegression(C=1 / found.penalty, tol=1e-9, max_iter=5000)
+    score = judge.fit(features[:60], labels[:60]).score(features[60:], labels[60:])
+    assert found.test_accuracy == pytest.approx(100 * score)
+    assert found.chosen_on == "6 of 60 training images"

@@ -61,6 +61,10 @@ def test_the_probe_is_a_regression_for_each_class() -> None:
         found = linear_probe_of_many(TRAIN, ROWS, TEST, WANTED, options)
         expected = mean_average_precision(torch.from_numpy(scores), WANTED)
         assert found.test_accuracy == pytest.approx(expected, abs=0.05)
+        costs = LinearProbeOptions(PENALTIES=[penalty * len(TRAIN)], PENALTY_ON="sum")
+        assert linear_probe_of_many(TRAIN, ROWS, TEST, WANTED, costs).test_accuracy == (
+            pytest.approx(expected, abs=0.05)
+        )
         plain = average_precision(torch.from_numpy(scores), WANTED, interpolated=False).mean()
         assert plain == pytest.approx(average_precision_score(WANTED, scores), rel=1e-12)
 
@@ -75,6 +79,11 @@ def test_a_penalty_is_chosen_and_odd_classes_are_left_out() -> None:
     assert 60 < found.test_accuracy < 100
     again = linear_probe_of_many(TRAIN, rows, TEST, wanted)
     assert again.test_accuracy == found.test_accuracy
+    assert found.chosen_on == "30 of 150 training images"
+    best = linear_probe_of_many(TRAIN, rows, TEST, wanted, LinearProbeOptions(CHOOSE_ON="test"))
+    assert best.chosen_on == "the test images"
+    assert best.test_accuracy == pytest.approx(best.held_out_accuracy, abs=0.05)
+    assert best.test_accuracy > found.test_accuracy - 0.05
 
 
 def test_what_the_judges_do_not_take() -> None:

@@ -1,4 +1,4 @@
-"""Judging at two ranks: nobody waits for rank 0's probe, however long it takes."""
+"""Judging at two ranks: nobody waits for what rank 0 does alone, however long it takes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from tests.engines.test_evaluate import FROZEN, SHAPES
 from tests.integration.command import COMMAND, write_config
 
-# Rank 0's probe ends when rank 1 has left the run: it is longer than any time limit.
+# Rank 0's metrics end when rank 1 has left the run: they take longer than any time limit.
 SLOW = """
 import os, time
 from pathlib import Path
 from sslengine.distributed import process_group
-from sslengine.engines import evaluate
+from sslengine.engines import scoring
 
 LEFT = Path("left")
 leave = process_group.leave
@@ -27,22 +27,22 @@ def leave_and_tell():
         LEFT.touch()
 
 process_group.leave = leave_and_tell
-fit = evaluate.linear_probe
+measure = scoring.label_free
 
-def slow(*sets):
+def slow(*features):
     until = time.monotonic() + 60
     while not LEFT.exists():
         if time.monotonic() > until:
-            raise RuntimeError("rank 1 waits for the probe")
+            raise RuntimeError("rank 1 waits for the metrics")
         time.sleep(0.05)
-    return fit(*sets)
+    return measure(*features)
 
-evaluate.linear_probe = slow
+scoring.label_free = slow
 """
 
 
 @pytest.mark.slow
-def test_a_probe_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> None:
+def test_metrics_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> None:
     ranks = {"DISTRIBUTED": {"BACKEND": "gloo", "NUM_PROC_PER_NODE": 2, "TIMEOUT_MINUTES": 0.5}}
     few = {"DATA__TRAIN__DATA_LIMIT": 24, "OPTIMIZER__num_epochs": 1}
     write_config(tmp_path, **{**SHAPES, **few})
@@ -55,6 +55,7 @@ def test_a_probe_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) 
     report = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert len(report["scores"]) == 3
     assert all(score["linear"] is not None for score in report["scores"])
+    assert all(score["label_free"]["rankme"]["value"] for score in report["scores"])
 
 
 def _run(folder: Path, *arguments: str) -> None:

@@ -28,6 +28,7 @@ from sslengine.config.facts import run_facts
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.losses.momentum import rising_momentum
+from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.optim.build import build_optimizer
@@ -85,6 +86,11 @@ def rising_to_one(base: float) -> list[float]:
     return [1 - (1 - base) * (math.cos(math.pi * point) + 1) / 2 for point in POINTS]
 
 
+def _with_a_step(epoch: float) -> float:
+    """SimMIM's: ten epochs up to 0.0004, a tenth of it after 700."""
+    return 2e-6 + (4e-4 - 2e-6) * epoch / 10 if epoch < 10 else 4e-4 if epoch < 700 else 4e-5
+
+
 def everything(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
     return True
 
@@ -97,6 +103,11 @@ def weights(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
 def no_norms(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
     """VISSL's regularize_bn: False, regularize_bias: True."""
     return not isinstance(owner, (nn.BatchNorm1d, nn.BatchNorm2d))
+
+
+def no_norms_or_scales(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
+    """DINOv2's get_params_groups_with_decay."""
+    return not (name.endswith(".bias") or "norm" in name or "gamma" in name)
 
 
 def crop(
@@ -123,11 +134,13 @@ def two_views_of_byol(first: tuple[Any, ...]) -> list[list[tuple[Any, ...]]]:
     ]
 
 
-def dino_crops(large: float, small: tuple[float, float]) -> list[list[tuple[Any, ...]]]:
+def dino_crops(
+    large: float, small: tuple[float, float], number: int = 8
+) -> list[list[tuple[Any, ...]]]:
     local = [
         crop(96, small[0], most=small[1]), FLIP, jitter(0.4, 0.4, 0.2, 0.1), GREY, BLUR
     ]  # fmt: skip
-    return [*two_views_of_byol(crop(224, large)), *[local] * 8]
+    return [*two_views_of_byol(crop(224, large)), *[local] * number]
 
 
 def swav_crops() -> list[list[tuple[Any, ...]]]:
@@ -136,6 +149,10 @@ def swav_crops() -> list[list[tuple[Any, ...]]]:
     return [*[large] * 2, *[[crop(96, 0.05, "bilinear", 0.14), *after]] * 6]
 
 
+IBOT_MASKS = ("MaskedImageModeling", {
+    "pred_ratio_mean": [0.0, 0.3], "pred_ratio_var": [0.0, 0.2], "patch_size": 16,
+    "log_aspect_ratio": [0.3, 1 / 0.3],
+})  # fmt: skip
 MOCO_V2 = [crop(224, 0.2, "bilinear"), jitter(0.4, 0.4, 0.4, 0.1), GREY, BLUR, FLIP]
 LARS = {"name": "lars", "momentum": 0.9, "eta": 0.001, "vectors are plain SGD": True}
 SGD = {"name": "sgd", "momentum": 0.9, "nesterov": False}
@@ -259,6 +276,44 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
         "drop path": 0.1, "precision": "float16",
     },
+    # bytedance/ibot da316d8: README ("ViT-S/16 network on two nodes"), main_ibot.py, loader.py
+    "ibot/ibot_16gpu_vits16": {
+        "epochs": 800, "batch": 1024, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.002, 10, 800, end=1e-6),
+        "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
+        "decays": weights,
+        "views": [[*view, IBOT_MASKS] for view in dino_crops(0.25, (0.05, 0.25), 10)],
+        "normalize": IMAGENET, "clip": {"norm": 3.0, "each": True},
+        "head": ["384 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
+                 "256 to 8192 unit length, learned lengths"],
+        "loss": {"student_temp": 0.1, "ema_center": 0.9, "class_weight": 1.0, "patch_weight": 1.0},
+        "teacher's momentum": rising_to_one(0.996),
+        "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 800),
+        "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
+        "drop path": 0.1, "precision": "float16",
+    },
+    # facebookresearch/dinov2 b8931f7: configs/{ssl_default_config,train/vitl16_short}.yaml, train/,
+    # utils/param_groups.py, data/{augmentations,collate,masking}.py. 100 epochs of 1250 steps.
+    "dinov2/dinov2_32gpu_vitl16": {
+        "epochs": 200, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.004 * math.sqrt(2), 20, 200, end=1e-6),
+        "rate of the patch embedding": 0.2 * 0.9 ** 25,
+        "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
+        "decays": no_norms_or_scales,
+        "views": dino_crops(0.32, (0.05, 0.32)), "normalize": IMAGENET,
+        "masks": {"patch_size": 16},
+        "clip": {"norm": 3.0, "each": "network"},
+        "head": ["1024 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
+                 "256 to 65536 unit length, learned lengths"],
+        "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "LAYER_SCALE": 1e-5, "REGISTER_TOKENS": 0,
+                  "DROP_PATH_UNIFORM": True, "QKV_BIAS": True, "MLP_DIM": 4096, "SWIGLU": False},
+        "loss": {"student_temp": 0.1, "ema_center": 0.9, "class_weight": 1.0, "patch_weight": 1.0,
+                 "koleo_weight": 0.1, "targets": "center", "koleo_over_ranks": False},
+        "teacher's momentum": rising_to_one(0.992),
+        "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
+        "frozen": {"heads.0.prototypes0.weight_v": 1250, "heads.0.prototypes0.weight_g": 1250},
+        "drop path": 0.3, "precision": "float16",
+    },
     # The same: README, "ResNet-50 and other convnets trainings"
     "dino/dino_8gpu_resnet50": {
         "epochs": 100, "batch": 512, "optimizer": SGD,
@@ -302,6 +357,41 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "head": [], "loss": {"predictor_dim": 384, "predictor_layers": 12, "predictor_heads": 16},
         "teacher's momentum": [0.996 + 0.004 * p for p in POINTS],
         "drop path": 0.0, "precision": "bfloat16",
+    },
+    # microsoft/SimMIM d3e29bc: configs/vit_base__800ep, main_simmim.py, data/data_simmim.py, README
+    "simmim/simmim_16gpu_vitb16": {
+        "epochs": 800, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": [_with_a_step(p * 800) for p in POINTS],
+        "weight decay": constant(0.05),
+        "decays": lambda name, each, owner: weights(name, each, owner) and "cls_token" not in name,
+        "views": [[crop(224, 0.67, "bilinear"), FLIP,
+                   ("RandomPatchMask", {"patch_size": 16, "cell_size": 32, "ratio": 0.6})]],
+        "normalize": IMAGENET, "clip": {"norm": 5.0, "each": False},
+        "head": ["768 to 768 + bias"],
+        "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_RATIO": 4.0,
+                  "QKV_BIAS": True, "PATCH_SIZE": 16, "USE_ABS_POS_EMB": False,
+                  "USE_SHARED_REL_POS_BIAS": True, "USE_REL_POS_BIAS": False,
+                  "USE_MEAN_POOLING": False, "INIT_VALUES": 0.1},
+        "drop path": 0.1, "precision": "float16",
+    },
+    # facebookresearch/fairseq c8bee66: examples/data2vec, config/vision/pretraining/
+    # base_imagenet_d2v1.yaml, models/data2vec_vision.py, tasks/image_pretraining.py
+    "data2vec/data2vec_16gpu_vitb16": {
+        "epochs": 300, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.0005, 10, 300),
+        "weight decay": constant(0.05), "decays": everything,
+        "views": [[("jitter", 1.0, 0.4, 0.4, 0.4, 0.0), FLIP, crop(224, 0.08),
+                   ("MaskedImageModeling", {
+                       "pred_ratio_mean": [75 / 196], "pred_ratio_var": [0.0], "patch_size": 16,
+                       "log_aspect_ratio": [0.3, 1 / 0.3]})]],
+        "normalize": IMAGENET, "clip": {"norm": 3.0, "each": False}, "head": [],
+        "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_RATIO": 4.0,
+                  "QKV_BIAS": True, "PATCH_SIZE": 16, "USE_ABS_POS_EMB": False,
+                  "USE_SHARED_REL_POS_BIAS": True, "USE_REL_POS_BIAS": False,
+                  "USE_MEAN_POOLING": False, "INIT_VALUES": 0.0001,
+                  "ATTENTION_DROPOUT_RATE": 0.05},
+        "loss": {"top_layers": 6, "beta": 2.0, "momentum": 0.999, "momentum_end": 0.9998},
+        "drop path": 0.25, "precision": "float16",
     },
     # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
     "npid/npid_8gpu_resnet50": {
@@ -454,8 +544,9 @@ def _network(options: ModelOptions, model: nn.Module) -> dict[str, Any]:
         vit = options.TRUNK.VISION_TRANSFORMERS
         return {"model": {**vars(vit), **vars(options.mae)}, "drop path": vit.DROP_PATH_RATE}  # type: ignore[attr-defined]
     found: dict[str, Any] = {"head": [text for part in model.heads for text in _layers(part)]}
-    if options.TRUNK.NAME == "vision_transformer":
-        vit = options.TRUNK.VISION_TRANSFORMERS
+    transformers = {"vision_transformer": "VISION_TRANSFORMERS", "beit": "BEIT"}
+    if options.TRUNK.NAME in transformers:
+        vit = getattr(options.TRUNK, transformers[options.TRUNK.NAME])
         return {**found, "model": vars(vit), "drop path": vit.DROP_PATH_RATE}
     sync = options.SYNC_BN_CONFIG
     ranks = {0: "all ranks"}.get(sync.GROUP_SIZE, f"{sync.GROUP_SIZE} ranks")
@@ -559,7 +650,12 @@ def _crop(made: Any) -> tuple[Any, ...]:
 
 
 def _jitter(made: ColorJitter, p: float) -> tuple[Any, ...]:
-    upper = (made.brightness[1] - 1, made.contrast[1] - 1, made.saturation[1] - 1, made.hue[1])  # type: ignore[index]
+    upper = (
+        made.brightness[1] - 1,
+        made.contrast[1] - 1,
+        made.saturation[1] - 1,
+        (made.hue or [0, 0])[1],
+    )  # type: ignore[index]
     return "jitter", p, *(round(each, 6) for each in upper)
 
 
@@ -574,19 +670,30 @@ def _of_loss(config: Any) -> dict[str, Any]:
         base = section.momentum
         found["teacher's momentum"] = [base + (1 - base) * p for p in POINTS]
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
-    if name == "byol_loss" or name == "dino_loss":
+    if name == "dinov2_loss":
+        found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
+    if name in ("byol_loss", "dino_loss", "ibot_loss", "dinov2_loss"):
         found["teacher's momentum"] = [rising_momentum(section.momentum, p) for p in POINTS]
-    if name == "dino_loss":
+    if name in ("dino_loss", "ibot_loss", "dinov2_loss"):
         options: Any = OmegaConf.to_object(section)
         images, batch = 1_281_167, run_facts(config).global_batch_size
         found["teacher's temperature"] = [
-            options.teacher_temp(
+            _temperature(
+                options,
                 int(point * config.OPTIMIZER.num_epochs * (images // batch)),
                 int(point * config.OPTIMIZER.num_epochs),
             )
             for point in POINTS
         ]
     return found
+
+
+def _temperature(options: Any, iteration: int, epoch: int) -> float:
+    if hasattr(options, "teacher_temp"):
+        return float(options.teacher_temp(iteration, epoch))
+    of_class, of_patch = options.temperatures(Step.alone(iteration=iteration, epoch=epoch))
+    assert of_class == of_patch
+    return float(of_class)
 
 
 # ---- the comparison

@@ -108,9 +108,11 @@ def test_what_cannot_be_known(params: list[Any], features: Any, text: str) -> No
         known_heads(options(params, features))
 
 
-def test_auto_is_the_first_width_and_no_other() -> None:
-    (problem,) = options([["mlp", {"dims": [64, "auto"]}]]).check()
+def test_auto_is_the_first_width_or_the_last_and_no_other() -> None:
+    (problem,) = options([["mlp", {"dims": [64, "auto", 8]}]]).check()
     assert "HEAD.PARAMS.0.dims: auto is the width of the feature" in problem
+    with pytest.raises(ConfigError, match="the number of classes is `auto`; the command fills it"):
+        known_heads(options([["mlp", {"dims": [64, "auto"]}]]))
 
 
 def test_show_says_the_width(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

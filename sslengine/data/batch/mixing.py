@@ -38,7 +38,7 @@ def cutmixup_collator(
     mode: str = "batch",
     correct_lam: bool = True,
     label_smoothing: float = 0.1,
-    num_classes: int = 1000,
+    num_classes: int | str = 1000,
 ) -> Batch:
     """Each view of the samples is mixed by itself; `label` holds probabilities of classes. Rows of
     indicators are mixed as the images are; what of one of two images is not known (-1) stays so.
@@ -54,8 +54,10 @@ def cutmixup_collator(
     correct_lam: the share of CutMix is that of the pasted pixels, even where the border of the
         image cuts the part.
     label_smoothing: the share of a label that is spread evenly over all classes.
-    num_classes: the number of classes.
+    num_classes: the number of classes; auto: of TRAIN's.
     """
+    if isinstance(num_classes, str):
+        raise DataError(f"{HERE}: num_classes: expected a number, or auto; got {num_classes!r}.")
     minmax = None if cutmix_minmax is None else tuple(cutmix_minmax)
     if mixup_alpha <= 0 and cutmix_alpha <= 0 and minmax is None:
         raise DataError(f"{HERE}: set one of mixup_alpha, cutmix_alpha and cutmix_minmax.")

@@ -17,7 +17,7 @@ import numpy as np
 from sslengine.data.manifest.classes import Classes, Column, Labels, in_numbers_of
 from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.options import SplitOptions, TableOptions, own
-from sslengine.data.sources.base import DataSource
+from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.class_numbers import numbered_names
 from sslengine.data.sources.disk import load_array
 from sslengine.data.sources.paths import label_path
@@ -54,6 +54,18 @@ def standard_labels(
             )
         columns.append(labels)
     return columns
+
+
+def count_classes(options: SplitOptions) -> int:
+    """The number of TRAIN's classes: those that have names, or one more than the largest number."""
+    labels = standard_labels(options, "TRAIN", build_sources(options, "TRAIN"))
+    if not labels:
+        raise DataError(
+            "config.DATA.TRAIN: the number of classes is `auto`, and there are no labels. Set "
+            "LABEL_SOURCES, and LABEL_TYPE to standard; or give the number."
+        )
+    classes = Classes.of(labels[0])
+    return classes.width or len(classes.names) or max(classes.numbers, default=-1) + 1
 
 
 def label_columns(

@@ -20,7 +20,6 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.features import Compute, layers_of, load_trained
-from sslengine.engines.protocols import Sets
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
 from sslengine.errors import ConfigError
@@ -38,7 +37,7 @@ class Inputs:
     layers: Sequence[str]
     read: Callable[[str, str], Labelled]  # of a split and a layer
 
-    def sets(self, layer: str) -> Sets:
+    def sets(self, layer: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Training features and labels, test features and labels: flat, of labelled images."""
         train, test = (with_labels(self.read(split, layer)) for split in SPLITS)
         return train.features.flatten(1), train.targets, test.features.flatten(1), test.targets

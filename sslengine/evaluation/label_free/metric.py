@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import ConfigError, DataError, listing
+from sslengine.evaluation.features import rows_at
 from sslengine.registry import LABEL_FREE
 
 # RankMe's number of rows. Measures of rank grow with the number of rows: compare equal ones.
@@ -114,9 +115,16 @@ def prepared(need: str, rows: Tensor) -> Tensor:
             f"Label-free metrics: expected {need} of shape {shape}, got {tuple(rows.shape)}."
         )
     if len(rows) > ROWS:
-        draw = torch.Generator().manual_seed(0)
-        rows = rows[torch.randperm(len(rows), generator=draw)[:ROWS].sort().values.to(rows.device)]
+        rows = rows_at(rows, sub_sample(len(rows)))
     return rows.double()
+
+
+def sub_sample(count: int) -> Tensor:
+    """At most ROWS numbers of `count` rows, ascending."""
+    if count <= ROWS:
+        return torch.arange(count)
+    draw = torch.Generator().manual_seed(0)
+    return torch.randperm(count, generator=draw)[:ROWS].sort().values
 
 
 def _expect_finite(need: str, rows: Tensor) -> None:

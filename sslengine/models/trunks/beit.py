@@ -3,6 +3,7 @@
 `i` is the index of a block, from 0; `n` is a number of last blocks.
 
     blkCLS{i}, lastCLS, concatCLS{n}    the class token after the final norm
+    lastPATCH                           the patches after the final norm, N x L x D
     lastPOOL                            the mean of the patches, normed
 
 The final feature is lastCLS. With USE_MEAN_POOLING it is lastPOOL, which exists only then, and
@@ -76,6 +77,11 @@ def _class_tokens(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:
     return torch.cat([trunk.norm(tokens[:, 0]) for tokens in outputs], dim=-1)
 
 
+def _patches(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:
+    patches: Tensor = trunk.norm(outputs[0][:, 1:])
+    return patches
+
+
 def _pooled(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:
     pooled: Tensor = trunk.fc_norm(outputs[0][:, 1:].mean(1))
     return pooled
@@ -88,6 +94,7 @@ def _table(depth: int, pooled: bool) -> Iterator[tuple[str, Feature]]:
         yield f"blkCLS{index}", Feature((block,), _class_tokens)
     for count in range(1, depth + 1):
         yield f"concatCLS{count}", Feature(blocks[-count:], _class_tokens)
+    yield "lastPATCH", Feature(blocks[-1:], _patches)
     yield "lastCLS", Feature(blocks[-1:], _class_tokens)
     if pooled:
         yield "lastPOOL", Feature(blocks[-1:], _pooled)

@@ -48,7 +48,8 @@ def test_features_are_those_of_timm(size: tuple[int, int]) -> None:
     with torch.no_grad():
         stages = library.forward_intermediates(x, intermediates_only=True)
         found = model(x, model.feature_names)
-        for feature, expected in zip(found, [*stages, library(x)], strict=True):
+        last = library.norm(stages[-1].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        for feature, expected in zip(found, [*stages, last, library(x)], strict=True):
             torch.testing.assert_close(feature, expected)
 
 
@@ -118,6 +119,7 @@ def test_features() -> None:
         "stage1": (2, 16, 16, 8),
         "stage2": (2, 32, 8, 4),
         "stage3": (2, 64, 4, 2),
+        "lastMAP": (2, 64, 4, 2),
         "flatten": (2, 64),
     }
 

@@ -1,4 +1,4 @@
-"""Which patches of an image a model does not see: blocks, as BEiT and iBOT draw them."""
+"""Which patches of an image a model does not see: blocks, as BEiT and iBOT draw them, or cells."""
 
 from __future__ import annotations
 
@@ -21,8 +21,20 @@ from sslengine.registry import register_transform
 ATTEMPTS = 10
 
 
+class _DrawsMask(MakesKeys):
+    def draw(self, size: Size) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def __call__(self, image: Any) -> dict[str, Any]:
+        size = image.shape[-2:] if isinstance(image, Tensor) else size_of(image)
+        return {**self.draw((size[0], size[1])), "data": image}
+
+    def on_bytes(self, pixels: Tensor) -> dict[str, Any]:
+        return self(pixels)
+
+
 @register_transform("MaskedImageModeling")
-class MaskedImageModeling(MakesKeys):
+class MaskedImageModeling(_DrawsMask):
     """Adds `mask` to the sample, for each image: rows x columns of patches, true where hidden.
 
     The share of hidden patches is drawn around one of the means; blocks are added until it is
@@ -61,13 +73,6 @@ class MaskedImageModeling(MakesKeys):
         self.patch_size = patch_size
         self.aspects = (low, high)
 
-    def __call__(self, image: Any) -> dict[str, Any]:
-        size = image.shape[-2:] if isinstance(image, Tensor) else size_of(image)
-        return {**self.draw((size[0], size[1])), "data": image}
-
-    def on_bytes(self, pixels: Tensor) -> dict[str, Any]:
-        return self(pixels)
-
     def draw(self, size: Size) -> dict[str, Any]:
         rows, columns = (side // self.patch_size for side in size)
         mean, variation = random.choice(self.ratios)
@@ -75,6 +80,40 @@ class MaskedImageModeling(MakesKeys):
         mask = block_mask(rows, columns, share * rows * columns, self.aspects)
         nothing: list[Operation] = []
         return {"data": nothing, "mask": torch.from_numpy(mask)}
+
+
+@register_transform("RandomPatchMask")
+class RandomPatchMask(_DrawsMask):
+    """Adds `mask` to the sample, for each image: rows x columns of patches, true where hidden.
+
+    The image is divided into square cells, of which a share is hidden, as in SimMIM.
+    """
+
+    def __init__(self, patch_size: int = 16, cell_size: int = 32, ratio: float = 0.6) -> None:
+        """
+        patch_size: the side of a patch, in pixels; that of the trunk.
+        cell_size: the side of a cell, in pixels; a multiple of patch_size.
+        ratio: the share of the cells that is hidden, rounded up.
+        """
+        if patch_size < 1 or cell_size < 1 or cell_size % patch_size or not 0 <= ratio <= 1:
+            raise ValueError(
+                f"expected a cell_size that is a multiple of patch_size, and a ratio from 0 to 1, "
+                f"got {cell_size}, {patch_size} and {ratio}."
+            )
+        self.patch_size, self.cell_size, self.ratio = patch_size, cell_size, ratio
+
+    def draw(self, size: Size) -> dict[str, Any]:
+        if size[0] % self.cell_size or size[1] % self.cell_size:
+            raise ValueError(
+                f"RandomPatchMask: cells of {self.cell_size} pixels do not divide an image of "
+                f"{size[0]} x {size[1]}; crop it to a multiple, or set cell_size."
+            )
+        rows, columns = (side // self.cell_size for side in size)
+        hidden = torch.randperm(rows * columns)[: math.ceil(rows * columns * self.ratio)]
+        cells = torch.zeros(rows * columns, dtype=torch.bool).index_fill(0, hidden, True)
+        times, nothing = self.cell_size // self.patch_size, list[Operation]()
+        mask = cells.view(rows, columns).repeat_interleave(times, 0).repeat_interleave(times, 1)
+        return {"data": nothing, "mask": mask}
 
 
 def ratios_in_order(key: str, ratios: Sequence[float]) -> tuple[float, float]:

@@ -12,7 +12,11 @@ import torch
 
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.transforms import masking
-from sslengine.data.augment.transforms.masking import MaskedImageModeling, block_mask
+from sslengine.data.augment.transforms.masking import (
+    MaskedImageModeling,
+    RandomPatchMask,
+    block_mask,
+)
 
 ASPECTS = (0.3, 1 / 0.3)
 
@@ -107,3 +111,35 @@ def test_each_image_of_a_sample_has_its_mask() -> None:
 def test_what_cannot_be(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MaskedImageModeling(**keys)
+
+
+def test_whole_cells_are_hidden_of_each_image_as_many_and_anywhere() -> None:
+    """SimMIM's default: 30 of the 49 cells of 32 pixels."""
+    torch.manual_seed(0)
+    transform, image = RandomPatchMask(), torch.zeros(3, 224, 224)
+    drawn = torch.stack([transform(image)["mask"] for _ in range(200)])
+    assert drawn.shape == (200, 14, 14)
+    assert drawn.dtype is torch.bool
+    cells = drawn.view(200, 7, 2, 7, 2).permute(0, 1, 3, 2, 4).flatten(3)
+    assert torch.equal(cells.any(-1), cells.all(-1))
+    assert set(cells.any(-1).flatten(1).sum(1).tolist()) == {30}
+    often = cells.any(-1).double().mean(0)
+    assert (often - 30 / 49).abs().max() < 5 * math.sqrt(0.25 / 200)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"cell_size": 24}, "multiple of patch_size"),
+        ({"ratio": 1.2}, "ratio from 0 to 1"),
+        ({"patch_size": 0}, "multiple of patch_size"),
+    ],
+)
+def test_cells_that_cannot_be(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RandomPatchMask(**keys)
+
+
+def test_cells_that_do_not_divide_the_image() -> None:
+    with pytest.raises(ValueError, match="do not divide an image of 100 x 224"):
+        RandomPatchMask()(torch.zeros(3, 100, 224))

@@ -1,0 +1,127 @@
+"""`finetune`: train all layers with labels, from a run's weights; for comparison from random ones.
+
+Each is a separate `train` run in `finetune/` in the run's folder, which resumes like any other.
+The metrics of the test after its last epoch are in the table and in evaluation.json of the run,
+under `finetuned`. Nothing is chosen by these metrics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sslengine.checkpoint.manifest import sha256_of
+from sslengine.config.options import RunOptions
+from sslengine.config.resolve import settled
+from sslengine.config.sections import read
+from sslengine.data.options import DataOptions
+from sslengine.distributed.collectives import broadcast_object
+from sslengine.distributed.ranks import is_primary
+from sslengine.dotted import leaves
+from sslengine.engines.expected import check_results
+from sslengine.engines.features import trained_weights
+from sslengine.engines.finetuned import (
+    FOLDER,
+    add_to_report,
+    as_protocols,
+    finetuned,
+    write_result,
+)
+from sslengine.engines.options import FinetuneOptions
+from sslengine.engines.protocols import show_protocols
+from sslengine.engines.run import Run
+from sslengine.engines.train import train_task
+from sslengine.errors import CheckpointError, ConfigError
+from sslengine.models.options import ModelOptions
+from sslengine.registry import register_engine
+
+
+@register_engine("finetune")
+def finetune(run: Run) -> None:
+    options, model = read(run.config, FinetuneOptions), read(run.config, ModelOptions)
+    weights = trained_weights(run.config, run.run_dir)
+    if not weights.exists() and not model.starts_from_library():
+        raise CheckpointError(
+            f"there are no trained weights at {weights}. Train first with the same config=..., or "
+            f"name a file: config.MODEL.WEIGHTS_INIT.PARAMS_FILE=..."
+        )
+    _check(run)
+    run.describe()
+    starts = {"trained": weights if weights.exists() else None}
+    if options.UNTRAINED and not (library := model.starts_from_library()):
+        starts["untrained"] = None
+    results: dict[str, Any] = {}
+    for start, file in starts.items():
+        results[start] = _finetuned(run, f"{options.NAME}-{start}", start, file)
+    if options.UNTRAINED and library:
+        run.say("note: the trunk starts from a library's weights; there is no untrained one")
+    if is_primary():
+        add_to_report(run.run_dir)
+        show_protocols(run.console, as_protocols(finetuned(run.run_dir)))
+    check_results(run, {"test": results})
+
+
+def _check(run: Run) -> None:
+    data, tests = read(run.config, DataOptions), read(run.config, RunOptions).TEST_MODEL
+    if not tests or not (data.TEST.DATA_SOURCES or data.HOLD_OUT.SHARE):
+        raise ConfigError(
+            "config.DATA.TEST: fine-tuning is judged on test images. Name their DATA_SOURCES, or "
+            "set DATA.HOLD_OUT.SHARE; and TEST_MODEL: true."
+        )
+
+
+def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[str, Any]:
+    """Train to the end, or read the result of a run that is complete. Collective."""
+    digest = broadcast_object(_digest(weights) if weights and is_primary() else "")
+    folder = run.run_dir / FOLDER / "-".join(filter(None, (name, digest[:12])))
+    part = _part(run, folder, weights)
+    run.say(f"{name}: {weights or 'as initialised'} -> {folder}")
+    if is_primary():
+        folder.mkdir(parents=True, exist_ok=True)
+    task, _ = train_task(part)
+    metrics = broadcast_object(_short(task.results["test"]) if is_primary() else {})
+    row = {
+        "protocol": read(run.config, FinetuneOptions).NAME,
+        "features": start,
+        "metrics": metrics,
+        "weights": str(weights or "as initialised"),
+        "weights_sha256": digest,
+        "seed": read(run.config, RunOptions).SEED_VALUE,
+        "steps": task.iteration,
+        "folder": str(folder.relative_to(run.run_dir)),
+        "chosen_on": "nothing: the test after the last epoch, of a recipe that is given",
+    }
+    if is_primary():
+        write_result(folder, row)
+    return metrics
+
+
+def _part(run: Run, folder: Path, weights: Path | None) -> Run:
+    why = f"{FOLDER}: from the run in {run.run_dir}"
+    resolved = settled(run.resolved, "MODEL.WEIGHTS_INIT.PARAMS_FILE", str(weights or ""), why)
+    resolved = settled(resolved, "CHECKPOINT.DIR", str(folder), why)
+    # Its metrics have other names.
+    resolved = settled(resolved, "EXPECTED_RESULTS", [], why)
+    return Run(replace(resolved, engine_name="train"), folder, run.device, run.console)
+
+
+def _digest(weights: Path) -> str:
+    if weights.is_file():
+        return sha256_of(weights)
+    digest = hashlib.sha256()
+    for path in sorted(each for each in weights.rglob("*") if each.is_file()):
+        digest.update(f"{path.relative_to(weights)} {sha256_of(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _short(results: Mapping[str, Any]) -> dict[str, float]:
+    """Of the meters: accuracy_list_meter.top_1.0 is `top_1`."""
+    found: dict[str, float] = {}
+    for name, value in leaves(results):
+        meter, *words = name.split(".")
+        if meter.endswith("_meter") and isinstance(value, (int, float)):
+            found[".".join(words[:-1] if words[-1:] == ["0"] else words)] = value
+    return found

@@ -1,0 +1,127 @@
+"""What features are judged: the trained trunk's, and those that need no training.
+
+trained       the weights of the run, or of MODEL.WEIGHTS_INIT
+untrained     the same trunk with random weights, of EVALUATE.UNTRAINED seeds
+reference     EVALUATE.REFERENCE: other weights, for example of ImageNet
+raw pixels    the image itself, averaged to 16 x 16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from sslengine.checkpoint.rng import seed_all
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read, replaced
+from sslengine.data.options import DataOptions
+from sslengine.engines.features import Compute, layers_of, pixels
+from sslengine.engines.run import Run
+from sslengine.engines.stored import Network, of_weights
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.evaluation.options import EvaluateOptions, ReferenceOptions
+from sslengine.models.options import ModelOptions, WeightsInitOptions
+from sslengine.models.trunks.library_options import TimmOptions
+from sslengine.models.weights import Loaded, init_weights
+from sslengine.task.build import build_base_model
+
+UNTRAINED, PIXELS, REFERENCE = "untrained", "raw pixels", "reference"
+
+
+def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
+    """weights: a file, or "" for those that a library has for the trunk."""
+    options, seed = read(run.config, ModelOptions), read(run.config, RunOptions).SEED_VALUE
+    evaluate = read(run.config, EvaluateOptions)
+    options.WEIGHTS_INIT.PARAMS_FILE = weights
+    found = []
+    for number in range(evaluate.UNTRAINED):
+        seed_all(seed + number)
+        model = build_base_model(run.config, run.device)
+        if not number:
+            trained = deepcopy(model)
+        name = f"{UNTRAINED} {number + 1}" if number else UNTRAINED
+        found.append(_network(name, model, options, {"seed": seed + number}))
+    loaded = init_weights(trained, options)
+    about = {"network": loaded.network, "weights": loaded.source}
+    found.insert(0, _network("trained", trained, options, about))
+    if evaluate.REFERENCE.WEIGHTS:
+        try:
+            found.append(_reference(run, evaluate.REFERENCE))
+        except SSLEngineError as error:
+            raise ConfigError(f"config.EVALUATE.REFERENCE: {error}") from error
+    return [*found, Network(PIXELS, pixels, {}, {"pooling": "mean, to 16 x 16"})], loaded
+
+
+def _network(name: str, model: nn.Module, options: ModelOptions, about: dict[str, Any]) -> Network:
+    depends_on = of_weights(model, options)
+    pooled = options.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP
+    about = {**about, "trunk": _trunk(options), "weights_sha256": depends_on["weights_sha256"],
+             "pooling": {each[0]: each[1] for each in pooled} or "the trunk's own"}  # fmt: skip
+    return Network(name, layers_of(model), depends_on, about)
+
+
+def _trunk(options: ModelOptions) -> str:
+    library = options.TRUNK.library()
+    return f"{options.TRUNK.NAME} {library.model}" if library else options.TRUNK.NAME
+
+
+def _reference(run: Run, reference: ReferenceOptions) -> Network:
+    config = _config_of(run.config, reference)
+    model = build_base_model(config, run.device)
+    options = read(config, ModelOptions)
+    loaded = init_weights(model, options)
+    mean, std = _normalisation(read(run.config, DataOptions).TEST.TRANSFORMS)
+    wanted = reference.MEAN, reference.STD
+    about = {"network": loaded.network, "weights": loaded.source,
+             "normalised": dict(zip(("mean", "std"), wanted))}  # fmt: skip
+    made = _network(REFERENCE, model, options, about)
+    compute = normalised(made.compute, (mean, std), wanted)
+    return Network(REFERENCE, compute, {**made.depends_on, "normalised": wanted}, made.about)
+
+
+def _config_of(config: DictConfig, reference: ReferenceOptions) -> DictConfig:
+    """That of the run, with the other trunk and weights."""
+    values: dict[str, Any] = {
+        "MODEL.WEIGHTS_INIT": WeightsInitOptions(PARAMS_FILE=reference.WEIGHTS)
+    }
+    if reference.TIMM:
+        values |= {
+            "MODEL.TRUNK.NAME": "timm",
+            "MODEL.TRUNK.TIMM": TimmOptions(reference.TIMM, reference.ARGUMENTS),
+            "MODEL.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [],
+        }
+    return replaced(config, values)
+
+
+def _normalisation(transforms: Sequence[Any]) -> tuple[Sequence[float], Sequence[float]]:
+    for each in transforms:
+        if each.get("name") == "Normalize":
+            return each["mean"], each["std"]
+    return [0.0], [1.0]
+
+
+def normalised(
+    compute: Compute,
+    given: tuple[Sequence[float], Sequence[float]],
+    wanted: tuple[Sequence[float], Sequence[float]],
+) -> Compute:
+    """As if the images had been normalised by `wanted`, and not by `given`: mean and deviation."""
+
+    def changed(images: Any) -> dict[str, Tensor]:
+        (mean, std), (other, scale) = (
+            [torch.tensor(part, device=images.device).view(-1, 1, 1) for part in each]
+            for each in (given, wanted)
+        )
+        if images.shape[1] != len(other):
+            raise ConfigError(
+                f"config.EVALUATE.REFERENCE: it is for images of {len(other)} channels (MEAN), and "
+                f"these have {images.shape[1]}."
+            )
+        return compute((images * std + mean - other) / scale)
+
+    return changed

@@ -1,0 +1,200 @@
+"""Scores of frozen features: kNN, a linear probe, metrics without labels, further protocols.
+
+Ranks share kNN and the linear probe, which take the time of large sets. The rest is rank 0's, and
+the other ranks do not wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.engines.label_free import label_free
+from sslengine.engines.protocols import run_protocols
+from sslengine.errors import DataError
+from sslengine.evaluation.draws import Interval
+from sslengine.evaluation.features import Rows, held
+from sslengine.evaluation.intervals import of_accuracy, of_resamples
+from sslengine.evaluation.knn import knn_curve, knn_scores_curve
+from sslengine.evaluation.linear import linear_probe
+from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
+from sslengine.evaluation.options import (
+    EvaluateOptions,
+    LinearProbeOptions,
+    NearestNeighborOptions,
+    SvmOptions,
+)
+
+log = logging.getLogger("sslengine")
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Training and test features of one kind and layer."""
+
+    features: str
+    layer: str
+    train: Rows
+    # Class numbers, or rows of indicators; None: the images have no labels.
+    labels: Tensor | None = None
+    test: Rows | None = None
+    wanted: Tensor | None = None
+    # What the features come from, for the report.
+    about: Mapping[str, Any] = field(default_factory=dict)
+    # Of the training images in their dataset.
+    numbers: Tensor | None = None
+
+    @property
+    def labelled(self) -> tuple[Rows, Tensor, Rows, Tensor] | None:
+        if self.labels is None or self.test is None or self.wanted is None:
+            return None
+        return self.train, self.labels, self.test, self.wanted
+
+
+@dataclass
+class Score:
+    """Of one kind of features and layer; accuracies or mAP on the test images, in percent."""
+
+    features: str
+    layer: str
+    knn: dict[int, float] = field(default_factory=dict)  # by the number of neighbours
+    linear: float | None = None  # None: not computed yet, or too few labels
+    knn_top5: dict[int, float] = field(default_factory=dict)
+    protocols: dict[str, Any] = field(default_factory=dict)
+    label_free: dict[str, Any] = field(default_factory=dict)  # by metric
+    # 95 % intervals by metric: over the test images, or, of several seeds, over these.
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """By the names that config.EXPECTED_RESULTS and `intervals` use."""
+        linear = {} if self.linear is None else {"linear": self.linear}
+        return {**{f"knn_{k}": value for k, value in self.knn.items()}, **linear}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is computed, and on which device."""
+
+    evaluate: EvaluateOptions
+    neighbours: NearestNeighborOptions
+    probe: LinearProbeOptions
+    machines: SvmOptions
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def by_labels(
+        self, sets: Sequence[Sets], note: Callable[[str], None], write: Callable[..., None]
+    ) -> list[Score]:
+        """All ranks call it. kNN first: it needs less time and fewer labels than a probe."""
+        scores = [self._neighbours(each, note) for each in sets]
+        write(scores)
+        for score, each in zip(scores, sets, strict=True):
+            self._linear(score, each, note)
+            write(scores)
+        return scores
+
+    def rest(self, scores: list[Score], sets: Sequence[Sets], write: Callable[..., None]) -> None:
+        for score, each in zip(scores, sets, strict=True):
+            score.label_free = label_free(each.train, self.evaluate.LABEL_FREE)
+            write(scores)
+        for score, each in zip(scores, sets, strict=True):
+            if self.evaluate.PROTOCOLS and each.labelled:
+                score.protocols |= run_protocols(
+                    each.labelled, self.evaluate.PROTOCOLS, self.machines, self.probe
+                )
+                write(scores)
+
+    def _neighbours(self, each: Sets, note: Callable[[str], None]) -> Score:
+        score = Score(each.features, each.layer, about=dict(each.about))
+        if each.labelled is None:
+            return score
+        train, labels, test, wanted = (_near(one) for one in each.labelled)
+        count, options = len(labels), self.neighbours
+        for k in options.neighbours:
+            if k > count:
+                note(
+                    f"kNN with k={k}: there are only {count} training images, and all of them vote"
+                )
+        used = {k: min(k, count) for k in options.neighbours}
+        how: dict[str, Any] = {
+            "ks": [*used.values()], "sigma": options.SIGMA, "metric": options.metric,
+            "device": self.device, "over_ranks": True,
+        }  # fmt: skip
+        if labels.ndim > 1:
+            found = dict(knn_scores_curve(train, labels, test, **how))
+            for k, fewer in used.items():
+                measure = partial(_map_of, found[fewer], wanted)
+                score.knn[k] = measure()
+                score.intervals[f"knn_{k}"] = of_resamples(measure, wanted)
+            return score
+        curve = knn_curve(train, labels, test, wanted, **how, top=(1, 5))
+        for k, fewer in used.items():
+            score.knn[k], score.knn_top5[k] = curve[fewer]
+            score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(wanted))
+        return score
+
+    def _linear(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
+        if each.labelled is None:
+            return
+        train, labels, test, wanted = (_near(one) for one in each.labelled)
+        probe = linear_probe_of_many if labels.ndim > 1 else linear_probe
+        try:
+            found = probe(
+                train, labels, test, wanted, self.probe, device=self.device, over_ranks=True
+            )
+        except DataError as error:  # kNN scores are still reported
+            log.warning("%s", error)
+            note(str(error))
+            return
+        note(f"linear probe: {found.note}" if found.note else "")
+        score.linear = found.test_accuracy
+        score.intervals["linear"] = found.interval or of_accuracy(found.test_accuracy, len(wanted))
+        score.about["chosen_on"] = {"linear": found.chosen_on}
+        score.about["penalty"] = found.penalty
+
+
+def _near(rows: Any) -> Any:
+    return rows if isinstance(rows, Tensor) else held(rows)
+
+
+def _map_of(scores: Tensor, wanted: Tensor, images: Tensor | None = None) -> float:
+    if images is None:
+        return mean_average_precision(scores, wanted)
+    return mean_average_precision(scores[images.to(scores.device)], wanted[images])
+
+
+def chance(labels: Tensor, wanted: Tensor) -> float:
+    """Without features, in percent: the most frequent class of TRAIN as the answer for each image,
+    or the mAP of a random order."""
+    if labels.ndim == 1:
+        return 100.0 * float((wanted == labels.mode().values).double().mean())
+    known, shown = (wanted >= 0).sum(dim=0), (wanted > 0).sum(dim=0)
+    return 100.0 * float((shown / known)[shown > 0].mean())
+
+
+def averaged(scores: Sequence[Score]) -> Score:
+    """One score of several seeds: means, and 95 % intervals of these; the rest is the first's."""
+    first = scores[0]
+    if len(scores) == 1:
+        return first
+    values = {name: [each.metrics[name] for each in scores if name in each.metrics]
+              for name in first.metrics}  # fmt: skip
+    means = {name: Interval.of(some) for name, some in values.items()}
+    return Score(
+        first.features,
+        first.layer,
+        {k: means[f"knn_{k}"].mean for k in first.knn},
+        means["linear"].mean if "linear" in means else None,
+        first.knn_top5,
+        first.protocols,
+        first.label_free,
+        {name: [each.mean - each.half, each.mean + each.half] for name, each in means.items()},
+        {**first.about, "seeds": len(scores), "values": values},
+    )

@@ -1,0 +1,211 @@
+"""Fine-tuning from a run's weights: rates layer by layer, the row in the table, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sslengine.checkpoint import files
+from sslengine.config.resolve import resolve
+from sslengine.engines.evaluate import evaluate
+from sslengine.engines.finetune import finetune
+from sslengine.engines.finetuned import as_protocols
+from sslengine.engines.protocols import show_protocols
+from sslengine.engines.train import train
+from sslengine.errors import CheckpointError, ConfigError
+from sslengine.launch.widths import settle_widths
+from sslengine.services.order import Services
+from sslengine.task.task import SelfSupervisionTask
+from tests.engines.runs import PowerCut, make_run, screen
+from tests.engines.test_evaluate import FROZEN, SHAPES
+from tests.ranks import RankPool
+
+VIT = "config.MODEL.TRUNK.VISION_TRANSFORMERS"
+# Files on top of a run, the rate of the heads at 200 images a step, and the share of it that a layer
+# has: decay 0.65 for each block, 0.7 for each stage. As VISSL numbers layers, the last norm of a
+# ViT belongs to the last block.
+RATES: dict[str, tuple[list[str], float, dict[str, float]]] = {
+    "vit": (
+        ["config=quickstart/mae", f"{VIT}.NUM_LAYERS=3", f"{VIT}.USE_CLASS_TOKEN=true"],
+        0.0005 * 200 / 256,
+        {
+            r"trunk\.(cls_token|pos_embed|patch_embed\..*)": 0.17850625,
+            r"trunk\.blocks\.0\..*": 0.274625,
+            r"trunk\.blocks\.1\..*": 0.4225,
+            r"trunk\.(blocks\.2|norm)\..*": 0.65,
+            r"heads\..*": 1.0,
+        },
+    ),
+    "cnn": (
+        ["config=quickstart/simclr"],
+        0.0005 * 200 / 256,
+        {
+            r"trunk\.(base_model|_feature_blocks)?.*(conv1|bn1)\.(weight|bias)": 0.16807,
+            r"trunk\..*layer1\..*": 0.2401,
+            r"trunk\..*layer2\..*": 0.343,
+            r"trunk\..*layer3\..*": 0.49,
+            r"trunk\..*layer4\..*": 0.7,
+            r"heads\..*": 1.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RATES)
+def test_the_rate_and_the_decay_of_each_parameter(kind: str, tmp_path: Path) -> None:
+    arguments, rate, shares = RATES[kind]
+    run = settle_widths(resolve([
+        *arguments, "+config/benchmark/finetune=shapes", f"+config/benchmark/finetune={kind}",
+        "config.DATA.NUM_DATALOADER_WORKERS=0", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=200",
+        "config.MACHINE.PRECISION=fp32", *PEAK,
+    ]))  # fmt: skip
+    assert run.config.MODEL.HEAD.PARAMS[0][1].dims[1] == 10  # the kinds of shapes
+    task = SelfSupervisionTask(
+        run.config, tmp_path, torch.device("cpu"), hooks=[], services=Services()
+    )
+    task.prepare()
+    task.optimizer.schedule(0.05)  # the end of the warm-up
+    groups = {id(p): group for group in task.optimizer.param_groups for p in group["params"]}
+    named = dict(task.base_model.named_parameters())
+    assert len(groups) == len(named) > 10
+    for name, parameter in named.items():
+        share = [each for pattern, each in reversed(shares.items()) if re.fullmatch(pattern, name)]
+        group = groups[id(parameter)]
+        assert group["lr"] == pytest.approx(rate * share[0], rel=1e-6), name
+        exempt = parameter.ndim == 1 or name.endswith(("cls_token", "pos_embed"))
+        assert group["weight_decay"] == (0.0 if exempt else 0.05), name
+    task.close()
+
+
+# The rates of the published file, not those of the few shapes.
+PEAK = [
+    "config.OPTIMIZER.param_schedulers.lr.auto_lr_scaling.base_value=0.0005",
+    "config.OPTIMIZER.param_schedulers.lr.schedulers=[{name: linear, start_value: 0.0, "
+    "end_value: 0.0005}, {name: cosine, start_value: 0.0005, end_value: 0.000001}]",
+]
+
+TUNED: dict[str, Any] = {
+    **FROZEN,
+    "TEST_MODEL": True,
+    "DATA__TRAIN__DROP_LAST": True,
+    "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 20,
+    "METERS": {
+        "name": "accuracy_list_meter",
+        "accuracy_list_meter": {"num_meters": 1, "topk_values": [1]},
+    },
+    "MODEL__FEATURE_EVAL_SETTINGS": {},
+    "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 10]}]],
+    "MODEL__WEIGHTS_INIT__SKIP_LAYERS": ["num_batches_tracked", "heads."],
+    "CHECKPOINT__CHECKPOINT_FREQUENCY": 1,
+    "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 99}],
+}
+
+
+def _pretrained(folder: Path) -> None:
+    train(make_run(folder, **SHAPES, TEST_MODEL=False, OPTIMIZER__num_epochs=1))
+
+
+def _rows(folder: Path) -> dict[str, dict[str, Any]]:
+    report = json.loads((folder / "evaluation.json").read_text())
+    return {row["features"]: row for row in report["finetuned"]}
+
+
+def _trunk(folder: Path) -> dict[str, torch.Tensor]:
+    state = files.newest(folder / "checkpoints")[1]["classy_state_dict"]["base_model"]["model"]
+    return {name: each for name, each in state["trunk"].items() if "running" not in name
+            and "num_batches" not in name}  # fmt: skip
+
+
+def test_a_row_for_trained_and_for_untrained_weights(tmp_path: Path) -> None:
+    """At a rate of zero each trunk is in the end what it was at the beginning."""
+    _pretrained(tmp_path)
+    still = {"name": "constant", "value": 0.0, "update_interval": "step"}
+    run = make_run(tmp_path, "finetune", **TUNED, OPTIMIZER__num_epochs=1,
+                   OPTIMIZER__param_schedulers__lr=still)  # fmt: skip
+    finetune(run)
+    rows = _rows(tmp_path)
+    assert list(rows) == ["trained", "untrained"]
+    began = _trunk(tmp_path)
+    for start, same in (("trained", True), ("untrained", False)):
+        folder = tmp_path / rows[start]["folder"]
+        now = _trunk(folder)
+        assert all(torch.equal(now[name], began[name]) for name in began) is same
+        lines = [json.loads(each) for each in (folder / "metrics.jsonl").read_text().splitlines()]
+        last = [each for each in lines if each["kind"] == "phase" and each["split"] == "test"][-1]
+        assert rows[start]["metrics"] == {"top_1": last["accuracy_list_meter"]["top_1"]["0"]}
+    assert re.search(r"finetune +top_1 +[\d.]+ % +[\d.]+ %", screen(run))
+    assert not (tmp_path / "config_train.yaml").exists()
+    assert "engine_name: finetune" in (tmp_path / "config_finetune.yaml").read_text()
+    # Judging the frozen trunk later keeps the rows, in the file and in the table.
+    run = make_run(tmp_path, "evaluate", **FROZEN)
+    evaluate(run)
+    assert _rows(tmp_path) == rows
+    assert re.search(r"finetune +top_1 +[\d.]+ % +[\d.]+ %", screen(run))
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    _pretrained(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    finetune(make_run(tmp_path / "whole", "finetune", **TUNED, FINETUNE__UNTRAINED=False))
+    cut = {**TUNED, "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 4}],
+           "FINETUNE__UNTRAINED": False}  # fmt: skip
+    with pytest.raises(PowerCut):
+        finetune(make_run(tmp_path / "cut", "finetune", **cut))
+    run = make_run(tmp_path / "cut", "finetune", **TUNED, FINETUNE__UNTRAINED=False)
+    finetune(run)
+    assert "resumed from" in screen(run)
+    whole, cut_rows = (_rows(tmp_path / name)["trained"] for name in ("whole", "cut"))
+    assert {**cut_rows, "weights": ""} == {**whole, "weights": ""}
+    ends = [_trunk(tmp_path / name / whole["folder"]) for name in ("whole", "cut")]
+    assert all(torch.equal(ends[0][name], each) for name, each in ends[1].items())
+    # Complete: read, not trained again.
+    again = make_run(tmp_path / "cut", "finetune", **TUNED, FINETUNE__UNTRAINED=False)
+    finetune(again)
+    assert "this run is complete" in screen(again)
+    assert _rows(tmp_path / "cut")["trained"] == cut_rows
+
+
+def test_a_recipe_of_another_name_is_another_row() -> None:
+    rows = [
+        {"protocol": name, "features": start, "metrics": {"top_1": value}}
+        for name, start, value in (("a", "trained", 90.0), ("a", "untrained", 70.0),
+                                   ("b", "trained", 50.0), ("b", "trained", 60.0))
+    ]  # fmt: skip
+    run = make_run(Path("nowhere"))
+    show_protocols(run.console, as_protocols(rows))
+    lines = [line.split() for line in screen(run).splitlines()]
+    assert lines[1:] == [
+        ["a", "top_1", "90.0", "%", "70.0", "%"],
+        ["b", "top_1", "60.0", "%", "-"],  # the newest
+    ]
+
+
+def test_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there are no trained weights"):
+        finetune(make_run(tmp_path, "finetune", **TUNED))
+    _pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="judged on test images"):
+        finetune(make_run(tmp_path, "finetune", **{**TUNED, "TEST_MODEL": False}))
+    with pytest.raises(ConfigError, match=r"FINETUNE.NAME: expected letters"):
+        make_run(tmp_path, "finetune", **TUNED, FINETUNE__NAME="../other")
+
+
+def _tuned_here(folder: str) -> dict[str, Any]:
+    run = make_run(Path(folder), "finetune", **TUNED, FINETUNE__UNTRAINED=False,
+                   DISTRIBUTED__NUM_PROC_PER_NODE=2)  # fmt: skip
+    finetune(run)
+    return _rows(Path(folder))["trained"]
+
+
+@pytest.mark.slow
+def test_two_ranks_write_one_row(tmp_path: Path, two_ranks: RankPool) -> None:
+    _pretrained(tmp_path)
+    first, second = two_ranks(_tuned_here, str(tmp_path))
+    assert first == second
+    assert first["steps"] == 2 * (60 // 40)
