@@ -14,7 +14,7 @@ import torch
 from sslengine.checkpoint import files
 from sslengine.config.resolve import resolve
 from sslengine.engines.evaluate import evaluate
-from sslengine.engines.finetune import finetune
+from sslengine.engines.finetune import _key, finetune
 from sslengine.engines.finetuned import as_protocols
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.train import train
@@ -169,6 +169,31 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     finetune(again)
     assert "this run is complete" in screen(again)
     assert _rows(tmp_path / "cut")["trained"] == cut_rows
+
+
+SCALING = "OPTIMIZER__param_schedulers__lr__auto_lr_scaling"
+
+
+def test_what_makes_another_run() -> None:
+    """The recipe does; the number of ranks, which scales rates, the loader and hooks do not."""
+
+    def key(weights: str = "a", **changes: Any) -> str:
+        scaled = {f"{SCALING}__auto_scale": True}
+        return _key(
+            make_run(Path("nowhere"), "finetune", **{**TUNED, **scaled, **changes}), weights
+        )
+
+    same: list[dict[str, Any]] = [
+        {"DISTRIBUTED__NUM_PROC_PER_NODE": 2}, {"DATA__NUM_DATALOADER_WORKERS": 1},
+        {"HOOKS__EXTRA": []}, {"MODEL__WEIGHTS_INIT__PARAMS_FILE": "b"}, {"CHECKPOINT__CHECKPOINT_FREQUENCY": 5},
+    ]  # fmt: skip
+    other: list[dict[str, Any]] = [
+        {"weights": "b"}, {"OPTIMIZER__num_epochs": 3}, {"SEED_VALUE": 1},
+        {"DATA__TRAIN__DATA_LIMIT": 40}, {f"{SCALING}__base_value": 0.2},
+        {"MODEL__WEIGHTS_INIT__NETWORK": "student"},
+    ]  # fmt: skip
+    assert {key(**each) for each in same} == {key()}
+    assert len({key(), *(key(**each) for each in other)}) == len(other) + 1
 
 
 def test_a_recipe_of_another_name_is_another_row() -> None:
