@@ -221,16 +221,15 @@ def test_what_it_needs(tmp_path: Path) -> None:
         make_run(tmp_path, "finetune", **TUNED, FINETUNE__NAME="../other")
 
 
-def _tuned_here(folder: str) -> dict[str, Any]:
-    run = make_run(Path(folder), "finetune", **TUNED, FINETUNE__UNTRAINED=False,
-                   DISTRIBUTED__NUM_PROC_PER_NODE=2)  # fmt: skip
-    finetune(run)
-    return _rows(Path(folder))["trained"]
+def _tuned_here(folder: str) -> None:
+    finetune(make_run(Path(folder), "finetune", **TUNED, FINETUNE__UNTRAINED=False,
+                      DISTRIBUTED__NUM_PROC_PER_NODE=2))  # fmt: skip
 
 
 @pytest.mark.slow
 def test_two_ranks_write_one_row(tmp_path: Path, two_ranks: RankPool) -> None:
     _pretrained(tmp_path)
-    first, second = two_ranks(_tuned_here, str(tmp_path))
-    assert first == second
-    assert first["steps"] == 2 * (60 // 40)
+    two_ranks.run(_tuned_here, str(tmp_path))
+    row = _rows(tmp_path)["trained"]
+    assert row["steps"] == 2 * (60 // 40)
+    assert 0 <= row["metrics"]["top_1"] <= 100
