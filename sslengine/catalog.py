@@ -20,8 +20,10 @@ from sslengine.checkpoint import options as checkpoint_options
 from sslengine.config import options as config_options
 from sslengine.data import options as data_options
 from sslengine.engines import options as engine_options
+from sslengine.engines import sweep_options
 from sslengine.evaluation import label_free
 from sslengine.evaluation import options as evaluation_options
+from sslengine.evaluation.retrieval import options as retrieval_options
 from sslengine.hooks import options as hook_options
 from sslengine.launch import options as launch_options
 from sslengine.losses import options as loss_options
@@ -51,6 +53,8 @@ __all__ = [
     "monitor",
     "optim",
     "optim_options",
+    "retrieval_options",
+    "sweep_options",
     "task",
     "train_steps",
 ]

@@ -26,7 +26,8 @@ from sslengine.registry import Registry
 from tests.test_policies import LEVEL
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+         *sorted((ROOT / "docs/judging").glob("*.md"))]  # fmt: skip
 # Names in capitals that are no keys: variables of the environment, values.
 NO_KEYS = {
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS", "WORLD_SIZE",

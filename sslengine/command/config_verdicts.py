@@ -57,6 +57,15 @@ SMALL = [
         for key in OF_ENCODED_SOURCES
     ),
 ]
+# Sections that only an engine reads that does not train; VISSL names it on the command line.
+ENGINE_OF = {
+    "SVM": "train_svm",
+    "NEAREST_NEIGHBOR": "nearest_neighbor_test",
+    "IMG_RETRIEVAL": "instance_retrieval_test",
+    "CLUSTERFIT": "cluster_features_and_label",
+    "LOW_SHOT_BENCHMARK": "extract_features",
+    "RANKING": "extract_features",
+}
 RUN, OVERLAY, PART, FOREIGN = "run", "overlay", "part", "foreign"
 # Runs that a part is tried with before it counts as wrong.
 MOST_BASES = 4
@@ -147,8 +156,9 @@ def role_of(path: Path, root: Path) -> str:
     if not isinstance(config, dict):
         return RUN if "config" in tree else FOREIGN
     sections = {"DATA", "MODEL", "OPTIMIZER"} & set(config)
-    whole = len(sections) == 3 or ("engine_name" in tree and "MODEL" in sections)
-    if whole and _names_its_data(config.get("DATA")):
+    judges = "engine_name" in tree or not ENGINE_OF.keys().isdisjoint(config)
+    whole = len(sections) == 3 or (judges and "MODEL" in sections)
+    if whole and ("IMG_RETRIEVAL" in config or _names_its_data(config.get("DATA"))):
         return RUN
     return OVERLAY if len(sections) > 1 else PART
 
@@ -182,9 +192,29 @@ def bases(part: File, known: Sequence[File]) -> list[File]:
 
 def attempt(trial: Trial) -> None:
     """Raise an error if the composition is wrong."""
+    engine = engine_argument(trial.arguments, trial.root)
     small = for_this_machine(trial.arguments, trial.root) if trial.train else []
-    run = resolve([*trial.arguments, *small, *trial.overrides], [str(trial.root)])
-    (train_two_steps if trial.train else build_without_memory)(run)
+    run = resolve([*trial.arguments, *engine, *small, *trial.overrides], [str(trial.root)])
+    trains = trial.train and run.engine_name == "train"
+    (train_two_steps if trains else build_without_memory)(run)
+
+
+def engine_argument(arguments: Sequence[str], root: Path) -> list[str]:
+    """What VISSL's user adds to the files of a benchmark: the engine, if it is not `train`."""
+    said = compose(arguments, [str(root)]).said()
+    config = said.get("config")
+    if "engine_name" in said or not isinstance(config, dict):
+        return []
+    named = [engine for section, engine in ENGINE_OF.items() if section in config]
+    return [f"engine_name={each}" for each in named[:1] or _of_frozen(config)]
+
+
+def _of_frozen(config: dict[str, Any]) -> list[str]:
+    """Without an optimizer, the features are wanted."""
+    match config:
+        case {"MODEL": {"FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True}}}:
+            return [] if "OPTIMIZER" in config else ["extract_features"]
+    return []
 
 
 def for_this_machine(arguments: Sequence[str], root: Path) -> list[str]:
@@ -198,6 +228,8 @@ def build_without_memory(run: Resolved) -> None:
     meta = torch.device("meta")
     with meta:
         model = build.build_base_model(run.config, meta)
+        if run.engine_name != "train":
+            return
         build.build_run_optimizer(run.config, model, meta, epochs=1.0)
         build.attach(build.build_loss(run.config, 1000, meta), model)
 

@@ -36,6 +36,12 @@ def run_of(
         "DATA.TEST.TRANSFORMS": entries,
     }
     opened = _open(given, values, "cnn")
+    train = opened.config.DATA.TRAIN
+    if train.LABEL_TYPE != "standard" or not train.LABEL_SOURCES:
+        raise ConfigError(
+            "--suite full: fine-tuning needs labels: images of several classes for --train and "
+            "--val. Without labels take --suite quick."
+        )
     with closed(opened.opened):
         recipe, numbered = _recipe(read(opened.config, ModelOptions))
         values |= _batch(opened)

@@ -1,13 +1,18 @@
 """Score a run's frozen features on labelled images: nearest neighbours and a linear probe.
 
     sslengine judge runs/birds --train ~/birds/train --val ~/birds/val
-    sslengine judge runs/birds                       the run's own images, if it held some out
+    sslengine judge runs/birds                       the run's own images
     sslengine judge runs/birds --suite frozen        more protocols
     sslengine judge runs/birds --suite full          also fine-tuned with all labels: hours
+    sslengine judge --features train.npy val.npy --labels train_labels.npy val_labels.npy
 
 The same trunk untrained and raw pixels are scored too: they are what training has to beat. The
 scores are printed, and kept in evaluation.json in the run's folder. Images are resized, and cropped
-in the centre. Other protocols: docs/benchmarks.md.
+in the centre. Without labels, or of a single class, metrics that need no labels are computed.
+
+--features judges what other programs computed: .npy, .npz, .parquet, .csv or .pt of the training
+and test images; or folders of features that this engine has kept. Of one file a fifth of the rows
+are test rows. More: docs/judging/.
 """
 
 from __future__ import annotations
@@ -28,10 +33,12 @@ from sslengine.evaluation.options import PROTOCOLS
 from sslengine.launch.cli import start
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
+from sslengine.trust import closed
 
 assert catalog  # importing it declares all names
 
 NEIGHBOURS = [1, 20]
+HELD_OUT = 0.2  # of a run without test images
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -40,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a run")
+    add("run", type=Path, metavar="RUN", nargs="?", help="the folder of a run")
     add("--train", metavar="DATA", help="labelled images, as for `sslengine train`")
     add("--val", metavar="DATA", help="those to score on")
     add(
@@ -54,15 +61,28 @@ def make_parser() -> argparse.ArgumentParser:
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
         help="any key of the config")  # fmt: skip
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
+    add = parser.add_argument_group("of features in files").add_argument
+    add("--features", type=Path, nargs="+", metavar="FILE", help="of training and test images")
+    add("--labels", type=Path, nargs="+", metavar="FILE",
+        help="their labels, if they are in other files")  # fmt: skip
+    add("--out", type=Path, metavar="FILE", help="also write the scores here, as .json")
+    add("--device", choices=("auto", "cpu", "gpu"), default="auto")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    given = make_parser().parse_args(arguments)
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    if (given.run is None) == (given.features is None):
+        parser.error("expected the folder of a run, or --features, and not both")
+    if given.features is not None:
+        return _features(given)
+    if given.labels or given.out or given.device != "auto":
+        raise ConfigError("--labels, --out, --device: they belong to --features.")
     if (given.train is None) != (given.val is None):
         raise ConfigError("--train, --val: give both, or none of them.")
-    values = _images(given)
     trusted = given.trust_config
+    values = _images(given) if given.train else _own_images(given)
     opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
     data = read(opened.config, DataOptions)
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
@@ -87,20 +107,53 @@ def main(arguments: Sequence[str]) -> int:
 DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION")
 
 
+def _features(given: argparse.Namespace) -> int:
+    if len(given.features) > 2:
+        raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
+    if given.train or given.val or given.network != "auto":
+        raise ConfigError("--train, --val, --network: they belong to a run, not to --features.")
+    status: int = import_dotted("sslengine.command.judge_features:judge_features")(
+        given, NEIGHBOURS
+    )
+    return status
+
+
 def _images(given: argparse.Namespace) -> dict[str, Any]:
-    values: dict[str, Any] = {f"DATA.{split}.LABEL_TYPE": "standard" for split in ("TRAIN", "TEST")}
-    if given.train is None:
-        return values
-    for split, path in (("TRAIN", given.train), ("TEST", given.val)):
-        found = import_dotted("sslengine.command.images:look")(path)
-        if not found.has_classes:
-            raise ConfigError(
-                f"{path}: judging needs images of several classes: a folder for each, or a column "
-                f"of labels."
+    """Of --train and --val; with labels if both have classes."""
+    look = import_dotted("sslengine.command.images:look")
+    found = {"TRAIN": look(given.train), "TEST": look(given.val)}
+    labels = all(each.has_classes for each in found.values())
+    values: dict[str, Any] = {
+        **ALL_OF_IT, "DATA.TEST.DATA_LIMIT": -1, "DATA.TEST.DATASET_NAMES": [],
+        "DATA.TEST.LABEL_PATHS": [],
+    }  # fmt: skip
+    for split, each in found.items():
+        values |= each.keys(split, labels=labels)
+        if not labels:
+            values[f"DATA.{split}.LABEL_SOURCES"] = []
+    return values
+
+
+def _own_images(given: argparse.Namespace) -> dict[str, Any]:
+    """Of the run: labels if its source knows them, a fifth as test images if it has none."""
+    opened = open_run(given.run, trusted=given.trust_config, judged=True)
+    data = read(opened.config, DataOptions)
+    splits = ("TRAIN", "TEST")
+    values: dict[str, Any] = {}
+    if not data.TEST.DATA_SOURCES and not data.HOLD_OUT.SHARE:
+        values |= {"DATA.HOLD_OUT.SHARE": HELD_OUT, "DATA.TRAIN.DATA_LIMIT": -1}
+    labelled = bool(data.TRAIN.LABEL_SOURCES)
+    if not labelled:
+        with closed(opened.opened):
+            sources = import_dotted("sslengine.data.sources.base:build_sources")(
+                data.TRAIN, "TRAIN"
             )
-        values |= found.keys(split, labels=True)
-    return {**values, **ALL_OF_IT, "DATA.TEST.DATA_LIMIT": -1, "DATA.TEST.DATASET_NAMES": [],
-            "DATA.TEST.LABEL_PATHS": []}  # fmt: skip
+        labelled = sources[0].num_classes > 1
+        if labelled:
+            own = {"TRAIN": data.TRAIN.DATA_SOURCES[:1], "TEST": data.TEST.DATA_SOURCES[:1]}
+            values |= {f"DATA.{split}.LABEL_SOURCES": own[split] for split in splits if own[split]}
+    kind = "standard" if labelled else "sample_index"
+    return values | {f"DATA.{split}.LABEL_TYPE": kind for split in splits}
 
 
 def _protocol(given: argparse.Namespace, entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -70,6 +70,10 @@ class Recipe:
         return any("size_crops" in each for each in self.views)
 
     @property
+    def is_masked(self) -> bool:
+        return "mask" in (self.said("DATA.TRAIN.INPUT_KEY_NAMES") or [])
+
+    @property
     def takes_any_network(self) -> bool:
         return self.trunk == "timm"
 

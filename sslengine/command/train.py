@@ -34,6 +34,8 @@ SIDE = 224
 PATCH_SIDE, SHIFT, NINE = 64, 21, 255
 # The small crops of a multi-crop list are a multiple of this, the patches of most transformers.
 PATCH = 16
+# The side of the patches that a collator masks.
+MASKED_PATCH = "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
 # Modules of timm whose networks take images of another side, by an argument.
 TRANSFORMERS = ("vision_transformer", "deit", "eva", "beit")
 
@@ -94,7 +96,9 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     bands = None if _says_pixels(given) else import_dotted("sslengine.command.bands:look")(data)
     if bands:
         recipe = replace(recipe, views=bands.views(recipe.views))
-    model = _model_name(given, recipe, found.model)
+    usual = recipe.said("MODEL.TRUNK.TIMM.model") if recipe.is_masked else found.model
+    model = _model_name(given, recipe, usual)
+    patch = _patch_side(model) if recipe.is_masked and model else PATCH
     count = len(data.source)
     trained_on = count - round(count * (given.val or 0))
     machine = _of_machine(given, recipe, found, trained_on)
@@ -105,7 +109,8 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
         "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], model))),
         **(_network(model, given.size or SIDE, recipe.many_views) if model else {}),
         **_given(given),
-        **_sides(recipe, given.size),
+        **_sides(recipe, given.size or SIDE, patch),
+        **({MASKED_PATCH: patch} if patch != PATCH else {}),
     }
     batch, ranks = (int(machine.get(key) or recipe.said(key)) for key in (BATCH, RANKS))
     if frozen := _frozen(given, recipe, max(1, trained_on // (batch * ranks))):
@@ -177,6 +182,23 @@ def _network(name: str, side: int, many_views: bool) -> dict[str, Any]:
     return {f"MODEL.TRUNK.{key}": value for key, value in chosen.items()}
 
 
+def _patch_side(name: str) -> int:
+    """Of a network whose patches are masked."""
+    import timm
+    import torch
+
+    if timm.is_model(name):
+        with torch.device("meta"):
+            embed = getattr(timm.create_model(name), "patch_embed", None)
+        side = getattr(embed, "patch_size", None)
+        if side:
+            return int(side[0])
+    raise ConfigError(
+        f"--model: this method masks patches, and {name!r} is no network of timm's that embeds "
+        f"patches. Name a vision transformer, such as vit_small_patch16_224."
+    )
+
+
 def _given(given: argparse.Namespace) -> dict[str, Any]:
     keys = {
         "OPTIMIZER.num_epochs": given.epochs,
@@ -191,10 +213,10 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _sides(recipe: Recipe, size: int | None) -> dict[str, Any]:
+def _sides(recipe: Recipe, size: int, patch: int) -> dict[str, Any]:
     """Of the views, which are entries of a list, and of a network that is made for one size."""
     values: dict[str, Any] = {}
-    if size in (None, SIDE):
+    if (size, patch) == (SIDE, PATCH):
         return values
     in_patches = any(each["name"] == "ImgPatchesFromTensor" for each in recipe.views)
     nine = 3 * (round(PATCH_SIDE * size / SIDE) + SHIFT)
@@ -203,7 +225,9 @@ def _sides(recipe: Recipe, size: int | None) -> dict[str, Any]:
         if isinstance(entry.get("size"), int):
             values[f"{place}.size"] = nine + entry["size"] - NINE if in_patches else size
         if "size_crops" in entry:
-            values[f"{place}.size_crops"] = [_scaled(each, size) for each in entry["size_crops"]]
+            values[f"{place}.size_crops"] = [
+                _scaled(each, size, patch) for each in entry["size_crops"]
+            ]
         if "crop_size_patches" in entry:
             values[f"{place}.crop_size_image"] = size
             values[f"{place}.crop_size_patches"] = nine
@@ -212,5 +236,5 @@ def _sides(recipe: Recipe, size: int | None) -> dict[str, Any]:
     return values
 
 
-def _scaled(side: int, largest: int) -> int:
-    return largest if side == SIDE else max(PATCH, round(side * largest / SIDE / PATCH) * PATCH)
+def _scaled(side: int, largest: int, patch: int) -> int:
+    return largest if side == SIDE else max(patch, round(side * largest / SIDE / patch) * patch)

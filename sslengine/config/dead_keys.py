@@ -48,7 +48,7 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "MONITOR_PERF_STATS": DeadKey("set HOOKS.PERF_STATS.MONITOR_PERF_STATS."),
     **_same(
         (
-            "RANKING", "LOW_SHOT_BENCHMARK", "IMG_RETRIEVAL", "GEO_LOCALIZATION",
+            "RANKING", "LOW_SHOT_BENCHMARK", "GEO_LOCALIZATION",
         ),
         _OTHER_TOOL,
     ),
@@ -99,7 +99,6 @@ DEAD_KEYS: dict[str, DeadKey] = {
     ),
     # ---- trunks
     "MODEL.TRUNK.TRUNK_PARAMS": DeadKey("VISSL never reads it; set the keys of MODEL.TRUNK."),
-    "MODEL.TRUNK.RESNETS_SK": DeadKey("the trunk that reads it is not available."),
     "MODEL.TRUNK.RESNETS.STANDARDIZE_CONVOLUTIONS": _NOT_READ,
     **_same(
         (f"MODEL.TRUNK.REGNET.{key}" for key in ("stage_checkpoints", "stage_checkpointing")),
@@ -146,6 +145,11 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "METERS.model_output_mask": _off("not available"),
     "EXTRACT_FEATURES.MAP_FEATURES_TO_IMG_NAME": _off(
         "not available; the `inds` files map rows to images"
+    ),
+    "IMG_RETRIEVAL.EVAL_BINARY_PATH": DeadKey("the average precision is computed here.", ("",)),
+    **_same(
+        (f"IMG_RETRIEVAL.{key}" for key in ("SAVE_FEATURES", "USE_FEATURE_EXTRACTION_ENGINE")),
+        DeadKey("features are always kept in a store.", (True, False)),
     ),
     "CLUSTERFIT.CLUSTER_BACKEND": DeadKey("k-means is computed by torch.", ("faiss",)),
     "SVM.low_shot.dataset_name": DeadKey(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,3 +95,9 @@ def views_per_image(transforms: Iterable[Mapping[str, Any]]) -> int:
             arguments = {k: v for k, v in entry.items() if k not in TRANSFORMS.entry_keys}
             views *= TRANSFORMS.maker(name, arguments, method="count_views")()
     return views
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """A name that occurs again is called res4_1, as in VISSL."""
+    before = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}_{count}" if count else name for name, count in zip(names, before)]

@@ -7,13 +7,15 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.config.components import keys_of
 from sslengine.errors import ConfigError
+from sslengine.registry import DATA_SOURCES
 
 # The keys that determine the images and how they are read, and their classes.
 OF_IMAGES = (
     "DATA_SOURCES", "DATA_PATHS", "DATASET_NAMES", "REMOVE_IMG_PATH_PREFIX", "NEW_IMG_PATH_PREFIX",
     "IMAGE_COLUMN", "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION",
-    "FRAME_STRIDE",
+    "DEFAULT_GRAY_IMG_SIZE",
 )  # fmt: skip
 OF_LABELS = (
     "LABEL_SOURCES", "LABEL_PATHS", "LABEL_COLUMN", "LABEL_COLUMNS", "LABEL_SEPARATOR",
@@ -38,10 +40,13 @@ def values_of_test(data: DictConfig) -> Iterator[tuple[str, Any]]:
     # What is set to nothing is not set.
     make_default: Any = OmegaConf.get_type(data.TEST)
     default = make_default()
-    same = OF_IMAGES + (OF_LABELS if data.HOLD_OUT.STRATIFIED else ())
-    for key in OF_IMAGES + OF_LABELS:
+    of_sources = keys_of(DATA_SOURCES, list(data.TRAIN.DATA_SOURCES)).difference(
+        OF_IMAGES, OF_LABELS
+    )
+    same = (*OF_IMAGES, *sorted(of_sources), *(OF_LABELS if data.HOLD_OUT.STRATIFIED else ()))
+    for key in (*OF_IMAGES, *sorted(of_sources), *OF_LABELS):
         train, test = data.TRAIN[key], data.TEST[key]
-        if test in ("", getattr(default, key)):
+        if test in ("", None, getattr(default, key, None)):
             yield f"DATA.TEST.{key}", train
         elif test != train and key in same:
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.facts import run_facts, world_size
+from sslengine.config.facts import run_facts, unique_names, world_size
 from sslengine.config.hold_out import values_of_test
 from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
 from sslengine.config.merge import Merged
@@ -21,6 +21,12 @@ from sslengine.config.sharding import expect_no_conflict, sharding_values
 from sslengine.config.views import expect_views
 from sslengine.errors import ConfigError
 from sslengine.registry import TRAIN_STEPS, component_key
+
+# Meters of a list of outputs.
+METERS_OF_SEVERAL = (
+    "accuracy_list_meter", "mean_ap_list_meter", "precision_at_k_list_meter",
+    "recall_at_k_list_meter",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +60,11 @@ def _set(merged: Merged, derived: Derived) -> None:
 
 
 def _run_folder(config: DictConfig, name: str, origins: dict[str, str]) -> Iterator[Derived]:
-    # VISSL writes into the current folder, where two experiments would resume each other.
-    if "config.CHECKPOINT.DIR" not in origins:
+    # VISSL writes into the current folder, where two experiments would resume each other; most of
+    # its files say so. On the command line `.` is the current folder.
+    origin = origins.get("config.CHECKPOINT.DIR")
+    in_a_file = origin is not None and origin.endswith(".yaml")
+    if origin is None or (in_a_file and config.CHECKPOINT.DIR in (".", "./")):
         yield Derived("CHECKPOINT.DIR", f"runs/{name}", "from the name of the config")
 
 
@@ -77,6 +86,28 @@ def _loss_of_the_model(config: DictConfig, origins: dict[str, str]) -> Iterator[
 def _meter_names(config: DictConfig) -> Iterator[Derived]:
     if config.METERS.name and not config.METERS.names:
         yield Derived("METERS.names", [config.METERS.name], "METERS.name")
+
+
+def _meters_of_features(config: DictConfig) -> Iterator[Derived]:
+    """One output for each feature that is evaluated, as in VISSL."""
+    settings = config.MODEL.FEATURE_EVAL_SETTINGS
+    features = [entry[0] for entry in _plain_list(settings.LINEAR_EVAL_FEAT_POOL_OPS_MAP)]
+    if not settings.EVAL_MODE_ON or not all(isinstance(each, str) for each in features):
+        return
+    names = unique_names(features)
+    for meter in METERS_OF_SEVERAL if names else ():
+        given = config.METERS.get(meter)
+        held = _plain(given) if given is not None else {}
+        several = max(len(names), int(held.get("num_meters") or 1)) > 1
+        told = len(held.get("meter_names") or ()) == len(names)
+        if meter in config.METERS.names and several and not told:
+            value = {**held, "num_meters": len(names), "meter_names": names}
+            yield Derived(f"METERS.{meter}", value, "the features of FEATURE_EVAL_SETTINGS")
+
+
+def _plain_list(value: Any) -> list[Any]:
+    plain: Any = OmegaConf.to_container(value)
+    return [each for each in plain if isinstance(each, list) and each]
 
 
 def _held_out(config: DictConfig) -> Iterator[Derived]:
@@ -179,6 +210,7 @@ def _changes(path: str, old: dict[str, Any], new: dict[str, Any], reason: str) -
 
 RULES: tuple[Callable[[DictConfig], Iterator[Derived]], ...] = (
     _meter_names,
+    _meters_of_features,
     _held_out,
     _label_type,
     _backend,

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,7 +23,7 @@ from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
 from sslengine.errors import ConfigError
 from sslengine.registry import load_plugins
-from sslengine.trust import Opened
+from sslengine.trust import Opened, closed
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,21 @@ def freeze(composition: Composition) -> Resolved:
         name=composition.name,
         texts=merged.texts,
     )
+
+
+def changed(resolved: Resolved, values: Mapping[str, object], engine_name: str) -> Resolved:
+    """Resolve the config with other values, by their paths below `config`, for another engine."""
+    tree: Any = OmegaConf.to_container(resolved.config)
+    for path, value in values.items():
+        *parents, key = path.split(".")
+        node = tree
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[key] = value
+    layer = Layer(resolved.name, {"engine_name": engine_name, "config": tree})
+    with closed(resolved.opened):
+        found = freeze(Composition([layer], [], resolved.name))
+    return replace(found, node_id=resolved.node_id, opened=resolved.opened)
 
 
 def settled(resolved: Resolved, path: str, value: object, reason: str) -> Resolved:

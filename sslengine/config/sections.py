@@ -293,3 +293,20 @@ def replaced(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
         for path, value in values.items():
             OmegaConf.update(copied, path, value, merge=False)
     return copied
+
+
+def sections_of(given: Sequence[str], kinds: Sequence[type[Any]]) -> list[Any]:
+    """Sections without the rest of a config: their defaults, and what SECTION.KEY=VALUE sets."""
+    paths = [next(path for path, each in _SECTIONS.items() if each is kind) for kind in kinds]
+    plain = {path: OmegaConf.structured(kind) for path, kind in zip(paths, kinds)}
+    try:
+        typed = OmegaConf.from_dotlist([each.removeprefix("config.") for each in given])
+        with flag_override(OmegaConf.create(plain), "struct", True) as tree:
+            merged = OmegaConf.merge(tree, typed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"--set: expected a key of {', '.join(paths)}: {error}") from error
+    found: list[Any] = [OmegaConf.to_object(OmegaConf.select(merged, path)) for path in paths]
+    problems = [f"config.{path}.{each}" for path, one in zip(paths, found) for each in one.check()]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found

@@ -24,6 +24,11 @@ def sharding_values(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
     """Yield (key path, value, reason) for the keys that AUTO_SETUP_FSDP sets."""
     fsdp, amp = config.MODEL.FSDP_CONFIG, config.MODEL.AMP_PARAMS
     if not fsdp.AUTO_SETUP_FSDP:
+        if is_sharded(config) and _unscaled_half(config) and not config.MACHINE.PRECISION:
+            reason = "FSDP_CONFIG.compute_dtype float16 requires loss scaling"
+            yield "MODEL.AMP_PARAMS.USE_AMP", True, reason
+            yield "MODEL.AMP_PARAMS.AMP_TYPE", "pytorch", reason
+            yield "MODEL.AMP_PARAMS.AMP_DTYPE", "float16", reason
         return
     yield "TRAINER.TASK_NAME", SHARDED_TASK, _AUTO
     if not amp.USE_AMP:
@@ -51,7 +56,7 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
     if not is_sharded(config):
         return
     model, why = config.MODEL, "not with a sharded model (FSDP)"
-    amp, fsdp = model.AMP_PARAMS, model.FSDP_CONFIG
+    amp = model.AMP_PARAMS
     if config.OPTIMIZER.use_zero:
         yield f"OPTIMIZER.use_zero: {why}, whose optimizer state is sharded anyway. Set false."
     if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
@@ -77,14 +82,19 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
         )
     if amp.USE_AMP and amp.AMP_TYPE == "apex":
         yield f"MODEL.AMP_PARAMS.AMP_TYPE: apex {why}. Set pytorch."
-    half = fsdp.mixed_precision and fsdp.compute_dtype == "float16"
-    scaled = config.MACHINE.PRECISION == "fp16" or (amp.USE_AMP and amp.AMP_DTYPE == "float16")
-    if half and not scaled:
+    if _unscaled_half(config):
         yield (
             "MODEL.FSDP_CONFIG.compute_dtype: float16 requires loss scaling: set "
             "MACHINE.PRECISION=fp16, or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or "
             "use bfloat16."
         )
+
+
+def _unscaled_half(config: DictConfig) -> bool:
+    amp, fsdp = config.MODEL.AMP_PARAMS, config.MODEL.FSDP_CONFIG
+    half = fsdp.mixed_precision and fsdp.compute_dtype == "float16"
+    scaled = config.MACHINE.PRECISION == "fp16" or (amp.USE_AMP and amp.AMP_DTYPE == "float16")
+    return bool(half and not scaled)
 
 
 def _precision_problems(config: DictConfig) -> Iterator[str]:

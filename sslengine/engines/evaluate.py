@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sslengine.atomic import write_whole
@@ -24,8 +25,10 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import trained_weights
+from sslengine.engines.few_label_lists import write_lists
 from sslengine.engines.finetuned import as_protocols, finetuned
 from sslengine.engines.judged_networks import UNTRAINED, networks_of
+from sslengine.engines.on_images import Judged, run_on_images
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.score_table import show_all
@@ -59,9 +62,13 @@ def evaluate(run: Run) -> None:
     judge.note(other_classes(loaded.classes, [judge.class_names]))
     report = _Report(run.run_dir / "evaluation.json", loaded, judge)
     scores = judge.asked.by_labels(sets, judge.note, report.write)
+    judged = judge.judged(networks, sets, str(weights or ""))
+    run_on_images(judged, scores, report.write)
     if not is_primary():
         return
     run.describe()
+    if "few_labels" in judge.asked.evaluate.PROTOCOLS:
+        write_lists(judge.found["TRAIN"], sets[0], run.run_dir / "few_labels", judge.class_names)
     judge.asked.rest(scores, sets, report.write)
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
     show_protocols(run.console, as_protocols(finetuned(run.run_dir)))
@@ -99,6 +106,7 @@ class _Judge:
         self.class_names: list[str] = []
         self.metric = "accuracy"
         self.chance: float | None = None
+        self.found: dict[str, StoredSplit] = {}
 
     @property
     def splits(self) -> list[str]:
@@ -112,7 +120,7 @@ class _Judge:
     def sets(self, networks: Sequence[Network]) -> list[Sets]:
         """Each image is read once, and only where no store has its features. Collective."""
         classes: list[Classes] = []
-        found: dict[str, StoredSplit] = {}
+        found = self.found
         for split in self.splits:
             found[split] = store_split(
                 self.run, split, networks, self.folder, classes, self.asked.evaluate.DTYPE
@@ -125,6 +133,13 @@ class _Judge:
             self.metric = "mAP" if classes[0].width else "accuracy"
         return [each for network in networks for each in self._of(network, found)]
 
+    def judged(self, networks: Sequence[Network], sets: Sequence[Sets], weights: str) -> Judged:
+        """For protocols that need further images."""
+        asked = self.asked
+        return Judged(
+            self.run, networks, sets, self.found, self.folder, asked.evaluate, asked.probe, weights
+        )
+
     def _of(self, network: Network, found: Mapping[str, StoredSplit]) -> list[Sets]:
         """A network's layers."""
         view = [dict(each) for each in self.data.TRAIN.TRANSFORMS]
@@ -133,12 +148,12 @@ class _Judge:
         train, test = halves["TRAIN"], halves.get("TEST")
         if self.chance is None and train.labels is not None and test and test.labels is not None:
             self.chance = chance(train.labels, test.labels)
-        images = {split.lower(): half.count for split, half in halves.items()}
+        images = {split.lower(): len(half.numbers) for split, half in halves.items()}
         about = {**network.about, "view": view, "images": images}
-        other = test or _Half({}, None, 0)
+        other = test or _Half({}, None, torch.empty(0))
         return [
             Sets(network.name, layer, rows, train.labels, other.layers.get(layer), other.labels,
-                 {"layer": layer, **about})
+                 {"layer": layer, **about}, train.numbers)
             for layer, rows in train.layers.items()
         ]  # fmt: skip
 
@@ -146,7 +161,7 @@ class _Judge:
         """Without images that have no class."""
         layers: dict[str, Rows] = {name: store.layer(name) for name in store.layers}
         if not self.labelled:
-            return _Half(layers, None, len(store.indices))
+            return _Half(layers, None, store.indices)
         targets = store.targets
         keep = (targets >= 0).any(dim=1) if targets.ndim > 1 else targets >= 0
         if not keep.all():
@@ -155,7 +170,7 @@ class _Judge:
             )
             numbers = keep.nonzero().flatten()
             layers = {name: Chosen(rows, numbers) for name, rows in layers.items()}
-        return _Half(layers, targets[keep], int(keep.sum()))
+        return _Half(layers, targets[keep], store.indices[keep])
 
     def note(self, text: str) -> None:
         if text and text not in self.notes:
@@ -168,7 +183,7 @@ class _Half:
 
     layers: Mapping[str, Rows]
     labels: Tensor | None
-    count: int
+    numbers: Tensor  # of the images
 
 
 def joined(scores: Sequence[Score]) -> list[Score]:

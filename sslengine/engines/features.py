@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from sslengine.checkpoint import files
 from sslengine.checkpoint.resume import newest_path
+from sslengine.config.facts import unique_names
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.feed import DataFeed
@@ -79,14 +80,15 @@ def ordered_feed(
     device: torch.device,
     classes: Sequence[Classes] = (),
     stretches: Callable[[SSLDataset], Sequence[range]] | None = None,
+    data: DataOptions | None = None,
 ) -> DataFeed:
     """The split without shuffling, each sample once over all ranks. classes: those of TRAIN.
 
-    stretches: see DataFeed.
+    stretches: see DataFeed. data: in place of config.DATA.
     """
     run = read(config, RunOptions)
     return DataFeed(
-        read(config, DataOptions), split, training=False, seed=run.SEED_VALUE, rank=rank(),
+        data or read(config, DataOptions), split, training=False, seed=run.SEED_VALUE, rank=rank(),
         world_size=world_size(), device=device, mp_method=run.MULTI_PROCESSING_METHOD,
         classes=classes, stretches=stretches,
     )  # fmt: skip
@@ -134,16 +136,11 @@ def pixels(images: Tensor) -> dict[str, Tensor]:
 
 
 def _layer_names(model: Model, count: int) -> list[str]:
-    """The names of the trunk's features, or of the heads.
-
-    A feature that is asked for again, with another pooling, is called res4_1, as in VISSL.
-    """
+    """The names of the trunk's features, or of the heads."""
     route = model.routes[0]
     if route.heads:
         return ["heads"] if count == 1 else [f"heads{index}" for index in range(count)]
-    names = list(route.features) or [model.trunk.feature_names[-1]]
-    again = [names[:place].count(name) for place, name in enumerate(names)]
-    return [f"{name}_{before}" if before else name for name, before in zip(names, again)]
+    return unique_names(list(route.features) or [model.trunk.feature_names[-1]])
 
 
 def join(parts: Sequence[Features]) -> Features:

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from sslengine.evaluation.calibration import calibration_of_probe
 from sslengine.evaluation.features import Rows
+from sslengine.evaluation.few_labels import few_labels
 from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
 from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
-from sslengine.evaluation.options import SvmOptions
+from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.labelled import retrieval
 from sslengine.evaluation.svm import Svm, svm
@@ -28,28 +30,35 @@ def _among_test_images(train: Rows, labels: Tensor, test: Rows, wanted: Tensor) 
     return retrieval(test, wanted)
 
 
-# The names are those of evaluation.options.PROTOCOLS.
+# The names are those of evaluation.options.ON_FEATURES.
 COMPUTE: Mapping[str, Callable[..., Outcome]] = {
     "few_shot_knn": few_shot_knn,
     "few_shot_linear": few_shot_logistic,
+    "few_labels": few_labels,
     "svm": svm,
     "low_shot_svm": low_shot_svm,
     "retrieval": _among_test_images,
+    "calibration": calibration_of_probe,
 }
 
 
 def run_protocols(
-    sets: Sets, names: Sequence[str], machines: SvmOptions
+    sets: Sets, names: Sequence[str], machines: SvmOptions, probe: LinearProbeOptions
 ) -> dict[str, dict[str, Any]]:
     few: dict[str, Any] = {"options": Svm.of(machines)}
     options: dict[str, dict[str, Any]] = {
-        "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)}
+        "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)},
+        "few_labels": {"options": probe}, "calibration": {"options": probe},
     }  # fmt: skip
-    found = {name: COMPUTE[name](*sets, **options.get(name, {})) for name in names}
     return {
-        name: {"metrics": dict(each.metrics), "notes": list(each.notes), "details": each.details}
-        for name, each in found.items()
+        name: as_json(COMPUTE[name](*sets, **options.get(name, {})))
+        for name in names
+        if name in COMPUTE
     }
+
+
+def as_json(found: Outcome) -> dict[str, Any]:
+    return {"metrics": dict(found.metrics), "notes": list(found.notes), "details": found.details}
 
 
 def show_protocols(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:

@@ -47,6 +47,8 @@ class Sets:
     wanted: Tensor | None = None
     # What the features come from, for the report.
     about: Mapping[str, Any] = field(default_factory=dict)
+    # Of the training images in their dataset.
+    numbers: Tensor | None = None
 
     @property
     def labelled(self) -> tuple[Rows, Tensor, Rows, Tensor] | None:
@@ -104,8 +106,8 @@ class Asked:
             write(scores)
         for score, each in zip(scores, sets, strict=True):
             if self.evaluate.PROTOCOLS and each.labelled:
-                score.protocols = run_protocols(
-                    each.labelled, self.evaluate.PROTOCOLS, self.machines
+                score.protocols |= run_protocols(
+                    each.labelled, self.evaluate.PROTOCOLS, self.machines, self.probe
                 )
                 write(scores)
 

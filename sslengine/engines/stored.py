@@ -86,9 +86,14 @@ def store_split(
     folder: Path,
     classes: Sequence[Classes] = (),
     dtype: str = "float32",
+    data: DataOptions | None = None,
 ) -> StoredSplit:
-    """Compute what is missing. Collective. classes: those of TRAIN, for another split."""
-    options: SplitOptions = getattr(read(run.config, DataOptions), split)
+    """Compute what is missing. Collective.
+
+    classes: those of TRAIN, for another split. data: in place of config.DATA.
+    """
+    data = data or read(run.config, DataOptions)
+    options: SplitOptions = getattr(data, split)
     precision = build_run_precision(run.config, run.device)
     stores: dict[str, Store] = {}
     work: list[tuple[Shard, list[str]]] = []
@@ -105,7 +110,7 @@ def store_split(
         size = options.BATCHSIZE_PER_REPLICA
         return [piece for shard, _ in work for piece in _pieces(shard.images, size)]
 
-    feed = ordered_feed(run.config, split, run.device, classes, plan)
+    feed = ordered_feed(run.config, split, run.device, classes, plan, data)
     try:
         batches = feed.batches() if work else iter(())
         for shard, missing in work:

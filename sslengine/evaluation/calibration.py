@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import DataError
+from sslengine.evaluation.features import Rows
+from sslengine.evaluation.linear import linear_probe
+from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome, protocol
 
 BINS = 15
@@ -43,3 +46,19 @@ def calibration(logits: Tensor, labels: Tensor, bins: int = BINS) -> Outcome:
         # A row for each bin with samples: their number, accuracy and mean confidence.
         details={"samples": len(labels), "bins": table[count > 0].tolist()},
     )
+
+
+@protocol("Calibration")
+def calibration_of_probe(
+    train: Rows,
+    labels: Tensor,
+    test: Rows,
+    test_labels: Tensor,
+    options: LinearProbeOptions | None = None,
+) -> Outcome:
+    """Of the linear probe. A class that TRAIN lacks is never answered."""
+    probe = linear_probe(train, labels, test, test_labels, options)
+    assert probe.fitted is not None
+    found = calibration(probe.fitted.logits(test), probe.fitted.places(test_labels))
+    chosen = {"penalty": probe.penalty, "chosen_on": probe.chosen_on}
+    return Outcome(found.metrics, found.notes, {**chosen, **found.details})

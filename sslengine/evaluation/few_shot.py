@@ -101,6 +101,8 @@ def _penalty(samples: Samples, options: LinearProbeOptions) -> float:
     folds = _folds(samples.labels)
     for each in range(FOLDS):
         used, held = (_part(samples, folds == each, inside) for inside in (False, True))
+        if not len(used) or not len(held):
+            continue
         fitted = _fitted(used, penalties, options)
         right += torch.tensor([accuracy_of(one, held) * len(held) for one in fitted])
     return penalties[int(right.argmax())]

@@ -20,7 +20,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Chosen, Rows, check_features
+from sslengine.evaluation.features import Chosen, Rows, blocks, check_features
 from sslengine.evaluation.logistic import Classifier, Samples, fit, standardisation
 from sslengine.evaluation.options import LinearProbeOptions
 
@@ -33,6 +33,30 @@ TOLERANCE = 1e-5
 ROWS = 2**14  # scored at once
 
 Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A classifier of features that are standardised, if there is a scale."""
+
+    classifier: Classifier
+    numbers: Tensor  # of the classes
+    scale: tuple[Tensor, Tensor] | None
+
+    def logits(self, features: Rows) -> Tensor:
+        """In float64: a row for each image."""
+        found = []
+        for block in blocks(features):
+            rows = block.to(self.numbers.device).double()
+            rows = rows if self.scale is None else (rows - self.scale[0]) / self.scale[1]
+            found.append(self.classifier.scores(rows))
+        return torch.cat(found)
+
+    def places(self, labels: Tensor) -> Tensor:
+        """Of class numbers; of a class that no training image has, the number of classes."""
+        labels = labels.to(self.numbers.device)
+        place = torch.searchsorted(self.numbers, labels).clamp(max=len(self.numbers) - 1)
+        return torch.where(self.numbers[place] == labels, place, len(self.numbers))
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,8 @@ class LinearProbe:
     chosen_on: str = ""
     # 95 % interval of the test accuracy where it is no accuracy but mAP.
     interval: list[float] = field(default_factory=list)
+    # None: of several classes of an image.
+    fitted: Fitted | None = None
 
 
 @torch.no_grad()
@@ -103,7 +129,10 @@ def linear_probe(
             options.MAX_ITERATIONS,
         )
     accuracy = accuracy_of(classifier, test, numbers)
-    return LinearProbe(accuracy, held_out_accuracy, penalty, converged, note, chosen_on)
+    return LinearProbe(
+        accuracy, held_out_accuracy, penalty, converged, note, chosen_on,
+        fitted=Fitted(classifier, numbers, scale),
+    )  # fmt: skip
 
 
 def _by_what(train_labels: Tensor, options: LinearProbeOptions) -> tuple[Labels, Labels, str, str]:
@@ -112,12 +141,12 @@ def _by_what(train_labels: Tensor, options: LinearProbeOptions) -> tuple[Labels,
     if options.CHOOSE_ON == "test":
         expect_two(labels)
         return np.arange(len(labels)), np.arange(0), "", "the test images"
-    used, unused, note = _hold_out(labels, options.HELD_OUT)
+    used, unused, note = hold_out(labels, options.HELD_OUT)
     share = f"{len(unused)} of {len(labels)} training images"
     return used, unused, note, share if unused.size else "nothing: it is fixed"
 
 
-def _hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
+def hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
     """The rows to fit, the rows to choose the penalty by, and a note if that is unusual."""
     expect_two(labels)
     split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]

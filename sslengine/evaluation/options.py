@@ -10,7 +10,13 @@ from sslengine.config.sections import named, one_of, section
 from sslengine.errors import nearest
 from sslengine.registry import LABEL_FREE
 
-PROTOCOLS = ("few_shot_knn", "few_shot_linear", "svm", "low_shot_svm", "retrieval")
+# On features, and on the images of another view or set.
+ON_FEATURES = (
+    "few_shot_knn", "few_shot_linear", "few_labels", "svm", "low_shot_svm", "retrieval",
+    "calibration",
+)  # fmt: skip
+ON_IMAGES = ("out_of_set", "view_retrieval")
+PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
 COSTS = 45  # that DINOv2's regression tries
 Metric = Literal["cosine", "dot", "euclid"]
 DEFAULT_LABEL_FREE = [
@@ -38,6 +44,16 @@ class ReferenceOptions:
             yield "MEAN, STD: expected a number for each channel, and deviations above 0."
 
 
+@dataclass
+class OutsideOptions:
+    # Source of the images of another set, as in DATA.TEST.DATA_SOURCES; empty: none.
+    SOURCE: str = ""
+    # Where they are, if the source reads a path.
+    PATH: str = ""
+    # How many of them are used; -1: all.
+    LIMIT: int = -1
+
+
 @section("EVALUATE")
 @dataclass
 class EvaluateOptions:
@@ -47,7 +63,8 @@ class EvaluateOptions:
     DTYPE: str = "float32"
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
-    # Also compute: few_shot_knn, few_shot_linear, svm, low_shot_svm, retrieval.
+    # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
+    # calibration, out_of_set, view_retrieval.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.
@@ -55,6 +72,8 @@ class EvaluateOptions:
     # Random networks that the untrained trunk's scores are the mean of.
     UNTRAINED: int = 1
     REFERENCE: ReferenceOptions = field(default_factory=ReferenceOptions)
+    # Images that out_of_set detects.
+    OUTSIDE: OutsideOptions = field(default_factory=OutsideOptions)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DTYPE", "float32", "float16", "bfloat16")

@@ -106,7 +106,7 @@ def svm(
     best = [each.held_out.max() for each in found]
     details = {
         "costs": dict(zip(classes.tolist(), [each.cost for each in found])),
-        "cross_validated_mAP": 100 * float(np.nanmean(best)),
+        "cross_validated_mAP": 100 * float(torch.tensor(best).nanmean()),
     }
     tables = {
         "crossval_ap": np.stack([each.held_out for each in found]),

@@ -8,7 +8,9 @@ from sslengine.task.channels import look_at_data
 
 RGB = 3
 # Engines that read TEST even if TEST_MODEL is false.
-READ_BOTH = ("evaluate",)
+READ_BOTH = (
+    "evaluate", "sweep", "train_svm", "train_svm_low_shot", "nearest_neighbor_test",
+)  # fmt: skip
 
 
 def settle_pixels(resolved: Resolved, prints: bool = True) -> Resolved:

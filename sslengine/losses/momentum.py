@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -34,10 +35,13 @@ class Pairs(NamedTuple):
     sharded: list[tuple[Tensor, Tensor]]
 
 
-def pairs_of(teacher: nn.Module, student: nn.Module) -> Pairs:
-    """Make them once: listing parameters takes longer than `follow`."""
+def pairs_of(
+    teacher: nn.Module, student: nn.Module, chosen: Callable[[str], bool] | None = None
+) -> Pairs:
+    """Make them once: listing parameters takes longer than `follow`. chosen: by name."""
+    named = zip(teacher.named_parameters(), student.parameters(), strict=True)
     pairs: list[tuple[Tensor, Tensor]] = [
-        *zip(teacher.parameters(), student.parameters(), strict=True)
+        (own, each) for (name, own), each in named if chosen is None or chosen(name)
     ]
     sharded = [pair for pair in pairs if any(map(is_share, pair))]
     whole = [pair for pair in pairs if not any(map(is_share, pair))]
@@ -74,9 +78,10 @@ def start_as(teacher: nn.Module, student: nn.Module) -> None:
         copy_into(tensor, theirs[name])
 
 
-def rising_momentum(base: float, where: float) -> float:
-    """From `base` to 1 along half a cosine, as `where` goes from 0 to 1 (BYOL, DINO)."""
-    return 1.0 - (1.0 - base) * (math.cos(math.pi * where) + 1.0) / 2.0
+def rising_momentum(base: float, where: float, end: float = 1.0, linear: bool = False) -> float:
+    """From `base` to `end` along half a cosine (BYOL, DINO) or a line; `where`: 0 to 1."""
+    left = 1.0 - where if linear else (math.cos(math.pi * where) + 1.0) / 2.0
+    return end - (end - base) * left
 
 
 def rank_0_statistics(teacher: nn.Module) -> None:

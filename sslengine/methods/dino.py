@@ -102,6 +102,11 @@ def _layers(dims: Sequence[int], use_bn: bool) -> nn.Module:
     return layers if len(layers) > 1 else layers[0]
 
 
+def rising(low: float, high: float, done: int, warmup: int) -> float:
+    """From low to high in so many steps (or epochs), evenly."""
+    return high if done >= warmup else low + done / max(1, warmup - 1) * (high - low)
+
+
 @dataclass
 class DINOOptions:
     # The teacher's momentum at the start; it rises to 1 during the run.
@@ -151,10 +156,7 @@ class DINOOptions:
             done, warmup = epoch, self.teacher_temp_warmup_epochs
         else:
             done, warmup = iteration, self.teacher_temp_warmup_iters
-        if done >= warmup:
-            return self.teacher_temp_max
-        share = done / max(1, warmup - 1)
-        return self.teacher_temp_min + share * (self.teacher_temp_max - self.teacher_temp_min)
+        return rising(self.teacher_temp_min, self.teacher_temp_max, done, warmup)
 
 
 @register_loss("dino_loss", options=DINOOptions)

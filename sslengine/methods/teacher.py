@@ -5,8 +5,8 @@
 
 The engine makes the copy when the model is built, and updates it after each optimizer step:
 
-    teacher = m * teacher + (1 - m) * model,    m from `momentum` to 1 along half a cosine,
-                                                           a line, or constant
+    teacher = m * teacher + (1 - m) * model,    m from `momentum` to `end` along half a cosine or
+                                                a line, or constant
 
 Its output has no gradient; form and precision are those of the method's argument `output`.
 """
@@ -45,9 +45,10 @@ class Teacher(nn.Module):
         schedule: Schedule = "cosine",
         statistics: Literal["batch", "model"] = "batch",
         dropout: bool = True,
+        end: float = 1.0,
     ) -> None:
         """
-        schedule: cosine, linear: how the momentum rises to 1; constant: it does not change.
+        schedule: cosine, linear: how the momentum rises to `end`; constant: it does not change.
         statistics: in training, batch norms use the batch's statistics and their own running
             ones (batch), or the model's running statistics, copied after each update (model).
         dropout: in training, apply dropout and stochastic depth as the model does.
@@ -56,7 +57,7 @@ class Teacher(nn.Module):
         for value, known in ((schedule, get_args(Schedule)), (statistics, ("batch", "model"))):
             if value not in known:
                 raise ConfigError(f"Teacher: expected {' or '.join(known)}, got {value!r}.")
-        self.momentum, self.schedule = momentum, schedule
+        self.momentum, self.schedule, self.end = momentum, schedule, end
         self.own_statistics, self.dropout = statistics == "batch", dropout
         self._model: tuple[nn.Module, ...] = ()  # in a tuple, so that it is not a submodule
         self._pairs: Pairs | None = None
@@ -97,6 +98,6 @@ class Teacher(nn.Module):
             rank_0_statistics(self.module)
 
     def _momentum_at(self, where: float) -> float:
-        if self.schedule == "cosine":
-            return rising_momentum(self.momentum, where)
-        return self.momentum + (1.0 - self.momentum) * where * (self.schedule == "linear")
+        if self.schedule == "constant":
+            return self.momentum
+        return rising_momentum(self.momentum, where, self.end, self.schedule == "linear")

@@ -5,6 +5,7 @@ from sslengine.registry import HEADS, MODELS, TRUNKS
 MODELS.declare("sslengine.models.build", "multi_input_output_model")
 
 TRUNKS.declare("sslengine.models.trunks.resnet", "resnet")
+TRUNKS.declare("sslengine.models.trunks.resnet_sk", "resnet_sk")
 TRUNKS.declare(
     "sslengine.models.trunks.vision_transformer", "vision_transformer", "vision_transformer_fsdp"
 )
@@ -28,3 +29,4 @@ HEADS.declare("sslengine.models.heads.siamese_concat_view", "siamese_concat_view
 HEADS.declare("sslengine.models.heads.identity", "identity")
 HEADS.declare("sslengine.models.heads.mobilenet_v3", "mobilenet_v3_head", "mobilenet_v3_head_timm")
 HEADS.declare("sslengine.models.heads.predictor", "predictor_head")
+HEADS.declare("sslengine.models.heads.probes", "linear_probe", "attentive_probe")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sslengine.errors import ConfigError, TrainingError, listing, nearest
 from sslengine.models.routing import MAPPING_KEY, Route
-from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.base import Trunk, single_features
 
 Images: TypeAlias = Tensor | Sequence[Tensor]
 
@@ -56,7 +56,7 @@ class Model(nn.Module):
         self._all_heads = tuple(range(len(heads)))
         self._frozen: tuple[str, ...] = ()
         for route in self.routes:
-            trunk.check_features(route.features, route.where)
+            trunk.check_features(single_features(route.features), route.where)
             _check_extra_inputs(trunk, route)
 
     def freeze(self, *parts: str) -> None:

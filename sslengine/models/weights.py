@@ -125,6 +125,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     source = _of_family(trunk, held, weights) or _of_vissl(trunk, list(expected), held, weights)
     given = fit_positions(trunk, _without(source.tensors, weights.SKIP_LAYERS))
     given = fit_channels(expected, given, weights)
+    expected, given = _mask_token_or_none(expected, given, "trunk.mask_token")
     problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
     chosen = set(_part(expected, "trunk"))
     if not settings.EVAL_MODE_ON or settings.EVAL_TRUNK_AND_HEAD:
@@ -164,6 +165,7 @@ def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
             f"network, copy the file here and set {WHERE}.PARAMS_FILE."
         ) from error
     expected = _without(dict(trunk.state_dict()), skipped)
+    expected, given = _mask_token_or_none(expected, given, "mask_token")
     problems = _mismatches(expected, given)
     if problems:
         raise CheckpointError(f"{where}: {source} do not fit:\n  " + "\n  ".join(problems))
@@ -172,6 +174,15 @@ def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
     loaded = Loaded(len(expected), 0, left_out=tuple(heads), source=source)
     _log(loaded, [], source)
     return loaded
+
+
+def _mask_token_or_none(
+    expected: dict[str, Tensor], given: dict[str, Tensor], name: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The token that hides patches in training may be missing in a file, or left over."""
+    if (name in expected) == (name in given):
+        return expected, given
+    return _without(expected, [name]), _without(given, [name])
 
 
 def trunk_of(model: nn.Module) -> nn.Module | None:

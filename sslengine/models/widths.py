@@ -3,7 +3,8 @@
     HEAD: {PARAMS: [["mlp", {"dims": ["auto", 128]}]]}
 
 As the first entry of a list, `auto` is the number of values of the feature; as an argument whose
-name starts with `in_` (`in_channels`, `in_dim`) it is the feature's number of channels.
+name starts with `in_` (`in_channels`, `in_dim`) it is the number of channels of the feature, or the
+width of its tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_module
 from sslengine.models.options import ModelOptions
 from sslengine.models.routing import plan_routes
-from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.base import Trunk, single_features
 
 WHERE = "config.MODEL.HEAD.PARAMS"
 # The sides of images for a trunk that takes images of any size.
@@ -81,7 +82,7 @@ def _filled(options: ModelOptions, trunk: Trunk, images: Tensor) -> list[Any]:
         params, judged, options.MULTI_INPUT_HEAD_MAPPING, trunk_only=False, where="config.MODEL."
     )
     for route in routes:
-        trunk.check_features(route.features, route.where)
+        trunk.check_features(single_features(route.features), route.where)
         features = trunk(images, route.features)
         features = features if pooling is None else pooling(features)
         if len(features) == 1 and not route.chained:
@@ -99,6 +100,11 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _channels(shape: torch.Size) -> int:
+    """Of a map C x H x W, or of tokens T x C."""
+    return shape[-1] if len(shape) == 2 else shape[0]
 
 
 def _through(entry: Any, given: Tensor, where: str) -> Tensor:

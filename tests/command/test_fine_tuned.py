@@ -11,6 +11,7 @@ import pytest
 from sslengine.command import judge
 from sslengine.config.resolve import Resolved
 from sslengine.engines.train import train
+from sslengine.errors import ConfigError
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run
 
@@ -68,6 +69,10 @@ def test_the_recipe_fits_the_trunk(
     assert judge.main([*arguments, *many, "--trust-config"]) == 0
     assert started[1].config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == 64  # as it was said
     assert started[1].engine_name == "finetune"
+    if mixed:
+        bare = [str(tmp_path / "train" / "a"), "--val", str(tmp_path / "val" / "a")]
+        with pytest.raises(ConfigError, match="--suite full: fine-tuning needs labels"):
+            judge.main([str(tmp_path / "run"), "--train", *bare, "--suite", "full"])
 
 
 @pytest.mark.slow

@@ -19,7 +19,11 @@ from sslengine.launch.widths import settle_widths
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 
-TINY = {"dino": "vit_tiny_patch16_224", "swav": "resnet10t", "moco": "resnet10t"}
+TINY = {
+    **dict.fromkeys(("dino", "ibot", "dinov2"), "vit_tiny_patch16_224"),
+    "swav": "resnet10t",
+    "moco": "resnet10t",
+}
 # The photos are fewer than its clusters and permutations.
 FEWER = {
     "ijepa": ["--size", "96"],  # 6 x 6 patches
@@ -41,7 +45,9 @@ def config_of(*arguments: str) -> Any:
 @pytest.mark.parametrize("method", slow_but(["mae"], methods()))
 def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
     model = (
-        [] if method in ("mae", "ijepa", "simmim") else ["--model", TINY.get(method, "resnet10t")]
+        []
+        if method in ("mae", "ijepa", "simmim", "data2vec")
+        else ["--model", TINY.get(method, "resnet10t")]
     )
     arguments = ["--method", method, *model, *SMALL, *FEWER.get(method, [])]
     out = tmp_path / "run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,32 @@ def test_judged_on_what_was_held_out_and_on_other_images(
     assert first == second
     assert (first["network"], first["method"]) == ("resnet10t", "simclr_info_nce_loss")
     assert first["scores"]["linear"] == 100.0
+
+
+def test_judged_without_classes_of_one_class_and_on_three_images(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, kept in {"flat": 6, "one/dark": 6, "three/dark": 2, "three/light": 1}.items():
+        (tmp_path / name).mkdir(parents=True)
+        source = photos / ("light" if name.endswith("light") else "dark")
+        for file in sorted(source.iterdir())[:kept]:
+            shutil.copy(file, tmp_path / name)
+    report = run / "evaluation.json"
+    for name in ("flat", "one"):
+        images = str(tmp_path / name)
+        assert main(["judge", str(run), f"--train={images}", f"--val={images}"]) == 0
+        assert "the images have no labels" in " ".join(capsys.readouterr().out.split())
+        trained = json.loads(report.read_text())["scores"][0]
+        assert (trained["knn"], trained["linear"]) == ({}, None)
+        assert trained["label_free"]["rankme"]["n"] == 6
+    images = str(tmp_path / "three")
+    assert main(["judge", str(run), f"--train={images}", f"--val={images}", "--suite=frozen"]) == 0
+    judged = json.loads(report.read_text())
+    assert judged["chance"] == pytest.approx(200 / 3)
+    assert judged["scores"][0]["knn"]["1"] == 100.0
+    assert any("there are only 3 training images" in note for note in judged["notes"])
+    assert main(["judge", str(run), "--out", str(tmp_path / "x.json")]) == 2
+    assert "they belong to --features" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", slow_but(["grey"], ["grey", "bands"]))

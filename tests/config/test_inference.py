@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sslengine.config.inference import RULES
-from sslengine.config.resolve import Resolved, resolve_dict
+from sslengine.config.resolve import Resolved, resolve, resolve_dict
 from sslengine.errors import ConfigError
 from tests.config.recipes import recipe, resolved
 
@@ -23,6 +25,16 @@ def test_the_runs_folder_has_the_configs_name_unless_it_is_given() -> None:
     given = resolve_dict(recipe(CHECKPOINT__DIR="."), name="pretrain/x")
     assert given.config.CHECKPOINT.DIR == "."
     assert "CHECKPOINT.DIR" not in _derived(given)
+
+
+def test_the_current_folder_of_a_file_is_vissls_default(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        f"# @package _global_\nconfig: {json.dumps(recipe(CHECKPOINT__DIR='.'))}"
+    )
+    of_file = resolve(["config=mine"], [str(tmp_path)])
+    assert of_file.config.CHECKPOINT.DIR == "runs/mine"
+    said = resolve(["config=mine", "config.CHECKPOINT.DIR=."], [str(tmp_path)])
+    assert said.config.CHECKPOINT.DIR == "."
 
 
 def test_a_cpu_has_no_nccl() -> None:
@@ -130,3 +142,22 @@ def test_a_model_that_gives_its_losses_needs_no_loss_and_takes_none(step: str) -
 def test_other_steps_need_a_loss() -> None:
     with pytest.raises(ConfigError, match=r"LOSS.name: standard_train_step requires a loss"):
         resolved(LOSS__name="")
+
+
+def test_meters_have_an_output_for_each_evaluated_feature() -> None:
+    """VISSL's linear benchmark of ImageNet asks for 5 of its 7 features."""
+    pooled = [["res4", ["Identity", []]], ["res5avg", ["Identity", []]]]
+    settings = {"EVAL_MODE_ON": True, "FREEZE_TRUNK_ONLY": True}
+    settings["LINEAR_EVAL_FEAT_POOL_OPS_MAP"] = [*pooled, pooled[-1]]
+    heads = [["eval_mlp", {"in_channels": width, "dims": [width, 3]}] for width in (16, 32, 32)]
+    changes = {"MODEL__FEATURE_EVAL_SETTINGS": settings, "MODEL__HEAD__PARAMS": heads}
+    for given in ({"num_meters": 2, "topk_values": [1, 2]}, {}):
+        meters = {"name": "accuracy_list_meter", "accuracy_list_meter": given}
+        run = resolved(**changes, METERS=meters, LOSS={"name": "CrossEntropyLoss"})
+        assert run.config.METERS.accuracy_list_meter == {
+            **given, "num_meters": 3, "meter_names": ["res4", "res5avg", "res5avg_1"],
+        }  # fmt: skip
+    named = {"num_meters": 3, "meter_names": ["a", "b", "c"]}
+    meters = {"names": ["accuracy_list_meter"], "accuracy_list_meter": named}
+    run = resolved(**changes, METERS=meters, LOSS={"name": "CrossEntropyLoss"})
+    assert run.config.METERS.accuracy_list_meter == named

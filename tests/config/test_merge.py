@@ -166,8 +166,11 @@ def test_minus_takes_entries_of_free_sections_away() -> None:
 
 
 def test_keys_that_vissl_never_read_get_a_warning_with_their_place() -> None:
-    merged = _merge({"MONITOR_PERF_STATS": True, "SVM": {"costs": 1}})
-    assert [w.split(" ")[0] for w in merged.warnings] == ["config.MONITOR_PERF_STATS", "config.SVM"]
+    merged = _merge({"MONITOR_PERF_STATS": True, "RANKING": {"costs": 1}})
+    assert [w.split(" ")[0] for w in merged.warnings] == [
+        "config.MONITOR_PERF_STATS",
+        "config.RANKING",
+    ]
     assert "(file0.yaml)" in merged.warnings[0]
 
 

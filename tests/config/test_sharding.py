@@ -62,7 +62,11 @@ POWER = {"DISTRIBUTED__GRADIENT_COMPRESSION": "powersgd"}
         ("MODEL.AMP_PARAMS.AMP_TYPE", {**TASK, "MODEL__AMP_PARAMS": APEX}),
         (
             "MODEL.FSDP_CONFIG.compute_dtype",
-            {**TASK, "MODEL__FSDP_CONFIG__compute_dtype": "float16"},
+            {
+                **TASK,
+                "MODEL__FSDP_CONFIG__compute_dtype": "float16",
+                "MACHINE__PRECISION": "bf16",
+            },
         ),
         ("DISTRIBUTED.GRADIENT_COMPRESSION", {**TASK, **FP16}),
         (
@@ -114,3 +118,10 @@ def test_values(key: str, value: Any, told: str) -> None:
 def test_modes_are_inductors() -> None:
     with pytest.raises(ConfigError, match="only inductor has modes"):
         resolved(MODEL__COMPILE={"BACKEND": "eager", "MODE": "max-autotune"})
+
+
+def test_half_precision_gets_loss_scaling() -> None:
+    """VISSL's YAML of its largest networks does not ask for it."""
+    half = resolved(**TASK, MODEL__FSDP_CONFIG__compute_dtype="float16").config.MODEL.AMP_PARAMS
+    assert (half.USE_AMP, half.AMP_TYPE, half.AMP_DTYPE) == (True, "pytorch", "float16")
+    assert not resolved(**TASK).config.MODEL.AMP_PARAMS.USE_AMP

@@ -41,6 +41,13 @@ def of(quickstart: str, head: str, *overrides: str, component: str = "", **more:
     return Of(overrides=(*start, *overrides), more=more, component=component)
 
 
+def _masked(quickstart: str) -> tuple[str, ...]:
+    sizes = "IMAGE_SIZE=16 PATCH_SIZE=4 NUM_LAYERS=1 NUM_HEADS=2 HIDDEN_DIM=16 MLP_DIM=16"
+    trunk = (f"config.MODEL.TRUNK.VISION_TRANSFORMERS.{each}" for each in sizes.split())
+    return (f"config=quickstart/{quickstart}", *trunk, f"{CROPS}=[16,12]")
+
+
+SCORES = "[dino_head,{in_dim:16,num_clusters:[6],hidden_dim:12,bottleneck_dim:8}]"
 PROJECTOR = "[mlp,{dims:[32,8]}]"
 METHODS: dict[str, Of] = {
     "simclr_info_nce_loss": of("simclr", PROJECTOR, SIDE, also=[EQUAL]),
@@ -61,6 +68,17 @@ METHODS: dict[str, Of] = {
     "dino_loss": of(
         "dino", "[dino_head,{in_dim:32,num_clusters:[6],use_bn:true,hidden_dim:16,bottleneck_dim:8}]",
         f"{CROPS}=[16,12]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]", also=[EQUAL],
+    ),
+    "ibot_loss": Of(overrides=(*_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]",
+                               "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4"), more={"also": [EQUAL]}),
+    # KoLeo looks for neighbours among all images, so that ranks find those of one process.
+    "dinov2_loss": Of(
+        overrides=(
+            *_masked("dinov2"), f"config.MODEL.HEAD.PARAMS=[{SCORES},{SCORES},[identity,{{}}]]",
+            "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
+            "config.LOSS.dinov2_loss.koleo_over_ranks=true",
+        ),
+        more={"also": [EQUAL]},
     ),
     # Over groups of the channels of one image: what is left is each image's own.
     "without batch norm": of(
@@ -97,6 +115,9 @@ METHODS: dict[str, Of] = {
     "simmim_loss": Of(overrides=(
         "config=quickstart/simmim", *TINY_VIT, *MASK_4,
         "config.MODEL.HEAD.PARAMS=[[pixel_head,{in_dim:auto,stride:4}]]",
+    ), more={"also": [EQUAL]}),
+    "data2vec_loss": Of(overrides=(
+        "config=quickstart/data2vec", *TINY_VIT, MASK_4[0], "config.LOSS.data2vec_loss.top_layers=1",
     ), more={"also": [EQUAL]}),
 }  # fmt: skip
 MODELS_SMALL: dict[str, Of] = {

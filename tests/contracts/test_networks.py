@@ -26,6 +26,7 @@ def trunk(width: int, *overrides: str, unchanged: tuple[str, ...] = (), **argume
 
 TRUNKS_SMALL: dict[str, Of] = {
     "resnet": trunk(32, RESNETS={"DEPTH": 18, "BLOCKS": [1, 1, 1, 1], "WIDTH_MULTIPLIER": 0.0625}),
+    "resnet_sk": trunk(512, RESNETS_SK={"DEPTH": 50, "WIDTH_MULTIPLIER": 0.25}),
     "vision_transformer": trunk(
         32, VISION_TRANSFORMERS={**VIT, **DROPS, "PATCH_SIZE": 16}),
     "regnet": trunk(32, REGNET={"depth": 2, "w_0": 32, "w_a": 0.0, "w_m": 2.0, "group_width": 8}),
@@ -76,6 +77,8 @@ HEADS_SMALL: dict[str, Of] = {
             "does_not_change_its_input": "the same"}}),
     "mobilenet_v3_head": head(in_channels=32, mid_channels=16, num_classes=8),
     "mobilenet_v3_head_timm": head(in_channels=32),
+    "linear_probe": head(dims=[32, 8], norm="layer"),
+    "attentive_probe": head(in_dim=32, out_dim=8),
 }  # fmt: skip
 SLOW = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_with_manual_reduction", "ranks_stay_equal_sharded",
         "trains_in_bfloat16", "first_loss_is_close_in_bfloat16")  # fmt: skip

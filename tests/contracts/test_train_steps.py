@@ -51,6 +51,9 @@ STEPS: dict[str, Of] = {
     "standard_train_step": Of(more={"also": [EQUAL]}),
     "gradcache_train_step": Of(
         {"CHUNK_SIZE": 3}, ("config.MODEL.TRUNK.RESNETS.NORM=LayerNorm",), {"also": [EQUAL]}),
+    "many_heads_train_step": Of(
+        overrides=("config.MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON=true",
+                   "config.MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY=true")),
     "multi_optimizer_train_step": Of(
         {"OPTIMIZERS": TWO_OPTIMIZERS},
         more={"without": {"ranks_stay_equal_sharded": "refused: it makes several backward passes"}}),

@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional
 
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.judged_networks import normalised
+from sslengine.engines.on_images import ON_IMAGES
 from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
@@ -272,7 +273,7 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
 
 
 def test_every_protocol_that_a_config_may_name_is_there() -> None:
-    assert tuple(COMPUTE) == PROTOCOLS
+    assert (*COMPUTE, *ON_IMAGES) == PROTOCOLS
 
 
 def test_a_protocol_that_is_misspelt(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import StandardScaler
 
-from sslengine.evaluation.calibration import calibration
+from sslengine.evaluation.calibration import calibration, calibration_of_probe
+from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.out_of_set import accepted, auroc, out_of_set
 
 
@@ -84,3 +87,26 @@ def test_few_equal_and_broken_features() -> None:
     assert found.notes == ("k=50: there are only 6 training images; the farthest of them counts",)
     assert "other features are NaN" in out_of_set(some, some, some * torch.nan).notes[0]
     assert "no test features" in out_of_set(some, some[:0], some).notes[0]
+
+
+def test_of_the_linear_probe_on_test_images() -> None:
+    """With a test class that the probe does not know, which is never right."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(90) % 3
+    features = torch.eye(3)[labels] + 0.7 * torch.randn(90, 3, generator=draw)
+    wanted = torch.where(torch.arange(90) < 9, 7, labels)
+    found = calibration_of_probe(
+        features, labels, features, wanted, LinearProbeOptions(PENALTIES=[0.1])
+    )
+    scaled = StandardScaler().fit_transform(features.double().numpy())
+    probe = LogisticRegression(C=1 / (0.1 * 90), tol=1e-10, max_iter=5000)
+    chances = probe.fit(scaled, labels.numpy()).predict_proba(scaled)
+    confidence, right = chances.max(axis=1), chances.argmax(axis=1) == wanted.numpy()
+    bins = np.digitize(confidence, np.linspace(0, 1, 16))
+    error = sum(
+        abs(right[bins == each].mean() - confidence[bins == each].mean()) * (bins == each).mean()
+        for each in np.unique(bins)
+    )
+    assert found.metrics["ECE"] == pytest.approx(100 * error, rel=1e-3)
+    assert found.metrics["accuracy"] == pytest.approx(100 * right.mean())
+    assert "training images" in found.details["chosen_on"]

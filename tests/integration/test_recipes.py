@@ -324,6 +324,25 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                   "USE_MEAN_POOLING": False, "INIT_VALUES": 0.1},
         "drop path": 0.1, "precision": "float16",
     },
+    # facebookresearch/fairseq c8bee66: examples/data2vec, config/vision/pretraining/
+    # base_imagenet_d2v1.yaml, models/data2vec_vision.py, tasks/image_pretraining.py
+    "data2vec/data2vec_16gpu_vitb16": {
+        "epochs": 300, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.0005, 10, 300),
+        "weight decay": constant(0.05), "decays": everything,
+        "views": [[("jitter", 1.0, 0.4, 0.4, 0.4, 0.0), FLIP, crop(224, 0.08),
+                   ("MaskedImageModeling", {
+                       "pred_ratio_mean": [75 / 196], "pred_ratio_var": [0.0], "patch_size": 16,
+                       "log_aspect_ratio": [0.3, 1 / 0.3]})]],
+        "normalize": IMAGENET, "clip": {"norm": 3.0, "each": False}, "head": [],
+        "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_RATIO": 4.0,
+                  "QKV_BIAS": True, "PATCH_SIZE": 16, "USE_ABS_POS_EMB": False,
+                  "USE_SHARED_REL_POS_BIAS": True, "USE_REL_POS_BIAS": False,
+                  "USE_MEAN_POOLING": False, "INIT_VALUES": 0.0001,
+                  "ATTENTION_DROPOUT_RATE": 0.05},
+        "loss": {"top_layers": 6, "beta": 2.0, "momentum": 0.999, "momentum_end": 0.9998},
+        "drop path": 0.25, "precision": "float16",
+    },
     # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
     "npid/npid_8gpu_resnet50": {
         "epochs": 200, "batch": 256, "optimizer": SGD,
@@ -581,7 +600,12 @@ def _crop(made: Any) -> tuple[Any, ...]:
 
 
 def _jitter(made: ColorJitter, p: float) -> tuple[Any, ...]:
-    upper = (made.brightness[1] - 1, made.contrast[1] - 1, made.saturation[1] - 1, made.hue[1])  # type: ignore[index]
+    upper = (
+        made.brightness[1] - 1,
+        made.contrast[1] - 1,
+        made.saturation[1] - 1,
+        (made.hue or [0, 0])[1],
+    )  # type: ignore[index]
     return "jitter", p, *(round(each, 6) for each in upper)
 
 

@@ -86,6 +86,15 @@ def test_two_steps(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 files: 2 right, 0 wrong" in told
 
 
+def test_a_frozen_model_is_built_for_the_engine_of_its_benchmark(tmp_path: Path) -> None:
+    frozen = {"EVAL_MODE_ON": True, "EXTRACT_TRUNK_FEATURES_ONLY": True, "FREEZE_TRUNK_ONLY": True}
+    tree = recipe(MODEL__FEATURE_EVAL_SETTINGS=frozen, MODEL__HEAD__PARAMS=[])
+    _write(tmp_path / "config" / "trains.yaml", tree)
+    assert "nothing to train" in judge(Trial(("config=trains",), tmp_path, False), 120).problem
+    _write(tmp_path / "config" / "svm.yaml", {**tree, "SVM": {"costs": {"costs_list": [1.0]}}})
+    assert judge(Trial(("config=svm",), tmp_path, train=True), 120).problem == ""
+
+
 def test_what_fails_while_it_runs(root: Path) -> None:
     """The head does not fit the trunk: known only when a batch goes through."""
     wrong = ("config.MODEL.HEAD.PARAMS=[[mlp,{dims: [31,8]}]]",)
@@ -133,6 +142,8 @@ def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
             "engine_name: extract_features\nconfig: {MODEL: {}, DATA: {TEST: {DATA_SOURCES: [x]}}}\n",
             RUN,
         ),
+        ({"SVM": {}, "MODEL": {}, "DATA": {"TEST": {"DATA_SOURCES": ["x"]}}}, RUN),
+        ({"IMG_RETRIEVAL": {}, "MODEL": {}}, RUN),
     ],
 )
 def test_what_a_file_is(tmp_path: Path, tree: Any, role: str) -> None:

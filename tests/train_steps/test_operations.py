@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,31 @@ def _simmim(case: Case) -> ByHand:
     return loss, []
 
 
+def _data2vec(case: Case) -> ByHand:
+    teacher = copy.deepcopy(case.loss.teacher.module)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        images, mask = batch["data"], batch["mask"].flatten(1)
+        with torch.no_grad():
+            first, last = teacher.trunk(images, ["blocks.2", "blocks.3"])
+            targets = F.layer_norm((first + last) / 2, first.shape[-1:])
+        tokens = model.trunk(images, ["lastPATCH"], mask=batch["mask"])[0]
+        apart = F.smooth_l1_loss(tokens, targets, reduction="none", beta=2.0).sum(-1)
+        return (apart * mask).sum() / mask.sum() / math.sqrt(tokens.shape[-1])
+
+    def follow() -> None:
+        _follow(teacher, case.model, 0.99)
+        for each in ("patch_embed", "pos_embed", "mask_token"):
+            own, new = (getattr(model.trunk, each) for model in (teacher, case.model))
+            pairs = (
+                zip(own.parameters(), new.parameters()) if each == "patch_embed" else [(own, new)]
+            )
+            for old, now in pairs:
+                old.data.copy_(now)
+
+    return loss, [follow]
+
+
 def _off_diagonal(matrix: Tensor) -> Tensor:
     size = len(matrix)
     return matrix.flatten()[:-1].view(size - 1, size + 1)[:, 1:].flatten()
@@ -226,6 +252,7 @@ GOLDEN = {
     "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 212, 210),
     "mae": (_mae, 249, 244),
+    "data2vec": (_data2vec, 206, 205),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
 }

@@ -2,7 +2,8 @@
 
 Each source numbers its labels by itself: folders, names in a table or a file in order of name;
 labels that are numbers stay what they are. `in_numbers_of` gives those of another split the
-numbers that TRAIN has, by name. A class that TRAIN lacks is an error; TRAIN may have more.
+numbers that TRAIN has, by name; where one split has numbers and the other the names of all classes,
+a name has the number of its place. A class that TRAIN lacks is an error; TRAIN may have more.
 
 Where samples have several classes, a label is a row of indicators with a column for each class:
 1 where the sample shows it, 0 where not, -1 where unknown.
@@ -77,6 +78,8 @@ def in_numbers_of(classes: Classes, labels: Labels, sample: Callable[[int], str]
         return labels.column
     used = _used(labels)
     values = [_value(labels, int(number)) for number in used]
+    if _names_numbers(classes, labels):
+        values = [str(number) for number in used.tolist()]
     if classes.names and not labels.names and not all(map(str.isdecimal, classes.by_value)):
         known = {str(number): number for number in range(len(classes.names))}
     else:
@@ -91,6 +94,16 @@ def in_numbers_of(classes: Classes, labels: Labels, sample: Callable[[int], str]
     table = np.array([known.get(value, -1) for value in values], np.int64)
     moved: Column = table.astype(labels.column.dtype)[np.searchsorted(used, labels.column)]
     return moved
+
+
+def _names_numbers(classes: Classes, labels: Labels) -> bool:
+    """Are TRAIN's labels numbers, and here the folders of all classes, which are in that order?
+
+    So a list of a part of ImageNet, with numbers, is tested on its folders.
+    """
+    named = bool(labels.names) and not any(map(str.isdecimal, map(_plain, labels.names)))
+    alone = named and not (classes.names or classes.width)
+    return alone and max(classes.numbers, default=0) < len(labels.names)
 
 
 def _check_form(classes: Classes, labels: Labels) -> None:

@@ -29,6 +29,7 @@ from sslengine.engines.stored import StoredSplit
 from sslengine.errors import ConfigError
 from sslengine.evaluation.features import BLOCK, blocks
 from sslengine.evaluation.store import Store, file_name
+from sslengine.meters.accuracy import AccuracyListMeter
 from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.meters.top_k import TopKMeter
@@ -61,7 +62,7 @@ def extract_label_predictions(run: Run) -> None:
 
 
 def _meter(run: Run) -> TopKMeter:
-    found = build_meters(read(run.config, MetersOptions))
+    found = build_meters(read(run.config, MetersOptions)) or [AccuracyListMeter()]
     if len(found) != 1 or not isinstance(found[0], TopKMeter):
         named = [each.name for each in found]
         raise ConfigError(

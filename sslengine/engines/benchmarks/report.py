@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,5 +57,5 @@ def save(path: Path, array: NDArray[Any]) -> None:
     write_whole(path, content.getvalue())
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Any) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())

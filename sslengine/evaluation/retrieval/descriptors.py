@@ -53,3 +53,17 @@ def _moments(features: Rows) -> tuple[Tensor, Tensor]:
     covariance = sum(block.T @ block for block in centred) / len(features)
     assert isinstance(covariance, Tensor)
     return mean, covariance
+
+
+def as_directions(queries: Tensor, database: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows whose cosines have the order of the Euclidean distances.
+
+    q . d - |d|^2 / 2 falls as the distance |q - d| grows. It is the product of (q, 1, 0) and
+    (d, -|d|^2 / 2, r), with an r that makes all rows of the database equally long.
+    """
+    halves = database.square().sum(dim=1, keepdim=True) / 2
+    rows = torch.cat([database, -halves], dim=1)
+    lengths = rows.square().sum(dim=1, keepdim=True)
+    rest = (lengths.max() - lengths).clamp(min=0).sqrt()
+    one = torch.ones_like(queries[:, :1])
+    return torch.cat([queries, one, 0 * one], dim=1), torch.cat([rows, rest], dim=1)

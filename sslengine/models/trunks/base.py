@@ -16,11 +16,30 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError, listing, nearest
+
+# Between two features that are concatenated.
+JOIN = "+"
+# Before the name of a submodule: its output, where the bare name is another feature.
+OUTPUT = "output of "
+
+
+def single_features(names: Sequence[str]) -> Sequence[str]:
+    """The names with `a+b` as two."""
+    if not any(JOIN in name for name in names):
+        return names
+    return [part for name in names for part in name.split(JOIN)]
+
+
+def _named(found: Mapping[str, Tensor], name: str) -> Tensor:
+    if JOIN not in name:
+        return found[name]
+    return torch.cat([found[part] for part in name.split(JOIN)], dim=1)
 
 
 class Trunk(nn.Module, ABC):
@@ -47,7 +66,10 @@ class Trunk(nn.Module, ABC):
     def forward(
         self, x: Tensor, out_feat_keys: Sequence[str] = (), **extra: Tensor
     ) -> list[Tensor]:
-        """Return the requested features in that order; a name may occur twice."""
+        """Return the requested features in that order; a name may occur twice.
+
+        `a+b`, such as concatCLS4+lastPOOL, is the concatenation of two features N x C.
+        """
         if self.in_chans is not None and x.shape[1] != self.in_chans:
             raise ConfigError(
                 f"config.MODEL.INPUT_CHANNELS: the trunk takes images of {self.in_chans} "
@@ -56,9 +78,10 @@ class Trunk(nn.Module, ABC):
         if not out_feat_keys:
             last = self.feature_names[-1]
             return [self.find(x, (last,), **extra)[last]]
-        self.check_features(out_feat_keys)
-        found = self.find(x, frozenset(out_feat_keys), **extra)
-        return [found[name] for name in out_feat_keys]
+        single = single_features(out_feat_keys)
+        self.check_features(single)
+        found = self.find(x, frozenset(single), **extra)
+        return [_named(found, name) for name in out_feat_keys]
 
     def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         """Call `features`; a trunk with another attribute of that name overrides this."""

@@ -2,6 +2,7 @@
 
 stem    after the first convolution and norm
 stage1 .. stageN    the stages
+lastCLS the same as flatten
 flatten averaged over space and normed, N x C: the final feature
 """
 
@@ -36,4 +37,5 @@ class ConvNext(LibraryTrunk, TimmConvNeXt):  # type: ignore[misc] # Trunk's forw
             drop_path_rate=options.DROP_PATH_RATE,
         )
         stages = {f"stage{i + 1}": f"stages.{i}" for i in range(len(options.DEPTH))}
-        self.set_features(named(stem="stem", **stages, flatten="head"))
+        # VISSL returns the final feature under any name; its files call it lastCLS.
+        self.set_features(named(stem="stem", **stages, lastCLS="head", flatten="head"))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sslengine.distributed.sharding import is_sharded
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.base import OUTPUT, Trunk
 from sslengine.models.trunks.recompute import Part, Rows, set_parts, watch
 
 FINAL = "flatten"
@@ -86,7 +86,8 @@ class LibraryTrunk(Trunk):
         return Feature((name,))
 
     def _record(self, source: str) -> None:
-        self.get_submodule(source).register_forward_hook(_RecordOutput(self, source))
+        submodule = self.get_submodule(source.removeprefix(OUTPUT))
+        submodule.register_forward_hook(_RecordOutput(self, source))
 
     def final_feature(self, x: Tensor) -> Tensor:
         """Return the network's output, computed by the library."""

@@ -1,7 +1,8 @@
 """timm's Swin transformer, with timm's parameter names. Images may be any multiple of a patch.
 
 stage1 .. stageN    the stages, N x C x H x W
-lastMAP             the last stage normed, N x C x H x W
+lastMAP     the last stage normed, N x C x H x W
+lastCLS     the same as flatten
 flatten     the last stage normed and averaged, N x C: the final feature
 
 A map whose sides are not multiples of the window is padded.
@@ -52,7 +53,8 @@ class SwinTransformer(PatchTrunk, TimmSwinTransformer):  # type: ignore[misc] # 
         }
         final = Feature(("norm",), lambda trunk, given, x: given[0].mean((1, 2)))
         table["lastMAP"] = Feature(("norm",), lambda trunk, given, x: given[0].permute(0, 3, 1, 2))
-        self.set_features({**table, "flatten": final})
+        # VISSL returns the final feature under any name; its files call it lastCLS.
+        self.set_features({**table, "lastCLS": final, "flatten": final})
         if options.QK_SCALE:
             attentions = (each for each in self.modules() if isinstance(each, WindowAttention))
             set_attention_scale(attentions, options.QK_SCALE)

@@ -5,6 +5,7 @@
     lastPATCH   the patches, N x L x D; with the extra input `patches_at` M x D
     lastBLK     all tokens: class token, registers, patches
     lastPOOL    the mean of the patches
+    concatCLS{n}  the class tokens of the last n blocks, N x (n * D)
 
 All are taken after the network's final norm. Extra inputs of the forward pass:
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
+from sslengine.models.trunks.base import OUTPUT
 
 if TYPE_CHECKING:
     from sslengine.models.trunks.library import Feature, LibraryTrunk
@@ -78,7 +80,12 @@ def token_features(network: Any, make: type[Feature]) -> dict[str, Feature]:
     """The features of one of timm's vision transformers, read after its final norm."""
     classes = int(getattr(network, "cls_token", None) is not None)
     kinds = ["CLS"] * classes + ["REG"] * (network.num_prefix_tokens > classes)
-    return {
+    blocks = [f"{OUTPUT}blocks.{number}" for number in range(len(network.blocks) * classes)]
+    of_blocks = {
+        f"concatCLS{count}": make(tuple(blocks[-count:]), _class_tokens)
+        for count in range(1, len(blocks) + 1)
+    }
+    return of_blocks | {
         f"last{kind}": make(("norm",), partial(_read, kind=kind))
         for kind in (*kinds, "PATCH", "BLK", "POOL")
     }
@@ -89,6 +96,17 @@ def _read(trunk: Any, outputs: Sequence[Tensor], x: Tensor, *, kind: str) -> Ten
     if isinstance(trunk.norm, nn.Identity):  # a network that pools has its norm after that
         tokens = getattr(trunk, "fc_norm", trunk.norm)(tokens)
     return tokens_of(trunk, tokens, kind)
+
+
+def _class_tokens(trunk: Any, outputs: Sequence[Tensor], x: Tensor) -> Tensor:
+    return torch.cat([_normalised(trunk, tokens)[:, 0] for tokens in outputs], dim=-1)
+
+
+def _normalised(trunk: Any, tokens: Tensor) -> Tensor:
+    tokens = trunk.norm(tokens)
+    if isinstance(trunk.norm, nn.Identity):  # a network that pools has its norm after that
+        tokens = getattr(trunk, "fc_norm", trunk.norm)(tokens)
+    return tokens
 
 
 def tokens_of(trunk: Any, tokens: Tensor, kind: str) -> Tensor:

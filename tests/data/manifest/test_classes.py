@@ -35,6 +35,8 @@ NUMBERS = _labels([0, 1, 5])
         (_labels([0, 1], "007", "9"), _labels([9, 7]), [1, 0]),
         (NUMBERS, _labels([0, 1], "1", "5"), [1, 5]),
         (NUMBERS, _labels([5, -1, 0]), [5, -1, 0]),
+        # The folders of all classes, of which TRAIN's list has the numbers.
+        (NUMBERS, _labels([5, 0, 1], "ant", "bee", "cat", "dog", "eel", "fly"), [5, 0, 1]),
     ],
 )
 def test_the_same_class_has_the_same_number(
@@ -50,6 +52,8 @@ def test_the_same_class_has_the_same_number(
         (ANIMALS, _labels([0, 3]), "'3' is sample 1"),
         (NUMBERS, _labels([0, 7, 7]), "'7' is sample 1"),
         (NUMBERS, _labels([0, 1], "1", "cat"), "'cat' is sample 1"),
+        # Folders of five classes do not say which of six numbers they have.
+        (NUMBERS, _labels([0, 0], "ant", "bee", "cat", "dog", "eel"), "'ant' is sample 0"),
     ],
 )
 def test_a_class_that_train_lacks_is_named(train: Labels, test: Labels, told: str) -> None:

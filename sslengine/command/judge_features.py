@@ -1,0 +1,155 @@
+"""`sslengine judge --features`: scores of features that are in files, without a run or images."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from sslengine.atomic import write_whole
+from sslengine.command.text import typed
+from sslengine.config.sections import sections_of
+from sslengine.engines.score_table import show_all
+from sslengine.engines.scoring import Asked, Score, Sets, chance
+from sslengine.errors import ConfigError, DataError
+from sslengine.evaluation.features import Chosen, Rows
+from sslengine.evaluation.given import Given, numbered, pairs_in, read_given
+from sslengine.evaluation.linear import hold_out
+from sslengine.evaluation.options import (
+    PROTOCOLS,
+    EvaluateOptions,
+    LinearProbeOptions,
+    NearestNeighborOptions,
+    SvmOptions,
+    published,
+)
+
+SECTIONS = (EvaluateOptions, NearestNeighborOptions, LinearProbeOptions, SvmOptions)
+HELD_OUT = 0.2
+
+
+def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
+    if given.out is not None and (given.out.exists() or given.out.suffix != ".json"):
+        raise ConfigError(f"--out {given.out}: expected the name of a new file that ends in .json.")
+    first = f"NEAREST_NEIGHBOR.TOPK=[{','.join(map(str, neighbours))}]"
+    suite = [f"EVALUATE.PROTOCOLS=[{','.join(PROTOCOLS)}]"] if given.suite == "frozen" else []
+    evaluate, nearest, probe, machines = sections_of(
+        [first, *suite, *typed(given.values)], SECTIONS
+    )
+    nearest, probe = published(evaluate.PUBLISHED, nearest, probe)
+    notes: list[str] = []
+    sets = [_labelled(*each, notes) for each in _splits(given, notes)]
+    asked = Asked(evaluate, nearest, probe, machines, _device(given.device))
+    scores = asked.by_labels(sets, lambda text: _note(text, notes), lambda _: None)
+    asked.rest(scores, sets, lambda _: None)
+    labels, wanted = sets[0].labels, sets[0].wanted
+    by_chance = chance(labels, wanted) if labels is not None and wanted is not None else None
+    metric = "mAP" if labels is not None and labels.ndim > 1 else "accuracy"
+    show_all(_console(), scores, metric, by_chance, notes)
+    if given.out is not None:
+        _write(given.out, scores, metric, by_chance, notes, nearest, probe)
+    return 0
+
+
+def _splits(
+    given: argparse.Namespace, notes: list[str]
+) -> Iterator[tuple[str, Given, Given | None, Tensor | None]]:
+    """A name, training and test features, or numbers of the rows of one file that are held out."""
+    paths, labels = given.features, given.labels or [None] * len(given.features)
+    if len(paths) != len(labels):
+        raise ConfigError(
+            f"--labels: expected {len(paths)} files, as --features has; got {len(labels)}."
+        )
+    if len(paths) == 2:
+        train, test = (read_given(*each) for each in zip(paths, labels))
+        yield "given", train, test, None
+        return
+    (path,) = paths
+    both = list(pairs_in(path)) if path.is_dir() else []
+    if both:
+        yield from ((*each, None) for each in both)
+        return
+    whole = read_given(path, labels[0])
+    if whole.labels is None or whole.labels.ndim > 1:
+        yield "given", whole, None, None
+        return
+    numbers, _, _ = numbered(whole.labels, whole.labels)
+    assert numbers is not None
+    try:
+        _, unused, note = hold_out(numbers.numpy(), HELD_OUT)
+    except DataError as error:
+        notes.append(f"{path}: {error} It is judged without labels.")
+        yield "given", whole, None, None
+        return
+    notes.append(note or f"{path}: {len(unused)} of {len(numbers)} rows are held out as test rows")
+    yield "given", whole, whole, torch.from_numpy(unused).sort().values
+
+
+def _labelled(
+    name: str, train: Given, test: Given | None, held_out: Tensor | None, notes: list[str]
+) -> Sets:
+    about: dict[str, Any] = {"source": train.source, "layer": train.layer}
+    if test is None or train.labels is None or test.labels is None:
+        _note("there are no labels of both splits: only metrics that need none are computed", notes)
+        return Sets(name, train.layer, train.rows, about=about)
+    labels, wanted, _ = numbered(train.labels, test.labels)
+    assert labels is not None
+    assert wanted is not None
+    rows, tested = train.rows, test.rows
+    if held_out is not None:
+        used = torch.ones(len(labels), dtype=torch.bool)
+        used[held_out] = False
+        rows, labels = _of(rows, labels, used)
+        tested, wanted = _of(tested, wanted, ~used)
+    rows, labels = _of(rows, labels, _known(labels, "training", notes))
+    tested, wanted = _of(tested, wanted, _known(wanted, "test", notes))
+    about |= {"test source": test.source, "images": {"train": len(labels), "test": len(wanted)}}
+    return Sets(name, train.layer, rows, labels, tested, wanted, about)
+
+
+def _known(labels: Tensor, split: str, notes: list[str]) -> Tensor:
+    known = (labels >= 0).any(dim=1) if labels.ndim > 1 else labels >= 0
+    if not known.all():
+        _note(f"{int((~known).sum())} {split} rows have no label: left out", notes)
+    return known
+
+
+def _of(rows: Rows, labels: Tensor, chosen: Tensor) -> tuple[Rows, Tensor]:
+    if chosen.all():
+        return rows, labels
+    return Chosen(rows, chosen.nonzero().flatten()), labels[chosen]
+
+
+def _note(text: str, notes: list[str]) -> None:
+    if text and text not in notes:
+        notes.append(text)
+
+
+def _device(name: str) -> torch.device:
+    there = torch.cuda.is_available()
+    if name == "gpu" and not there:
+        raise ConfigError("--device gpu: torch sees no GPU.")
+    return torch.device("cuda" if there and name != "cpu" else "cpu")
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def _write(
+    out: Path, scores: Sequence[Score], metric: str, by_chance: float | None, notes: list[str],
+    neighbours: NearestNeighborOptions, probe: LinearProbeOptions,
+) -> None:  # fmt: skip
+    content = {
+        "metric": metric, "knn": {"metric": neighbours.metric, "sigma": neighbours.SIGMA},
+        "linear_probe": vars(probe), "chance": by_chance, "notes": notes,
+        "scores": [vars(score) for score in scores],
+    }  # fmt: skip
+    write_whole(out, (json.dumps(content, indent=2) + "\n").encode())

@@ -1,0 +1,172 @@
+"""Protocols that need features of other images, or of another view: `config.EVALUATE.PROTOCOLS`.
+
+Each takes what is judged, on all ranks, and gives an Outcome for each network and layer. One that
+cannot be done says why, and the others are computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sslengine.config.sections import read, replaced
+from sslengine.data.options import DataOptions
+from sslengine.engines.protocols import as_json
+from sslengine.engines.run import Run
+from sslengine.engines.scoring import Score, Sets
+from sslengine.engines.stored import Network, StoredSplit, store_split
+from sslengine.errors import DataError
+from sslengine.evaluation.options import EvaluateOptions, LinearProbeOptions
+from sslengine.evaluation.out_of_set import out_of_set
+from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluation.retrieval.copies import copy_detection
+
+log = logging.getLogger("sslengine")
+
+# By network and layer.
+Found = dict[tuple[str, str], Outcome]
+FIRST = "the first"  # layer
+
+
+@dataclass(frozen=True)
+class Judged:
+    run: Run
+    networks: Sequence[Network]
+    sets: Sequence[Sets]
+    splits: Mapping[str, StoredSplit]
+    folder: Path
+    options: EvaluateOptions
+    probe: LinearProbeOptions
+    weights: str
+
+    @property
+    def test(self) -> str:
+        """The split whose images are judged."""
+        return "TEST" if "TEST" in self.splits else "TRAIN"
+
+    @property
+    def transforms(self) -> list[dict[str, Any]]:
+        data = read(self.run.config, DataOptions)
+        return [dict(each) for each in getattr(data, self.test).TRANSFORMS]
+
+    def before_tensor(self, *entries: dict[str, Any], all_before: bool = False) -> list[Any]:
+        """The judged view with further transforms; all_before: in place of those before."""
+        names = [each["name"] for each in self.transforms]
+        if "ToTensor" not in names:
+            raise DataError(
+                f"config.DATA.{self.test}.TRANSFORMS: expected ToTensor among them, which other "
+                f"transforms can precede."
+            )
+        place = names.index("ToTensor")
+        kept = [] if all_before else self.transforms[:place]
+        return [*kept, *entries, *self.transforms[place:]]
+
+    @property
+    def side(self) -> int:
+        """Of the judged images, in pixels."""
+        (image,) = self.splits[self.test].dataset[0, 0]["data"]
+        return int(min(image.shape[-2:]))
+
+    def stored(
+        self, split: str, changes: Mapping[str, Any], networks: Sequence[Network] = ()
+    ) -> StoredSplit:
+        """The features of other images. changes: of the config. Collective."""
+        options = self.options
+        return store_split(
+            self.run_with(changes), split, networks or self.networks, self.folder, (), options.DTYPE
+        )
+
+    def run_with(self, changes: Mapping[str, Any]) -> Run:
+        config = replaced(self.run.config, changes)
+        return replace(self.run, resolved=replace(self.run.resolved, config=config))
+
+
+def _outside(judged: Judged) -> Found:
+    """How well features separate the images of EVALUATE.OUTSIDE from the test images."""
+    outside = judged.options.OUTSIDE
+    if not outside.SOURCE:
+        raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
+    values = {
+        "DATA_SOURCES": [outside.SOURCE], "DATA_PATHS": [outside.PATH] if outside.PATH else [],
+        "DATASET_NAMES": [], "LABEL_SOURCES": [], "LABEL_PATHS": [], "LABEL_TYPE": "sample_index",
+        "DATA_LIMIT": outside.LIMIT, "TRANSFORMS": judged.transforms,
+    }  # fmt: skip
+    changes = {f"DATA.TEST.{key}": value for key, value in values.items()}
+    found = judged.stored("TEST", {**changes, "DATA.HOLD_OUT.SHARE": 0.0})
+    if judged.test != "TEST":
+        raise DataError("there are no test images to compare with.")
+    about = {"outside": f"{outside.SOURCE} {outside.PATH}".strip()}
+    return {
+        (each.features, each.layer): _with(
+            out_of_set(
+                each.train, each.test, found.stores[each.features].layer(each.layer),
+                device=judged.run.device,
+            ), about,
+        )
+        for each in judged.sets
+        if each.test is not None
+    }  # fmt: skip
+
+
+def _views(judged: Judged) -> Found:
+    """Does an augmented view of an image find another view of it among those of all images?"""
+    entries = judged.before_tensor(
+        {"name": "RandomResizedCrop", "size": judged.side, "scale": [0.2, 1.0]},
+        {"name": "RandomHorizontalFlip"},
+        {"name": "ColorJitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
+        all_before=True,
+    )
+    seed = int(judged.run.config.SEED_VALUE)
+    split = f"DATA.{judged.test}"
+    both = [
+        judged.stored(judged.test, {f"{split}.TRANSFORMS": entries, "SEED_VALUE": seed + more})
+        for more in (1, 2)
+    ]
+    found: Found = {}
+    for each in judged.sets:
+        queries, database = (one.stores[each.features].layer(each.layer) for one in both)
+        originals = torch.arange(len(queries))
+        found[each.features, each.layer] = _with(
+            copy_detection(queries, database, originals, judged.run.device), {"view": entries}
+        )
+    return found
+
+
+def _with(found: Outcome, about: Mapping[str, Any]) -> Outcome:
+    return replace(found, details={**found.details, **about})
+
+
+# The names are those of evaluation.options.ON_IMAGES.
+ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
+    "out_of_set": _outside,
+    "view_retrieval": _views,
+}
+
+
+def run_on_images(
+    judged: Judged, scores: Sequence[Score], write: Callable[[list[Score]], None]
+) -> None:
+    """Add what is found to the scores. Collective."""
+    for name in judged.options.PROTOCOLS:
+        if name not in ON_IMAGES:
+            continue
+        try:
+            found = ON_IMAGES[name](judged)
+        except DataError as reason:
+            log.warning("%s: %s", name, reason)
+            found = {(judged.networks[0].name, FIRST): Outcome({}, (str(reason),))}
+        for (network, layer), outcome in found.items():
+            of = [each for each in scores if each.features == network]
+            score = next((each for each in of if each.layer == layer), of[0])
+            about = {"network": score.about.get("network", network)}
+            score.protocols[name] = as_json(_with(outcome, {**about, **_layer_of(layer, outcome)}))
+        write([*scores])
+
+
+def _layer_of(layer: str, outcome: Outcome) -> dict[str, Any]:
+    return {} if layer == FIRST or "layer" in outcome.details else {"layer": layer}

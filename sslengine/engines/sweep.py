@@ -1,0 +1,266 @@
+"""`sweep`: classifiers with many learning rates on one frozen trunk, and the accuracy of the best.
+
+    train    all heads of config.SWEEP at once (many_heads_train_step), on TRAIN without a held-out
+             share, in the folder `sweep` of the run; a killed sweep resumes
+    choose   the head that is best on that share
+    test     all heads on TEST, once; sweep.json and the table name the chosen head
+
+With SWEEP.SELECT_ON: test nothing is held out, and the best head on TEST is reported, as some
+published protocols do: the report says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from rich.table import Table
+
+from sslengine.atomic import write_whole
+from sslengine.config.resolve import changed
+from sslengine.config.sections import read
+from sslengine.data.manifest.classes import Classes
+from sslengine.data.options import DataOptions
+from sslengine.distributed.collectives import broadcast_object
+from sslengine.distributed.ranks import is_primary
+from sslengine.engines.expected import check_results_here
+from sslengine.engines.features import trained_weights
+from sslengine.engines.run import Run
+from sslengine.engines.sweep_options import HELD_OUT, LINEAR, SweepOptions
+from sslengine.engines.train import train_task
+from sslengine.errors import CheckpointError, ConfigError
+from sslengine.models.build import build_trunk
+from sslengine.models.options import ModelOptions
+from sslengine.models.trunks.base import JOIN, Trunk
+from sslengine.registry import register_engine
+from sslengine.task.build import classes_of_train
+from sslengine.task.channels import input_channels
+
+OF_EVAL = "MODEL.FEATURE_EVAL_SETTINGS"
+# What the held-out images of TRAIN have from TEST.
+READ_AS_TEST = [
+    "TRANSFORMS", "COLLATE_FUNCTION", "COLLATE_FUNCTION_PARAMS", "BATCHSIZE_PER_REPLICA",
+    "DROP_LAST",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One head of the grid."""
+
+    feature: str
+    lr: float
+    weight_decay: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.feature} lr {self.lr:g} wd {self.weight_decay:g}"
+
+
+@register_engine("sweep")
+def sweep(run: Run) -> None:
+    options = read(run.config, SweepOptions)
+    _expect_images_to_choose_on(run, options)
+    grid, classes = _grid(run, options), _classes(run)
+    several = bool(classes.width)
+    outputs = classes.width or 1 + max(classes.by_value.values())
+    values = {**_values(run, options, grid, outputs), **_judged_by(grid, several)}
+    folder = run.run_dir / "sweep"
+    held = options.SELECT_ON == HELD_OUT
+    trained = _sub_run(run, folder, {**values, **(_held_out(run, options) if held else {})})
+    chosen_on = _scores(train_task(trained)[0].results, several)
+    tested = chosen_on
+    if held:
+        weights = folder / "checkpoints" / "checkpoint.torch"
+        testing = _sub_run(run, folder / "test", values | _test(weights))
+        tested = _scores(train_task(testing)[0].results, several)
+    if is_primary():
+        _report(run, options, grid, chosen_on, tested)
+
+
+def _expect_images_to_choose_on(run: Run, options: SweepOptions) -> None:
+    if options.SELECT_ON == HELD_OUT and read(run.config, DataOptions).HOLD_OUT.SHARE:
+        raise ConfigError(
+            "config.SWEEP.SELECT_ON: held_out takes a share of TRAIN to choose the head on, and "
+            "config.DATA.HOLD_OUT makes TEST of such a share already. Give TEST its own images, or "
+            "choose on them: SELECT_ON: test."
+        )
+
+
+def _classes(run: Run) -> Classes:
+    found = classes_of_train(run.config)
+    if not found or not (found[0].width or found[0].by_value):
+        raise ConfigError("config.DATA.TRAIN.LABEL_SOURCES: a sweep needs labels.")
+    return found[0]
+
+
+# ---- the grid
+
+
+def _grid(run: Run, options: SweepOptions) -> list[Cell]:
+    features = options.FEATURES or _features_of(run, options)
+    return [Cell(*each) for each in product(features, options.LR, options.WEIGHT_DECAY)]
+
+
+def _features_of(run: Run, options: SweepOptions) -> list[str]:
+    model = read(run.config, ModelOptions)
+    model.INPUT_CHANNELS = input_channels(run.config)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        trunk = build_trunk(model)
+    found = _class_tokens(trunk, options) if options.HEAD == LINEAR else _tokens(trunk)
+    return list(dict.fromkeys(found))
+
+
+def _class_tokens(trunk: Trunk, options: SweepOptions) -> Iterator[str]:
+    names = trunk.feature_names
+    if "concatCLS1" not in names:
+        yield "lastPOOL" if "lastPOOL" in names else names[-1]
+        return
+    for count in options.BLOCKS:
+        if f"concatCLS{count}" not in names:
+            raise ConfigError(
+                f"config.SWEEP.BLOCKS: the trunk has fewer than {count} blocks with class tokens."
+            )
+        yield f"concatCLS{count}"
+        yield f"concatCLS{count}{JOIN}lastPOOL"
+
+
+def _tokens(trunk: Trunk) -> Iterator[str]:
+    for name in ("lastPATCH", "res5"):
+        if name in trunk.feature_names:
+            yield name
+            return
+    yield trunk.feature_names[-2]  # in front of the pooled final feature
+
+
+# ---- the runs
+
+
+def _values(run: Run, options: SweepOptions, grid: list[Cell], outputs: int) -> dict[str, Any]:
+    """Of both runs: the frozen trunk with a head for each cell."""
+    weights = trained_weights(run.config, run.run_dir)
+    model = read(run.config, ModelOptions)
+    if not weights.exists() and not model.starts_from_library():
+        raise CheckpointError(
+            f"there are no trained weights at {weights}. Train first with the same config=..., or "
+            f"name a file: config.MODEL.WEIGHTS_INIT.PARAMS_FILE=..."
+        )
+    head: list[Any] = ["attentive_probe", {"in_dim": "auto", "out_dim": outputs}]
+    if options.HEAD == LINEAR:
+        head = ["linear_probe", {"dims": ["auto", outputs], "norm": options.NORM}]
+    return {
+        "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
+        "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights) if weights.exists() else "",
+        "MODEL.MULTI_INPUT_HEAD_MAPPING": [],
+        "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [],
+        f"{OF_EVAL}.EVAL_MODE_ON": True,
+        f"{OF_EVAL}.FREEZE_TRUNK_ONLY": True,
+        f"{OF_EVAL}.EXTRACT_TRUNK_FEATURES_ONLY": False,
+        f"{OF_EVAL}.SHOULD_FLATTEN_FEATS": False,
+        f"{OF_EVAL}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [
+            [each.feature, ["Identity", []]] for each in grid
+        ],
+        "MODEL.HEAD.PARAMS": [[deepcopy(head)] for _ in grid],
+        "TRAINER.TRAIN_STEP_NAME": "many_heads_train_step",
+        "OPTIMIZER.param_group_constructor": "linear_eval_heads",
+        "OPTIMIZER.linear_eval_heads": [
+            {"lr": each.lr, "weight_decay": each.weight_decay} for each in grid
+        ],
+        "TEST_MODEL": True,
+        "METERS.enable_training_meter": False,
+    }
+
+
+def _judged_by(grid: list[Cell], several: bool) -> dict[str, Any]:
+    names = {"num_meters": len(grid), "meter_names": [each.name for each in grid]}
+    if several:
+        return {
+            "LOSS.name": "bce_logits_multiple_output_single_target",
+            "METERS.names": ["mean_ap_list_meter"],
+            "METERS.mean_ap_list_meter": names,
+        }
+    return {
+        "LOSS.name": "cross_entropy_multiple_output_single_target",
+        "METERS.names": ["accuracy_list_meter"],
+        "METERS.accuracy_list_meter": {**names, "topk_values": [1]},
+    }
+
+
+def _held_out(run: Run, options: SweepOptions) -> dict[str, Any]:
+    """TEST is a share of TRAIN, read as TEST is."""
+    test = run.config.DATA.TEST
+    read_so: Any = OmegaConf.to_container(OmegaConf.masked_copy(test, READ_AS_TEST))
+    values = {"DATA.HOLD_OUT.SHARE": options.HELD_OUT, "DATA.TEST": read_so}
+    if (limit := run.config.DATA.TRAIN.DATA_LIMIT) > 0:
+        values["DATA.TRAIN.DATA_LIMIT"] = max(1, limit - round(options.HELD_OUT * limit))
+    return values
+
+
+def _test(weights: Path) -> dict[str, Any]:
+    return {
+        "TEST_ONLY": True,
+        "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights),
+        f"{OF_EVAL}.EVAL_TRUNK_AND_HEAD": True,
+    }
+
+
+def _sub_run(run: Run, folder: Path, values: Mapping[str, Any]) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    resolved = changed(run.resolved, {**values, "CHECKPOINT.DIR": str(folder)}, "train")
+    return replace(run, resolved=resolved, run_dir=folder)
+
+
+def _scores(results: Mapping[str, Any], several: bool) -> dict[str, float]:
+    """By the name of the head, in percent. The same on all ranks."""
+    meter, metric = ("mean_ap_list_meter", "mAP") if several else ("accuracy_list_meter", "top_1")
+    return broadcast_object(dict(results["test"][meter][metric]) if is_primary() else {})
+
+
+# ---- the report
+
+
+def _report(
+    run: Run,
+    options: SweepOptions,
+    grid: list[Cell],
+    chosen_on: Mapping[str, float],
+    tested: Mapping[str, float],
+) -> None:
+    best = max(grid, key=lambda each: chosen_on[each.name])
+    images = f"{options.HELD_OUT:.0%} of TRAIN" if options.SELECT_ON == HELD_OUT else "TEST itself"
+    path = run.run_dir / "sweep.json"
+    content = {
+        "head": options.HEAD,
+        "best": best.name,
+        "test": tested[best.name],
+        "chosen_on": images,
+        "heads": [
+            {
+                "name": each.name, "feature": each.feature, "lr": each.lr,
+                "weight_decay": each.weight_decay, "chosen_on": chosen_on[each.name],
+                "test": tested[each.name],
+            }
+            for each in grid
+        ],
+    }  # fmt: skip
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+    table = Table("feature", "best head", "chosen", "test", box=None, pad_edge=False)
+    for feature in dict.fromkeys(each.feature for each in grid):
+        rows = [each for each in grid if each.feature == feature]
+        top = max(rows, key=lambda each: chosen_on[each.name])
+        table.add_row(
+            feature, f"lr {top.lr:g}, wd {top.weight_decay:g}",
+            f"{chosen_on[top.name]:.1f} %", f"{tested[top.name]:.1f} %",
+        )  # fmt: skip
+    run.console.print(table)
+    run.console.print(f"  best        {best.name}: {tested[best.name]:.1f} % on TEST")
+    run.console.print(f"  chosen on   {images}, of {len(grid)} heads")
+    run.console.print(f"  report      {path}")
+    check_results_here(run, {"test": {"sweep": {"best": tested[best.name]}}})

@@ -1,0 +1,52 @@
+"""`config.SWEEP`: the grid of heads that the engine `sweep` trains on one frozen forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sslengine.config.sections import one_of, section
+
+LINEAR, ATTENTIVE = "linear", "attentive"
+# Where the best head is chosen.
+HELD_OUT, TEST = "held_out", "test"
+
+
+@section("SWEEP")
+@dataclass
+class SweepOptions:
+    # linear, or attentive: a learned query on all tokens.
+    HEAD: str = LINEAR
+    # Features that heads get, `a+b` for two joined; []: with class tokens, those of the last BLOCKS
+    # blocks, without and with the mean of the patches; else the final feature; for attentive heads
+    # the patches, or the last feature map.
+    FEATURES: list[str] = field(default_factory=list)
+    # The class tokens of how many last blocks.
+    BLOCKS: list[int] = field(default_factory=lambda: [1, 4])
+    # Factors on the learning rate of config.OPTIMIZER: a head for each, and each feature.
+    LR: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])
+    # A head for each of them too.
+    WEIGHT_DECAY: list[float] = field(default_factory=lambda: [0.0])
+    # Before a linear head: none, batch (without learned scale) or layer.
+    NORM: str = "none"
+    # Where the best head is chosen: held_out, a share of TRAIN that is not trained on; test, the
+    # test images, as some published protocols do.
+    SELECT_ON: str = HELD_OUT
+    # That share of TRAIN.
+    HELD_OUT: float = 0.1
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "HEAD", LINEAR, ATTENTIVE)
+        yield from one_of(self, "NORM", "none", "batch", "layer")
+        yield from one_of(self, "SELECT_ON", HELD_OUT, TEST)
+        for key in ("LR", "WEIGHT_DECAY", "BLOCKS"):
+            if not getattr(self, key):
+                yield f"{key}: expected one value or more."
+        if self.LR and min(self.LR) <= 0:
+            yield f"LR: expected numbers above 0, got {self.LR}."
+        if self.WEIGHT_DECAY and min(self.WEIGHT_DECAY) < 0:
+            yield f"WEIGHT_DECAY: expected 0 or more, got {self.WEIGHT_DECAY}."
+        if self.BLOCKS and min(self.BLOCKS) < 1:
+            yield f"BLOCKS: expected numbers of blocks, got {self.BLOCKS}."
+        if not 0 < self.HELD_OUT < 1:
+            yield f"HELD_OUT: expected a share between 0 and 1, got {self.HELD_OUT:g}."

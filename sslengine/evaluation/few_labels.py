@@ -1,0 +1,72 @@
+"""Classification with labels of 1 % and 10 % of the training images: the mean over several draws.
+
+As SimCLR and MSN report it: logistic regression on frozen features, which are standardised by the
+drawn images; the penalty is chosen on a part of these. A class keeps its share of the images, and
+one image at the least. Which images are drawn depends on the labels and the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.evaluation.draws import Interval, expect_classes
+from sslengine.evaluation.features import Rows, rows_at
+from sslengine.evaluation.linear import linear_probe
+from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.outcome import Outcome, protocol
+
+SHARES = (0.01, 0.1)
+DRAWS = 3
+
+
+def share_of_each_class(labels: Tensor, share: float, seed: int) -> Tensor:
+    """The numbers of the drawn images, ascending. Images of label -1 are not drawn."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = labels.cpu()
+    some = []
+    for each in labels[labels >= 0].unique():
+        rows = (labels == each).nonzero().flatten()
+        count = max(1, round(share * len(rows)))
+        some.append(rows[torch.randperm(len(rows), generator=draw)[:count]])
+    return torch.cat(some).sort().values
+
+
+@protocol("Few labels")
+def few_labels(
+    train: Rows,
+    labels: Tensor,
+    test: Rows,
+    test_labels: Tensor,
+    shares: Sequence[float] = SHARES,
+    draws: int = DRAWS,
+    options: LinearProbeOptions | None = None,
+) -> Outcome:
+    counts = expect_classes(labels)
+    intervals: dict[str, Interval] = {}
+    details: dict[str, Any] = {"draws": draws, "images": {}, "penalties": {}, "chosen_on": {}}
+    notes = []
+    for share in shares:
+        found, name = [], name_of(share)
+        for seed in range(draws):
+            rows = share_of_each_class(labels, share, seed)
+            some = rows_at(train, rows), labels[rows.to(labels.device)]
+            found.append(linear_probe(*some, test, test_labels, options))
+        intervals[name] = Interval.of([each.test_accuracy for each in found])
+        details["images"][name] = len(rows)
+        details["penalties"][name] = [each.penalty for each in found]
+        details["chosen_on"][name] = found[0].chosen_on
+        if raised := int((share * counts < 0.5).sum()):
+            notes.append(
+                f"{name}: {raised} of {len(counts)} classes have so few images that the share is "
+                f"raised to one image"
+            )
+    details["intervals"] = {name: each.half for name, each in intervals.items()}
+    return Outcome({name: each.mean for name, each in intervals.items()}, tuple(notes), details)
+
+
+def name_of(share: float) -> str:
+    return f"{100 * share:g} %"

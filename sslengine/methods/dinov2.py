@@ -1,0 +1,100 @@
+"""DINOv2: DINO on class tokens, iBOT on hidden patches, and KoLeo, which spreads the images.
+
+Oquab et al., DINOv2: Learning Robust Visual Features without Supervision, 2023. The first two parts
+are those of ibot.py, with one temperature for both. Their targets are centred, or assigned by
+Sinkhorn-Knopp over all ranks: class tokens of all global views together, and hidden patches. Then
+
+    loss = class_weight * classes + patch_weight * patches
+           + koleo_weight * sum over global views of koleo(class tokens of the trunk)
+
+One difference from the authors' code with several ranks: the centre of patches is the mean over
+the hidden patches of all ranks (theirs is the mean of the ranks' means). The model's inputs and
+outputs, here with a head for each of the first two parts:
+
+    HEAD.PARAMS: [[dino_head, {...}], [dino_head, {...}], [identity, {}]]
+    MULTI_INPUT_HEAD_MAPPING:
+      - [global_views, {feat_names: [lastCLS, lastPATCH, lastCLS], head_index: [0, 1, 2],
+                        additional_keys: [mask, patches_at]}]
+      - [local_views, {feat_names: [lastCLS], head_index: 0}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from sslengine.config.facts import RunFacts
+from sslengine.config.sections import one_of
+from sslengine.errors import TrainingError
+from sslengine.losses.koleo import koleo
+from sslengine.losses.sinkhorn import sinkhorn
+from sslengine.methods.base import Step
+from sslengine.methods.ibot import IBOTLoss, IBOTOptions, at_hidden
+from sslengine.registry import register_loss
+
+
+@dataclass
+class DINOv2Options(IBOTOptions):
+    # The teacher's momentum at the start.
+    momentum: float = 0.992
+    # The teacher's temperature for class tokens after the warm-up.
+    teacher_temp_max: float = 0.07
+    # Targets: center (softmax of centred scores), or sinkhorn (assignment with equal shares).
+    targets: str = "center"
+    # Iterations of Sinkhorn-Knopp.
+    sinkhorn_iterations: int = 3
+    # Weight of KoLeo; 0: the model needs no output for it.
+    koleo_weight: float = 0.1
+    # Neighbours are searched among the images of all ranks; false: of each rank.
+    koleo_over_ranks: bool = False
+
+    where: ClassVar[str] = "config.LOSS.dinov2_loss"
+
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        yield from one_of(self, "targets", "center", "sinkhorn")
+        if self.sinkhorn_iterations < 1:
+            yield f"sinkhorn_iterations: expected 1 or more, got {self.sinkhorn_iterations}."
+        if self.koleo_weight < 0:
+            yield f"koleo_weight: {self.koleo_weight} is less than 0."
+
+
+@register_loss("dinov2_loss", options=DINOv2Options)
+class DINOv2Loss(IBOTLoss):
+    loss_name: ClassVar[str] = "dinov2_loss"
+    teacher_inputs: ClassVar[tuple[str, ...]] = ("global_views", "patches_at")
+    options: DINOv2Options
+
+    def __init__(self, options: DINOv2Options, run: RunFacts) -> None:
+        super().__init__(options, run)
+
+    def weights(self) -> dict[str, float]:
+        return {**super().weights(), "koleo": self.options.koleo_weight}
+
+    def targets(
+        self, classes: Tensor, patches: Tensor, at: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        patches = at_hidden(patches, at)
+        if self.options.targets == "center":
+            return super().targets(classes, patches, at, step)
+        iterations, temperatures = self.options.sinkhorn_iterations, self.options.temperatures(step)
+        first, second = (
+            sinkhorn(scores, temperature, iterations)
+            for scores, temperature in zip((classes, patches), temperatures, strict=True)
+        )
+        return first, second
+
+    def regularizers(self, more: Sequence[Tensor]) -> dict[str, Tensor]:
+        if not self.options.koleo_weight:
+            return {}
+        if not more:
+            raise TrainingError(
+                f"{self.loss_name}: koleo_weight is above 0, but the model returns no class "
+                f"tokens: add lastCLS with an identity head as the third feature of global_views "
+                f"in MULTI_INPUT_HEAD_MAPPING, or set koleo_weight to 0."
+            )
+        views = (koleo(view, self.options.koleo_over_ranks) for view in more[0])
+        return {"koleo": sum(views, start=more[0].new_zeros(()))}

@@ -1,0 +1,149 @@
+"""`sslengine judge --features`: files that numpy, pandas' engines, torch and this engine write."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.neighbors import KNeighborsClassifier
+
+from sslengine.command.front import main
+from sslengine.evaluation.store import Store
+
+DRAW = np.random.default_rng(0)
+LABELS = DRAW.integers(0, 3, 160)
+ROWS = (np.eye(3)[LABELS] @ DRAW.normal(size=(3, 8)) + DRAW.normal(size=(160, 8))).astype(
+    np.float32
+)
+NAMES = np.array(["cat", "ant", "bee"])[LABELS]
+FEW = ["--set", "EVALUATE.LABEL_FREE=[rankme]"]
+SPLITS = {"train": slice(0, 100), "test": slice(100, 160)}
+
+
+def judged(out: Path, *arguments: object) -> dict[str, Any]:
+    assert main(["judge", "--features", *map(str, arguments), *FEW, "--out", str(out)]) == 0
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
+
+
+def of_scikit_learn() -> float:
+    unit = ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)
+    nearest = KNeighborsClassifier(1).fit(unit[:100], LABELS[:100])
+    return 100 * float(nearest.score(unit[100:], LABELS[100:]))
+
+
+def write(path: Path, rows: NDArray[Any], names: NDArray[Any]) -> None:
+    if path.suffix == ".npz":
+        np.savez(path, embeddings=rows, y=names)
+    elif path.suffix == ".pt":
+        numbers = np.unique(names, return_inverse=True)[1]
+        torch.save({"features": torch.from_numpy(rows), "labels": torch.from_numpy(numbers)}, path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow(["path", "label", *(f"feature_{each}" for each in range(8))])
+            lines.writerows(
+                [f"{n}.png", name, *row] for n, (name, row) in enumerate(zip(names, rows))
+            )
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        lists = pyarrow.array(rows.tolist())
+        parquet.write_table(pyarrow.table({"features": lists, "label": names.tolist()}), path)
+
+
+@pytest.mark.parametrize("ending", ["npz", "pt", "csv", "parquet"])
+def test_files_of_other_programs(ending: str, tmp_path: Path) -> None:
+    for split, some in SPLITS.items():
+        write(tmp_path / f"{split}.{ending}", ROWS[some], NAMES[some])
+    files = [tmp_path / f"{split}.{ending}" for split in SPLITS]
+    report = judged(tmp_path / "out.json", *files)
+    (score,) = report["scores"]
+    assert score["knn"]["1"] == pytest.approx(of_scikit_learn())
+    assert score["about"]["images"] == {"train": 100, "test": 60}
+    most = np.bincount(LABELS[:100]).argmax()
+    assert report["chance"] == pytest.approx(100 * (LABELS[100:] == most).mean())
+    assert score["label_free"]["rankme"]["n"] == 100
+
+
+def test_matrices_with_labels_elsewhere_and_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers in .npy and .txt; of one file a fifth is held out; without labels what needs none."""
+    files: dict[str, list[str]] = {"features": [], "labels": []}
+    for split, some in SPLITS.items():
+        np.save(tmp_path / f"{split}.npy", ROWS[some])
+        files["features"].append(str(tmp_path / f"{split}.npy"))
+    np.save(tmp_path / "labels.npy", LABELS[:100])
+    (tmp_path / "labels.txt").write_text("\n".join(map(str, LABELS[100:])))
+    labels = ["--labels", str(tmp_path / "labels.npy"), str(tmp_path / "labels.txt")]
+    (score,) = judged(tmp_path / "two.json", *files["features"], *labels)["scores"]
+    assert score["knn"]["1"] == pytest.approx(of_scikit_learn())
+    report = judged(tmp_path / "one.json", files["features"][0], *labels[:2])
+    assert report["scores"][0]["about"]["images"] == {"train": 80, "test": 20}
+    assert "20 of 100 rows are held out" in report["notes"][0]
+    for given in (files["features"], files["features"][:1]):
+        report = judged(tmp_path / f"none{len(given)}.json", *given)
+        assert report["scores"][0]["knn"] == {}
+        assert report["scores"][0]["label_free"]["rankme"]["value"] > 1
+        assert "there are no labels" in report["notes"][0]
+    np.save(tmp_path / "same.npy", np.zeros(100, int))
+    report = judged(tmp_path / "same.json", files["features"][0], "--labels", tmp_path / "same.npy")
+    assert "It is judged without labels" in report["notes"][0]
+    np.save(tmp_path / "three.npy", LABELS[:3])
+    wrong: list[tuple[list[str], str]] = [
+        ([*files["features"], "--labels", str(tmp_path / "three.npy")], "expected 2 files"),
+        ([files["features"][0], "--labels", str(tmp_path / "three.npy")], "3 labels for 100 rows"),
+        ([str(tmp_path / "labels.npy")], "a row of features for each image"),
+        ([str(tmp_path / "nothing.npy")], "there is no such file"),
+        ([files["features"][0], "--out", str(tmp_path / "one.json")], "a new file"),
+        ([files["features"][0], "--set", "EVALUATE.LABEL_FRE=[]"], "expected a key of EVALUATE"),
+        ([files["features"][0], "--val", "x"], "belong to a run"),
+    ]
+    for arguments, told in wrong:
+        assert main(["judge", "--features", *arguments]) in (1, 2)
+        assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_class_that_training_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "train.npz", features=ROWS[:100], labels=NAMES[:100])
+    np.savez(tmp_path / "test.npz", features=ROWS[100:], labels=np.array(["beee"] * 60))
+    files = [str(tmp_path / "train.npz"), str(tmp_path / "test.npz")]
+    assert main(["judge", "--features", *files]) == 1
+    assert "'beee', which the training features lack. Did you mean 'bee'" in capsys.readouterr().err
+
+
+def test_a_store_and_files_of_extract_features(tmp_path: Path) -> None:
+    """In one folder each, with both splits; the networks of a store are told apart."""
+    stores, files = tmp_path / "stores", tmp_path / "files"
+    files.mkdir()
+    for split, some in SPLITS.items():
+        rows, labels = torch.from_numpy(ROWS[some]), torch.from_numpy(LABELS[some])
+        for network in ("one", "two"):
+            depends_on = {"weights_sha256": network, "images_sha256": split, "view": split}
+            store = Store.make(stores / f"{split}-{split}{network}", depends_on, len(rows))
+            for shard in store.missing():
+                part = slice(shard.images.start, shard.images.stop)
+                given = rows[part] if network == "one" else rows[part] * 0 + 1
+                store.write(shard, {"f": given}, labels[part], torch.tensor(shard.images))
+        for kind, array in (
+            ("features", rows),
+            ("targets", labels),
+            ("inds", np.arange(len(rows))),
+        ):
+            np.save(files / f"rank0_chunk0_{split}_res5_{kind}.npy", array)
+    found = judged(tmp_path / "stores.json", stores)["scores"]
+    assert [each["features"] for each in found] == ["trainone", "traintwo"]
+    assert found[0]["knn"]["1"] == pytest.approx(of_scikit_learn())
+    assert found[1]["knn"]["1"] != found[0]["knn"]["1"]
+    (score,) = judged(tmp_path / "files.json", files)["scores"]
+    assert (score["layer"], score["knn"]) == ("res5", found[0]["knn"])
+    pair = [stores / "train-trainone", stores / "test-testone"]
+    assert judged(tmp_path / "pair.json", *pair)["scores"][0]["knn"] == score["knn"]

@@ -1,0 +1,66 @@
+"""`sslengine train` with methods that hide patches: fresh heads on a trained vision transformer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from sslengine.checkpoint.files import read
+from sslengine.command.front import main
+from sslengine.command.train import choose, make_parser
+from sslengine.errors import ConfigError
+from tests.command.photos import SMALL, write_photos
+
+MODEL = "vit_tiny_patch16_224"
+FEW = ["--batch-size=8", "--set=OPTIMIZER.num_iterations=2",
+       "--set=MODEL.TRUNK.TIMM.arguments={img_size:32,dynamic_img_size:true,depth:2}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["ibot", pytest.param("dinov2", marks=pytest.mark.slow)])
+def test_continued_from_a_file_of_timms(method: str, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    torch.manual_seed(0)
+    network = timm.create_model(MODEL, img_size=32, depth=2)
+    save_file(network.state_dict(), tmp_path / "network.safetensors")
+    heads = {"in_dim": "auto", "num_clusters": [16], "hidden_dim": 8, "bottleneck_dim": 4}
+    number = {"ibot": 1, "dinov2": 2}[method]
+    listed: list[Any] = [["dino_head", heads]] * number + [["identity", {}]] * (number - 1)
+    arguments = [
+        f"--recipe={method}/continued", "--weights", str(tmp_path / "network.safetensors"),
+        f"--model={MODEL}", *SMALL[:2], *SMALL[4:], *FEW, f"--set=MODEL.HEAD.PARAMS={_written(listed)}",
+        "--lr=1e-9", "--out", str(tmp_path / "run"),
+    ]  # fmt: skip
+    assert main(["train", str(photos), *arguments]) == 0
+    (file,) = (tmp_path / "run" / "checkpoints").glob("checkpoint.torch")
+    state = read(file)["classy_state_dict"]["base_model"]["model"]["trunk"]
+    assert state["mask_token"].shape == (1, 192)
+    torch.testing.assert_close(
+        state["blocks.1.mlp.fc2.weight"], network.blocks[1].mlp.fc2.weight.detach()
+    )
+
+
+def _written(value: Any) -> str:
+    """As a value on the command line."""
+    return str(value).replace("'", "").replace(" ", "")
+
+
+def _chosen(photos: Path, *arguments: str) -> dict[str, str]:
+    chosen, _ = choose(make_parser().parse_args([str(photos), "--device=cpu", *arguments]))
+    return dict(each.removeprefix("config.").split("=", 1) for each in chosen)
+
+
+def test_masks_and_crops_have_the_patches_of_the_network(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    fourteen = _chosen(photos, "--method=dinov2", "--model=vit_small_patch14_dinov2")
+    assert fourteen["DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"] == "14"
+    assert fourteen["DATA.TRAIN.TRANSFORMS.0.size_crops"] == "[224,98]"
+    usual = _chosen(photos, "--method=ibot")
+    assert usual["MODEL.TRUNK.TIMM.model"] == "vit_small_patch16_224"
+    assert "DATA.TRAIN.TRANSFORMS.0.size_crops" not in usual
+    with pytest.raises(ConfigError, match="'resnet18' is no network of timm's that embeds patches"):
+        _chosen(photos, "--method=ibot", "--model=resnet18")

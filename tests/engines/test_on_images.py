@@ -1,0 +1,98 @@
+"""Protocols on further images, through the engine `evaluate`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import NearestNeighbors
+
+from sslengine.engines.evaluate import evaluate
+from sslengine.engines.train import train
+from sslengine.evaluation.options import PROTOCOLS
+from sslengine.evaluation.store import Store
+from tests.engines.runs import make_run, screen
+from tests.engines.test_evaluate import FROZEN, SHAPES
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("trained")
+    train(make_run(folder, **SHAPES))
+    return str(folder / "checkpoints" / "checkpoint.torch")
+
+
+def judged(folder: Path, weights: str, **changes: Any) -> tuple[dict[str, Any], str]:
+    """The protocols' results by kind of features, and the screen."""
+    given = {**FROZEN, "LINEAR_PROBE": {"PENALTIES": [0.1]}, **changes}
+    given["MODEL__WEIGHTS_INIT__PARAMS_FILE"] = weights
+    given["EVALUATE"] = {"LABEL_FREE": [], **given["EVALUATE"]}
+    run = make_run(folder, "evaluate", **given)
+    evaluate(run)
+    report = json.loads((folder / "evaluation.json").read_text())
+    return {each["features"]: each["protocols"] for each in report["scores"]}, screen(run)
+
+
+def test_images_of_another_set(tmp_path: Path, trained: str) -> None:
+    outside = {"SOURCE": "upright_shapes", "LIMIT": 30}
+    found, text = judged(
+        tmp_path, trained, EVALUATE={"PROTOCOLS": ["out_of_set"], "OUTSIDE": outside}
+    )
+    assert set(found) == {"trained", "untrained", "raw pixels"}
+    inside = found["raw pixels"]["out_of_set"]
+    about = {"outside": "upright_shapes", "layer": "16x16", "network": "raw pixels"}
+    assert about.items() <= inside["details"].items()
+    stores = map(Store.read, (path.parent for path in tmp_path.rglob("manifest.json")))
+    pixels = {len(each.indices): each.layer("16x16").tensor().flatten(1).numpy()
+              for each in stores if each.layers == ["16x16"]}  # fmt: skip
+    search = NearestNeighbors(n_neighbors=50, metric="cosine").fit(pixels[60])
+    own, other = (search.kneighbors(pixels[n])[0][:, -1] for n in (20, 30))
+    wanted = roc_auc_score(np.r_[np.zeros(20), np.ones(30)], np.r_[own, other])
+    assert inside["metrics"]["AUROC"] == pytest.approx(100 * wanted, abs=0.2)
+    assert "out_of_set" in text
+
+
+def test_two_views_of_each_image(tmp_path: Path, trained: str) -> None:
+    found, _ = judged(tmp_path, trained, EVALUATE={"PROTOCOLS": ["view_retrieval"]})
+    stores = map(Store.read, (path.parent for path in tmp_path.rglob("manifest.json")))
+    first, second = sorted(
+        (each for each in stores if each.layers == ["16x16"] and "RandomResizedCrop" in str(each)),
+        key=lambda each: each.depends_on["seed"],
+    )
+    rows, others = (each.layer("16x16").tensor().flatten(1).numpy() for each in (first, second))
+    assert not np.array_equal(rows, others)
+    nearest = NearestNeighbors(n_neighbors=1, metric="cosine").fit(others).kneighbors(rows)[1]
+    views = found["raw pixels"]["view_retrieval"]
+    assert views["metrics"]["R@1"] == 100 * np.mean(nearest[:, 0] == np.arange(20))
+    assert views["details"]["queries"] == 20
+    assert views["details"]["view"][0]["size"] == 16
+
+
+def test_lists_of_few_labels_are_kept(tmp_path: Path, trained: str) -> None:
+    names = ["few_labels", "calibration"]
+    found, _ = judged(tmp_path, trained, EVALUATE={"PROTOCOLS": names})
+    few = found["trained"]["few_labels"]
+    assert few["details"]["images"] == {"1 %": 10, "10 %": 10}
+    assert "1 %: 10 of 10 classes have so few images" in few["notes"][0]
+    with (tmp_path / "few_labels" / "10_percent_seed0.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(int(row["label"]) for row in rows) == list(range(10))
+    assert {int(row["number"]) % 10 for row in rows} <= set(range(10))
+    assert 0 <= found["trained"]["calibration"]["metrics"]["ECE"] <= 100
+
+
+def test_what_cannot_be_done_is_said_and_the_rest_goes_on(tmp_path: Path, trained: str) -> None:
+    """One class; no other set."""
+    found, text = judged(
+        tmp_path, trained, DATA__TRAIN__DATA_LIMIT=1, EVALUATE={"PROTOCOLS": list(PROTOCOLS)}
+    )
+    for name in PROTOCOLS:
+        some = found["trained"][name]
+        assert some["metrics"] or some["notes"], name
+    assert "EVALUATE.OUTSIDE.SOURCE names no other set" in text
+    assert found["trained"]["view_retrieval"]["metrics"]

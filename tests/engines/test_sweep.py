@@ -1,0 +1,176 @@
+"""`sweep`: many heads on one frozen trunk, through the real task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sslengine.engines.sweep import sweep
+from sslengine.engines.train import train
+from sslengine.errors import CheckpointError, ConfigError
+from tests.engines.runs import PowerCut, make_run, screen
+from tests.ranks import RankPool
+
+SIDE = 16
+TRUNK: dict[str, Any] = {
+    "DATA__TRAIN__DATA_SOURCES": ["shapes"],
+    "DATA__TRAIN__DATA_LIMIT": 60,
+    "DATA__TRAIN__DEFAULT_GRAY_IMG_SIZE": SIDE,
+    "CHECKPOINT__CHECKPOINT_FREQUENCY": -1,
+}
+SWEEP: dict[str, Any] = {
+    **TRUNK,
+    "DATA__TRAIN__LABEL_SOURCES": ["shapes"],
+    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomHorizontalFlip"}, {"name": "ToTensor"}],
+    "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
+    "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 12,
+    "DATA__TEST": {
+        "DATA_SOURCES": ["shapes"], "LABEL_SOURCES": ["shapes"], "DATA_LIMIT": 30,
+        "DEFAULT_GRAY_IMG_SIZE": SIDE, "TRANSFORMS": [{"name": "ToTensor"}],
+        "BATCHSIZE_PER_REPLICA": 16,
+    },
+    "LOSS": {"name": "CrossEntropyLoss"},
+    "SWEEP": {"LR": [0.1, 1.0, 10.0], "WEIGHT_DECAY": [0.0, 0.01]},
+    "CHECKPOINT__CHECKPOINT_FREQUENCY": 1,
+}  # fmt: skip
+VIT: dict[str, Any] = {
+    "MODEL__TRUNK": {
+        "NAME": "timm",
+        "TIMM": {
+            "model": "vit_tiny_patch16_224",
+            "arguments": {
+                "img_size": SIDE, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2,
+            },
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    train(make_run(tmp_path, **TRUNK))
+    return tmp_path
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
+    return found
+
+
+def _heads(folder: Path) -> dict[str, torch.Tensor]:
+    path = folder / "sweep" / "checkpoints" / "checkpoint.torch"
+    kept = torch.load(path, weights_only=False)
+    found: dict[str, torch.Tensor] = kept["classy_state_dict"]["base_model"]["model"]["heads"]
+    return found
+
+
+def test_the_best_head_on_held_out_images_is_tested_once(trained: Path) -> None:
+    run = make_run(trained, "sweep", **SWEEP)
+    sweep(run)
+    report = _report(trained)
+    assert report["chosen_on"] == "10% of TRAIN"
+    assert [each["name"] for each in report["heads"]] == [
+        f"flatten lr {lr} wd {wd}" for lr in ("0.1", "1", "10") for wd in ("0", "0.01")
+    ]
+    best = max(report["heads"], key=lambda each: each["chosen_on"])
+    assert (report["best"], report["test"]) == (best["name"], best["test"])
+    counts = [each["test"] * 30 / 100 for each in report["heads"]]  # whole numbers of images
+    assert counts == pytest.approx([round(each) for each in counts])
+    assert len({each["test"] for each in report["heads"]}) > 1
+    assert "chosen on   10% of TRAIN, of 6 heads" in screen(run)
+
+
+def test_heads_do_not_depend_on_each_other(trained: Path, tmp_path_factory: Any) -> None:
+    """The first head, with others and alone: the same weights to the bit."""
+    weights = str(trained / "checkpoints" / "checkpoint.torch")
+    found = []
+    for rates in ([1.0, 0.1, 3.0], [1.0]):
+        folder = tmp_path_factory.mktemp("grid")
+        given = {**SWEEP, "SWEEP": {"LR": rates, "WEIGHT_DECAY": [0.01], "SELECT_ON": "test"}}
+        sweep(make_run(folder, "sweep", **given, MODEL__WEIGHTS_INIT__PARAMS_FILE=weights))
+        found.append(_heads(folder)["0.0.linear.weight"])
+    assert torch.equal(*found)
+
+
+def test_it_goes_on_after_a_kill(trained: Path, tmp_path_factory: Any) -> None:
+    whole = tmp_path_factory.mktemp("whole")
+    weights = str(trained / "checkpoints" / "checkpoint.torch")
+    given = {**SWEEP, "MODEL__WEIGHTS_INIT__PARAMS_FILE": weights}
+    sweep(make_run(whole, "sweep", **given))
+    cut = {**given, "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 6}]}
+    other = tmp_path_factory.mktemp("cut")
+    with pytest.raises(PowerCut):
+        sweep(make_run(other, "sweep", **cut))
+    sweep(make_run(other, "sweep", **given))
+    assert _report(other) == _report(whole)
+    for name, each in _heads(whole).items():
+        assert torch.equal(_heads(other)[name], each), name
+    sweep(make_run(other, "sweep", **given))  # complete: nothing is trained again
+    assert _report(other) == _report(whole)
+
+
+def test_class_tokens_of_blocks_and_the_mean_of_patches(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **TRUNK, **VIT, MODEL__HEAD__PARAMS=[["mlp", {"dims": ["auto", 8]}]],
+                   DATA__TRAIN__TRANSFORMS=[{"name": "ImgReplicatePil", "num_times": 2}, {"name": "ToTensor"}]))  # fmt: skip
+    given = {**SWEEP, **VIT, "SWEEP": {"LR": [0.1], "BLOCKS": [1, 2]}}
+    sweep(make_run(tmp_path, "sweep", **given))
+    features = [each["feature"] for each in _report(tmp_path)["heads"]]
+    assert features == [
+        "concatCLS1", "concatCLS1+lastPOOL", "concatCLS2", "concatCLS2+lastPOOL",
+    ]  # fmt: skip
+    widths = [_heads(tmp_path)[f"{number}.0.linear.weight"].shape[1] for number in range(4)]
+    assert widths == [24, 48, 48, 72]
+
+
+def test_attention_over_patches(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **TRUNK))
+    given = {**SWEEP, "SWEEP": {"HEAD": "attentive", "LR": [0.01, 0.1]}, "OPTIMIZER__name": "adamw"}
+    sweep(make_run(tmp_path, "sweep", **given))
+    assert {each["feature"] for each in _report(tmp_path)["heads"]} == {"res5"}
+    assert _heads(tmp_path)["1.0.query"].ndim == 1
+
+
+def test_a_rate_that_is_too_high_does_not_stop_the_others(trained: Path) -> None:
+    given = {**SWEEP, "SWEEP": {"LR": [0.1, 1e30]}}
+    sweep(make_run(trained, "sweep", **given))
+    good, bad = _report(trained)["heads"]
+    heads = _heads(trained)
+    assert heads["0.0.linear.weight"].isfinite().all()
+    assert good["chosen_on"] >= bad["chosen_on"]
+
+
+def test_chosen_on_the_test_images(trained: Path) -> None:
+    run = make_run(trained, "sweep", **{**SWEEP, "SWEEP": {"LR": [0.1, 1.0], "SELECT_ON": "test"}})
+    sweep(run)
+    report = _report(trained)
+    assert report["chosen_on"] == "TEST itself"
+    assert report["test"] == max(each["test"] for each in report["heads"])
+    assert not (trained / "sweep" / "test").exists()
+
+
+def test_what_cannot_be(trained: Path, tmp_path_factory: Any) -> None:
+    held = {"DATA__HOLD_OUT__SHARE": 0.2, "DATA__TEST": {"TRANSFORMS": [{"name": "ToTensor"}]}}
+    with pytest.raises(ConfigError, match="SWEEP.SELECT_ON: held_out takes a share of TRAIN"):
+        sweep(make_run(trained, "sweep", **{**SWEEP, **held}))
+    with pytest.raises(CheckpointError, match="there are no trained weights at"):
+        sweep(make_run(tmp_path_factory.mktemp("new"), "sweep", **SWEEP))
+    unlabelled = {
+        **SWEEP,
+        "DATA__TRAIN__LABEL_SOURCES": [],
+        "DATA__TRAIN__LABEL_TYPE": "sample_index",
+    }
+    with pytest.raises(ConfigError, match="LABEL_SOURCES: a sweep needs labels"):
+        sweep(make_run(trained, "sweep", **unlabelled))
+
+
+def _on_ranks(folder: str) -> None:
+    sweep(make_run(Path(folder), "sweep", **SWEEP, DISTRIBUTED__NUM_PROC_PER_NODE=2))
+
+
+def test_two_ranks(trained: Path, two_ranks: RankPool) -> None:
+    two_ranks.run(_on_ranks, str(trained))
+    assert len(_report(trained)["heads"]) == 6

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sslengine.config.facts import RunFacts
+from sslengine.config.resolve import resolve_dict
+from sslengine.config.sections import read
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.methods.base import callbacks
+from sslengine.methods.data2vec import Data2VecLoss, Data2VecOptions
+from sslengine.methods.step import Step
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+from tests.config.recipes import recipe
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.methods.test_simmim import BEIT, PATCH, SIDE, VIT, WIDTH
+
+BLOCKS = 2
+TRUNKS: dict[str, dict[str, Any]] = {
+    "beit": BEIT,
+    "vit": {**VIT, "VISION_TRANSFORMERS": {**VIT["VISION_TRANSFORMERS"], "NUM_LAYERS": BLOCKS}},
+}
+
+
+def of_run(trunk: str) -> dict[str, Any]:
+    mask = {"name": "MaskedImageModeling", "patch_size": PATCH, "pred_ratio_mean": [0.6]}
+    return {
+        "DATA__TRAIN__TRANSFORMS": [
+            {"name": "RandomResizedCrop", "size": SIDE}, {"name": "ToTensor"}, mask
+        ],
+        "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
+        "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "mask"],
+        "MODEL__TRUNK": TRUNKS[trunk],
+        "MODEL__MULTI_INPUT_HEAD_MAPPING": [
+            ["data", {"feat_names": ["lastPATCH"], "additional_keys": ["mask"]}]
+        ],
+        "MODEL__HEAD__PARAMS": [],
+        "LOSS": {"name": "data2vec_loss", "data2vec_loss": {"top_layers": 1, "momentum": 0.9}},
+    }  # fmt: skip
+
+
+def make(trunk: str, **options: Any) -> tuple[Any, Any]:
+    """In float64; the teacher has other weights than the model."""
+    torch.manual_seed(0)
+    config = resolve_dict(recipe(**of_run(trunk))).config
+    model = build_model(read(config, ModelOptions)).double()
+    method = Data2VecLoss(Data2VecOptions(**{"top_layers": BLOCKS, **options}), RunFacts())
+    for each in callbacks(method, "attach"):
+        each(model)
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *method.parameters()):
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model, method
+
+
+def batch() -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(1)
+    images = torch.randn(3, 3, SIDE, SIDE, generator=draw, dtype=torch.float64)
+    return {"input": {"data": images, "mask": torch.rand(3, 4, 4, generator=draw) < 0.5}}
+
+
+def through(trunk: Any, images: Tensor, mask: Tensor | None) -> tuple[list[Tensor], Tensor]:
+    """The output of each block, and the last after the norm: all tokens."""
+    tokens = trunk.patch_embed.proj(images).flatten(2).mT
+    if mask is not None:
+        tokens = torch.where(mask.flatten(1).unsqueeze(-1), trunk.mask_token, tokens)
+    tokens = torch.cat([trunk.cls_token.expand(len(images), -1, -1), tokens], dim=1)
+    if trunk.pos_embed is not None:
+        tokens = tokens + trunk.pos_embed
+    shared = getattr(trunk, "rel_pos_bias", None)
+    more = {} if shared is None else {"shared_rel_pos_bias": shared()}
+    outputs = []
+    for block in trunk.blocks:
+        tokens = block(tokens, **more)
+        outputs.append(tokens)
+    return outputs, trunk.norm(tokens)
+
+
+@pytest.mark.parametrize(("trunk", "beta"), [("beit", 2.0), ("vit", 0.5), ("vit", 0.0)])
+def test_loss_and_gradients_are_the_published_ones(trunk: str, beta: float) -> None:
+    model, method = make(trunk, beta=beta)
+    sample = batch()
+    loss = method(model(sample["input"])[0], sample, Step.alone())
+    images, mask = sample["input"]["data"], sample["input"]["mask"]
+    with torch.no_grad():
+        outputs, _ = through(method.teacher.module.trunk, images, None)
+    mean = (outputs[0] + outputs[1]) / 2
+    _, tokens = through(model.trunk, images, mask)
+    terms = []
+    for image, place in mask.flatten(1).nonzero().tolist():
+        target = mean[image, 1 + place]
+        target = (target - target.mean()) / (target.var(unbiased=False) + 1e-5).sqrt()
+        apart = (tokens[image, 1 + place] - target).abs()
+        if beta:
+            apart = torch.where(apart < beta, apart**2 / (2 * beta), apart - beta / 2)
+        else:
+            apart = apart**2
+        terms.append(apart.sum() / WIDTH**0.5)
+    assert 10 < len(terms) < 40
+    expected = torch.stack(terms).mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    trained = dict(model.named_parameters())
+    ours = torch.autograd.grad(loss, list(trained.values()))
+    theirs = torch.autograd.grad(expected, list(trained.values()))
+    for name, one, two in zip(trained, ours, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12, msg=f"{name}: {one - two}")
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_blocks_are_averaged_and_the_rest_is_the_models(trunk: str) -> None:
+    """Half way from 0.9 to 0.98 along a line."""
+    model, method = make(trunk, momentum=0.9, momentum_end=0.98)
+    before = {name: each.clone() for name, each in method.teacher.module.named_parameters()}
+    for call in callbacks(method, "after_update"):
+        call(Step.alone(where=0.5))
+    new = dict(model.named_parameters())
+    rest = set()
+    for name, each in method.teacher.module.named_parameters():
+        averaged = 0.94 * before[name] + 0.06 * new[name]
+        if torch.equal(each, new[name]):
+            rest.add(name.split(".")[1])
+        else:
+            torch.testing.assert_close(each, averaged)
+    positions = {"pos_embed"} if trunk == "vit" else set()
+    assert rest == {"patch_embed", "cls_token", "mask_token", *positions}
+
+
+def test_the_model_keeps_its_feature() -> None:
+    model, method = make("vit")
+    assert model.routes[0].features == ("lastPATCH",)
+    assert method.teacher.module.routes[0].features == ("blocks.0", "blocks.1")
+    method.teacher.attach(model)  # again, as after weights were loaded
+    assert method.teacher.module.routes[0].features == ("blocks.0", "blocks.1")
+
+
+def test_another_form_is_explained() -> None:
+    _, method = make("vit")
+    sample = batch()
+    with pytest.raises(TrainingError, match="MaskedImageModeling"):
+        method(torch.zeros(3, 16, WIDTH), {"input": sample["input"]["data"]}, Step.alone())
+    with pytest.raises(TrainingError, match="the feature lastPATCH"):
+        method(torch.zeros(3, 17, WIDTH), sample, Step.alone())
+    with pytest.raises(ConfigError, match="it is 3, and the trunk has 2 blocks"):
+        make("vit", top_layers=3)
+    with pytest.raises(ConfigError, match="the trunk has 0 blocks"):
+        method.teacher.attach(nn.Linear(2, 2))
+
+
+def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
+    assert_goes_on_bit_by_bit(tmp_path, **of_run("vit"))
