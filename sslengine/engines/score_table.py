@@ -32,7 +32,7 @@ def _kind(score: Score) -> str:
 def show_scores(
     console: Console, scores: Sequence[Score], metric: str = "accuracy", chance: float | None = None
 ) -> None:
-    """A line for each kind of features and layer, with 95 % intervals."""
+    """A line for each kind of features and layer, with 95 % intervals: their longer half."""
     neighbours = list(next(score.knn for score in scores if score.knn))
     suffix = "" if metric == "accuracy" else f" {metric}"
     table = Table(box=None, pad_edge=False)
@@ -52,7 +52,9 @@ def _cell(score: Score, name: str) -> str:
     value, interval = score.metrics.get(name), score.intervals.get(name)
     if value is None:
         return "-"
-    return f"{value:.1f} %" + (" ({:.1f} to {:.1f})".format(*interval) if interval else "")
+    if not interval:
+        return f"{value:.1f} %"
+    return f"{value:.1f} ±{max(value - interval[0], interval[1] - value):.1f} %"
 
 
 def _chosen(scores: Sequence[Score]) -> list[str]:
