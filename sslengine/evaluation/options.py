@@ -15,7 +15,7 @@ ON_FEATURES = (
     "few_shot_knn", "few_shot_linear", "few_labels", "svm", "low_shot_svm", "retrieval",
     "calibration",
 )  # fmt: skip
-ON_IMAGES = ("out_of_set", "view_retrieval")
+ON_IMAGES = ("out_of_set", "view_retrieval", "dense")
 PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
 COSTS = 45  # that DINOv2's regression tries
 Metric = Literal["cosine", "dot", "euclid"]
@@ -54,6 +54,29 @@ class OutsideOptions:
     LIMIT: int = -1
 
 
+@dataclass
+class DenseOptions:
+    """Segmentation by frozen maps; `shapes` has masks itself."""
+
+    # Folders of PNG masks, one number for each pixel, that are named as the images of the split.
+    MASKS_TRAIN: str = ""
+    MASKS_TEST: str = ""
+    # Classes of pixels that do not count.
+    IGNORED: list[int] = field(default_factory=lambda: [255])
+    # Images of each split that are used, drawn at random; -1: all.
+    IMAGES: int = 500
+    # Side of the images in pixels; 0: that of the other protocols.
+    SIDE: int = 0
+    # The feature of the trunk; empty: its last map.
+    LAYER: str = ""
+
+    def check(self) -> Iterator[str]:
+        if self.IMAGES == 0 or self.IMAGES < -1:
+            yield f"IMAGES: expected 1 or more, or -1 for all; got {self.IMAGES}."
+        if self.SIDE < 0:
+            yield f"SIDE: expected 1 or more, or 0; got {self.SIDE}."
+
+
 @section("EVALUATE")
 @dataclass
 class EvaluateOptions:
@@ -64,7 +87,7 @@ class EvaluateOptions:
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
-    # calibration, out_of_set, view_retrieval.
+    # calibration, out_of_set, view_retrieval, dense.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.
@@ -74,6 +97,7 @@ class EvaluateOptions:
     REFERENCE: ReferenceOptions = field(default_factory=ReferenceOptions)
     # Images that out_of_set detects.
     OUTSIDE: OutsideOptions = field(default_factory=OutsideOptions)
+    DENSE: DenseOptions = field(default_factory=DenseOptions)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DTYPE", "float32", "float16", "bfloat16")
