@@ -91,7 +91,10 @@ def test_lists_of_few_labels_are_kept(tmp_path: Path, trained: str) -> None:
 def test_what_cannot_be_done_is_said_and_the_rest_goes_on(tmp_path: Path, trained: str) -> None:
     """One class; no other set."""
     found, text = judged(
-        tmp_path, trained, DATA__TRAIN__DATA_LIMIT=1, EVALUATE={"PROTOCOLS": list(PROTOCOLS)}
+        tmp_path,
+        trained,
+        DATA__TRAIN__DATA_LIMIT=1,
+        EVALUATE={"PROTOCOLS": list(PROTOCOLS), "DENSE": {"IMAGES": 3}},
     )
     for name in PROTOCOLS:
         some = found["trained"][name]
@@ -102,19 +105,19 @@ def test_what_cannot_be_done_is_said_and_the_rest_goes_on(tmp_path: Path, traine
 
 def test_maps_are_judged_by_the_masks_of_shapes_and_of_files(tmp_path: Path, trained: str) -> None:
     """The same images and masks as files: the same numbers."""
-    given = {"PROTOCOLS": ["dense"], "DENSE": {"IMAGES": 16}}
+    given = {"PROTOCOLS": ["dense"], "DENSE": {"IMAGES": 5}}
     found, text = judged(tmp_path / "drawn", trained, EVALUATE=given)
     assert set(found) == {"trained", "untrained", "raw pixels"}
     details = found["trained"]["dense"]["details"]
     assert (details["layer"], details["map"]) == ("res5", [2, 2])
-    assert details["images"] == {"train": 16, "test": 16}
-    assert details["chosen_on"] == "2 of 16 training images"
+    assert details["images"] == {"train": 5, "test": 5}
+    assert details["chosen_on"] == "1 of 5 training images"
     assert found["raw pixels"]["dense"]["details"]["layer"] == "16x16"
     assert {"kNN mIoU", "linear mIoU"} <= set(found["trained"]["dense"]["metrics"])
     assert "dense" in text
     changes: dict[str, Any] = {}
     folders = {}
-    for split, count in (("TRAIN", 12), ("TEST", 8)):
+    for split, count in (("TRAIN", 4), ("TEST", 2)):
         paths, labels = tmp_path / f"{split}.npy", tmp_path / f"{split}_labels.npy"
         files = [tmp_path / "images" / f"{split}{number}.png" for number in range(count)]
         for number, path in enumerate(files):
