@@ -2,7 +2,7 @@
 
     sslengine judge runs/birds --train ~/birds/train --val ~/birds/val
     sslengine judge runs/birds                       the run's own images
-    sslengine judge runs/birds --suite frozen        more protocols
+    sslengine judge runs/birds --suite frozen        more protocols; full: corrupted images too
     sslengine judge --features train.npy val.npy --labels train_labels.npy val_labels.npy
 
 The same trunk untrained and raw pixels are scored too: they are what training has to beat. The
@@ -28,7 +28,7 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError
-from sslengine.evaluation.options import PROTOCOLS
+from sslengine.evaluation.options import SUITES
 from sslengine.launch.cli import start
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
@@ -51,9 +51,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--val", metavar="DATA", help="those to score on")
     add(
         "--suite",
-        choices=("quick", "frozen"),
+        choices=tuple(SUITES),
         default="quick",
-        help="frozen: also few-shot, SVM, low-shot SVM and retrieval (EVALUATE.PROTOCOLS)",
+        help="frozen: also further protocols (EVALUATE.PROTOCOLS); full: corrupted images too",
     )
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
@@ -85,8 +85,8 @@ def main(arguments: Sequence[str]) -> int:
     data = read(opened.config, DataOptions)
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
     values |= _protocol(given, entries)
-    if given.suite == "frozen":
-        values["EVALUATE.PROTOCOLS"] = list(PROTOCOLS)
+    if SUITES[given.suite]:
+        values["EVALUATE.PROTOCOLS"] = [*SUITES[given.suite]]
     if given.val is not None:
         values |= {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
     run = open_run(

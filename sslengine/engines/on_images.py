@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sslengine.engines.corruptions import of_corruptions
 from sslengine.engines.dense import of_maps
 from sslengine.engines.judged_images import FIRST, Found, Judged
 from sslengine.engines.protocols import as_json
@@ -85,6 +86,7 @@ ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
     "out_of_set": _outside,
     "view_retrieval": _views,
     "dense": of_maps,
+    "corruptions": of_corruptions,
 }
 
 

@@ -94,7 +94,11 @@ def test_what_cannot_be_done_is_said_and_the_rest_goes_on(tmp_path: Path, traine
         tmp_path,
         trained,
         DATA__TRAIN__DATA_LIMIT=1,
-        EVALUATE={"PROTOCOLS": list(PROTOCOLS), "DENSE": {"IMAGES": 3}},
+        EVALUATE={
+            "PROTOCOLS": list(PROTOCOLS),
+            "DENSE": {"IMAGES": 3},
+            "CORRUPTIONS": {"SEVERITIES": [5]},
+        },
     )
     for name in PROTOCOLS:
         some = found["trained"][name]
@@ -141,3 +145,24 @@ def test_maps_are_judged_by_the_masks_of_shapes_and_of_files(tmp_path: Path, tra
     next((tmp_path / "masks").glob("TRAIN0.png")).unlink()
     _, text = judged(tmp_path / "files", trained, **changes, EVALUATE=given)
     assert "there is no mask" in text
+
+
+def test_accuracy_on_corrupted_images(tmp_path: Path, trained: str) -> None:
+    """mCE by hand; and corruption of a kind that changes nothing is not there."""
+    kinds = {"KINDS": ["contrast", "gaussian_noise"], "SEVERITIES": [1, 5]}
+    found, _ = judged(
+        tmp_path, trained, EVALUATE={"PROTOCOLS": ["corruptions"], "CORRUPTIONS": kinds}
+    )
+    some = {name: each["corruptions"] for name, each in found.items()}
+    errors = {name: each["details"]["errors"] for name, each in some.items()}
+    for name, each in some.items():
+        by_kind = [100 * (1 - np.mean(errors[name][kind])) for kind in kinds["KINDS"]]
+        assert [each["metrics"][kind] for kind in kinds["KINDS"]] == pytest.approx(by_kind)
+        assert each["metrics"]["mean accuracy"] == pytest.approx(np.mean(by_kind))
+        assert "training images" in each["details"]["chosen_on"]
+    assert some["untrained"]["metrics"]["mCE"] == pytest.approx(100)
+    ratios = [
+        sum(errors["trained"][kind]) / sum(errors["untrained"][kind]) for kind in kinds["KINDS"]
+    ]
+    assert some["trained"]["metrics"]["mCE"] == pytest.approx(100 * np.mean(ratios))
+    assert some["raw pixels"]["details"]["errors"] != some["trained"]["details"]["errors"]
