@@ -99,7 +99,6 @@ DEAD_KEYS: dict[str, DeadKey] = {
     ),
     # ---- trunks
     "MODEL.TRUNK.TRUNK_PARAMS": DeadKey("VISSL never reads it; set the keys of MODEL.TRUNK."),
-    "MODEL.TRUNK.RESNETS_SK": DeadKey("the trunk that reads it is not available."),
     "MODEL.TRUNK.RESNETS.STANDARDIZE_CONVOLUTIONS": _NOT_READ,
     **_same(
         (f"MODEL.TRUNK.REGNET.{key}" for key in ("stage_checkpoints", "stage_checkpointing")),

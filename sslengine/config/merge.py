@@ -177,7 +177,22 @@ class _Writer:
                 f"{path}: expected a section with keys, got {value!r}. Set by {origin}."
             )
         else:
+            self._drop_arguments(node, key, value, path, origin)
             self._store(node, key, value, path, origin)
+
+    def _drop_arguments(
+        self, node: DictConfig, key: str, value: Any, path: str, origin: str
+    ) -> None:
+        """Drop the arguments of a component that an earlier layer named, now that another is."""
+        declared = fields_of(node).get(key)
+        arguments = declared.metadata.get("arguments") if declared is not None else ""
+        origins, above = self.merged.origins, path.rpartition(".")[0]
+        if not arguments or path not in origins or value == node[key]:
+            return
+        OmegaConf.set_struct(node[arguments], False)
+        for each in [*node[arguments]]:
+            if origins.get(f"{above}.{arguments}.{each}") != origin:
+                del node[arguments][each]
 
     def _store(
         self, node: DictConfig | ListConfig, key: Any, value: Any, path: str, origin: str

@@ -60,6 +60,12 @@ def search(
     return Found(*(torch.cat(each) for each in zip(*parts)))
 
 
+def nearest(features: Tensor, k: int) -> Tensor:
+    """Of each row the k nearest others by Euclidean distance, (N, k), nearest first."""
+    features = features - features.mean(dim=0)  # distances are rounded less
+    return search(features, features, k, "euclid", own=True).rows
+
+
 def pieces_of(rows: range, size: int) -> list[range]:
     """One empty piece of no rows."""
     return [rows[start : start + size] for start in range(0, max(1, len(rows)), size)]
@@ -78,7 +84,7 @@ def _search(
         block = prepared(train[start : start + width], metric, queries.device).to(queries.dtype)
         for first in range(0, count, some):
             part = slice(first, min(first + some, count))
-            similar = _similarities(queries[part], block, metric)
+            similar = similarities(queries[part], block, metric)
             if own is not None:
                 _leave_out(similar, own + first - start)
             best[part], rows[part] = _merged(best[part], rows[part], similar, start, k)
@@ -89,7 +95,7 @@ def _merged(
     best: Tensor, rows: Tensor, similar: Tensor, start: int, k: int
 ) -> tuple[Tensor, Tensor]:
     """The k best of those known and of a block's, whose rows come later."""
-    columns, values = _candidates(similar, best[:, -1:])
+    columns, values = _candidates(similar, best[:, -1:], k)
     if not columns.shape[1]:
         return best, rows
     every = torch.cat([best, values], dim=1)
@@ -101,14 +107,18 @@ def _merged(
     return every.gather(1, chosen), place.gather(1, chosen)
 
 
-def _candidates(similar: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns, in ascending order, with all values above `least` and few others; their values."""
+def _candidates(similar: Tensor, least: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Columns, in ascending order, with the k best values above `least`; their values."""
     count, width = similar.shape
     if width % GROUP:
         similar = F.pad(similar, (0, -width % GROUP), value=-torch.inf)
     grouped = similar.view(count, -1, GROUP)
-    above = grouped.amax(dim=2) > least
+    maxima = grouped.amax(dim=2)
+    above = maxima > least
     most = int(above.sum(dim=1).max())
+    if most > k:  # as in the first block: k groups have values at least as good as their maxima
+        above &= maxima >= maxima.topk(k, dim=1).values[:, -1:]
+        most = int(above.sum(dim=1).max())
     groups = above.byte().topk(most, dim=1).indices.sort(dim=1).values.unsqueeze(2)
     values = grouped.gather(1, groups.expand(-1, -1, GROUP))
     columns = groups * GROUP + torch.arange(GROUP, device=similar.device)
@@ -141,7 +151,7 @@ def prepared(rows: Any, metric: Metric, device: torch.device | None = None) -> T
     return F.normalize(features) if metric == "cosine" else features
 
 
-def _similarities(queries: Tensor, train: Tensor, metric: Metric) -> Tensor:
+def similarities(queries: Tensor, train: Tensor, metric: Metric) -> Tensor:
     if metric == "euclid":
         return -torch.cdist(queries, train, compute_mode="use_mm_for_euclid_dist")
     return queries @ train.T

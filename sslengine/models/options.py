@@ -159,10 +159,33 @@ class VisionTransformerOptions:
 
 
 @dataclass
+class ResNetSKOptions:
+    """SimCLRv2's ResNet with selective kernels."""
+
+    # Layers: 50, 101 or 152.
+    DEPTH: int = 152
+    # A factor on the channels of every layer; may be below 1.
+    WIDTH_MULTIPLIER: float = 3
+    # Width of the network that mixes two kernels, as a share of the channels; 0: one kernel.
+    SK_RATIO: float = 0.0625
+
+    def channels(self) -> int:
+        return round(64 * self.WIDTH_MULTIPLIER)
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "DEPTH", 50, 101, 152)
+        if self.channels() < 2:
+            yield f"WIDTH_MULTIPLIER: {self.WIDTH_MULTIPLIER:g} leaves a layer without channels."
+        if self.SK_RATIO < 0:
+            yield f"SK_RATIO: expected 0 or more, got {self.SK_RATIO:g}."
+
+
+@dataclass
 class TrunkOptions:
     # The network; its options are in one of the sections below.
     NAME: str = named(TRUNKS, "resnet")
     RESNETS: ResNetOptions = field(default_factory=ResNetOptions)
+    RESNETS_SK: ResNetSKOptions = field(default_factory=ResNetSKOptions)
     VISION_TRANSFORMERS: VisionTransformerOptions = field(default_factory=VisionTransformerOptions)
     REGNET: RegNetOptions = field(default_factory=RegNetOptions)
     EFFICIENT_NETS: EfficientNetOptions = field(default_factory=EfficientNetOptions)

@@ -28,6 +28,8 @@ _STRUCTURES = {
     ("convnext", "ConvNeXt"): (r"stages\.\d+\.blocks\.\d+\.", r"stem\."),
     ("swin_transformer", "SwinTransformer"): (r"layers\.\d+\.blocks\.\d+\.", r"patch_embed\."),
 }
+# Tokens of a ViT that are embeddings; timm's patterns lack them.
+_TOKENS = ("mask_token", "reg_token")
 # A name that matches none of timm's patterns: it gets the depth of the classifier.
 _HEAD = "\0"
 
@@ -116,4 +118,5 @@ def _grouped(prefix: str, names: Iterable[str], matcher: Any) -> tuple[dict[str,
     named = ((name, None) for name in (*names, _HEAD))
     found: dict[str, int] = group_with_matcher(named, matcher, reverse=True)
     heads = found.pop(_HEAD)
+    found.update({name: 0 for name in found if name.rpartition(".")[2] in _TOKENS})
     return {f"{prefix}.{name}": depth for name, depth in found.items()}, heads

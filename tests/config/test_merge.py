@@ -183,3 +183,22 @@ def test_a_section_beside_config_is_told_and_passed_over() -> None:
     assert warning == (
         "DISTRIBUTED has no effect: it is at the top level, not below `config` (odd.yaml)"
     )
+
+
+def test_arguments_belong_to_the_component_that_was_named_with_them() -> None:
+    """Another one gets those of its layer alone; where none was named before, all stay."""
+    name, arguments = "COLLATE_FUNCTION", "COLLATE_FUNCTION_PARAMS"
+
+    def found(*splits: dict[str, Any], **values: Any) -> Any:
+        said = {f"config.DATA.TRAIN.{key}": value for key, value in values.items()}
+        train = _merge(*({"DATA": {"TRAIN": each}} for each in splits), values=said)
+        return train.root.config.DATA.TRAIN[arguments]
+
+    masked = {name: "spread_masks_collator", arguments: {"patch_size": 6, "shares": [0.2, 0.3]}}
+    mixed, beta = "multicrop_mixup_collator", {"beta": 0.5}
+    assert found(masked, {name: "default_collate"}) == {}
+    assert found(masked, {arguments: beta, name: mixed}) == beta
+    assert found(masked, {name: mixed, arguments: beta}) == beta
+    assert found(masked, **{f"{arguments}.beta": 0.5, name: mixed}) == beta
+    assert found(masked, **{name: masked[name]}) == masked[arguments]
+    assert found({arguments: beta}, {name: mixed}) == beta

@@ -26,6 +26,7 @@ def trunk(width: int, *overrides: str, unchanged: tuple[str, ...] = (), **argume
 
 TRUNKS_SMALL: dict[str, Of] = {
     "resnet": trunk(32, RESNETS={"DEPTH": 18, "BLOCKS": [1, 1, 1, 1], "WIDTH_MULTIPLIER": 0.0625}),
+    "resnet_sk": trunk(512, RESNETS_SK={"DEPTH": 50, "WIDTH_MULTIPLIER": 0.25}),
     "vision_transformer": trunk(
         32, VISION_TRANSFORMERS={**VIT, **DROPS, "PATCH_SIZE": 16}),
     "regnet": trunk(32, REGNET={"depth": 2, "w_0": 32, "w_a": 0.0, "w_m": 2.0, "group_width": 8}),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sslengine.evaluation.store import Store
+from sslengine.evaluation.store import Store, name_of
 
 PAGE = (Path(__file__).parents[2] / "docs/benchmarks.md").read_text()
 
@@ -18,12 +18,13 @@ def test_the_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (code,) = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
-    (network,) = re.findall(r'network = "(\w+)"', code)
     draw = torch.Generator().manual_seed(0)
     for split in ("train", "test"):
         labels = torch.arange(60) % 3
         features = labels.unsqueeze(1) * torch.eye(3)[labels] + torch.randn(60, 3, generator=draw)
-        store = Store.make(tmp_path / f"runs/mine/features/{split}-{network}", {}, 60)
+        depends_on = {"images_sha256": split}
+        folder = tmp_path / "runs/mine/features"
+        store = Store.make(folder / f"{split}-{name_of(depends_on)}", depends_on, 60)
         for shard in store.missing():
             rows = torch.tensor(shard.images)
             store.write(shard, {"flatten": features[rows]}, labels[rows], rows)

@@ -28,6 +28,7 @@ from sslengine.config.facts import run_facts
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.losses.momentum import rising_momentum
+from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.optim.build import build_optimizer
@@ -104,6 +105,11 @@ def no_norms(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
     return not isinstance(owner, (nn.BatchNorm1d, nn.BatchNorm2d))
 
 
+def no_norms_or_scales(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
+    """DINOv2's get_params_groups_with_decay."""
+    return not (name.endswith(".bias") or "norm" in name or "gamma" in name)
+
+
 def crop(
     size: int = 224, least: float = 0.08, how: str = "bicubic", most: float = 1.0
 ) -> tuple[Any, ...]:
@@ -128,11 +134,13 @@ def two_views_of_byol(first: tuple[Any, ...]) -> list[list[tuple[Any, ...]]]:
     ]
 
 
-def dino_crops(large: float, small: tuple[float, float]) -> list[list[tuple[Any, ...]]]:
+def dino_crops(
+    large: float, small: tuple[float, float], number: int = 8
+) -> list[list[tuple[Any, ...]]]:
     local = [
         crop(96, small[0], most=small[1]), FLIP, jitter(0.4, 0.4, 0.2, 0.1), GREY, BLUR
     ]  # fmt: skip
-    return [*two_views_of_byol(crop(224, large)), *[local] * 8]
+    return [*two_views_of_byol(crop(224, large)), *[local] * number]
 
 
 def swav_crops() -> list[list[tuple[Any, ...]]]:
@@ -141,6 +149,10 @@ def swav_crops() -> list[list[tuple[Any, ...]]]:
     return [*[large] * 2, *[[crop(96, 0.05, "bilinear", 0.14), *after]] * 6]
 
 
+IBOT_MASKS = ("MaskedImageModeling", {
+    "pred_ratio_mean": [0.0, 0.3], "pred_ratio_var": [0.0, 0.2], "patch_size": 16,
+    "log_aspect_ratio": [0.3, 1 / 0.3],
+})  # fmt: skip
 MOCO_V2 = [crop(224, 0.2, "bilinear"), jitter(0.4, 0.4, 0.4, 0.1), GREY, BLUR, FLIP]
 LARS = {"name": "lars", "momentum": 0.9, "eta": 0.001, "vectors are plain SGD": True}
 SGD = {"name": "sgd", "momentum": 0.9, "nesterov": False}
@@ -263,6 +275,44 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 300),
         "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
         "drop path": 0.1, "precision": "float16",
+    },
+    # bytedance/ibot da316d8: README ("ViT-S/16 network on two nodes"), main_ibot.py, loader.py
+    "ibot/ibot_16gpu_vits16": {
+        "epochs": 800, "batch": 1024, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.002, 10, 800, end=1e-6),
+        "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
+        "decays": weights,
+        "views": [[*view, IBOT_MASKS] for view in dino_crops(0.25, (0.05, 0.25), 10)],
+        "normalize": IMAGENET, "clip": {"norm": 3.0, "each": True},
+        "head": ["384 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
+                 "256 to 8192 unit length, learned lengths"],
+        "loss": {"student_temp": 0.1, "ema_center": 0.9, "class_weight": 1.0, "patch_weight": 1.0},
+        "teacher's momentum": rising_to_one(0.996),
+        "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 800),
+        "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
+        "drop path": 0.1, "precision": "float16",
+    },
+    # facebookresearch/dinov2 b8931f7: configs/{ssl_default_config,train/vitl16_short}.yaml, train/,
+    # utils/param_groups.py, data/{augmentations,collate,masking}.py. 100 epochs of 1250 steps.
+    "dinov2/dinov2_32gpu_vitl16": {
+        "epochs": 200, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.004 * math.sqrt(2), 20, 200, end=1e-6),
+        "rate of the patch embedding": 0.2 * 0.9 ** 25,
+        "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
+        "decays": no_norms_or_scales,
+        "views": dino_crops(0.32, (0.05, 0.32)), "normalize": IMAGENET,
+        "masks": {"patch_size": 16},
+        "clip": {"norm": 3.0, "each": "network"},
+        "head": ["1024 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
+                 "256 to 65536 unit length, learned lengths"],
+        "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "LAYER_SCALE": 1e-5, "REGISTER_TOKENS": 0,
+                  "DROP_PATH_UNIFORM": True, "QKV_BIAS": True, "MLP_DIM": 4096, "SWIGLU": False},
+        "loss": {"student_temp": 0.1, "ema_center": 0.9, "class_weight": 1.0, "patch_weight": 1.0,
+                 "koleo_weight": 0.1, "targets": "center", "koleo_over_ranks": False},
+        "teacher's momentum": rising_to_one(0.992),
+        "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
+        "frozen": {"heads.0.prototypes0.weight_v": 1250, "heads.0.prototypes0.weight_g": 1250},
+        "drop path": 0.3, "precision": "float16",
     },
     # The same: README, "ResNet-50 and other convnets trainings"
     "dino/dino_8gpu_resnet50": {
@@ -620,19 +670,30 @@ def _of_loss(config: Any) -> dict[str, Any]:
         base = section.momentum
         found["teacher's momentum"] = [base + (1 - base) * p for p in POINTS]
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
-    if name == "byol_loss" or name == "dino_loss":
+    if name == "dinov2_loss":
+        found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
+    if name in ("byol_loss", "dino_loss", "ibot_loss", "dinov2_loss"):
         found["teacher's momentum"] = [rising_momentum(section.momentum, p) for p in POINTS]
-    if name == "dino_loss":
+    if name in ("dino_loss", "ibot_loss", "dinov2_loss"):
         options: Any = OmegaConf.to_object(section)
         images, batch = 1_281_167, run_facts(config).global_batch_size
         found["teacher's temperature"] = [
-            options.teacher_temp(
+            _temperature(
+                options,
                 int(point * config.OPTIMIZER.num_epochs * (images // batch)),
                 int(point * config.OPTIMIZER.num_epochs),
             )
             for point in POINTS
         ]
     return found
+
+
+def _temperature(options: Any, iteration: int, epoch: int) -> float:
+    if hasattr(options, "teacher_temp"):
+        return float(options.teacher_temp(iteration, epoch))
+    of_class, of_patch = options.temperatures(Step.alone(iteration=iteration, epoch=epoch))
+    assert of_class == of_patch
+    return float(of_class)
 
 
 # ---- the comparison

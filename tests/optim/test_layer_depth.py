@@ -17,7 +17,7 @@ from sslengine import catalog  # noqa: F401
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError
 from sslengine.models.build import build_model
-from sslengine.models.options import ModelOptions
+from sslengine.models.options import ModelOptions, TrunkOptions, VisionTransformerOptions
 from sslengine.optim.layer_depth import layer_depth
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
@@ -182,3 +182,20 @@ def test_weight_decay_stays_that_of_every_parameter(name: str, norms: bool, bias
 def test_other_trunks_are_refused(trunk: nn.Module) -> None:
     with pytest.raises(ConfigError, match="lr_decay cannot number the layers.*: tru"):
         layer_depth(model_of(trunk))
+
+
+def test_tokens_of_a_vit_are_embeddings() -> None:
+    """Mask tokens and registers, as in the authors' DINOv2; timm's patterns name neither."""
+    vit = VisionTransformerOptions(
+        IMAGE_SIZE=8, PATCH_SIZE=4, NUM_LAYERS=2, NUM_HEADS=2, HIDDEN_DIM=8, MLP_DIM=8,
+        REGISTER_TOKENS=2,
+    )  # fmt: skip
+    routes = [["view", {"feat_names": ["lastCLS"], "additional_keys": ["mask"]}]]
+    model = build_model(ModelOptions(
+        TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=vit),
+        MULTI_INPUT_HEAD_MAPPING=routes,
+    ))  # fmt: skip
+    depth = layer_depth(model)
+    tokens = ("mask_token", "reg_token", "cls_token", "pos_embed", "patch_embed.proj.weight")
+    assert [depth.of(f"trunk.{name}") for name in tokens] == [0] * 5
+    assert depth.of("trunk.blocks.1.mlp.fc1.weight") == depth.heads - 1 == 2

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from sslengine.evaluation.label_free.metric import Undefined, register_metric
-from sslengine.evaluation.label_free.nearest import nearest_of
 from sslengine.evaluation.label_free.spectrum import directions, once_per_tensor
 from sslengine.evaluation.label_free.two_nn import two_nn
+from sslengine.evaluation.neighbours import search
 
 LEAST_CHECKPOINTS = 3
 
@@ -65,7 +65,8 @@ def _learnability(features: Tensor) -> Tensor:
     if taught.all():
         raise Undefined("no cluster has two rows")
     known, asked = rows[taught], rows[~taught]
-    right = clusters[taught][nearest_of(asked, known)] == clusters[~taught]
+    first = search(known, asked, 1, "dot").rows[:, 0]
+    right = clusters[taught][first] == clusters[~taught]
     return right.double().mean()
 
 

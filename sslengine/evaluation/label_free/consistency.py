@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sslengine.evaluation.label_free.metric import Undefined, register_metric
-from sslengine.evaluation.label_free.nearest import nearest
 from sslengine.evaluation.label_free.spectrum import directions, expect_different
+from sslengine.evaluation.neighbours import nearest
 
 K = 10
 

@@ -12,8 +12,10 @@ import math
 from torch import Tensor
 
 from sslengine.evaluation.label_free.metric import Undefined, register_metric
-from sslengine.evaluation.label_free.nearest import BLOCK
 from sslengine.evaluation.label_free.spectrum import directions
+
+# Similarities in memory at once: 128 MB.
+BLOCK = 2**24
 
 
 @register_metric("alignment", best="low")

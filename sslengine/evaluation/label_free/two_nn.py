@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sslengine.evaluation.label_free.metric import Undefined, register_metric
-from sslengine.evaluation.label_free.nearest import nearest
+from sslengine.evaluation.neighbours import nearest
 
 LEAST_ROWS = 10
 

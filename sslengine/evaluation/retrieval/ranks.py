@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import DataError
 from sslengine.evaluation.features import BLOCK, Rows
+from sslengine.evaluation.neighbours import prepared, similarities
 
 # Queries that are compared with a block at a time: 16 MB of similarities.
 QUERIES = 512
@@ -131,7 +131,8 @@ def _compared(
     for some in _blocks(database):
         block = directions(database[some], queries.device)
         kind = torch.promote_types(queries.dtype, block.dtype)
-        yield -(queries.to(kind) @ block.to(kind).T), relation(some).to(queries.device)
+        similar = similarities(queries.to(kind), block.to(kind), "cosine")
+        yield -similar, relation(some).to(queries.device)
 
 
 def _blocks(database: Rows) -> Iterator[slice]:
@@ -141,10 +142,10 @@ def _blocks(database: Rows) -> Iterator[slice]:
 
 def directions(rows: Tensor, device: torch.device | None = None) -> Tensor:
     """f / |f| as a matrix of at least single precision."""
-    features = torch.as_tensor(rows, device=device).flatten(1)
+    features = prepared(rows, "cosine", device)
     if not features.isfinite().all():
         raise DataError("some features are NaN or infinite.")
-    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)))
+    return features
 
 
 # ---- metrics of ranks

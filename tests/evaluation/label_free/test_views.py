@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist, pdist
 from sklearn.neighbors import NearestNeighbors
 
-from sslengine.evaluation.label_free import nearest as blocks
+from sslengine.evaluation import neighbours as search
 from sslengine.evaluation.label_free.consistency import checkpoint_consistency, view_consistency
 from sslengine.evaluation.label_free.lidar import lidar
 from sslengine.evaluation.label_free.sphere import alignment, uniformity
@@ -112,7 +112,8 @@ def neighbours(rows: Array, k: int = 10) -> Array:
 
 
 def test_consistency_as_scikit_learn_finds_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 7 * 40)
+    monkeypatch.setattr(search, "KEPT", 7 * 40)
+    monkeypatch.setattr(search, "QUERIES", 3)
     e = views(noise=1.0)
     first, second = neighbours(e[:, 0]), neighbours(e[:, 1])
     shared = np.mean([len({*a} & {*b}) / 10 for a, b in zip(first, second, strict=True)])
@@ -130,5 +131,5 @@ def test_nearest_are_exact_far_from_the_origin() -> None:
     rows = 1e8 + np.random.default_rng(0).normal(size=(50, 4))
     far = cdist(rows, rows)
     np.fill_diagonal(far, np.inf)
-    found = blocks.nearest(torch.from_numpy(rows), 3).numpy()
+    found = search.nearest(torch.from_numpy(rows), 3).numpy()
     assert (found == far.argsort(axis=1)[:, :3]).all()
