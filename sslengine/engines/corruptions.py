@@ -23,6 +23,7 @@ from sslengine.engines.judged_networks import UNTRAINED
 from sslengine.engines.scoring import Sets
 from sslengine.errors import DataError
 from sslengine.evaluation.linear import Fitted, linear_probe
+from sslengine.evaluation.options import CorruptionOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.task.build import build_run_precision
 
@@ -34,7 +35,7 @@ Counts = dict[tuple[str, int], Tensor]
 def of_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options = judged.options.CORRUPTIONS
+    options: CorruptionOptions = judged.corruptions
     probes, about = {}, {}
     for each in judged.sets:
         probes[each.features, each.layer], about[each.features, each.layer] = _probe(judged, each)

@@ -31,6 +31,7 @@ from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.dense import dense
+from sslengine.evaluation.options import DenseOptions
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.trunks.base import Trunk
 from sslengine.task.build import build_base_model
@@ -41,7 +42,7 @@ SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 def of_maps(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options = judged.options.DENSE
+    options: DenseOptions = judged.dense
     masks = {split: _Masks(judged, split) for split in ("TRAIN", "TEST")}
     for split, each in masks.items():
         each.of(judged.splits[split].dataset, 0)  # before the features are computed
@@ -68,7 +69,8 @@ def of_maps(judged: Judged) -> Found:
 
 
 def _some(judged: Judged, split: str) -> dict[str, Any]:
-    limit, count = judged.options.DENSE.IMAGES, len(judged.splits[split].dataset)
+    options: DenseOptions = judged.dense
+    limit, count = options.IMAGES, len(judged.splits[split].dataset)
     return {f"DATA.{split}.DATA_LIMIT": limit} if 0 < limit < count else {}
 
 
@@ -88,6 +90,7 @@ def _judge(
     masks: dict[str, _Masks],
     about: dict[str, Any],
 ) -> Any:
+    options: DenseOptions = judged.dense
     maps_of: list[Tensor] = []
     masks_of: list[Tensor] = []
     for split, stored in found.items():
@@ -95,13 +98,13 @@ def _judge(
         (name,) = store.layers
         maps = store.layer(name).tensor()
         high, wide = maps.shape[2:]
-        patch = max(1, round((judged.options.DENSE.SIDE or judged.side) / high))
+        patch = max(1, round((options.SIDE or judged.side) / high))
         size = (wide * patch, high * patch)
         rows = [masks[split].of(stored.dataset, int(each), size) for each in store.indices]
         maps_of.append(maps)
         masks_of.append(torch.from_numpy(np.stack(rows)))
     (train, test), (train_masks, test_masks) = maps_of, masks_of
-    ignored = tuple(judged.options.DENSE.IGNORED)
+    ignored = tuple(options.IGNORED)
     outcome = dense(train, train_masks, test, test_masks, ignored, judged.run.device)
     images = {"train": len(train), "test": len(test)}
     patches = {"map": [*train.shape[2:]], "patch": patch, "images": images}
@@ -121,7 +124,8 @@ class _Masks:
 
     def __init__(self, judged: Judged, split: str) -> None:
         self.key = f"config.EVALUATE.DENSE.MASKS_{split}"
-        self.folder = getattr(judged.options.DENSE, f"MASKS_{split}")
+        options: DenseOptions = judged.dense
+        self.folder = {"TRAIN": options.MASKS_TRAIN, "TEST": options.MASKS_TEST}[split]
         self.images = (getattr(read(judged.run.config, DataOptions), split).DATA_PATHS or [""])[0]
 
     def of(

@@ -13,7 +13,13 @@ from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
-from sslengine.evaluation.options import EvaluateOptions, LinearProbeOptions
+from sslengine.evaluation.options import (
+    CorruptionOptions,
+    DenseOptions,
+    EvaluateOptions,
+    LinearProbeOptions,
+    OutsideOptions,
+)
 from sslengine.evaluation.outcome import Outcome
 
 # By network and layer.
@@ -31,6 +37,18 @@ class Judged:
     options: EvaluateOptions
     probe: LinearProbeOptions
     weights: str
+
+    @property
+    def outside(self) -> OutsideOptions:
+        return self.options.OUTSIDE
+
+    @property
+    def dense(self) -> DenseOptions:
+        return self.options.DENSE
+
+    @property
+    def corruptions(self) -> CorruptionOptions:
+        return self.options.CORRUPTIONS
 
     @property
     def test(self) -> str:

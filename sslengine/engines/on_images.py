@@ -19,6 +19,7 @@ from sslengine.engines.judged_images import FIRST, Found, Judged
 from sslengine.engines.protocols import as_json
 from sslengine.engines.scoring import Score
 from sslengine.errors import DataError
+from sslengine.evaluation.options import OutsideOptions
 from sslengine.evaluation.out_of_set import out_of_set
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.copies import copy_detection
@@ -28,7 +29,7 @@ log = logging.getLogger("sslengine")
 
 def _outside(judged: Judged) -> Found:
     """How well features separate the images of EVALUATE.OUTSIDE from the test images."""
-    outside = judged.options.OUTSIDE
+    outside: OutsideOptions = judged.outside
     if not outside.SOURCE:
         raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
     values = {
