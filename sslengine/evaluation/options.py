@@ -69,8 +69,9 @@ class OutsideOptions:
 class DenseOptions:
     """Segmentation by frozen maps; `shapes` has masks itself."""
 
-    # Folders of PNG masks, one number for each pixel, that are named as the images of the split.
+    # Folder of PNG masks of TRAIN's images, which have their names; a number for each pixel.
     MASKS_TRAIN: str = ""
+    # The same for TEST.
     MASKS_TEST: str = ""
     # Classes of pixels that do not count.
     IGNORED: list[int] = field(default_factory=lambda: [255])
