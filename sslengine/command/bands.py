@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sslengine.command.images import Images
 from sslengine.data.augment.arrays import is_array
-from sslengine.data.options import SplitOptions
-from sslengine.data.sources.base import build_sources
 from sslengine.errors import SSLEngineError
 
 LOOKED_AT, MEASURED = 8, 200  # images, evenly apart
@@ -72,8 +70,7 @@ def look(images: Images) -> Bands | None:
 
 
 def _measured(images: Images) -> Bands | None:
-    options = SplitOptions(DATA_SOURCES=[images.name], DATA_PATHS=[str(images.path)])
-    (source,) = build_sources(replace(options, IMAGE_MODE="stored"), "TRAIN")
+    source = images.stored().source
     found = []
     for row in range(0, len(source), max(1, len(source) // MEASURED)):
         with suppress(Exception):

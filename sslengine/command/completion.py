@@ -42,7 +42,11 @@ def words(verb: str) -> list[str]:
 def _actions(verb: str) -> list[argparse.Action]:
     parser: argparse.ArgumentParser
     parser = importlib.import_module(f"sslengine.command.{verb}").make_parser()
-    return parser._actions
+    actions = list(parser._actions)
+    for kinds in [each for each in actions if isinstance(each, argparse._SubParsersAction)]:
+        inner = [action for each in kinds.choices.values() for action in each._actions]
+        actions += [action for action in inner if action.option_strings]
+    return actions
 
 
 def _flags(verb: str) -> dict[str, list[str] | None]:
@@ -51,7 +55,8 @@ def _flags(verb: str) -> dict[str, list[str] | None]:
     for action in _actions(verb):
         for name in action.option_strings:
             if name.startswith("--"):
-                named = KINDS[NAMED[name]]() if name in NAMED else action.choices or ()
+                taken = name in NAMED and (verb, name) != ("convert", "--to")
+                named = KINDS[NAMED[name]]() if taken else action.choices or ()
                 found[name] = None if action.nargs == 0 else list(named)
     return found
 

@@ -124,6 +124,10 @@ def of_images(given: str, every: bool) -> Iterator[Finding]:
     yield Finding("images", count, few if count < SMALL_SET else "")
     if found.name == "disk_folder":
         yield from _other_files(found.path)
+    bands = import_dotted("sslengine.command.bands:look")(found)
+    if bands:
+        yield Finding("pixels", str(bands))
+        found = found.stored()
     if found.has_classes:
         yield from _classes(found.source)
     step = 1 if every else max(1, count // LOOKED_AT)

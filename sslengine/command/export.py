@@ -48,5 +48,5 @@ def main(arguments: Sequence[str]) -> int:
         given.run, given.out, given.to, network=given.network, license=given.license,
         trust_config=given.trust_config, overrides=typed(given.values), config=given.config,
     )  # fmt: skip
-    print(made)
+    print(f"{made}: {made / 'README.md'} says how it is read")
     return 0

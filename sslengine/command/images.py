@@ -28,6 +28,14 @@ class Images(NamedTuple):
     def has_classes(self) -> bool:
         return self.source.num_classes > 1
 
+    def stored(self) -> Images:
+        """The same images with the values of their files."""
+        options = SplitOptions(
+            DATA_SOURCES=[self.name], DATA_PATHS=[str(self.path)], IMAGE_MODE="stored"
+        )
+        (source,) = build_sources(options, "TRAIN")
+        return self._replace(source=source)
+
     def keys(self, split: str = "TRAIN", labels: bool = False) -> dict[str, Any]:
         """Keys of the config, without those of another source that were there."""
         made = {

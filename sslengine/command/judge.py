@@ -2,7 +2,8 @@
 
     sslengine judge runs/birds --train ~/birds/train --val ~/birds/val
     sslengine judge runs/birds                       the run's own images
-    sslengine judge runs/birds --suite frozen        more protocols; full: corrupted images too
+    sslengine judge runs/birds --suite frozen        more protocols
+    sslengine judge runs/birds --suite full          also corrupted images, and fine-tuned: hours
     sslengine judge --features train.npy val.npy --labels train_labels.npy val_labels.npy
 
 The same trunk untrained and raw pixels are scored too: they are what training has to beat. The
@@ -53,7 +54,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--suite",
         choices=tuple(SUITES),
         default="quick",
-        help="frozen: also further protocols (EVALUATE.PROTOCOLS); full: corrupted images too",
+        help="frozen: also further protocols (EVALUATE.PROTOCOLS); full: also corrupted images, and "
+        "then all layers are trained with labels (docs/benchmarks.md)",
     )
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
@@ -84,16 +86,21 @@ def main(arguments: Sequence[str]) -> int:
     opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
     data = read(opened.config, DataOptions)
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
+    images = dict(values)
     values |= _protocol(given, entries)
     if SUITES[given.suite]:
         values["EVALUATE.PROTOCOLS"] = [*SUITES[given.suite]]
     if given.val is not None:
-        values |= {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
+        decoded = {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
+        values, images = {**values, **decoded}, {**images, **decoded}
     run = open_run(
         given.run, ["engine_name=evaluate", *overrides(values), *typed(given.values)],
         trusted=trusted, judged=True,
     )  # fmt: skip
-    return start([settle_widths(run)])
+    runs = [run]
+    if given.suite == "full":
+        runs.append(import_dotted("sslengine.command.fine_tuned:run_of")(given, images, entries))
+    return start([settle_widths(each) for each in runs])
 
 
 # Both sets are decoded as the images that the network was trained on.

@@ -7,7 +7,8 @@
 
 `sslengine judge` writes evaluation.json; a run without one comes last. Of checkpoints a table is
 printed, with each metric's order. Where the images have classes it shows how each metric agrees
-with nearest neighbours over the checkpoints: Spearman and Kendall are 1 where both have one order.
+with nearest neighbours, and with a linear probe, over the checkpoints: Spearman and Kendall are 1
+where both have one order.
 No metric is right for all methods: docs/label_free.md.
 """
 

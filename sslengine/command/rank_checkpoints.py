@@ -19,7 +19,7 @@ from sslengine.command.text import overrides, typed
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure
-from sslengine.evaluation.label_free.ranking import Row, ranked, score_of
+from sslengine.evaluation.label_free.ranking import Row, probe_of, ranked, score_of
 from sslengine.predictor.checkpoints import Read, read_checkpoints
 from sslengine.predictor.predictor import Predictor
 from sslengine.registry import load_plugins
@@ -32,15 +32,16 @@ def rank(given: argparse.Namespace) -> int:
         sys.path.insert(0, "")  # plugins in the current folder
     load_plugins(given.plugin, "--plugin")
     by_run = _by_run(given.runs)
-    paths, networks, found, scores = [], [], [], []
+    paths, networks, found, scores, probes = [], [], [], [], []
     for each in _read_all(by_run, given):
         paths.append(str(each.checkpoint))
         networks.append(each.network)
         found.append(measure(each.inputs))
         scores.append(score_of(each.inputs.features, each.labels))
+        probes.append(probe_of(each.inputs.features, each.labels))
     if not found:
         raise CheckpointError("none of the checkpoints can be read.")
-    rows = ranked(found, scores)
+    rows = ranked(found, scores, probes)
     notes = _notes(rows, several=len(by_run) > 1 and given.data is None)
     if given.json:
         print(json.dumps(_as_json(paths, networks, rows, notes), indent=1))
@@ -108,12 +109,12 @@ def _show(paths: list[str], networks: list[str], rows: list[Row], notes: list[st
     table = Table("metric", "best", box=None, pad_edge=False)
     for number in range(1, len(paths) + 1):
         table.add_column(str(number), justify="right")
-    for name in ("order", "Spearman [95 %]", "Kendall [95 %]"):
+    for name in ("order", "Spearman [95 %]", "Kendall [95 %]", "Spearman, linear"):
         table.add_column(name)
     for row in rows:
         order = " ".join(str(number + 1) for number in row.order)
         values = (f"{each.value:.4g}" if each.defined else "-" for each in row.values)
-        agreements = map(_interval, (row.spearman, row.kendall))
+        agreements = map(_interval, (row.spearman, row.kendall, row.linear))
         table.add_row(row.name, row.best or "", *values, order, *agreements)
     console.print(table)
     for note in notes:
@@ -137,6 +138,7 @@ def _as_json(
             "order": [paths[number] for number in row.order],
             "spearman": agreement(row.spearman),
             "kendall": agreement(row.kendall),
+            "spearman_linear": agreement(row.linear),
         }
         for row in rows
     }

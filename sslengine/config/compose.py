@@ -77,6 +77,12 @@ def shipped_configs() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def shipped_layers(name: str) -> list[Layer]:
+    """Return the layers of a file that ships with sslengine: benchmark/finetune/vit."""
+    folder, _, file = name.rpartition("/")
+    return Files([shipped_configs()]).layers(Choice(f"/config/{folder}", file), f"config={name}")
+
+
 def search_folders(config_dirs: Sequence[str]) -> list[Path]:
     """Return the folders of configs; the first match wins: --config-dir, ./configs, sslengine's."""
     chosen = []

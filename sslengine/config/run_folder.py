@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.config.compose import Assignment, Composition, compose, compose_on
+from sslengine.config.compose import (
+    Assignment,
+    Composition,
+    compose,
+    compose_on,
+    shipped_layers,
+)
 from sslengine.config.fast import FAST, why_not
 from sslengine.config.files import Layer
 from sslengine.config.plain_file import read_plain
@@ -26,25 +32,30 @@ _RUN_ENTRIES = ("checkpoints", "environment.json", "metrics.jsonl")
 
 
 def open_run(
-    folder: Path, overrides: Sequence[str] = (), trusted: bool = False, judged: bool = False
+    folder: Path,
+    overrides: Sequence[str] = (),
+    trusted: bool = False,
+    judged: bool = False,
+    added: str = "",
 ) -> Resolved:
     """Resolve the config of the run with the user's overrides.
 
     trusted: the config may import code, and refer to other files and to the environment.
     judged: the run's model is evaluated and not trained; sections that only training uses are
         removed.
+    added: a file that ships with sslengine, on top of the config.
     """
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
     if trusted:
         composition = compose(["config=config", *overrides], [str(folder)])
-        return freeze(_for_judging(composition) if judged else composition)
+        return freeze(_with(_for_judging(composition) if judged else composition, added))
     tree, not_read = read_plain(path)
     composition = compose_on(Layer(str(path), tree), overrides, "config")
     opened = Opened(str(path), frozenset(_typed(composition.assignments)))
     with closed(opened):
-        resolved = freeze(_for_judging(composition) if judged else composition)
+        resolved = freeze(_with(_for_judging(composition) if judged else composition, added))
     warnings = tuple(
         f"{each} refers to another value or to the environment, which is not read, because the "
         f"folder was opened without trust. Set the value; or --trust-config if you trust the run."
@@ -107,6 +118,11 @@ def _for_judging(composition: Composition) -> Composition:
         if isinstance(data, dict) and _is_missing(data.get("AUGMENT_BACKEND")):
             config["DATA"] = {**data, "AUGMENT_BACKEND": "auto"}
         layers.append(dataclasses.replace(layer, tree=tree))
+    return dataclasses.replace(composition, layers=layers)
+
+
+def _with(composition: Composition, added: str) -> Composition:
+    layers = [*composition.layers, *(shipped_layers(added) if added else ())]
     return dataclasses.replace(composition, layers=layers)
 
 

@@ -59,6 +59,14 @@ def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
     return entries, text + (", normalised as in training" if normalise else ", not normalised")
 
 
+def augmented(entries: list[dict[str, Any]], data: DataOptions) -> list[dict[str, Any]]:
+    """The entries for training with labels: random crops and flips in place of resizing."""
+    rest = [each for each in entries if each.get("name") not in ("Resize", "CenterCrop")]
+    side = _size(entries[::-1]) or _size(data.TRAIN.TRANSFORMS)
+    crop = [{"name": "RandomResizedCrop", "size": side}] if side else []
+    return [*crop, {"name": "RandomHorizontalFlip"}, *rest]
+
+
 def _makes_views(entries: list[dict[str, Any]]) -> bool:
     steps = Pipeline(entries, "config.DATA.TEST.TRANSFORMS").steps
     return any(issubclass(step.kind, (MakesViews, TakesAll)) for step in steps)

@@ -8,12 +8,16 @@ under `finetuned`. Nothing is chosen by these metrics.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from sslengine.checkpoint.manifest import sha256_of
+from sslengine.config.changes import is_fixed
 from sslengine.config.options import RunOptions
 from sslengine.config.resolve import settled
 from sslengine.config.sections import read
@@ -37,6 +41,12 @@ from sslengine.engines.train import train_task
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
+
+# In addition to the model and the loss. The file of weights counts by its content.
+DEPENDS_ON = (
+    "OPTIMIZER.", "DATA.TRAIN.", "DATA.TEST.", "DATA.HOLD_OUT.", "SEED_VALUE",
+    "MODEL.WEIGHTS_INIT.NETWORK", "MODEL.WEIGHTS_INIT.SKIP_LAYERS",
+)  # fmt: skip
 
 
 @register_engine("finetune")
@@ -76,7 +86,7 @@ def _check(run: Run) -> None:
 def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[str, Any]:
     """Train to the end, or read the result of a run that is complete. Collective."""
     digest = broadcast_object(_digest(weights) if weights and is_primary() else "")
-    folder = run.run_dir / FOLDER / "-".join(filter(None, (name, digest[:12])))
+    folder = run.run_dir / FOLDER / f"{name}-{_key(run, digest)}"
     part = _part(run, folder, weights)
     run.say(f"{name}: {weights or 'as initialised'} -> {folder}")
     if is_primary():
@@ -89,6 +99,7 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
         "metrics": metrics,
         "weights": str(weights or "as initialised"),
         "weights_sha256": digest,
+        "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
         "seed": read(run.config, RunOptions).SEED_VALUE,
         "steps": task.iteration,
         "folder": str(folder.relative_to(run.run_dir)),
@@ -106,6 +117,19 @@ def _part(run: Run, folder: Path, weights: Path | None) -> Run:
     # Its metrics have other names.
     resolved = settled(resolved, "EXPECTED_RESULTS", [], why)
     return Run(replace(resolved, engine_name="train"), folder, run.device, run.console)
+
+
+def _key(run: Run, weights: str) -> str:
+    """Of the weights and of all that the result depends on: another recipe is another run."""
+    tree: Any = OmegaConf.to_container(run.config)
+    of = {
+        path: value
+        for path, value in leaves(tree)
+        if (is_fixed(path) or path.startswith(DEPENDS_ON))
+        and not run.resolved.origins.get(f"config.{path}", "").startswith("derived:")
+    }
+    text = json.dumps([weights, of], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _digest(weights: Path) -> str:

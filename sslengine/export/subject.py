@@ -161,6 +161,8 @@ def subject_of_file(file: Path, config: DictConfig, network: str) -> Subject:
 
 def _ready(model: nn.Module) -> Trunk:
     trunk = trunk_of(model).float().eval().requires_grad_(False)
+    if hasattr(trunk, "mask_token"):
+        del trunk.mask_token  # it is of use in training alone, and other libraries have none
     if getattr(model, "flip_channels", False):
         _take_rgb(trunk)
     return trunk

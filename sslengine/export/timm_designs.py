@@ -63,6 +63,10 @@ def _timm_vit(trunk: TrunkOptions) -> Design:
         "fc_norm": False,
         "dynamic_img_size": True,
     }
+    if options.REGISTER_TOKENS:
+        arguments |= {"reg_tokens": options.REGISTER_TOKENS, "no_embed_class": True}
+    if options.LAYER_SCALE:
+        arguments["init_values"] = options.LAYER_SCALE
     return Design(_VITS.get(options.HIDDEN_DIM, "vit_base_patch16_224"), arguments)
 
 

@@ -45,18 +45,24 @@ def fill(subject: Subject, library: str, design: Design, network: nn.Module) -> 
     state = subject.trunk.state_dict()
     for ours, theirs in design.renamed:
         state = {re.sub(ours, theirs, name): tensor for name, tensor in state.items()}
+    filled(network, state, f"{library}'s {design.name}")
+    _same_features(subject, library, design, network.eval().requires_grad_(False))
+    return network
+
+
+def filled(network: nn.Module, state: Mapping[str, Tensor], name: str) -> nn.Module:
+    """The network with these tensors, each in its place; all places must get one."""
     own = network.state_dict()
-    odd = [f"{name} is missing" for name in own.keys() - state.keys()]
-    odd += [f"{name} has no place" for name in state.keys() - own.keys()]
+    odd = [f"{each} is missing" for each in sorted(own.keys() - state.keys())]
+    odd += [f"{each} has no place" for each in sorted(state.keys() - own.keys())]
     odd += [
-        f"{name} is {tuple(state[name].shape)}, there {tuple(own[name].shape)}"
-        for name in own.keys() & state.keys()
-        if own[name].shape != state[name].shape
+        f"{each} is {tuple(state[each].shape)}, there {tuple(own[each].shape)}"
+        for each in sorted(own.keys() & state.keys())
+        if own[each].shape != state[each].shape
     ]
     if odd:
-        raise ExportError(f"{library}'s {design.name} is another network: {listing(odd, 4)}.")
+        raise ExportError(f"{name} is another network: {listing(odd, 8)}.")
     network.load_state_dict(state)
-    _same_features(subject, library, design, network.eval().requires_grad_(False))
     return network
 
 

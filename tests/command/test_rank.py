@@ -50,7 +50,7 @@ def test_checkpoints_of_a_run(run: Path, table: dict[str, Any]) -> None:
     wanted = ["model_phase0.torch", "model_phase1.torch", "model_final_checkpoint_phase2.torch"]
     assert names == wanted
     metrics = table["metrics"]
-    assert {*metrics} == {*LABEL_FREE.names(), "knn@20", "clid_over"}
+    assert {*metrics} == {*LABEL_FREE.names(), "knn@20", "linear", "clid_over"}
 
     for number, path in enumerate(table["checkpoints"]):
         folder = _copied(run, Path(path))
@@ -214,7 +214,7 @@ def test_a_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     capsys.readouterr()
     found = ranked(capsys, tmp_path / "run" / "checkpoints", "--views=4")
     assert len(found["checkpoints"]) == 4
-    for name in (*LABEL_FREE.names(), "clid_over", "knn@20"):
+    for name in (*LABEL_FREE.names(), "clid_over", "knn@20", "linear"):
         values_of = found["metrics"][name]["values"]
         assert values_of[-1]["value"] is not None, (name, values_of[-1]["why"])
         assert values_of[-1]["n"] in (500, 512, 256)

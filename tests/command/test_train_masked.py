@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from sslengine.checkpoint.files import read
 from sslengine.command.front import main
@@ -39,6 +39,8 @@ def test_continued_from_a_file_of_timms(method: str, tmp_path: Path) -> None:
     (file,) = (tmp_path / "run" / "checkpoints").glob("checkpoint.torch")
     state = read(file)["classy_state_dict"]["base_model"]["model"]["trunk"]
     assert state["mask_token"].shape == (1, 192)
+    weights = load_file(tmp_path / "run" / "weights" / "model.safetensors")
+    timm.create_model(MODEL, img_size=32, depth=2, num_classes=0).load_state_dict(weights)
     torch.testing.assert_close(
         state["blocks.1.mlp.fc2.weight"], network.blocks[1].mlp.fc2.weight.detach()
     )

@@ -176,6 +176,10 @@ def test_images_of_many_bands_or_more_than_8_bits(
         run,
         *SMALL,
     ]
+    assert main(["doctor", images]) == 0
+    told = capsys.readouterr().out
+    assert f"{values.shape[3]} band" in told
+    assert f", {values.min()} to {values.max()}: all values are kept" in told
     assert main(["train", images, *arguments, "--show"]) == 0
     _, bands, _, *shown = capsys.readouterr().out.splitlines()
     assert f"{values.shape[3]} band" in bands

@@ -37,7 +37,6 @@ SIMCLR = "LOSS__simclr_info_nce_loss"
         ("MODEL__FSDP_CONFIG__verbose", True, "fairscale"),
         ("MODEL__FSDP_CONFIG__bucket_cap_mb", 25, "fairscale"),
         ("MODEL__SHARDED_DDP_SETUP__reduce_buffer_size", 10, "OPTIMIZER.use_zero"),
-        ("MODEL__TRUNK__RESNETS_SK", {"DEPTH": 152}, "trunk that reads it is not available"),
         ("MODEL__TRUNK__REGNET__stage_checkpoints", [[1]], "MODEL.ACTIVATION_CHECKPOINTING"),
         (f"{SIMCLR}__buffer_params", {"embedding_dim": 128}, "those of the batch"),
         ("LOSS__barlow_twins_loss__embedding_dim", 8192, "the last head"),

@@ -22,6 +22,10 @@ SWIN = {"IMAGE_SIZE": SIDE, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [2, 
 RESNET = {"DEPTH": 18, "BLOCKS": [1, 1, 1, 1]}
 TRUNKS: dict[str, dict[str, Any]] = {
     "vit": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
+    "vit with registers": {
+        "NAME": "vision_transformer",
+        "VISION_TRANSFORMERS": {**VIT, "REGISTER_TOKENS": 2, "LAYER_SCALE": 0.5},
+    },
     "vit without a class token": {
         "NAME": "vision_transformer",
         "VISION_TRANSFORMERS": {**VIT, "USE_CLASS_TOKEN": False, "QKV_BIAS": True},

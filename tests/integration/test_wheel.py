@@ -60,7 +60,8 @@ def test_it_trains_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     run = "runs/quickstart/simclr"
     assert (work / run / "checkpoints/checkpoint.torch").exists()
     # The verbs, of which none needs a file of the checkout.
-    verbs = [("list", "recipes"), ("completion", "bash"), ("report", run), ("doctor", "--json")]
+    verbs = [("list", "recipes"), ("completion", "bash"), ("report", run), ("doctor", "--json"),
+             ("make", "permutations", "--count=8", "p.npy")]  # fmt: skip
     for verb, *given in (*verbs, ("export", run, "out", "--to=state-dict")):
         done = subprocess.run(
             [sys.executable, "-m", "sslengine", verb, *given],

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from extra_scripts.convert_weights import main as convert
+from sslengine.command.convert import main as convert
 from sslengine.config.facts import RunFacts
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset

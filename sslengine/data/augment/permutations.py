@@ -56,3 +56,14 @@ def _greedy(candidates: NDArray[np.int8], count: int) -> list[int]:
         # A row that is taken has a nearest at distance 0. Equals are in random order.
         taken.append(int(np.argmax(least * BEYOND_TOTAL + total)))
     return taken
+
+
+def distances(permutations: Permutations) -> tuple[float, int]:
+    """The number of places in which two permutations differ: the mean, and the least."""
+    count, patches = permutations.shape
+    nearest, total = patches, 0
+    for number, each in enumerate(permutations[:-1], 1):
+        different = (permutations[number:] != each).sum(1)
+        nearest, total = min(nearest, int(different.min())), total + int(different.sum())
+    pairs = count * (count - 1) // 2
+    return total / max(1, pairs), nearest

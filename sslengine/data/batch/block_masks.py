@@ -58,7 +58,7 @@ def spread_masks_collator(
     masked_views: the part of the global views that has masks; the others are not masked.
     shares: the least and greatest share of hidden patches. The range is divided into as many
         parts as views are masked, and each of them draws its share from another part.
-    smallest_block: patches of the smallest block.
+    smallest_block: patches of the smallest block; of a mask with fewer patches it is all.
     largest_block: the largest block, as a share of the patches.
     aspect_ratios: the least and greatest height of a block by its width.
     """
@@ -85,9 +85,10 @@ def spread_masks_collator(
             draw = random.Random(repr((*place.stream, slot)))
             masked = own < len(bounds) - 1
             share = draw.uniform(bounds[own], bounds[own + 1]) if masked else 0.0
+            wanted = int(rows * columns * share)
             masks.append(block_mask(
-                rows, columns, int(rows * columns * share), aspects,
-                smallest_block, largest_block * rows * columns, draw,
+                rows, columns, wanted, aspects,
+                min(smallest_block, wanted), largest_block * rows * columns, draw,
             ))  # fmt: skip
     return {**collated, **_masks([torch.from_numpy(mask) for mask in masks])}
 

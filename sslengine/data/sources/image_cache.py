@@ -1,6 +1,6 @@
 """`image_cache`: smaller copies of images in a few large files.
 
-extra_scripts/make_image_cache.py makes them:
+`sslengine make image-cache` makes them:
 
     cache.json          what was cached, how, its classes; written last: without it nothing is read
     part-00000.bin      the encoded images of the part, one after the other

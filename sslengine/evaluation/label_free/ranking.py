@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,10 +14,11 @@ from sslengine.evaluation.knn import knn_accuracy
 from sslengine.evaluation.label_free.agreement import Interval, agreement, kendall, spearman
 from sslengine.evaluation.label_free.clid import LEAST_CHECKPOINTS, clid_over
 from sslengine.evaluation.label_free.metric import Best, Measured, goodness, metric
+from sslengine.evaluation.linear import linear_probe
 
 OVER = "clid_over"  # which needs all checkpoints
 NEIGHBOURS = 20
-SCORE = f"knn@{NEIGHBOURS}"
+SCORE, LINEAR = f"knn@{NEIGHBOURS}", "linear"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Row:
     # Of the goodness, in the same direction for all metrics, with the labels' score.
     spearman: Interval | None = None
     kendall: Interval | None = None
+    # The same with the accuracy of a linear probe.
+    linear: Interval | None = None
 
     @property
     def order(self) -> list[int]:
@@ -38,18 +41,36 @@ class Row:
         return sorted(defined, key=lambda each: -goodness(self.best, self.values[each].value))
 
 
-def ranked(found: Sequence[Mapping[str, Measured]], scores: Sequence[Measured]) -> list[Row]:
-    """found: of each checkpoint, by metric. scores: by labels; a row of them comes first."""
+def ranked(
+    found: Sequence[Mapping[str, Measured]],
+    scores: Sequence[Measured],
+    probes: Sequence[Measured] = (),
+) -> list[Row]:
+    """found: of each checkpoint, by metric. scores, probes: by labels; their rows come first."""
     rows = [Row(name, metric(name).best, [each[name] for each in found]) for name in found[0]]
     if "clid" in found[0]:
         at = [row.name for row in rows].index("clid") + 1
         rows.insert(at, Row(OVER, "high", _over([each["clid"] for each in found])))
-    score = Row(SCORE, "high", list(scores))
-    return [score, *(_compared(row, score) for row in rows)]
+    score, probe = Row(SCORE, "high", list(scores)), Row(LINEAR, "high", list(probes))
+    rows = [*([probe] if probes else []), *rows]
+    return [score, *(_compared(row, score, probe) for row in rows)]
 
 
 def score_of(features: Tensor, labels: Tensor | None) -> Measured:
     """kNN, in percent: a random half of the images finds its neighbours in the other half."""
+    return _on_halves(features, labels, _neighbours)
+
+
+def probe_of(features: Tensor, labels: Tensor | None) -> Measured:
+    """A linear probe, in percent, fitted on one half of the images and scored on the other."""
+    return _on_halves(features, labels, lambda *sets: linear_probe(*sets).test_accuracy)
+
+
+def _neighbours(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor) -> float:
+    return knn_accuracy(train, labels, test, wanted, k=min(NEIGHBOURS, len(train)))
+
+
+def _on_halves(features: Tensor, labels: Tensor | None, accuracy: Callable[..., float]) -> Measured:
     why = _why_no_score(labels)
     if labels is None or why:
         return Measured(math.nan, 0, why)
@@ -58,10 +79,7 @@ def score_of(features: Tensor, labels: Tensor | None) -> Measured:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train, test = order.chunk(2)
     try:
-        value = knn_accuracy(
-            features[train], labels[train], features[test], labels[test],
-            k=min(NEIGHBOURS, len(train)),
-        )  # fmt: skip
+        value = accuracy(features[train], labels[train], features[test], labels[test])
     except DataError as error:
         return Measured(math.nan, len(test), str(error))
     return Measured(value, len(test))
@@ -87,8 +105,10 @@ def _over(found: Sequence[Measured]) -> list[Measured]:
     return [replace(each, value=next(values)) if each.defined else each for each in found]
 
 
-def _compared(row: Row, score: Row) -> Row:
+def _compared(row: Row, score: Row, probe: Row) -> Row:
     good = [goodness(row.best, each.value) for each in row.values]
     wanted = [each.value for each in score.values]
-    both = (agreement(correlation, good, wanted) for correlation in (spearman, kendall))
-    return Row(row.name, row.best, row.values, *both)
+    rho, tau = (agreement(correlation, good, wanted) for correlation in (spearman, kendall))
+    other = probe.values and row is not probe
+    linear = agreement(spearman, good, [each.value for each in probe.values]) if other else None
+    return Row(row.name, row.best, row.values, rho, tau, linear)

@@ -101,6 +101,15 @@ def test_half_of_the_views_are_masked_and_their_shares_are_spread_evenly() -> No
     assert 74 < hidden.mean() <= hidden.max() <= int(196 * 0.4)
 
 
+def test_small_images_are_masked_too() -> None:
+    """Of 6 x 6 patches a mask hides fewer than the smallest block of large images."""
+    batch = spread_masks_collator([crops(n) for n in range(40)], patch_size=9, smallest_block=16)
+    hidden = batch["mask"][0].flatten(1).sum(1)
+    assert hidden.max() <= 18
+    assert (hidden > 0).sum() > 30
+    assert ((hidden > 0) & (hidden < 10)).sum() > 5
+
+
 def test_masks_are_the_same_for_any_number_of_ranks() -> None:
     alone = masks(of_rank(0, 1))
     for ranks in (2, 4):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extra_scripts.make_image_cache import Copies, write_part
+from sslengine.command.image_copies import Copies, write_part
 from sslengine.data.options import split_options
 from sslengine.data.sources import shapes, synthetic
 from sslengine.data.sources.disk import FolderSource

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from extra_scripts import make_image_cache
+from sslengine.command import make
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import HoldOut, split_options
 from tests.data.pictures import picture, write_tree
@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(4):
         np.save(root / "bands" / f"{number}.npy", np.full((9, 9, 6), number, np.uint16))
     command = ["disk_folder", str(root / "train"), str(root / "cache"), "--raw", "--workers=1"]
-    make_image_cache.main(command)
+    make.main(["image-cache", *command])
     return root
 
 

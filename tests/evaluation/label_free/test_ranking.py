@@ -14,7 +14,7 @@ from torch import Tensor
 from sslengine import catalog  # noqa: F401 - declares the metrics
 from sslengine.evaluation.label_free.inputs import Inputs, measure
 from sslengine.evaluation.label_free.metric import Measured
-from sslengine.evaluation.label_free.ranking import OVER, SCORE, Row, ranked, score_of
+from sslengine.evaluation.label_free.ranking import OVER, SCORE, Row, probe_of, ranked, score_of
 
 CLASSES, IMAGES, VIEWS = 16, 320, 4
 LABELS = torch.arange(IMAGES) % CLASSES
@@ -26,7 +26,8 @@ def draw(*shape: int) -> Tensor:
 
 def table(family: Sequence[Inputs]) -> dict[str, Row]:
     scores = [score_of(each.features, LABELS) for each in family]
-    return {row.name: row for row in ranked([measure(each) for each in family], scores)}
+    probes = [probe_of(each.features, LABELS) for each in family]
+    return {row.name: row for row in ranked([measure(each) for each in family], scores, probes)}
 
 
 def rho(row: Row) -> float:
@@ -54,6 +55,9 @@ def test_cuts_of_the_rank() -> None:
     assert rho(rows["uniformity"]) == pytest.approx(1)
     assert rows["alpha_req"].order == []
     assert rows["alpha_req"].spearman is None
+    assert rows["linear"].order == [0, 1, 2, 3, 4]
+    assert (rows["linear"].spearman, rows["linear"].linear) == (pytest.approx((1, 1, 1, 5)), None)
+    assert rows["rankme"].linear == pytest.approx((1, 1, 1, 5))
     assert "not computed" in rows["lidar"].values[0].why
 
 

@@ -39,7 +39,7 @@ def test_features_are_those_of_timm(size: tuple[int, int]) -> None:
     with torch.no_grad():
         stages = library.forward_intermediates(x, intermediates_only=True)
         found = model(x, model.feature_names)
-        expected = [library.stem(x), *stages, library(x)]
+        expected = [library.stem(x), *stages, library(x), library(x)]
         for feature, other in zip(found, expected, strict=True):
             torch.testing.assert_close(feature, other)
 
@@ -76,6 +76,6 @@ def test_activation_checkpointing_changes_nothing(parts: int) -> None:
 
 def test_features() -> None:
     found = checks.features(trunk(), (64, 32))
-    assert list(found) == ["stem", "stage1", "stage2", "stage3", "stage4", "flatten"]
+    assert list(found) == ["stem", "stage1", "stage2", "stage3", "stage4", "lastCLS", "flatten"]
     assert tuple(found["stage4"].shape) == (2, 32, 2, 1)
     assert tuple(found["flatten"].shape) == (2, 32)

@@ -49,7 +49,7 @@ def test_features_are_those_of_timm(size: tuple[int, int]) -> None:
         stages = library.forward_intermediates(x, intermediates_only=True)
         found = model(x, model.feature_names)
         last = library.norm(stages[-1].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        for feature, expected in zip(found, [*stages, last, library(x)], strict=True):
+        for feature, expected in zip(found, [*stages, last, library(x), library(x)], strict=True):
             torch.testing.assert_close(feature, expected)
 
 
@@ -120,6 +120,7 @@ def test_features() -> None:
         "stage2": (2, 32, 8, 4),
         "stage3": (2, 64, 4, 2),
         "lastMAP": (2, 64, 4, 2),
+        "lastCLS": (2, 64),
         "flatten": (2, 64),
     }
 

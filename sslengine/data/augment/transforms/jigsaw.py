@@ -15,7 +15,7 @@ from sslengine.data.augment.permutations import Permutations, distinct_permutati
 from sslengine.data.augment.transform import MakesLabel, Transform
 from sslengine.registry import register_transform
 
-GENERATOR = "extra_scripts/generate_jigsaw_permutations.py"
+GENERATOR = "sslengine make permutations"
 
 
 @register_transform("ImgPatchesFromTensor")

@@ -132,10 +132,10 @@ def test_a_file_of_something_else(rows: Any, message: str, tmp_path: Path) -> No
     [
         ({}, "either perm_file, a .npy file of permutations, or num_perms"),
         ({"perm_file": "p.npy", "num_perms": 3}, "either perm_file, .* or num_perms"),
-        ({"perm_file": "gone.npy"}, "no file gone.npy. Make one with extra_scripts/generate_jig"),
+        ({"perm_file": "gone.npy"}, "no file gone.npy. Make one with sslengine make perm"),
         (
             {"perm_file": "https://example.com/p.npy"},
-            "https://example.com/p.npy is not downloaded. Make .* extra_scripts/generate_jigsaw_perm",
+            "https://example.com/p.npy is not downloaded. Make .* sslengine make perm",
         ),
         ({"num_perms": 25, "num_patches": 4}, "24 permutations; asked for 25"),
     ],

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from extra_scripts.join_shards import main
 from sslengine.checkpoint.files import POINTER
+from sslengine.command import make
+from sslengine.errors import SSLEngineError
 from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.weights import init_from_file
 from tests.integration.test_sharded_resume import ADAM, start
@@ -18,6 +19,10 @@ from tests.task.sharded import SHARDED, SMALL_VIT, assert_close, needs_shards
 pytestmark = needs_shards
 
 RUN = {**SMALL_VIT, **ADAM, "DATA__TRAIN__DATA_LIMIT": 24}
+
+
+def main(arguments: list[str]) -> int:
+    return make.main(["whole-checkpoint", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +64,14 @@ def test_weights_to_start_from(cut: Path, tmp_path: Path) -> None:
 
 def test_what_a_user_can_get_wrong(cut: Path, tmp_path: Path) -> None:
     (tmp_path / "there.torch").write_bytes(b"mine")
-    with pytest.raises(SystemExit, match="exists; it is not overwritten"):
+    with pytest.raises(SSLEngineError, match="exists; it is not overwritten"):
         main([str(cut / POINTER), "--out", str(tmp_path / "there.torch")])
-    with pytest.raises(SystemExit, match="is not a sharded checkpoint"):
+    with pytest.raises(SSLEngineError, match="is not a sharded checkpoint"):
         main([str(tmp_path / "there.torch"), "--out", str(tmp_path / "x.torch")])
     broken = tmp_path / "model_iteration2.shards"
     shutil.copytree(cut / broken.name, broken)
     shutil.copy(cut / f"{broken.name}.json", tmp_path)
     (broken / "__1_0.distcp").unlink()
-    with pytest.raises(SystemExit, match="__1_0.distcp is missing"):
+    with pytest.raises(SSLEngineError, match="__1_0.distcp is missing"):
         main([str(broken), "--out", str(tmp_path / "x.torch")])
     assert not (tmp_path / "x.torch").exists()

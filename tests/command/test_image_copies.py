@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from extra_scripts import make_image_cache as module
-from extra_scripts.make_image_cache import Copies, main, make, write_part
+from sslengine.command import image_copies as module
+from sslengine.command import make
+from sslengine.command.image_copies import Copies, write_part
+from sslengine.command.image_copies import make as make_cache
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FolderSource
 from sslengine.data.sources.image_cache import ImageCacheSource
-from sslengine.errors import DataError
+from sslengine.errors import DataError, SSLEngineError
 from tests.data.pictures import picture, write_picture
+
+
+def main(arguments: list[str]) -> int:
+    return make.main(["image-cache", *arguments])
 
 
 @pytest.fixture
@@ -51,7 +57,7 @@ def no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("quality", [0, 80])
 @pytest.mark.usefixtures("no_pool")
 def test_copies_are_those_of_pillow(source: FolderSource, tmp_path: Path, quality: int) -> None:
-    told = make(source, tmp_path / "out", Copies(20, quality), "birds", workers=1)
+    told = make_cache(source, tmp_path / "out", Copies(20, quality), "birds", workers=1)
     assert (told["unreadable"], told["not_resized"]) == (1, 1)
     copies = cached(tmp_path / "out")
     assert copies.labels().tolist() == source.labels().tolist() == [0, 0, 0, 1, 1]
@@ -91,18 +97,18 @@ def test_interrupted_it_goes_on(
 
     monkeypatch.setattr(module, "write_part", killed_in_the_second)
     with pytest.raises(KeyboardInterrupt):
-        make(source, out, copies, "birds", workers=1)
+        make_cache(source, out, copies, "birds", workers=1)
     with pytest.raises(DataError, match=r"is not complete: run make_image_cache.py again"):
         cached(out)
     with pytest.raises(DataError, match=r"was begun with other settings: changes"):
-        make(source, out, Copies(30, 80), "birds", workers=1)
-    make(source, out, copies, "birds", workers=1)
+        make_cache(source, out, Copies(30, 80), "birds", workers=1)
+    make_cache(source, out, copies, "birds", workers=1)
     assert written == [0, 1, 1, 2]
-    make(source, tmp_path / "at once", copies, "birds", workers=1)
+    make_cache(source, tmp_path / "at once", copies, "birds", workers=1)
     for index in range(5):
         assert cached(out).encoded(index) == cached(tmp_path / "at once").encoded(index)
     with pytest.raises(DataError, match=r"already has a complete cache"):
-        make(source, out, copies, "birds", workers=1)
+        make_cache(source, out, copies, "birds", workers=1)
 
 
 @pytest.mark.usefixtures("no_pool")
@@ -111,9 +117,9 @@ def test_other_images_are_not_mixed_in(source: FolderSource, tmp_path: Path) -> 
     out.mkdir()
     (out / "making.json").write_text(json.dumps({"version": 1}))
     with pytest.raises(DataError, match=r"other settings: of, changes, images, .*names"):
-        make(source, out, Copies(20, 80), "birds", workers=1)
+        make_cache(source, out, Copies(20, 80), "birds", workers=1)
     with pytest.raises(DataError, match=r"is not empty, and holds no cache"):
-        make(source, tmp_path / "data", Copies(20, 80), "birds", workers=1)
+        make_cache(source, tmp_path / "data", Copies(20, 80), "birds", workers=1)
     assert sorted(os.listdir(tmp_path / "data")) == ["a", "b"]
 
 
@@ -129,7 +135,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert np.asarray(copies.image(2)).shape == (16, 16, 3)
     with pytest.raises(DataError, match=r"the source that was cached has no labels"):
         copies.labels()
-    with pytest.raises(SystemExit, match=r"error: .*gone is not there"):
+    with pytest.raises(SSLEngineError, match=r"gone is not there"):
         main(["disk_folder", str(tmp_path / "gone"), str(tmp_path / "x")])
 
 
@@ -141,12 +147,12 @@ def test_images_of_more_than_8_bits_need_a_range(
     Image.fromarray(levels).save(tmp_path / "data" / "0.png")
     command = ["disk_folder", str(tmp_path / "data"), str(tmp_path / "out"), "--raw", "--workers=1"]
     with pytest.raises(
-        SystemExit, match=r"0\.png: .*uint16, from 0 to 4095, .*PIXEL_RANGE .*: --pixel-range="
+        SSLEngineError, match=r"0\.png: .*uint16, from 0 to 4095, .*PIXEL_RANGE .*: --pixel-range="
     ):
         main(command)
-    with pytest.raises(SystemExit, match=r"PIXEL_RANGE: expected .*got 'twelve'"):
+    with pytest.raises(SSLEngineError, match=r"PIXEL_RANGE: expected .*got 'twelve'"):
         main([*command, "--pixel-range=twelve"])
-    with pytest.raises(SystemExit, match="was begun with other settings: changes"):
+    with pytest.raises(SSLEngineError, match="was begun with other settings: changes"):
         main([*command, "--pixel-range=[0, 4095]"])
     shutil.rmtree(tmp_path / "out")
     main([*command, "--pixel-range=[0, 4095]"])

@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from extra_scripts.make_file_lists import main
+from extra_scripts import make_file_lists
+from sslengine.command import make
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
+from sslengine.errors import SSLEngineError
+
+
+def main(arguments: list[str]) -> int:
+    return make.main(["file-lists", *arguments])
 
 
 def _images(folder: Path, *names: str) -> None:
@@ -51,10 +57,13 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_what_is_wrong_is_told_and_nothing_written(tmp_path: Path) -> None:
     data, out = tmp_path / "birds", tmp_path / "lists"
-    with pytest.raises(SystemExit, match="is not there"):
+    with pytest.raises(SSLEngineError, match="is not there"):
         main([str(data), str(out)])
+    assert make_file_lists.main([str(data), str(out)]) == 1  # by its earlier name
     _images(data, "train/wren/1.png", "val/crow/2.png")
-    with pytest.raises(SystemExit, match=r"val and train differ in their classes: .*crow.*wren"):
+    with pytest.raises(
+        SSLEngineError, match=r"val and train differ in their classes: .*crow.*wren"
+    ):
         main([str(data), str(out)])
     assert not out.exists()
 
@@ -64,7 +73,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "lists"
     out.mkdir()
     (out / "classes.txt").write_text("precious")
-    with pytest.raises(SystemExit, match=r"classes\.txt exists; it is not overwritten"):
+    with pytest.raises(SSLEngineError, match=r"classes\.txt exists; it is not overwritten"):
         main([str(tmp_path / "mine"), str(out)])
     assert [each.name for each in out.iterdir()] == ["classes.txt"]
 

@@ -1,0 +1,85 @@
+"""`sslengine judge --suite full`: which recipe is added to a run, and what it is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.command import judge
+from sslengine.config.resolve import Resolved
+from sslengine.engines.train import train
+from sslengine.errors import ConfigError
+from tests.data.pictures import write_picture
+from tests.engines.runs import make_run
+
+VIT: dict[str, Any] = {
+    "MODEL__TRUNK": {
+        "NAME": "vision_transformer",
+        "VISION_TRANSFORMERS": {
+            "IMAGE_SIZE": 8, "PATCH_SIZE": 4, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 16,
+            "MLP_DIM": 32,
+        },
+    },
+    "MODEL__HEAD__PARAMS": [["mlp", {"dims": [16, 8]}]],
+}  # fmt: skip
+OTHER = {"DATA__TRAIN__DATA_LIMIT": 8}
+
+
+def _images(root: Path) -> list[str]:
+    for split, count in (("train", 5), ("val", 2)):
+        for name in "abc":
+            for number in range(count):
+                write_picture(root / split / name / f"{number}.png", number, 16)
+    return ["--train", str(root / "train"), "--val", str(root / "val")]
+
+
+@pytest.mark.parametrize(("trunk", "decay", "mixed"), [(VIT, 0.65, True), ({}, 0.7, False)])
+def test_the_recipe_fits_the_trunk(
+    trunk: dict[str, Any], decay: float, mixed: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Pretraining's optimizer, heads, hooks and expectations are not those of fine-tuning."""
+    of_pretraining = {"OPTIMIZER__use_larc": True, "EXPECTED_RESULTS": [["train.loss", 1.0, 9.0]]}
+    make_run(tmp_path / "run", **{**OTHER, **of_pretraining, **trunk}).describe()
+    started: list[Resolved] = []
+    monkeypatch.setattr(judge, "start", lambda runs: started.extend(runs) or 0)
+    images = _images(tmp_path)
+    arguments = [str(tmp_path / "run"), *images, "--suite", "full"]
+    assert judge.main([*arguments, "--set", "OPTIMIZER.num_epochs=7"]) == 0
+    frozen, tuned = started
+    assert (frozen.engine_name, tuned.engine_name) == ("evaluate", "finetune")
+    config = tuned.config
+    assert config.OPTIMIZER.layer_wise_lr_decay.decay == decay
+    assert (config.OPTIMIZER.num_epochs, config.OPTIMIZER.use_larc) == (7, False)
+    assert config.EXPECTED_RESULTS == []
+    assert str(tmp_path / "run") == config.CHECKPOINT.DIR
+    assert config.MODEL.HEAD.PARAMS[0][1].dims == [16 if mixed else 32, 3]
+    names = [each.name for each in config.DATA.TRAIN.TRANSFORMS]
+    assert names[:2] == ["RandomResizedCrop", "RandomHorizontalFlip"]
+    assert config.DATA.TRAIN.TRANSFORMS[0].size == 8
+    assert not {"Resize", "CenterCrop"} & {*names}
+    assert config.DATA.TEST.TRANSFORMS == frozen.config.DATA.TEST.TRANSFORMS
+    assert config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == 4  # that of the run
+    mixing = config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS
+    assert mixing.get("num_classes") == (3 if mixed else None)
+    started.clear()
+    many = ["--set", "DATA.TRAIN.BATCHSIZE_PER_REPLICA=64"]
+    assert judge.main([*arguments, *many, "--trust-config"]) == 0
+    assert started[1].config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == 64  # as it was said
+    assert started[1].engine_name == "finetune"
+    if mixed:
+        bare = [str(tmp_path / "train" / "a"), "--val", str(tmp_path / "val" / "a")]
+        with pytest.raises(ConfigError, match="--suite full: fine-tuning needs labels"):
+            judge.main([str(tmp_path / "run"), "--train", *bare, "--suite", "full"])
+
+
+@pytest.mark.slow
+def test_a_vit_is_judged_frozen_and_fine_tuned(tmp_path: Path) -> None:
+    train(make_run(tmp_path / "run", **{**OTHER, **VIT}, OPTIMIZER__num_epochs=1))
+    short = ["--set", "OPTIMIZER.num_epochs=1", "--set", "EVALUATE.PROTOCOLS=[]"]
+    assert judge.main([str(tmp_path / "run"), *_images(tmp_path), "--suite", "full", *short]) == 0
+    report = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert {each["features"] for each in report["scores"]} >= {"trained", "untrained"}
+    assert {row["features"] for row in report["finetuned"]} == {"trained", "untrained"}
