@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--suite",
         choices=tuple(SUITES),
         default="quick",
-        help="frozen: also further protocols (EVALUATE.PROTOCOLS); full: also corrupted images, and "
+        help="frozen: also further protocols (EVALUATE.PROTOCOLS); full: corrupted images, and "
         "then all layers are trained with labels (docs/benchmarks.md)",
     )
     add("--network", choices=("auto", "student", "teacher"), default="auto")
