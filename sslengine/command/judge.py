@@ -3,7 +3,7 @@
     sslengine judge runs/birds --train ~/birds/train --val ~/birds/val
     sslengine judge runs/birds                       the run's own images
     sslengine judge runs/birds --suite frozen        more protocols
-    sslengine judge runs/birds --suite full          also fine-tuned with all labels: hours
+    sslengine judge runs/birds --suite full          also corrupted images, and fine-tuned: hours
     sslengine judge --features train.npy val.npy --labels train_labels.npy val_labels.npy
 
 The same trunk untrained and raw pixels are scored too: they are what training has to beat. The
@@ -29,7 +29,7 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError
-from sslengine.evaluation.options import PROTOCOLS
+from sslengine.evaluation.options import SUITES
 from sslengine.launch.cli import start
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
@@ -52,9 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--val", metavar="DATA", help="those to score on")
     add(
         "--suite",
-        choices=("quick", "frozen", "full"),
+        choices=tuple(SUITES),
         default="quick",
-        help="frozen: also few-shot, SVM, low-shot SVM and retrieval (EVALUATE.PROTOCOLS); full: "
+        help="frozen: also further protocols (EVALUATE.PROTOCOLS); full: corrupted images, and "
         "then all layers are trained with labels (docs/benchmarks.md)",
     )
     add("--network", choices=("auto", "student", "teacher"), default="auto")
@@ -88,8 +88,8 @@ def main(arguments: Sequence[str]) -> int:
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
     images = dict(values)
     values |= _protocol(given, entries)
-    if given.suite != "quick":
-        values["EVALUATE.PROTOCOLS"] = list(PROTOCOLS)
+    if SUITES[given.suite]:
+        values["EVALUATE.PROTOCOLS"] = [*SUITES[given.suite]]
     if given.val is not None:
         decoded = {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
         values, images = {**values, **decoded}, {**images, **decoded}

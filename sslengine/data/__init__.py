@@ -73,6 +73,7 @@ TRANSFORMS.declare(
 TRANSFORMS.declare(
     "sslengine.data.augment.transforms.jitter", "ImgPilColorDistortion", "ImgPilRandomColorJitter"
 )
+TRANSFORMS.declare("sslengine.data.augment.transforms.corruption", "Corrupt")
 TRANSFORMS.declare("sslengine.data.augment.transforms.photometric", "ImgPilRandomPhotometric")
 TRANSFORMS.declare("sslengine.data.augment.operations.blur", "ImgPilGaussianBlur")
 TRANSFORMS.declare("sslengine.data.augment.operations.noise", "GaussianNoise")

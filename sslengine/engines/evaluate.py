@@ -27,8 +27,9 @@ from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import trained_weights
 from sslengine.engines.few_label_lists import write_lists
 from sslengine.engines.finetuned import as_protocols, finetuned
+from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import UNTRAINED, networks_of
-from sslengine.engines.on_images import Judged, run_on_images
+from sslengine.engines.on_images import run_on_images
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.score_table import show_all

@@ -8,87 +8,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from sslengine.config.sections import read, replaced
-from sslengine.data.options import DataOptions
+from sslengine.engines.corruptions import of_corruptions
+from sslengine.engines.dense import of_maps
+from sslengine.engines.judged_images import FIRST, Found, Judged
 from sslengine.engines.protocols import as_json
-from sslengine.engines.run import Run
-from sslengine.engines.scoring import Score, Sets
-from sslengine.engines.stored import Network, StoredSplit, store_split
+from sslengine.engines.scoring import Score
 from sslengine.errors import DataError
-from sslengine.evaluation.options import EvaluateOptions, LinearProbeOptions
+from sslengine.evaluation.options import OutsideOptions
 from sslengine.evaluation.out_of_set import out_of_set
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.copies import copy_detection
 
 log = logging.getLogger("sslengine")
 
-# By network and layer.
-Found = dict[tuple[str, str], Outcome]
-FIRST = "the first"  # layer
-
-
-@dataclass(frozen=True)
-class Judged:
-    run: Run
-    networks: Sequence[Network]
-    sets: Sequence[Sets]
-    splits: Mapping[str, StoredSplit]
-    folder: Path
-    options: EvaluateOptions
-    probe: LinearProbeOptions
-    weights: str
-
-    @property
-    def test(self) -> str:
-        """The split whose images are judged."""
-        return "TEST" if "TEST" in self.splits else "TRAIN"
-
-    @property
-    def transforms(self) -> list[dict[str, Any]]:
-        data = read(self.run.config, DataOptions)
-        return [dict(each) for each in getattr(data, self.test).TRANSFORMS]
-
-    def before_tensor(self, *entries: dict[str, Any], all_before: bool = False) -> list[Any]:
-        """The judged view with further transforms; all_before: in place of those before."""
-        names = [each["name"] for each in self.transforms]
-        if "ToTensor" not in names:
-            raise DataError(
-                f"config.DATA.{self.test}.TRANSFORMS: expected ToTensor among them, which other "
-                f"transforms can precede."
-            )
-        place = names.index("ToTensor")
-        kept = [] if all_before else self.transforms[:place]
-        return [*kept, *entries, *self.transforms[place:]]
-
-    @property
-    def side(self) -> int:
-        """Of the judged images, in pixels."""
-        (image,) = self.splits[self.test].dataset[0, 0]["data"]
-        return int(min(image.shape[-2:]))
-
-    def stored(
-        self, split: str, changes: Mapping[str, Any], networks: Sequence[Network] = ()
-    ) -> StoredSplit:
-        """The features of other images. changes: of the config. Collective."""
-        options = self.options
-        return store_split(
-            self.run_with(changes), split, networks or self.networks, self.folder, (), options.DTYPE
-        )
-
-    def run_with(self, changes: Mapping[str, Any]) -> Run:
-        config = replaced(self.run.config, changes)
-        return replace(self.run, resolved=replace(self.run.resolved, config=config))
-
 
 def _outside(judged: Judged) -> Found:
     """How well features separate the images of EVALUATE.OUTSIDE from the test images."""
-    outside = judged.options.OUTSIDE
+    outside: OutsideOptions = judged.outside
     if not outside.SOURCE:
         raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
     values = {
@@ -145,6 +86,8 @@ def _with(found: Outcome, about: Mapping[str, Any]) -> Outcome:
 ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
     "out_of_set": _outside,
     "view_retrieval": _views,
+    "dense": of_maps,
+    "corruptions": of_corruptions,
 }
 
 

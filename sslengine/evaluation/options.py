@@ -15,8 +15,19 @@ ON_FEATURES = (
     "few_shot_knn", "few_shot_linear", "few_labels", "svm", "low_shot_svm", "retrieval",
     "calibration",
 )  # fmt: skip
-ON_IMAGES = ("out_of_set", "view_retrieval")
+ON_IMAGES = ("out_of_set", "view_retrieval", "dense", "corruptions")
 PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
+# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images.
+SUITES: dict[str, tuple[str, ...]] = {
+    "quick": (),
+    "frozen": (*ON_FEATURES, *ON_IMAGES[:-1]),
+    "full": PROTOCOLS,
+}
+CORRUPTIONS = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur",
+    "zoom_blur", "snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate",
+    "jpeg_compression",
+)  # fmt: skip
 COSTS = 45  # that DINOv2's regression tries
 Metric = Literal["cosine", "dot", "euclid"]
 DEFAULT_LABEL_FREE = [
@@ -54,6 +65,45 @@ class OutsideOptions:
     LIMIT: int = -1
 
 
+@dataclass
+class DenseOptions:
+    """Segmentation by frozen maps; `shapes` has masks itself."""
+
+    # Folder of PNG masks of TRAIN's images, which have their names; a number for each pixel.
+    MASKS_TRAIN: str = ""
+    # The same for TEST.
+    MASKS_TEST: str = ""
+    # Classes of pixels that do not count.
+    IGNORED: list[int] = field(default_factory=lambda: [255])
+    # Images of each split that are used, drawn at random; -1: all.
+    IMAGES: int = 500
+    # Side of the images in pixels; 0: that of the other protocols.
+    SIDE: int = 0
+    # The feature of the trunk; empty: its last map.
+    LAYER: str = ""
+
+    def check(self) -> Iterator[str]:
+        if self.IMAGES == 0 or self.IMAGES < -1:
+            yield f"IMAGES: expected 1 or more, or -1 for all; got {self.IMAGES}."
+        if self.SIDE < 0:
+            yield f"SIDE: expected 1 or more, or 0; got {self.SIDE}."
+
+
+@dataclass
+class CorruptionOptions:
+    # Which of the fifteen.
+    KINDS: list[str] = field(default_factory=lambda: [*CORRUPTIONS])
+    # Which of 1 to 5.
+    SEVERITIES: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])
+
+    def check(self) -> Iterator[str]:
+        for index, name in enumerate(self.KINDS):
+            if name not in CORRUPTIONS:
+                yield f"KINDS.{index}: got {name!r}. {nearest(name, CORRUPTIONS)}".rstrip()
+        if not self.KINDS or not self.SEVERITIES or not {*self.SEVERITIES} <= {1, 2, 3, 4, 5}:
+            yield f"SEVERITIES: expected some of 1 to 5, and KINDS; got {self.SEVERITIES}."
+
+
 @section("EVALUATE")
 @dataclass
 class EvaluateOptions:
@@ -64,7 +114,7 @@ class EvaluateOptions:
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
-    # calibration, out_of_set, view_retrieval.
+    # calibration, out_of_set, view_retrieval, dense, corruptions.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.
@@ -74,6 +124,9 @@ class EvaluateOptions:
     REFERENCE: ReferenceOptions = field(default_factory=ReferenceOptions)
     # Images that out_of_set detects.
     OUTSIDE: OutsideOptions = field(default_factory=OutsideOptions)
+    DENSE: DenseOptions = field(default_factory=DenseOptions)
+    # Of the test images, for the protocol corruptions.
+    CORRUPTIONS: CorruptionOptions = field(default_factory=CorruptionOptions)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DTYPE", "float32", "float16", "bfloat16")

@@ -50,6 +50,7 @@ TRANSFORMS_SMALL: dict[str, Of] = {
     "ImgPilRandomPhotometric": of(p=0.9),
     "ImgPilRandomSolarize": of(p=0.9),
     "GaussianNoise": of(std=[0.01, 0.1], p=0.9),
+    "Corrupt": of(kind="shot_noise"),
     "ChannelDrop": of(p=0.5, fill="mean"),
 }  # fmt: skip
 COLLATORS_SMALL: dict[str, Of] = {

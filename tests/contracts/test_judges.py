@@ -60,5 +60,5 @@ def test_none_is_forgotten() -> None:
     parts |= {"logistic", "minimise", "draws", "outcome", "kept", "feature_files", "kmeans"}
     parts |= {"intervals", "given"}
     # Protocols with further arguments: each has its tests in tests/evaluation.
-    protocols = {"calibration", "few_labels", "few_shot", "low_shot", "out_of_set", "svm"}
+    protocols = {"calibration", "dense", "few_labels", "few_shot", "low_shot", "out_of_set", "svm"}
     assert judges - parts - protocols == told

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
+from sslengine.data.sources.shapes import draw_shape, mask_of_shape
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.train import train
 from sslengine.evaluation.options import PROTOCOLS
@@ -89,10 +91,78 @@ def test_lists_of_few_labels_are_kept(tmp_path: Path, trained: str) -> None:
 def test_what_cannot_be_done_is_said_and_the_rest_goes_on(tmp_path: Path, trained: str) -> None:
     """One class; no other set."""
     found, text = judged(
-        tmp_path, trained, DATA__TRAIN__DATA_LIMIT=1, EVALUATE={"PROTOCOLS": list(PROTOCOLS)}
+        tmp_path,
+        trained,
+        DATA__TRAIN__DATA_LIMIT=1,
+        EVALUATE={
+            "PROTOCOLS": list(PROTOCOLS),
+            "DENSE": {"IMAGES": 3},
+            "CORRUPTIONS": {"SEVERITIES": [5]},
+        },
     )
     for name in PROTOCOLS:
         some = found["trained"][name]
         assert some["metrics"] or some["notes"], name
     assert "EVALUATE.OUTSIDE.SOURCE names no other set" in text
     assert found["trained"]["view_retrieval"]["metrics"]
+
+
+def test_maps_are_judged_by_the_masks_of_shapes_and_of_files(tmp_path: Path, trained: str) -> None:
+    """The same images and masks as files: the same numbers."""
+    given = {"PROTOCOLS": ["dense"], "DENSE": {"IMAGES": 5}}
+    found, text = judged(tmp_path / "drawn", trained, EVALUATE=given)
+    assert set(found) == {"trained", "untrained", "raw pixels"}
+    details = found["trained"]["dense"]["details"]
+    assert (details["layer"], details["map"]) == ("res5", [2, 2])
+    assert details["images"] == {"train": 5, "test": 5}
+    assert details["chosen_on"] == "1 of 5 training images"
+    assert found["raw pixels"]["dense"]["details"]["layer"] == "16x16"
+    assert {"kNN mIoU", "linear mIoU"} <= set(found["trained"]["dense"]["metrics"])
+    assert "dense" in text
+    changes: dict[str, Any] = {}
+    folders = {}
+    for split, count in (("TRAIN", 4), ("TEST", 2)):
+        paths, labels = tmp_path / f"{split}.npy", tmp_path / f"{split}_labels.npy"
+        files = [tmp_path / "images" / f"{split}{number}.png" for number in range(count)]
+        for number, path in enumerate(files):
+            mask = tmp_path / "masks" / path.name
+            mask.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(draw_shape(split, number, 16)).save(path)
+            Image.fromarray(mask_of_shape(split, number, 16)).save(mask)
+        np.save(paths, np.array([str(path) for path in files]))
+        np.save(labels, np.arange(count) % 10)
+        folders[f"MASKS_{split}"] = str(tmp_path / "masks")
+        values = {"DATA_SOURCES": ["disk_filelist"], "LABEL_SOURCES": ["disk_filelist"],
+                  "DATA_PATHS": [str(paths)], "LABEL_PATHS": [str(labels)], "DATA_LIMIT": -1}  # fmt: skip
+        changes |= {f"DATA__{split}__{key}": value for key, value in values.items()}
+    changes["DATA__TEST"] = {key.removeprefix("DATA__TEST__"): value for key, value in changes.items()
+                             if key.startswith("DATA__TEST__")} | {"TRANSFORMS": [{"name": "ToTensor"}]}  # fmt: skip
+    changes = {key: value for key, value in changes.items() if not key.startswith("DATA__TEST__")}
+    given = {"PROTOCOLS": ["dense"], "DENSE": {"IMAGES": -1, **folders}}
+    filed, _ = judged(tmp_path / "files", trained, **changes, EVALUATE=given)
+    assert filed["raw pixels"]["dense"]["metrics"]["kNN accuracy"] > 0
+    next((tmp_path / "masks").glob("TRAIN0.png")).unlink()
+    _, text = judged(tmp_path / "files", trained, **changes, EVALUATE=given)
+    assert "there is no mask" in text
+
+
+def test_accuracy_on_corrupted_images(tmp_path: Path, trained: str) -> None:
+    """mCE by hand; and corruption of a kind that changes nothing is not there."""
+    kinds = {"KINDS": ["contrast", "gaussian_noise"], "SEVERITIES": [1, 5]}
+    found, _ = judged(
+        tmp_path, trained, EVALUATE={"PROTOCOLS": ["corruptions"], "CORRUPTIONS": kinds}
+    )
+    some = {name: each["corruptions"] for name, each in found.items()}
+    errors = {name: each["details"]["errors"] for name, each in some.items()}
+    for name, each in some.items():
+        by_kind = [100 * (1 - np.mean(errors[name][kind])) for kind in kinds["KINDS"]]
+        assert [each["metrics"][kind] for kind in kinds["KINDS"]] == pytest.approx(by_kind)
+        assert each["metrics"]["mean accuracy"] == pytest.approx(np.mean(by_kind))
+        assert "training images" in each["details"]["chosen_on"]
+    assert some["untrained"]["metrics"]["mCE"] == pytest.approx(100)
+    ratios = [
+        sum(errors["trained"][kind]) / sum(errors["untrained"][kind]) for kind in kinds["KINDS"]
+    ]
+    assert some["trained"]["metrics"]["mCE"] == pytest.approx(100 * np.mean(ratios))
+    assert some["raw pixels"]["details"]["errors"] != some["trained"]["details"]["errors"]

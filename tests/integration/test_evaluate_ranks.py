@@ -63,3 +63,34 @@ def _run(folder: Path, *arguments: str) -> None:
         [*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_protocols_on_further_images_are_the_same_at_two_ranks(tmp_path: Path) -> None:
+    few = {"DATA__TRAIN__DATA_LIMIT": 60, "OPTIMIZER__num_epochs": 1}
+    write_config(tmp_path, **{**SHAPES, **few})
+    _run(tmp_path, "config.CHECKPOINT.DIR=run")
+    (tmp_path / "configs" / "tiny.yaml").unlink()
+    (tmp_path / "configs").rmdir()
+    asked = {
+        "PROTOCOLS": ["few_labels", "out_of_set", "view_retrieval", "dense", "corruptions"],
+        "LABEL_FREE": [], "DENSE": {"IMAGES": 6}, "OUTSIDE": {"SOURCE": "upright_shapes", "LIMIT": 10},
+        "CORRUPTIONS": {"KINDS": ["shot_noise", "fog"], "SEVERITIES": [3]},
+    }  # fmt: skip
+    given = {**FROZEN, **few, "EVALUATE": asked, "LINEAR_PROBE": {"PENALTIES": [0.1]}}
+    write_config(tmp_path, **given)
+    found, lists = [], []
+    for ranks in (1, 2):
+        _run(
+            tmp_path, "config.CHECKPOINT.DIR=run", "engine_name=evaluate",
+            f"config.EVALUATE.FEATURES=features{ranks}", "config.DISTRIBUTED.BACKEND=gloo",
+            f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+        )  # fmt: skip
+        report = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+        found.append([score["protocols"] for score in report["scores"]])
+        lists.append({path.name: path.read_text() for path in tmp_path.rglob("*_seed*.csv")})
+    assert lists[0] == lists[1]
+    for one, two in zip(*found, strict=True):
+        assert set(one) == set(two) == {*asked["PROTOCOLS"]}
+        for name in asked["PROTOCOLS"]:
+            assert one[name]["metrics"] == pytest.approx(two[name]["metrics"], abs=1e-9), name

@@ -76,6 +76,10 @@ class DataSource(ABC):
         """The classes of all images; of several each a matrix: 1, 0, or -1 for not known."""
         return np.fromiter((self.label(index) for index in range(len(self))), np.int64, len(self))
 
+    def mask(self, index: int) -> NDArray[np.generic]:
+        """The class of each pixel of an image, height x width, if the source knows it."""
+        raise DataError(f"{self.where}: {type(self).__name__} has no masks.")
+
     def column(self, name: str, where: str) -> Sequence[Any]:
         """A value for each image, if the source has columns. where: the key that names it."""
         raise DataError(

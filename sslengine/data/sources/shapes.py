@@ -67,6 +67,9 @@ class ShapesSource(DataSource):
     def label(self, index: int) -> int:
         return class_of(index)
 
+    def mask(self, index: int) -> NDArray[np.generic]:
+        return mask_of_shape(self._split, index, self._side, self.upright)
+
 
 @register_data_source("upright_shapes")
 class UprightShapesSource(ShapesSource):
@@ -81,6 +84,18 @@ def class_of(index: int) -> int:
 
 def draw_shape(split: str, index: int, side: int, upright: bool = False) -> NDArray[np.uint8]:
     """Image `index` of TRAIN or TEST: side x side x 3."""
+    return _drawn(split, index, side, upright)[0]
+
+
+def mask_of_shape(split: str, index: int, side: int, upright: bool = False) -> NDArray[np.uint8]:
+    """The class of each pixel, from 1; 0 is everything else. A pixel that the shape covers by half
+    or more belongs to it."""
+    inside = _drawn(split, index, side, upright)[1] >= 0.5
+    return (inside * (class_of(index) + 1)).astype(np.uint8)
+
+
+def _drawn(split: str, index: int, side: int, upright: bool) -> tuple[NDArray[np.uint8], Plane]:
+    """The image, and how much of each pixel the shape covers."""
     draws = _Draws(split, index)
     x, y = _grid(side)
     scene = _blend(_ink(draws), _ink(draws), 0.5 + 0.35 * _ramp(draws, x, y))
@@ -97,7 +112,7 @@ def draw_shape(split: str, index: int, side: int, upright: bool = False) -> NDAr
     draws.upright = False
     light = draws.uniform(0.7, 1.2) * (1 + draws.uniform(0, 0.25) * _ramp(draws, x, y))
     scene = scene * light[..., None] + draws.noise(scene.shape, 0.03)
-    return (np.clip(scene, 0, 1) * 255 + 0.5).astype(np.uint8)
+    return (np.clip(scene, 0, 1) * 255 + 0.5).astype(np.uint8), shape
 
 
 class _Draws:

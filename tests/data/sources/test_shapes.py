@@ -13,7 +13,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources import shapes
 from sslengine.data.sources.base import build_sources
-from sslengine.data.sources.shapes import CLASSES, ShapesSource, class_of, draw_shape
+from sslengine.data.sources.shapes import CLASSES, ShapesSource, class_of, draw_shape, mask_of_shape
 
 
 def source(split: str = "TRAIN", side: int = 32, **keys: object) -> ShapesSource:
@@ -157,3 +157,19 @@ def test_pixels_say_little_about_the_class() -> None:
     judge = KNeighborsClassifier(20, metric="cosine", algorithm="brute")
     judge.fit(train, [class_of(index) for index in range(1500)])
     assert 0.1 < judge.score(test, [class_of(index) for index in range(500)]) < 0.35
+
+
+def test_a_mask_is_where_the_shape_is() -> None:
+    """A disc that lies within the image has the area of its width."""
+    inside = 0
+    for index in range(0, 200, 10):
+        mask = mask_of_shape("TRAIN", index, 96)
+        assert set(np.unique(mask)) == {0, 1}
+        high, wide = ((mask > 0).any(axis=axis).sum() for axis in (1, 0))
+        edge = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
+        if not edge.any():
+            inside += 1
+            assert abs(int(high) - int(wide)) <= 1
+            assert (mask > 0).sum() == pytest.approx(np.pi / 4 * high * wide, rel=0.03)
+    assert inside > 3
+    assert mask_of_shape("TEST", 13, 32).max() == 4

@@ -1,0 +1,115 @@
+"""`corruptions` of EVALUATE.PROTOCOLS: the linear probe on corrupted test images.
+
+The probe is fitted to clean training images. The test images are corrupted at the size that the
+network sees, by the fifteen functions of ImageNet-C, with draws that depend on the seed and the
+image. The error of a corruption, summed over the severities, is divided by that of the untrained
+trunk: mCE is the mean of these ratios, 100 % as good as untrained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sslengine.config.sections import read
+from sslengine.data.options import DataOptions
+from sslengine.distributed.collectives import sum_over_ranks
+from sslengine.engines.features import features_of, ordered_feed
+from sslengine.engines.judged_images import Found, Judged
+from sslengine.engines.judged_networks import UNTRAINED
+from sslengine.engines.scoring import Sets
+from sslengine.errors import DataError
+from sslengine.evaluation.linear import Fitted, linear_probe
+from sslengine.evaluation.options import CorruptionOptions
+from sslengine.evaluation.outcome import Outcome
+from sslengine.task.build import build_run_precision
+
+Key = tuple[str, str]  # network and layer
+# Of each corruption and severity: right answers, and images.
+Counts = dict[tuple[str, int], Tensor]
+
+
+def of_corruptions(judged: Judged) -> Found:
+    if judged.test != "TEST":
+        raise DataError("there are no test images.")
+    options: CorruptionOptions = judged.corruptions
+    probes, about = {}, {}
+    for each in judged.sets:
+        probes[each.features, each.layer], about[each.features, each.layer] = _probe(judged, each)
+    counts: dict[Key, Counts] = {key: {} for key in probes}
+    for kind in options.KINDS:
+        for severity in options.SEVERITIES:
+            entry = {"name": "Corrupt", "kind": kind, "severity": severity}
+            view = judged.before_tensor(entry)
+            for key, found in _right(judged, view, probes).items():
+                counts[key][kind, severity] = found
+    errors = {key: _errors(of) for key, of in counts.items()}
+    return {
+        key: _outcome(
+            errors[key],
+            errors.get((UNTRAINED, key[1])),
+            {**about[key], "severities": [*options.SEVERITIES]},
+        )
+        for key in probes
+    }
+
+
+def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any]]:
+    if sets.labelled is None:
+        raise DataError("the images have no labels.")
+    found = linear_probe(*sets.labelled, judged.probe, device=judged.run.device, over_ranks=True)
+    assert found.fitted is not None
+    chosen = {"clean": found.test_accuracy, "penalty": found.penalty}
+    return found.fitted, {**chosen, "chosen_on": found.chosen_on, "layer": sets.layer}
+
+
+def _right(judged: Judged, view: Sequence[Any], probes: Mapping[Key, Fitted]) -> dict[Key, Tensor]:
+    """Right answers and images, over all ranks."""
+    run = judged.run_with({"DATA.TEST.TRANSFORMS": view})
+    options = read(run.config, DataOptions).TEST
+    precision = build_run_precision(run.config, run.device)
+    counts = {key: torch.zeros(2, dtype=torch.float64) for key in probes}
+    feed = ordered_feed(run.config, "TEST", run.device, judged.splits["TRAIN"].classes)
+    try:
+        for batch in feed.batches():
+            for network in judged.networks:
+                found = features_of(batch, network.compute, options, precision)
+                known = found.targets >= 0
+                for layer, rows in found.layers.items():
+                    probe = probes.get((network.name, layer))
+                    if probe is None or not known.any():
+                        continue
+                    best = probe.logits(rows[known].flatten(1)).argmax(dim=1)
+                    right = (best == probe.places(found.targets[known])).sum().cpu()
+                    counts[network.name, layer] += torch.stack([right, known.sum()]).double()
+    finally:
+        feed.close()
+    return {key: sum_over_ranks(each.to(judged.run.device)).cpu() for key, each in counts.items()}
+
+
+def _errors(counts: Counts) -> dict[str, list[float]]:
+    """By corruption, a share for each severity."""
+    found: dict[str, list[float]] = {}
+    for (kind, _), (right, images) in counts.items():
+        found.setdefault(kind, []).append(1 - float(right / images))
+    return found
+
+
+def _outcome(
+    errors: Mapping[str, list[float]],
+    untrained: Mapping[str, list[float]] | None,
+    about: Mapping[str, Any],
+) -> Outcome:
+    means = {kind: sum(each) / len(each) for kind, each in errors.items()}
+    metrics = {"mean accuracy": 100 * (1 - sum(means.values()) / len(means))}
+    notes: tuple[str, ...] = ()
+    if untrained and all(map(sum, untrained.values())):
+        ratios = [sum(each) / sum(untrained[kind]) for kind, each in errors.items()]
+        metrics["mCE"] = 100 * sum(ratios) / len(ratios)
+    else:
+        notes = ("there is no mCE: the untrained trunk makes no error, or has no such layer",)
+    metrics |= {kind: 100 * (1 - each) for kind, each in means.items()}
+    return Outcome(metrics, notes, {**about, "errors": dict(errors)})

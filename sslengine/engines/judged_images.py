@@ -1,0 +1,92 @@
+"""What protocols on further images get, and how they compute features of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sslengine.config.sections import read, replaced
+from sslengine.data.options import DataOptions
+from sslengine.engines.run import Run
+from sslengine.engines.scoring import Sets
+from sslengine.engines.stored import Network, StoredSplit, store_split
+from sslengine.errors import DataError
+from sslengine.evaluation.options import (
+    CorruptionOptions,
+    DenseOptions,
+    EvaluateOptions,
+    LinearProbeOptions,
+    OutsideOptions,
+)
+from sslengine.evaluation.outcome import Outcome
+
+# By network and layer.
+Found = dict[tuple[str, str], Outcome]
+FIRST = "the first"  # layer
+
+
+@dataclass(frozen=True)
+class Judged:
+    run: Run
+    networks: Sequence[Network]
+    sets: Sequence[Sets]
+    splits: Mapping[str, StoredSplit]
+    folder: Path
+    options: EvaluateOptions
+    probe: LinearProbeOptions
+    weights: str
+
+    @property
+    def outside(self) -> OutsideOptions:
+        return self.options.OUTSIDE
+
+    @property
+    def dense(self) -> DenseOptions:
+        return self.options.DENSE
+
+    @property
+    def corruptions(self) -> CorruptionOptions:
+        return self.options.CORRUPTIONS
+
+    @property
+    def test(self) -> str:
+        """The split whose images are judged."""
+        return "TEST" if "TEST" in self.splits else "TRAIN"
+
+    @property
+    def transforms(self) -> list[dict[str, Any]]:
+        data = read(self.run.config, DataOptions)
+        return [dict(each) for each in getattr(data, self.test).TRANSFORMS]
+
+    def before_tensor(self, *entries: dict[str, Any], all_before: bool = False) -> list[Any]:
+        """The judged view with further transforms; all_before: in place of those before."""
+        names = [each["name"] for each in self.transforms]
+        if "ToTensor" not in names:
+            raise DataError(
+                f"config.DATA.{self.test}.TRANSFORMS: expected ToTensor among them, which other "
+                f"transforms can precede."
+            )
+        place = names.index("ToTensor")
+        kept = [] if all_before else self.transforms[:place]
+        return [*kept, *entries, *self.transforms[place:]]
+
+    @property
+    def side(self) -> int:
+        """Of the judged images, in pixels."""
+        (image,) = self.splits[self.test].dataset[0, 0]["data"]
+        return int(min(image.shape[-2:]))
+
+    def stored(
+        self, split: str, changes: Mapping[str, Any], networks: Sequence[Network] = ()
+    ) -> StoredSplit:
+        """The features of other images. changes: of the config. Collective."""
+        options = self.options
+        return store_split(
+            self.run_with(changes), split, networks or self.networks, self.folder, (), options.DTYPE
+        )
+
+    def run_with(self, changes: Mapping[str, Any]) -> Run:
+        config = replaced(self.run.config, changes)
+        return replace(self.run, resolved=replace(self.run.resolved, config=config))

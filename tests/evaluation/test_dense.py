@@ -1,0 +1,72 @@
+"""Segmentation by frozen patches, against scikit-learn and masks made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, jaccard_score
+
+from sslengine.evaluation.dense import Confusion, Patches, dense
+
+
+def test_jaccard_is_that_of_scikit_learn() -> None:
+    draw = np.random.default_rng(0)
+    wanted, answers = draw.choice([0, 2, 5, 255], size=500), draw.choice([0, 2, 7], size=500)
+    found = Confusion(torch.tensor([0, 2, 5, 7]))
+    for part in (slice(0, 200), slice(200, 500)):
+        found.add(torch.from_numpy(answers[part]), torch.from_numpy(wanted[part]))
+    known = wanted != 255
+    expected = jaccard_score(wanted[known], answers[known], average="macro")
+    assert found.miou == pytest.approx(100 * expected, rel=1e-12)
+    assert found.accuracy == pytest.approx(100 * accuracy_score(wanted[known], answers[known]))
+
+
+def test_patches_of_a_mask_by_hand() -> None:
+    mask = torch.tensor([[[1, 1, 9, 9], [1, 2, 9, 9], [3, 3, 4, 4], [3, 3, 4, 255]]])
+    maps = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]])
+    found = Patches.of(maps, mask)
+    assert found.features.tolist() == [[10], [20], [30], [40]]
+    assert found.pixels.tolist() == [[1, 1, 1, 2], [9, 9, 9, 9], [3, 3, 3, 3], [4, 4, 4, 255]]
+    assert found.most_frequent((9, 255)).tolist() == [1, -1, 3, 4]
+
+
+def _images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A patch is a left half, a right half, or neither; its feature says which."""
+    draw = torch.Generator().manual_seed(seed)
+    kinds = torch.randint(0, 3, (count, 3, 3), generator=draw)
+    patches = torch.tensor([[[0, 0], [0, 0]], [[1, 0], [1, 0]], [[0, 1], [0, 1]]])[kinds]
+    masks = patches.permute(0, 1, 3, 2, 4).reshape(count, 6, 6)
+    return torch.eye(3)[kinds].permute(0, 3, 1, 2), masks
+
+
+def test_neighbours_answer_pixels_and_the_linear_one_patches() -> None:
+    found = dense(*_images(20, 0), *_images(6, 1))
+    assert found.metrics["kNN mIoU"] == found.metrics["kNN accuracy"] == 100
+    # The most frequent class of a half patch is 0, of two equal ones the lower: all is 0.
+    assert "all training patches have class 0" in found.notes[0]
+    assert found.details["chosen_on"] == "2 of 20 training images"
+    maps, _ = _images(20, 0)
+    whole = (maps[:, 1] > 0).long().repeat_interleave(2, 1).repeat_interleave(2, 2)
+    found = dense(maps, whole, maps, whole)
+    assert found.metrics["linear mIoU"] == 100
+    assert found.metrics["linear accuracy"] == 100
+
+
+def test_ignored_pixels_neither_vote_nor_count() -> None:
+    maps, masks = _images(20, 0)
+    others, judged = _images(6, 1)
+    train = torch.where(torch.rand(masks.shape) < 0.1, 255, masks)
+    test = torch.where(torch.arange(6) == 0, 255, judged)
+    assert dense(maps, train, others, test).metrics["kNN mIoU"] == 100
+    nothing = dense(maps, torch.full_like(masks, 255), others, judged)
+    assert not nothing.metrics
+    assert "all pixels of the masks are ignored" in nothing.notes[0]
+
+
+def test_constant_features_and_a_single_image() -> None:
+    maps, masks = _images(1, 0)
+    found = dense(torch.ones_like(maps), masks, maps, masks)
+    assert "k, distance and penalty are fixed" in found.notes[0]
+    assert found.details["chosen_on"] == "nothing: it is fixed"
+    assert 0 <= found.metrics["kNN mIoU"] < 100
