@@ -1,11 +1,11 @@
 """`sweep`: classifiers with many learning rates on one frozen trunk, and the accuracy of the best.
 
-    train    all heads of config.SWEEP at once (many_heads_train_step), on TRAIN without a held-out
-             share, in the folder `sweep` of the run; a killed sweep resumes
+    train    all heads of config.HEAD_SWEEP at once (many_heads_train_step), on TRAIN without a
+             held-out share, in the folder `sweep` of the run; a killed sweep resumes
     choose   the head that is best on that share
     test     all heads on TEST, once; sweep.json and the table name the chosen head
 
-With SWEEP.SELECT_ON: test nothing is held out, and the best head on TEST is reported, as some
+With HEAD_SWEEP.SELECT_ON: test nothing is held out, and the best head on TEST is reported, as some
 published protocols do: the report says so.
 """
 
@@ -88,9 +88,9 @@ def sweep(run: Run) -> None:
 def _expect_images_to_choose_on(run: Run, options: SweepOptions) -> None:
     if options.SELECT_ON == HELD_OUT and read(run.config, DataOptions).HOLD_OUT.SHARE:
         raise ConfigError(
-            "config.SWEEP.SELECT_ON: held_out takes a share of TRAIN to choose the head on, and "
-            "config.DATA.HOLD_OUT makes TEST of such a share already. Give TEST its own images, or "
-            "choose on them: SELECT_ON: test."
+            "config.HEAD_SWEEP.SELECT_ON: held_out takes a share of TRAIN to choose the head on, "
+            "and config.DATA.HOLD_OUT makes TEST of such a share already. Give TEST its own images, "
+            "or choose on them: SELECT_ON: test."
         )
 
 
@@ -126,7 +126,8 @@ def _class_tokens(trunk: Trunk, options: SweepOptions) -> Iterator[str]:
     for count in options.BLOCKS:
         if f"concatCLS{count}" not in names:
             raise ConfigError(
-                f"config.SWEEP.BLOCKS: the trunk has fewer than {count} blocks with class tokens."
+                f"config.HEAD_SWEEP.BLOCKS: the trunk has fewer than {count} blocks with class "
+                f"tokens."
             )
         yield f"concatCLS{count}"
         yield f"concatCLS{count}{JOIN}lastPOOL"

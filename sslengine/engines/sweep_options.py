@@ -1,4 +1,4 @@
-"""`config.SWEEP`: the grid of heads that the engine `sweep` trains on one frozen forward pass."""
+"""`config.HEAD_SWEEP`: the heads that the engine `sweep` trains on one frozen forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINEAR, ATTENTIVE = "linear", "attentive"
 HELD_OUT, TEST = "held_out", "test"
 
 
-@section("SWEEP")
+@section("HEAD_SWEEP")
 @dataclass
 class SweepOptions:
     # linear, or attentive: a learned query on all tokens.

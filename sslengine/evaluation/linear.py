@@ -76,7 +76,7 @@ class LinearProbe:
     # 95 % interval of the test accuracy where it is no accuracy but mAP.
     interval: list[float] = field(default_factory=list)
     # None: of several classes of an image.
-    fitted: Fitted | None = None
+    fitted: Fitted | None = field(default=None, compare=False)
 
 
 @torch.no_grad()

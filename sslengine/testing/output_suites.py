@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,10 @@ class EvaluatorSuite(Suite):
 
     def values(self, given: Sequence[Tensor]) -> dict[str, float]:
         found = self.evaluate(*given, **self.arguments)
-        found = vars(found) if hasattr(found, "__dataclass_fields__") else {"value": found}
+        if is_dataclass(found):  # what is not compared is no answer
+            found = {each.name: getattr(found, each.name) for each in fields(found) if each.compare}
+        else:
+            found = {"value": found}
         numbers = {key: each for key, each in flat(found).items() if not isinstance(each, str)}
         return {key: float(each) for key, each in numbers.items()}
 

@@ -101,8 +101,9 @@ WRONG = {
     f"{TRAIN}.LABEL_SHIFT=-1": "LABEL_SHIFT: expected 0 or more, got -1",
     f"{TRAIN}.FLAVOUR=null": "FLAVOUR: SourceOptions requires this argument",
     f"{TRAIN}.IMAGE_COLUMN=x": "IMAGE_COLUMN: it is a key of the data sources array_file, "
-    "csv_filelist, huggingface_dataset, webdataset; here p_source is",
-    "config.DATA.TEST.IMAGE_COLUMN=x": "webdataset; here none is chosen",
+    "csv_filelist, huggingface_dataset, huggingface_stream, webdataset, webdataset_stream; here "
+    "p_source is",
+    "config.DATA.TEST.IMAGE_COLUMN=x": "webdataset_stream; here none is chosen",
     f"{TRAIN}.TRANSFORMS.1.amont=1": "TRANSFORMS.1.amont: Amount takes no such argument",
     f"{TRAIN}.TRANSFORMS.1.amount=x": "TRANSFORMS.1.amount: expected float, got 'x'",
     f"{TRAIN}.COLLATE_FUNCTION_PARAMS.amont=1": "PARAMS.amont: Amount takes no such argument",

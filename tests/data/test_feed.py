@@ -148,7 +148,7 @@ def test_images_are_those_of_the_plain_list(tmp_path: Path, collator: str) -> No
         seed_sample(3, (0, index))
         plain = {"data": [picture(index)], "data_valid": [1], "data_idx": [index], "label": [index]}
         samples.append(pipeline(plain))
-    expected = collate_seeded(COLLATORS.get(collator), Samples(samples, 3, (0, 0)))
+    expected = collate_seeded(COLLATORS.get(collator), Samples(samples, 3, [(0, 0)]))
     torch.testing.assert_close(batch["data"], expected["data"], rtol=0, atol=0)
 
 

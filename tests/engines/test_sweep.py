@@ -22,7 +22,7 @@ TRUNK: dict[str, Any] = {
     "DATA__TRAIN__DEFAULT_GRAY_IMG_SIZE": SIDE,
     "CHECKPOINT__CHECKPOINT_FREQUENCY": -1,
 }
-SWEEP: dict[str, Any] = {
+HEAD_SWEEP: dict[str, Any] = {
     **TRUNK,
     "DATA__TRAIN__LABEL_SOURCES": ["shapes"],
     "DATA__TRAIN__TRANSFORMS": [{"name": "RandomHorizontalFlip"}, {"name": "ToTensor"}],
@@ -34,7 +34,7 @@ SWEEP: dict[str, Any] = {
         "BATCHSIZE_PER_REPLICA": 16,
     },
     "LOSS": {"name": "CrossEntropyLoss"},
-    "SWEEP": {"LR": [0.1, 1.0, 10.0], "WEIGHT_DECAY": [0.0, 0.01]},
+    "HEAD_SWEEP": {"LR": [0.1, 1.0, 10.0], "WEIGHT_DECAY": [0.0, 0.01]},
     "CHECKPOINT__CHECKPOINT_FREQUENCY": 1,
 }  # fmt: skip
 VIT: dict[str, Any] = {
@@ -69,7 +69,7 @@ def _heads(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_best_head_on_held_out_images_is_tested_once(trained: Path) -> None:
-    run = make_run(trained, "sweep", **SWEEP)
+    run = make_run(trained, "sweep", **HEAD_SWEEP)
     sweep(run)
     report = _report(trained)
     assert report["chosen_on"] == "10% of TRAIN"
@@ -90,7 +90,10 @@ def test_heads_do_not_depend_on_each_other(trained: Path, tmp_path_factory: Any)
     found = []
     for rates in ([1.0, 0.1, 3.0], [1.0]):
         folder = tmp_path_factory.mktemp("grid")
-        given = {**SWEEP, "SWEEP": {"LR": rates, "WEIGHT_DECAY": [0.01], "SELECT_ON": "test"}}
+        given = {
+            **HEAD_SWEEP,
+            "HEAD_SWEEP": {"LR": rates, "WEIGHT_DECAY": [0.01], "SELECT_ON": "test"},
+        }
         sweep(make_run(folder, "sweep", **given, MODEL__WEIGHTS_INIT__PARAMS_FILE=weights))
         found.append(_heads(folder)["0.0.linear.weight"])
     assert torch.equal(*found)
@@ -99,7 +102,7 @@ def test_heads_do_not_depend_on_each_other(trained: Path, tmp_path_factory: Any)
 def test_it_goes_on_after_a_kill(trained: Path, tmp_path_factory: Any) -> None:
     whole = tmp_path_factory.mktemp("whole")
     weights = str(trained / "checkpoints" / "checkpoint.torch")
-    given = {**SWEEP, "MODEL__WEIGHTS_INIT__PARAMS_FILE": weights}
+    given = {**HEAD_SWEEP, "MODEL__WEIGHTS_INIT__PARAMS_FILE": weights}
     sweep(make_run(whole, "sweep", **given))
     cut = {**given, "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 6}]}
     other = tmp_path_factory.mktemp("cut")
@@ -116,7 +119,7 @@ def test_it_goes_on_after_a_kill(trained: Path, tmp_path_factory: Any) -> None:
 def test_class_tokens_of_blocks_and_the_mean_of_patches(tmp_path: Path) -> None:
     train(make_run(tmp_path, **TRUNK, **VIT, MODEL__HEAD__PARAMS=[["mlp", {"dims": ["auto", 8]}]],
                    DATA__TRAIN__TRANSFORMS=[{"name": "ImgReplicatePil", "num_times": 2}, {"name": "ToTensor"}]))  # fmt: skip
-    given = {**SWEEP, **VIT, "SWEEP": {"LR": [0.1], "BLOCKS": [1, 2]}}
+    given = {**HEAD_SWEEP, **VIT, "HEAD_SWEEP": {"LR": [0.1], "BLOCKS": [1, 2]}}
     sweep(make_run(tmp_path, "sweep", **given))
     features = [each["feature"] for each in _report(tmp_path)["heads"]]
     assert features == [
@@ -128,7 +131,11 @@ def test_class_tokens_of_blocks_and_the_mean_of_patches(tmp_path: Path) -> None:
 
 def test_attention_over_patches(tmp_path: Path) -> None:
     train(make_run(tmp_path, **TRUNK))
-    given = {**SWEEP, "SWEEP": {"HEAD": "attentive", "LR": [0.01, 0.1]}, "OPTIMIZER__name": "adamw"}
+    given = {
+        **HEAD_SWEEP,
+        "HEAD_SWEEP": {"HEAD": "attentive", "LR": [0.01, 0.1]},
+        "OPTIMIZER__name": "adamw",
+    }
     sweep(make_run(tmp_path, "sweep", **given))
     assert {each["feature"] for each in _report(tmp_path)["heads"]} == {"res5"}
     assert _heads(tmp_path)["1.0.query"].ndim == 1
@@ -136,14 +143,16 @@ def test_attention_over_patches(tmp_path: Path) -> None:
 
 def test_a_rate_that_is_too_high_does_not_stop_the_others(trained: Path) -> None:
     """Its output overflows; a loss that is not finite would end the run."""
-    given = {**SWEEP, "SWEEP": {"LR": [0.1, 1e38]}}
+    given = {**HEAD_SWEEP, "HEAD_SWEEP": {"LR": [0.1, 1e38]}}
     sweep(make_run(trained, "sweep", **given))
     assert _heads(trained)["0.0.linear.weight"].isfinite().all()
     assert len(_report(trained)["heads"]) == 2
 
 
 def test_chosen_on_the_test_images(trained: Path) -> None:
-    run = make_run(trained, "sweep", **{**SWEEP, "SWEEP": {"LR": [0.1, 1.0], "SELECT_ON": "test"}})
+    run = make_run(
+        trained, "sweep", **{**HEAD_SWEEP, "HEAD_SWEEP": {"LR": [0.1, 1.0], "SELECT_ON": "test"}}
+    )
     sweep(run)
     report = _report(trained)
     assert report["chosen_on"] == "TEST itself"
@@ -153,12 +162,12 @@ def test_chosen_on_the_test_images(trained: Path) -> None:
 
 def test_what_cannot_be(trained: Path, tmp_path_factory: Any) -> None:
     held = {"DATA__HOLD_OUT__SHARE": 0.2, "DATA__TEST": {"TRANSFORMS": [{"name": "ToTensor"}]}}
-    with pytest.raises(ConfigError, match="SWEEP.SELECT_ON: held_out takes a share of TRAIN"):
-        sweep(make_run(trained, "sweep", **{**SWEEP, **held}))
+    with pytest.raises(ConfigError, match="HEAD_SWEEP.SELECT_ON: held_out takes a share of TRAIN"):
+        sweep(make_run(trained, "sweep", **{**HEAD_SWEEP, **held}))
     with pytest.raises(CheckpointError, match="there are no trained weights at"):
-        sweep(make_run(tmp_path_factory.mktemp("new"), "sweep", **SWEEP))
+        sweep(make_run(tmp_path_factory.mktemp("new"), "sweep", **HEAD_SWEEP))
     unlabelled = {
-        **SWEEP,
+        **HEAD_SWEEP,
         "DATA__TRAIN__LABEL_SOURCES": [],
         "DATA__TRAIN__LABEL_TYPE": "sample_index",
     }
@@ -167,7 +176,7 @@ def test_what_cannot_be(trained: Path, tmp_path_factory: Any) -> None:
 
 
 def _on_ranks(folder: str) -> None:
-    sweep(make_run(Path(folder), "sweep", **SWEEP, DISTRIBUTED__NUM_PROC_PER_NODE=2))
+    sweep(make_run(Path(folder), "sweep", **HEAD_SWEEP, DISTRIBUTED__NUM_PROC_PER_NODE=2))
 
 
 def test_two_ranks(trained: Path, two_ranks: RankPool) -> None:

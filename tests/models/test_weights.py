@@ -391,9 +391,7 @@ def test_the_authors_file_of_a_beit(saved: SaveAs) -> None:
         "STATE_DICT_KEY_NAME": "model",
         "APPEND_PREFIX": "trunk.base_model.",
     }
-    with pytest.raises(
-        CheckpointError, match=r"not of this model: trunk\.lm_head\.weight, trunk\.m"
-    ):
+    with pytest.raises(CheckpointError, match=r"not of this model: trunk\.lm_head\.weight\n"):
         init_from_file(*build(**weights))
     model, asked = build(**weights, SKIP_LAYERS=["mask_token", "lm_head"])
     init_from_file(model, asked)

@@ -39,6 +39,7 @@ TRUNKS_BY_NAME: list[tuple[str, dict[str, Any]]] = [
     ("mobilenetv3_tv", {}),
     ("mobilenetv3_timm", {}),
     ("alexnet", {}),
+    ("resnet_sk", {"RESNETS_SK": {"DEPTH": 50, "WIDTH_MULTIPLIER": 0.25}}),
     ("timm", {"TIMM": {"model": "test_vit", "arguments": {"img_size": 32}}}),
     ("torchvision", {"TORCHVISION": {"model": "shufflenet_v2_x0_5"}}),
 ]

@@ -2,9 +2,10 @@
 
 Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and
 Perturbations, 2019: noise, blur, weather and digital changes. The amounts are those of the authors'
-code (hendrycks/robustness 8190fe3) for images of 224 pixels. Lengths are scaled with the shorter side of an image, so that a small one
-is corrupted as much to the eye. Frost is drawn (the paper has photographs of it), and blurs by
-motion are those of a line, not of ImageMagick: these numbers cannot be compared with the paper's.
+code (hendrycks/robustness 8190fe3) for images of 224 pixels. Lengths are scaled with the shorter
+side of an image, so that a small one is corrupted as much to the eye. Frost is drawn (the paper has
+photographs of it), and blurs by motion are those of a line, not of ImageMagick: these numbers
+cannot be compared with the paper's.
 """
 
 from __future__ import annotations
