@@ -89,7 +89,7 @@ def _expect_images_to_choose_on(run: Run, options: SweepOptions) -> None:
     if options.SELECT_ON == HELD_OUT and read(run.config, DataOptions).HOLD_OUT.SHARE:
         raise ConfigError(
             "config.HEAD_SWEEP.SELECT_ON: held_out takes a share of TRAIN to choose the head on, "
-            "and config.DATA.HOLD_OUT makes TEST of such a share already. Give TEST its own images, "
+            "and config.DATA.HOLD_OUT makes TEST of such a share already. Give TEST other images, "
             "or choose on them: SELECT_ON: test."
         )
 
