@@ -126,6 +126,7 @@ def test_judged_on_what_was_held_out_and_on_other_images(
     assert first["scores"]["linear"] == 100.0
 
 
+@pytest.mark.slow
 def test_judged_without_classes_of_one_class_and_on_three_images(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +240,7 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_vissl_as_a_folder_of_timm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

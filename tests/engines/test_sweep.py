@@ -179,6 +179,7 @@ def _on_ranks(folder: str) -> None:
     sweep(make_run(Path(folder), "sweep", **HEAD_SWEEP, DISTRIBUTED__NUM_PROC_PER_NODE=2))
 
 
+@pytest.mark.slow
 def test_two_ranks(trained: Path, two_ranks: RankPool) -> None:
     two_ranks.run(_on_ranks, str(trained))
     assert len(_report(trained)["heads"]) == 6
