@@ -99,6 +99,7 @@ def test_heads_do_not_depend_on_each_other(trained: Path, tmp_path_factory: Any)
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_a_kill(trained: Path, tmp_path_factory: Any) -> None:
     whole = tmp_path_factory.mktemp("whole")
     weights = str(trained / "checkpoints" / "checkpoint.torch")
