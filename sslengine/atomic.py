@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,10 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
         if private:
             os.fchmod(file.fileno(), 0o600)
         file.write(content)
+
+
+def write_json(path: Path, content: object) -> None:
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def make_folder(folder: Path) -> None:

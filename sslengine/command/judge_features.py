@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from sslengine.atomic import write_whole
+from sslengine.atomic import write_json
 from sslengine.command.text import typed
 from sslengine.config.sections import sections_of
 from sslengine.engines.score_table import show_all
@@ -152,4 +151,4 @@ def _write(
         "linear_probe": vars(probe), "chance": by_chance, "notes": notes,
         "scores": [vars(score) for score in scores],
     }  # fmt: skip
-    write_whole(out, (json.dumps(content, indent=2) + "\n").encode())
+    write_json(out, content)

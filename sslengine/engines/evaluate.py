@@ -9,7 +9,6 @@ newest checkpoint in the run's folder. Without labels, metrics that need none ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.atomic import write_whole
+from sslengine.atomic import write_json
 from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
-from sslengine.engines.features import trained_weights
+from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
 from sslengine.engines.finetuned import as_protocols, finetuned
 from sslengine.engines.judged_images import Judged
@@ -35,7 +34,6 @@ from sslengine.engines.run import Run
 from sslengine.engines.score_table import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, averaged, chance
 from sslengine.engines.stored import Network, StoredSplit, store_split
-from sslengine.errors import CheckpointError
 from sslengine.evaluation.features import Chosen, Rows
 from sslengine.evaluation.options import (
     EvaluateOptions,
@@ -45,7 +43,6 @@ from sslengine.evaluation.options import (
     published,
 )
 from sslengine.evaluation.store import Store
-from sslengine.models.options import ModelOptions
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
 from sslengine.registry import register_engine
@@ -56,7 +53,7 @@ NO_LABELS = "the images have no labels: kNN, the linear probe and the protocols 
 @register_engine("evaluate")
 def evaluate(run: Run) -> None:
     """All ranks compute features, kNN and the probe; the others do not wait for rank 0's rest."""
-    weights = _weights(run)
+    weights = required_weights(run)
     judge = _Judge(run)
     networks, loaded = networks_of(run, str(weights or ""))
     sets = judge.sets(networks)
@@ -77,19 +74,6 @@ def evaluate(run: Run) -> None:
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {report.path}")
     check_results_here(run, {"test": _as_results(joined(scores))})
-
-
-def _weights(run: Run) -> Path | None:
-    """The weights file; None: the pretrained weights that a library has for the trunk."""
-    path = trained_weights(run.config, run.run_dir)
-    if not path.exists() and read(run.config, ModelOptions).starts_from_library():
-        return None
-    if not path.exists():
-        raise CheckpointError(
-            f"there are no trained weights at {path}. Train first with the same config=..., or "
-            f"name a file: config.MODEL.WEIGHTS_INIT.PARAMS_FILE=..."
-        )
-    return path
 
 
 class _Judge:
@@ -223,7 +207,7 @@ class _Report:
             "scores": [vars(score) for score in joined(scores)],
             "finetuned": finetuned(self.path.parent),
         }
-        write_whole(self.path, (json.dumps(content, indent=2) + "\n").encode())
+        write_json(self.path, content)
 
 
 def _as_results(scores: Sequence[Score]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.run import Run
+from sslengine.errors import CheckpointError
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
@@ -56,6 +57,19 @@ def trained_weights(config: DictConfig, run_dir: Path) -> Path:
         return Path(given)
     folder = run_dir / "checkpoints"
     return newest_path(folder) or folder / files.POINTER
+
+
+def required_weights(run: Run) -> Path | None:
+    """Their file; None: the pretrained weights that a library has for the trunk. Collective."""
+    path = trained_weights(run.config, run.run_dir)
+    if path.exists():
+        return path
+    if read(run.config, ModelOptions).starts_from_library():
+        return None
+    raise CheckpointError(
+        f"there are no trained weights at {path}. Train first with the same config=..., or name a "
+        f"file: config.MODEL.WEIGHTS_INIT.PARAMS_FILE=..."
+    )
 
 
 def load_trained(run: Run, model: nn.Module) -> str:

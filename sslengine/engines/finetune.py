@@ -7,26 +7,18 @@ under `finetuned`. Nothing is chosen by these metrics.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from sslengine.checkpoint.manifest import sha256_of
-from sslengine.config.changes import is_fixed
 from sslengine.config.options import RunOptions
-from sslengine.config.resolve import settled
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import leaves
 from sslengine.engines.expected import check_results
-from sslengine.engines.features import trained_weights
+from sslengine.engines.features import required_weights
 from sslengine.engines.finetuned import (
     FOLDER,
     add_to_report,
@@ -37,30 +29,19 @@ from sslengine.engines.finetuned import (
 from sslengine.engines.options import FinetuneOptions
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
+from sslengine.engines.sub_run import digest_of, folder_of, sub_run
 from sslengine.engines.train import train_task
-from sslengine.errors import CheckpointError, ConfigError
+from sslengine.errors import ConfigError
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
-
-# In addition to the model and the loss. The file of weights counts by its content.
-DEPENDS_ON = (
-    "OPTIMIZER.", "DATA.TRAIN.", "DATA.TEST.", "DATA.HOLD_OUT.", "SEED_VALUE",
-    "MODEL.WEIGHTS_INIT.NETWORK", "MODEL.WEIGHTS_INIT.SKIP_LAYERS",
-)  # fmt: skip
 
 
 @register_engine("finetune")
 def finetune(run: Run) -> None:
     options, model = read(run.config, FinetuneOptions), read(run.config, ModelOptions)
-    weights = trained_weights(run.config, run.run_dir)
-    if not weights.exists() and not model.starts_from_library():
-        raise CheckpointError(
-            f"there are no trained weights at {weights}. Train first with the same config=..., or "
-            f"name a file: config.MODEL.WEIGHTS_INIT.PARAMS_FILE=..."
-        )
     _check(run)
+    starts = {"trained": required_weights(run)}
     run.describe()
-    starts = {"trained": weights if weights.exists() else None}
     if options.UNTRAINED and not (library := model.starts_from_library()):
         starts["untrained"] = None
     results: dict[str, Any] = {}
@@ -85,12 +66,10 @@ def _check(run: Run) -> None:
 
 def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[str, Any]:
     """Train to the end, or read the result of a run that is complete. Collective."""
-    digest = broadcast_object(_digest(weights) if weights and is_primary() else "")
-    folder = run.run_dir / FOLDER / f"{name}-{_key(run, digest)}"
-    part = _part(run, folder, weights)
+    digest = digest_of(weights)
+    folder = folder_of(run, FOLDER, name, digest)
+    part = sub_run(run, folder, {"MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or "")})
     run.say(f"{name}: {weights or 'as initialised'} -> {folder}")
-    if is_primary():
-        folder.mkdir(parents=True, exist_ok=True)
     task, _ = train_task(part)
     metrics = broadcast_object(_short(task.results["test"]) if is_primary() else {})
     row = {
@@ -108,37 +87,6 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
     if is_primary():
         write_result(folder, row)
     return metrics
-
-
-def _part(run: Run, folder: Path, weights: Path | None) -> Run:
-    why = f"{FOLDER}: from the run in {run.run_dir}"
-    resolved = settled(run.resolved, "MODEL.WEIGHTS_INIT.PARAMS_FILE", str(weights or ""), why)
-    resolved = settled(resolved, "CHECKPOINT.DIR", str(folder), why)
-    # Its metrics have other names.
-    resolved = settled(resolved, "EXPECTED_RESULTS", [], why)
-    return Run(replace(resolved, engine_name="train"), folder, run.device, run.console)
-
-
-def _key(run: Run, weights: str) -> str:
-    """Of the weights and of all that the result depends on: another recipe is another run."""
-    tree: Any = OmegaConf.to_container(run.config)
-    of = {
-        path: value
-        for path, value in leaves(tree)
-        if (is_fixed(path) or path.startswith(DEPENDS_ON))
-        and not run.resolved.origins.get(f"config.{path}", "").startswith("derived:")
-    }
-    text = json.dumps([weights, of], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _digest(weights: Path) -> str:
-    if weights.is_file():
-        return sha256_of(weights)
-    digest = hashlib.sha256()
-    for path in sorted(each for each in weights.rglob("*") if each.is_file()):
-        digest.update(f"{path.relative_to(weights)} {sha256_of(path)}\n".encode())
-    return digest.hexdigest()
 
 
 def _short(results: Mapping[str, Any]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import write_whole
+from sslengine.atomic import write_json
 
 FOLDER = "finetune"
 RESULT = "finetuned.json"
@@ -15,7 +15,7 @@ REPORT = "evaluation.json"
 
 
 def write_result(folder: Path, row: dict[str, Any]) -> None:
-    _write(folder / RESULT, row)
+    write_json(folder / RESULT, row)
 
 
 def finetuned(run_dir: Path) -> list[dict[str, Any]]:
@@ -37,8 +37,4 @@ def add_to_report(run_dir: Path) -> None:
     path = run_dir / REPORT
     report = json.loads(path.read_text()) if path.exists() else {}
     report["finetuned"] = finetuned(run_dir)
-    _write(path, report)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_json(path, report)

@@ -1,7 +1,7 @@
 """`sweep`: classifiers with many learning rates on one frozen trunk, and the accuracy of the best.
 
     train    all heads of config.HEAD_SWEEP at once (many_heads_train_step), on TRAIN without a
-             held-out share, in the folder `sweep` of the run; a killed sweep resumes
+             held-out share, in a folder of `sweep` in the run's; a killed sweep resumes
     choose   the head that is best on that share
     test     all heads on TEST, once; sweep.json and the table name the chosen head
 
@@ -11,10 +11,9 @@ published protocols do: the report says so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,20 @@ import torch
 from omegaconf import OmegaConf
 from rich.table import Table
 
-from sslengine.atomic import write_whole
-from sslengine.config.resolve import changed
+from sslengine.atomic import write_json
+from sslengine.checkpoint.resume import newest_path
 from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
-from sslengine.engines.features import trained_weights
+from sslengine.engines.features import required_weights
 from sslengine.engines.run import Run
+from sslengine.engines.sub_run import digest_of, folder_of, sub_run
 from sslengine.engines.sweep_options import HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.train import train_task
-from sslengine.errors import CheckpointError, ConfigError
+from sslengine.errors import ConfigError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import JOIN, Trunk
@@ -71,15 +71,17 @@ def sweep(run: Run) -> None:
     grid, classes = _grid(run, options), _classes(run)
     several = bool(classes.width)
     outputs = classes.width or 1 + max(classes.by_value.values())
-    values = {**_values(run, options, grid, outputs), **_judged_by(grid, several)}
-    folder = run.run_dir / "sweep"
+    weights = required_weights(run)
+    run.describe()
+    values = _values(options, grid, outputs, weights) | _judged_by(grid, several)
+    folder = folder_of(run, "sweep", options.HEAD, digest_of(weights))
     held = options.SELECT_ON == HELD_OUT
-    trained = _sub_run(run, folder, {**values, **(_held_out(run, options) if held else {})})
+    trained = sub_run(run, folder, values | (_held_out(run, options) if held else {}))
     chosen_on = _scores(train_task(trained)[0].results, several)
     tested = chosen_on
     if held:
-        weights = folder / "checkpoints" / "checkpoint.torch"
-        testing = _sub_run(run, folder / "test", values | _test(weights))
+        heads = newest_path(folder / "checkpoints")
+        testing = sub_run(run, folder / "test", values | _test(heads))
         tested = _scores(train_task(testing)[0].results, several)
     if is_primary():
         _report(run, options, grid, chosen_on, tested)
@@ -144,21 +146,16 @@ def _tokens(trunk: Trunk) -> Iterator[str]:
 # ---- the runs
 
 
-def _values(run: Run, options: SweepOptions, grid: list[Cell], outputs: int) -> dict[str, Any]:
+def _values(
+    options: SweepOptions, grid: list[Cell], outputs: int, weights: Path | None
+) -> dict[str, Any]:
     """Of both runs: the frozen trunk with a head for each cell."""
-    weights = trained_weights(run.config, run.run_dir)
-    model = read(run.config, ModelOptions)
-    if not weights.exists() and not model.starts_from_library():
-        raise CheckpointError(
-            f"there are no trained weights at {weights}. Train first with the same config=..., or "
-            f"name a file: config.MODEL.WEIGHTS_INIT.PARAMS_FILE=..."
-        )
     head: list[Any] = ["attentive_probe", {"in_dim": "auto", "out_dim": outputs}]
     if options.HEAD == LINEAR:
         head = ["linear_probe", {"dims": ["auto", outputs], "norm": options.NORM}]
     return {
         "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
-        "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights) if weights.exists() else "",
+        "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or ""),
         "MODEL.MULTI_INPUT_HEAD_MAPPING": [],
         "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [],
         f"{OF_EVAL}.EVAL_MODE_ON": True,
@@ -204,18 +201,12 @@ def _held_out(run: Run, options: SweepOptions) -> dict[str, Any]:
     return values
 
 
-def _test(weights: Path) -> dict[str, Any]:
+def _test(weights: Path | None) -> dict[str, Any]:
     return {
         "TEST_ONLY": True,
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights),
         f"{OF_EVAL}.EVAL_TRUNK_AND_HEAD": True,
     }
-
-
-def _sub_run(run: Run, folder: Path, values: Mapping[str, Any]) -> Run:
-    folder.mkdir(parents=True, exist_ok=True)
-    resolved = changed(run.resolved, {**values, "CHECKPOINT.DIR": str(folder)}, "train")
-    return replace(run, resolved=resolved, run_dir=folder)
 
 
 def _scores(results: Mapping[str, Any], several: bool) -> dict[str, float]:
@@ -251,7 +242,7 @@ def _report(
             for each in grid
         ],
     }  # fmt: skip
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_json(path, content)
     table = Table("feature", "best head", "chosen", "test", box=None, pad_edge=False)
     for feature in dict.fromkeys(each.feature for each in grid):
         rows = [each for each in grid if each.feature == feature]

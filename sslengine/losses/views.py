@@ -1,4 +1,4 @@
-"""Checks of the config and of the model's output for losses on several views of an image.
+"""Checks of the config, the batch and the model's output for losses on views of an image.
 
 A batch has the first views of all images first, then the second views, and so on.
 """
@@ -55,6 +55,15 @@ def images_of(output: Any, loss: str, count: int = 2) -> int:
             f"in one head?"
         )
     return output.shape[0] // count
+
+
+def inputs_of(sample: Any, loss: str, keys: Sequence[str], made_by: str = "") -> list[Tensor]:
+    """These parts of the model's input; made_by: what the data needs for them."""
+    given = sample["input"]
+    if isinstance(given, dict) and given.keys() >= {*keys}:
+        return [given[key] for key in keys]
+    needs = f"config.DATA.TRAIN.INPUT_KEY_NAMES=[{', '.join(keys)}] (and TEST's)"
+    raise TrainingError(f"{loss} needs {needs}{f', and {made_by}' if made_by else ''}.")
 
 
 def described(output: object) -> str:

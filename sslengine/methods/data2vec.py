@@ -27,7 +27,7 @@ from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.momentum import Pairs, follow, pairs_of
-from sslengine.losses.views import described
+from sslengine.losses.views import described, inputs_of
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.model import Model
@@ -83,19 +83,14 @@ class Data2VecLoss(Method):
         return loss * (self.options.scale or width**-0.5)
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor]:
-        given = sample["input"]
-        if not isinstance(given, dict) or not {"data", "mask"} <= given.keys():
-            raise TrainingError(
-                f"{NAME} needs config.DATA.TRAIN.INPUT_KEY_NAMES=[data, mask] (and TEST's), and "
-                f"MaskedImageModeling among the TRANSFORMS, after ToTensor."
-            )
-        mask: Tensor = given["mask"]
+        made_by = "MaskedImageModeling among the TRANSFORMS, after ToTensor"
+        images, mask = inputs_of(sample, NAME, ["data", "mask"], made_by)
         if not isinstance(output, Tensor) or output.shape[:2] != (len(mask), mask[0].numel()):
             raise TrainingError(
                 f"{NAME} needs a token of each patch, N x L x D: the feature lastPATCH of a model "
                 f"without heads; the model returned {described(output)}."
             )
-        return given["data"], mask
+        return images, mask
 
 
 class _BlocksTeacher(Teacher):

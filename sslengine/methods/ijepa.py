@@ -30,6 +30,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.data.batch.multi_block import NAME as COLLATOR
 from sslengine.data.batch.multi_block import PATCH_SIZE
 from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses.views import inputs_of
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.patches import SinePositions, patch_grid
@@ -114,17 +115,13 @@ class IJepaLoss(Method):
         return F.smooth_l1_loss(step.full(predicted), _at(targets, blocks.flatten(1)))
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
-        given = sample["input"]
-        if not isinstance(given, dict) or not {"data", "shown"} <= given.keys():
-            raise TrainingError(
-                f"{NAME} needs config.DATA.TRAIN.INPUT_KEY_NAMES=[data, shown] (and TEST's)."
-            )
-        if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(given["data"]):
+        images, shown = inputs_of(sample, NAME, ["data", "shown"])
+        if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(images):
             raise TrainingError(
                 f"{NAME} needs all tokens of the context from a model without heads: "
                 f"config.MODEL.MULTI_INPUT_HEAD_MAPPING=[{ROUTE}]."
             )
-        return given["data"], given["shown"], sample["target_blocks"]
+        return images, shown, sample["target_blocks"]
 
 
 class Predictor(nn.Module):

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.views import described
+from sslengine.losses.views import described, inputs_of
 from sslengine.methods.base import Method, Step
 from sslengine.registry import register_head, register_loss
 
@@ -86,13 +86,8 @@ class SimMimLoss(Method):
         return loss / images.shape[1]
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor]:
-        given = sample["input"]
-        if not isinstance(given, dict) or not {"data", "mask"} <= given.keys():
-            raise TrainingError(
-                f"{NAME} needs config.DATA.TRAIN.INPUT_KEY_NAMES=[data, mask] (and TEST's), and "
-                f"RandomPatchMask among the TRANSFORMS, after ToTensor."
-            )
-        images: Tensor = given["data"]
+        made_by = "RandomPatchMask among the TRANSFORMS, after ToTensor"
+        images, mask = inputs_of(sample, NAME, ["data", "mask"], made_by)
         shape = tuple(getattr(output, "shape", ()))
         if len(shape) != 3 or len(images) * images[0].numel() != output.numel():
             raise TrainingError(
@@ -100,4 +95,4 @@ class SimMimLoss(Method):
                 f"returned {described(output)}. A stride of {self.stride} fits a trunk that makes "
                 f"one token of {self.stride} x {self.stride} pixels."
             )
-        return images, given["mask"]
+        return images, mask

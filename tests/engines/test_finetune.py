@@ -14,9 +14,10 @@ import torch
 from sslengine.checkpoint import files
 from sslengine.config.resolve import resolve
 from sslengine.engines.evaluate import evaluate
-from sslengine.engines.finetune import _key, finetune
+from sslengine.engines.finetune import finetune
 from sslengine.engines.finetuned import as_protocols
 from sslengine.engines.protocols import show_protocols
+from sslengine.engines.sub_run import _key
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.widths import settle_widths

@@ -11,7 +11,7 @@ import torch
 
 from sslengine.engines.sweep import sweep
 from sslengine.engines.train import train
-from sslengine.errors import CheckpointError, ConfigError
+from sslengine.errors import CheckpointError, ConfigError, UnexpectedResultError
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
 
@@ -62,7 +62,7 @@ def _report(folder: Path) -> dict[str, Any]:
 
 
 def _heads(folder: Path) -> dict[str, torch.Tensor]:
-    path = folder / "sweep" / "checkpoints" / "checkpoint.torch"
+    (path,) = folder.glob("sweep/*/checkpoints/checkpoint.torch")
     kept = torch.load(path, weights_only=False)
     found: dict[str, torch.Tensor] = kept["classy_state_dict"]["base_model"]["model"]["heads"]
     return found
@@ -99,6 +99,7 @@ def test_heads_do_not_depend_on_each_other(trained: Path, tmp_path_factory: Any)
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_a_kill(trained: Path, tmp_path_factory: Any) -> None:
     whole = tmp_path_factory.mktemp("whole")
     weights = str(trained / "checkpoints" / "checkpoint.torch")
@@ -157,7 +158,29 @@ def test_chosen_on_the_test_images(trained: Path) -> None:
     report = _report(trained)
     assert report["chosen_on"] == "TEST itself"
     assert report["test"] == max(each["test"] for each in report["heads"])
-    assert not (trained / "sweep" / "test").exists()
+    assert not [*trained.glob("sweep/*/test")]
+
+
+def test_other_weights_and_another_recipe_are_other_runs(trained: Path) -> None:
+    """Each result is of its weights and its heads, in the folder of one run."""
+    short = {**HEAD_SWEEP, "HEAD_SWEEP": {"LR": [0.1, 1.0]}}
+    sweep(make_run(trained, "sweep", **short))
+    first = _report(trained)
+    sweep(make_run(trained, "sweep", **{**short, "HEAD_SWEEP": {"LR": [0.3], "HEAD": "attentive"}}))
+    assert [each["feature"] for each in _report(trained)["heads"]] == ["res5"]
+    longer = {**TRUNK, "OPTIMIZER__num_epochs": 4}
+    train(make_run(trained, **longer))
+    sweep(make_run(trained, "sweep", **short))
+    assert _report(trained) != first
+    assert len([*trained.glob("sweep/*")]) == 3
+
+
+def test_expected_results_are_those_of_the_sweep(trained: Path) -> None:
+    """And not those of the runs inside it, whose metrics have other names."""
+    name = "test.sweep.best"
+    sweep(make_run(trained, "sweep", **HEAD_SWEEP, EXPECTED_RESULTS=[[name, 50.0, 50.0]]))
+    with pytest.raises(UnexpectedResultError, match=name):
+        sweep(make_run(trained, "sweep", **HEAD_SWEEP, EXPECTED_RESULTS=[[name, 200.0, 1.0]]))
 
 
 def test_what_cannot_be(trained: Path, tmp_path_factory: Any) -> None:

@@ -38,7 +38,7 @@ def _retrieved(queries: int, over_ranks: bool) -> list[Outcome]:
     ]
 
 
-@pytest.mark.parametrize("queries", [1, 75])
+@pytest.mark.parametrize("queries", [pytest.param(1, marks=pytest.mark.slow), 75])
 def test_two_ranks_share_the_queries(two_ranks: RankPool, queries: int) -> None:
     one = _retrieved(queries, over_ranks=False)
     for each in two_ranks.run(_retrieved, queries, True):

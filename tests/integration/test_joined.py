@@ -52,6 +52,7 @@ def test_as_mpirun_starts_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(2 * PATIENCE)
+@pytest.mark.slow
 def test_two_nodes_by_hand(tmp_path: Path) -> None:
     place = f"127.0.0.1:{free_port()}"
     nodes = ["config.DISTRIBUTED.NUM_NODES=2", f"config.DISTRIBUTED.RUN_ID='{place}'"]

@@ -101,6 +101,7 @@ def _listening(processes: list[int]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_nobody_else_reaches_it_and_it_outlives_its_launcher_only_to_save(
     launcher: subprocess.Popen[str], tmp_path: Path
 ) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from sslengine.atomic import write_json
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.benchmarks.inputs import stored_splits
-from sslengine.engines.benchmarks.report import save, write_json
+from sslengine.engines.benchmarks.report import save
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.extract_features import splits
 from sslengine.engines.options import ExtractFeaturesOptions

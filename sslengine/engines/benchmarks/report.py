@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.atomic import write_whole
+from sslengine.atomic import write_json, write_whole
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.run import Run
@@ -55,7 +54,3 @@ def save(path: Path, array: NDArray[Any]) -> None:
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
     write_whole(path, content.getvalue())
-
-
-def write_json(path: Path, content: Any) -> None:
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.atomic import write_json
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
@@ -26,7 +27,7 @@ from sslengine.data.decode.decoding import FORMATS
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.benchmarks.report import Report, save, write_json
+from sslengine.engines.benchmarks.report import Report, save
 from sslengine.engines.features import layers_of, load_trained
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights, store_split

@@ -92,21 +92,22 @@ def token_features(network: Any, make: type[Feature]) -> dict[str, Feature]:
 
 
 def _read(trunk: Any, outputs: Sequence[Tensor], x: Tensor, *, kind: str) -> Tensor:
+    """outputs: of the final norm."""
     (tokens,) = outputs
-    if isinstance(trunk.norm, nn.Identity):  # a network that pools has its norm after that
-        tokens = getattr(trunk, "fc_norm", trunk.norm)(tokens)
-    return tokens_of(trunk, tokens, kind)
+    return tokens_of(trunk, _norm_of_pooled(trunk)(tokens), kind)
 
 
 def _class_tokens(trunk: Any, outputs: Sequence[Tensor], x: Tensor) -> Tensor:
-    return torch.cat([_normalised(trunk, tokens)[:, 0] for tokens in outputs], dim=-1)
+    """outputs: of blocks, in front of the final norm."""
+    after = _norm_of_pooled(trunk)
+    return torch.cat([after(trunk.norm(tokens))[:, 0] for tokens in outputs], dim=-1)
 
 
-def _normalised(trunk: Any, tokens: Tensor) -> Tensor:
-    tokens = trunk.norm(tokens)
-    if isinstance(trunk.norm, nn.Identity):  # a network that pools has its norm after that
-        tokens = getattr(trunk, "fc_norm", trunk.norm)(tokens)
-    return tokens
+def _norm_of_pooled(trunk: Any) -> nn.Module:
+    """A network that pools has its norm after that, and none in front."""
+    pools = isinstance(trunk.norm, nn.Identity)
+    found: nn.Module = getattr(trunk, "fc_norm", trunk.norm) if pools else nn.Identity()
+    return found
 
 
 def tokens_of(trunk: Any, tokens: Tensor, kind: str) -> Tensor:

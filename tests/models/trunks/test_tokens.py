@@ -99,6 +99,23 @@ def test_tokens_of_timms_networks_by_name(name: str, x: Tensor) -> None:
         torch.testing.assert_close(found, expected[key], msg=key)
 
 
+@pytest.mark.parametrize("name", ["vit", "registers", "rope", "distilled"])
+def test_class_tokens_of_the_last_blocks(name: str, x: Tensor) -> None:
+    """As timm reads them, and joined with the mean of the patches."""
+    trunk = built(name)
+    blocks = trunk.forward_intermediates(
+        x, 2, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True
+    )
+    classes = [prefix[:, 0] for _, prefix in blocks]
+    mean = blocks[-1][0].mean(1)
+    joined = torch.cat([*classes, mean], dim=-1)
+    names = ["concatCLS1", "concatCLS2", "concatCLS2+lastPOOL"]
+    for found, expected in zip(
+        trunk(x, names), (classes[1], torch.cat(classes, -1), joined), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("name", ["ours", *NETWORKS])
 def test_a_hidden_patch_is_the_mask_token_and_its_pixels_are_not_seen(name: str, x: Tensor) -> None:
     trunk = built(name)
