@@ -135,10 +135,11 @@ class Registry(Generic[T]):
             _import(self._declared[name])
         if name in self._things:
             return self._things[name]
-        fallback = self._fallback_classes()
-        if name not in fallback:
+        searched = self._fallback and name.endswith(self._suffix)
+        found = getattr(_import(self._fallback), name, None) if searched else None
+        if not isinstance(found, type):
             raise self.unknown(name, where)
-        return fallback[name]  # type: ignore[no-any-return]
+        return found  # type: ignore[return-value]
 
     def unfit(self, name: str, where: str = "") -> str:
         """Return what was expected if a dotted path's target cannot be of this kind, else ""."""

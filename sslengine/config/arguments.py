@@ -62,6 +62,8 @@ def argument_problems(
 
 
 def _type_problems(thing: Any, arguments: Mapping[str, Any], where: str) -> list[str]:
+    if not arguments:
+        return []
     function = thing.__init__ if isinstance(thing, type) else thing  # type: ignore[misc]
     try:
         hints = typing.get_type_hints(function)

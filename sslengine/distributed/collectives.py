@@ -15,7 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.distributed.process_group import Group
+from sslengine.distributed.process_group import Group, backend_device
 from sslengine.distributed.ranks import initialized, rank, world_size
 
 Thing = TypeVar("Thing")
@@ -219,8 +219,8 @@ def gather_objects(thing: Thing) -> list[Thing]:
 
 
 def any_rank(flag: bool) -> bool:
-    """Is the flag true on any rank? All ranks get the same answer."""
-    return any(gather_objects(flag))
+    """Is the flag true on any rank? All ranks get the same answer, by one all-reduce."""
+    return bool(max_in_place(torch.tensor(float(flag), device=backend_device())))
 
 
 def barrier() -> None:

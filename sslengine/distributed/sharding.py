@@ -42,8 +42,9 @@ class Policy:
         return self.compute not in (None, torch.float32)
 
 
-# FSDP2 uses stream events, which torch 2.6 supports on GPUs only.
-ON_CPU = hasattr(torch.cpu.Stream, "record_event")
+def works_on_cpu() -> bool:
+    """FSDP2 uses stream events, which torch 2.6 supports on GPUs only."""
+    return hasattr(torch.cpu.Stream, "record_event")
 
 
 def mesh_of(device: torch.device) -> DeviceMesh:
@@ -60,7 +61,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
     The root must not be one of them: torch keeps it whole between forward and backward. In mixed
     precision batch norms compute in float32, as their statistics do.
     """
-    if mesh.device_type == "cpu" and not ON_CPU:
+    if mesh.device_type == "cpu" and not works_on_cpu():
         raise ConfigError(
             f"config.TRAINER.TASK_NAME: a model cannot be sharded on CPUs with torch "
             f"{torch.__version__}. Use a newer torch, GPUs, or self_supervision_task."

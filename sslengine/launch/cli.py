@@ -9,9 +9,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from sslengine import catalog, startup
 from sslengine.config.compose import sweep
+from sslengine.config.names_of_torch import without_torch
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named, run_of
 from sslengine.config.show import show
@@ -85,16 +87,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trusted = given.trust_config or run_of(overrides, given.config_dir) is None
     if trusted and "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
+    choice = overrides, given.config_dir, trusted
     try:
-        runs = [settle_widths(run) for run in resolve_all(overrides, given.config_dir, trusted)]
+        if given.show:
+            # The meanings of arguments are in docstrings of torch's classes too.
+            text = None if given.all else without_torch(partial(shown, *choice))
+            print(text or shown(*choice, explained=given.all), end="")  # noqa: T201
+            return 0
+        runs = settled(*choice)
     except SSLEngineError as error:
         _print_error(f"error: {error}")
         return 2
     startup.mark("config")
-    if given.show:
-        print("\n---\n".join(show(run, given.all) for run in runs), end="")  # noqa: T201
-        return 0
     return start(runs)
+
+
+def settled(
+    overrides: Sequence[str], config_dirs: Sequence[str], trusted: bool = True
+) -> list[Resolved]:
+    """Every run of a sweep, with all that is known before it starts."""
+    return [settle_widths(run) for run in resolve_all(overrides, config_dirs, trusted)]
+
+
+def shown(
+    overrides: Sequence[str],
+    config_dirs: Sequence[str],
+    trusted: bool = True,
+    explained: bool = False,
+) -> str:
+    runs = settled(overrides, config_dirs, trusted)
+    return "\n---\n".join(show(run, explained) for run in runs)
 
 
 def start(runs: Sequence[Resolved]) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.sharding import ON_CPU, is_sharded, whole
+from sslengine.distributed.sharding import is_sharded, whole, works_on_cpu
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.trainer import loop
@@ -19,7 +19,7 @@ from tests.task.runs import Watch, make_task
 
 SHARDED = {"TRAINER__TASK_NAME": "self_supervision_fsdp_task"}
 needs_shards = pytest.mark.skipif(
-    not ON_CPU, reason=f"torch {torch.__version__} has no FSDP2 on a CPU"
+    not works_on_cpu(), reason=f"torch {torch.__version__} has no FSDP2 on a CPU"
 )
 SMALL_VIT: dict[str, Any] = {
     "MODEL__TRUNK": {
