@@ -42,6 +42,7 @@ from sslengine.models.build import (
     trunk_with_heads,
 )
 from sslengine.models.compiled import compile_forward
+from sslengine.models.frozen import FrozenNetwork
 from sslengine.models.model import Model
 from sslengine.models.networks import check_networks
 from sslengine.models.options import ModelOptions
@@ -212,13 +213,14 @@ def shard_model(
 
 
 def copies_of_model(loss: nn.Module) -> list[Model]:
-    """Teachers, momentum encoders."""
+    """Teachers, momentum encoders, frozen networks."""
     return [each for each in loss.modules() if isinstance(each, Model)]
 
 
 def attach_again(loss: nn.Module, model: nn.Module) -> None:
     """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
-    copies = copies_of_model(loss)
+    kept = [each.network for each in loss.modules() if isinstance(each, FrozenNetwork)]
+    copies = [each for each in copies_of_model(loss) if each not in kept]
     if copies and sharding.is_sharded(model):
         for each in copies:
             start_as(each, model)
