@@ -25,7 +25,6 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
-from sslengine.engines.finetuned import as_protocols, finetuned
 from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import UNTRAINED, networks_of
 from sslengine.engines.on_images import run_on_images
@@ -34,6 +33,7 @@ from sslengine.engines.run import Run
 from sslengine.engines.score_table import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, averaged, chance
 from sslengine.engines.stored import Network, StoredSplit, store_split
+from sslengine.engines.trained_results import as_protocols, results_of
 from sslengine.evaluation.features import Chosen, Rows
 from sslengine.evaluation.options import (
     EvaluateOptions,
@@ -69,7 +69,7 @@ def evaluate(run: Run) -> None:
         write_lists(judge.found["TRAIN"], sets[0], run.run_dir / "few_labels", judge.class_names)
     judge.asked.rest(scores, sets, report.write)
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
-    show_protocols(run.console, as_protocols(finetuned(run.run_dir)))
+    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {report.path}")
@@ -205,7 +205,7 @@ class _Report:
             "classes": judge.class_names,
             "notes": judge.notes,
             "scores": [vars(score) for score in joined(scores)],
-            "finetuned": finetuned(self.path.parent),
+            **results_of(self.path.parent),
         }
         write_json(self.path, content)
 

@@ -121,7 +121,7 @@ def test_a_class_that_training_lacks(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_store_and_files_of_extract_features(tmp_path: Path) -> None:
-    """In one folder each, with both splits; the networks of a store are told apart."""
+    """In one folder each, with both splits; each network of a store has its own score."""
     stores, files = tmp_path / "stores", tmp_path / "files"
     files.mkdir()
     for split, some in SPLITS.items():
