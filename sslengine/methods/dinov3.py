@@ -2,7 +2,7 @@
 
 Simeoni et al., DINOv3, 2025. The loss of dinov2.py, and while gram_weight is above 0
 
-    loss += gram_weight * mean over global views of gram_anchoring(patches of student, of Gram teacher)
+    loss += gram_weight * mean over global views of gram_anchoring(model's patches, Gram teacher's)
 
 with the patches of the trunk after its final norm. The Gram teacher is a network from earlier in
 training, whose patches still know where things are. It does not follow the model:
@@ -11,15 +11,15 @@ training, whose patches still know where things are. It does not follow the mode
     gram_teacher: {}                         the teacher as it is at the start of this run
     gram_refresh: 10000                      from then on the teacher of every so many updates
 
-It sees the same crops, or larger ones of the same parts of the images, from which the collator makes
-the model's (`spread_masks_collator: {resized_to: 256}`); its patches are then averaged down to
-the model's grid. So training has three steps, each from the weights of the one before: without
+It sees the same crops, or larger ones of the same parts of the images, from which the collator
+makes the model's (`spread_masks_collator: {resized_to: 256}`); its patches are then resized to the
+model's grid. So training has three steps, each from the weights of the one before: without
 Gram anchoring, with it, and with larger images. The model has one output more than DINOv2's:
 
     HEAD.PARAMS: [[dino_head, {...}], [dino_head, {...}], [identity, {}]]
     MULTI_INPUT_HEAD_MAPPING:
-      - [global_views, {feat_names: [lastCLS, lastPATCH, lastCLS, lastBLK], head_index: [0, 1, 2, 2],
-                        additional_keys: [mask, patches_at]}]
+      - [global_views, {feat_names: [lastCLS, lastPATCH, lastCLS, lastBLK],
+                        head_index: [0, 1, 2, 2], additional_keys: [mask, patches_at]}]
       - [local_views, {feat_names: [lastCLS], head_index: 0}]
 
 Without gram_weight it may return lastBLK or not.
@@ -88,7 +88,8 @@ class DINOv3Loss(DINOv2Loss):
 
     def attach(self, model: nn.Module) -> None:
         if self.options.gram_weight:
-            self.gram = GramTeacher(self._gram_trunk(model))
+            own = next(model.parameters()).device
+            self.gram = GramTeacher(self._gram_trunk(model)).to(own)
 
     def _gram_trunk(self, model: nn.Module) -> nn.Module:
         given = self.options.gram_teacher
@@ -120,10 +121,11 @@ class DINOv3Loss(DINOv2Loss):
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:
-        every, done = self.options.gram_refresh, step.num_updates
-        if self.options.gram_weight and every and done % every == 0:
-            if done // every <= self.options.gram_refreshes:
-                self.gram.replace_by(trunk_with_heads(self.teacher.module, self.loss_name).trunk)
+        every, done = self.options.gram_refresh, step.num_updates + 1
+        if not (self.options.gram_weight and every) or done % every:
+            return
+        if done // every <= self.options.gram_refreshes:
+            self.gram.replace_by(trunk_with_heads(self.teacher.module, self.loss_name).trunk)
 
 
 class GramTeacher(nn.Module):
@@ -146,12 +148,11 @@ class GramTeacher(nn.Module):
         rows, columns = grid
         if patches.shape[1] == rows * columns:
             return patches
-        side = images.shape[-2] * columns / (images.shape[-1] * rows)
-        own = round((patches.shape[1] * side) ** 0.5)
+        own = round((patches.shape[1] * images.shape[-2] / images.shape[-1]) ** 0.5)
         if own == 0 or patches.shape[1] % own:
             raise TrainingError(
-                f"dinov3_loss: {patches.shape[1]} patches of the Gram teacher do not make a grid in "
-                f"the shape of the model's {rows} x {columns}."
+                f"dinov3_loss: {patches.shape[1]} patches of the Gram teacher do not make a grid "
+                f"in the shape of its images, {images.shape[-2]} x {images.shape[-1]}."
             )
         maps = patches.mT.unflatten(2, (own, -1))
         smaller = F.interpolate(maps, (rows, columns), mode="bicubic", align_corners=False)
