@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sslengine.command import judge
+from sslengine.command.front import main as command
 from sslengine.config.resolve import Resolved
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
@@ -83,7 +84,10 @@ def test_the_recipe_fits_the_trunk(
 
 
 @pytest.mark.slow
-def test_a_vit_is_judged_frozen_and_fine_tuned(tmp_path: Path) -> None:
+def test_a_vit_is_judged_frozen_and_fine_tuned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of the fine-tuned network is that of a run: reported, used, exported."""
     train(make_run(tmp_path / "run", **{**OTHER, **VIT}, OPTIMIZER__num_epochs=1))
     short = ["--set", "OPTIMIZER.num_epochs=1", "--set", "EVALUATE.PROTOCOLS=[]"]
     assert judge.main([str(tmp_path / "run"), *_images(tmp_path), "--suite", "full", *short]) == 0
@@ -97,3 +101,11 @@ def test_a_vit_is_judged_frozen_and_fine_tuned(tmp_path: Path) -> None:
     for row in report["swept"]:
         assert 0 <= row["metrics"]["top_1"] <= 100
         assert (tmp_path / "run" / row["folder"] / "swept.json").exists()
+    tuned = str(tmp_path / "run" / report["finetuned"][0]["folder"])
+    picture = str(tmp_path / "val" / "a" / "0.png")
+    assert command(["report", tuned]) == 0
+    capsys.readouterr()
+    assert command(["predict", tuned, picture]) == 0
+    said = capsys.readouterr().out
+    assert [name for name in "abc" if f" {name}" in said] == [*"abc"], said
+    assert command(["export", tuned, str(tmp_path / "out"), "--to", "state-dict"]) == 0
