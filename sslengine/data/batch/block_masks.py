@@ -64,7 +64,7 @@ def spread_masks_collator(
     largest_block: the largest block, as a share of the patches.
     aspect_ratios: the least and greatest height of a block by its width.
     resized_to: global views are resized to this side; as they were they are the input `gram_views`
-        (DINOv3). 0: they stay as they are.
+        (DINOv3). 0: they are not.
     """
     low, high = shares
     if patch_size < 1 or not 0 <= masked_views <= 1 or not 0 <= low <= high <= 1:
