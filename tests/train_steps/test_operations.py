@@ -294,7 +294,7 @@ GOLDEN = {
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
     "msn": (_msn, 537, 530),
-    "distillation": (_distillation, 0, 0),
+    "distillation": (_distillation, 178, 178),
 }
 
 
