@@ -220,6 +220,8 @@ def gather_objects(thing: Thing) -> list[Thing]:
 
 def any_rank(flag: bool) -> bool:
     """Is the flag true on any rank? All ranks get the same answer, by one all-reduce."""
+    if world_size() == 1:
+        return flag
     return bool(max_in_place(torch.tensor(float(flag), device=backend_device())))
 
 

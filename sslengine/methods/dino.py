@@ -29,6 +29,7 @@ from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
+from sslengine.evaluation.label_free.spectrum import exp_entropy
 from sslengine.losses.swapped_prediction import check_crops, swapped_prediction
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
@@ -186,7 +187,11 @@ class DINOLoss(Method):
         loss = swapped_prediction(targets, log_p, options.crops_for_teacher)
         if step.train:
             self._move_center(teacher)
-        return {"loss": loss, "teacher_entropy": -(targets * log_targets).sum(dim=-1).mean()}
+        return {
+            "loss": loss,
+            "teacher_entropy": -(targets * log_targets).sum(dim=-1).mean(),
+            "prototypes_used": prototypes_used(targets),
+        }
 
     def _checked(self, crops: Any, step: Step) -> Sequence[Tensor]:
         if isinstance(crops, (list, tuple)) and len(crops) == self.options.num_crops:
@@ -213,6 +218,13 @@ class DINOLoss(Method):
         total = sum_in_place(teacher.sum(dim=(0, 1)))
         mean = total / (teacher.shape[0] * teacher.shape[1] * world_size())
         self.center.lerp_(mean.to(self.center.dtype), 1.0 - self.options.ema_center)
+
+
+@torch.no_grad()
+def prototypes_used(targets: Tensor) -> Tensor:
+    """exp of the entropy of the mean target (..., K): 1, if all rows are of one prototype, to K."""
+    rows = targets.flatten(0, -2)
+    return exp_entropy(rows.sum(dim=0) / max(1, len(rows)))  # no rows: 1
 
 
 def scores_of(output: Tensor | Sequence[Tensor]) -> Tensor:
