@@ -29,7 +29,6 @@ from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.evaluation.label_free.spectrum import exp_entropy
 from sslengine.losses.swapped_prediction import check_crops, swapped_prediction
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
@@ -224,7 +223,9 @@ class DINOLoss(Method):
 def prototypes_used(targets: Tensor) -> Tensor:
     """exp of the entropy of the mean target (..., K): 1, if all rows are of one prototype, to K."""
     rows = targets.flatten(0, -2)
-    return exp_entropy(rows.sum(dim=0) / max(1, len(rows)))  # no rows: 1
+    mean = rows.mean(dim=0) if len(rows) else rows.sum(dim=0)  # no rows: 1
+    entropy: Tensor = torch.special.entr(mean).sum()
+    return entropy.exp()
 
 
 def scores_of(output: Tensor | Sequence[Tensor]) -> Tensor:

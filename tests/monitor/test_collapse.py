@@ -47,7 +47,7 @@ def advice(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return {each["what"]: each["advice"] for each in told if each["advice"]}
 
 
-DEATHS = {
+DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "warm": ("dino", {"teacher_temp_min": 1.0, "teacher_temp_max": 1.0}, "uniform targets",
              "config.LOSS.dino_loss.teacher_temp_max=0.04 (now 1.0)"),
     "no centre": ("dino", {"ema_center": 1.0, "momentum": 0.9, **rate(0.03), **NEVER_FROZEN,
