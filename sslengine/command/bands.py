@@ -22,7 +22,7 @@ COLOUR = {"saturation": 0, "hue": 0, "grayscale_probability": 0}
 class Bands:
     """What was measured of the first images, as ToTensor returns them."""
 
-    dtype: str
+    kind: str  # uint8, whole numbers (that float32 holds), or a type of numpy
     low: float
     high: float
     mean: list[float]
@@ -31,12 +31,12 @@ class Bands:
     def __str__(self) -> str:
         count = len(self.mean)
         return (
-            f"{count} band{'s' if count > 1 else ''} of {self.dtype}, {self.low:g} to "
+            f"{count} band{'s' if count > 1 else ''} of {self.kind}, {self.low:g} to "
             f"{self.high:g}: all values are kept, and no colour is changed"
         )
 
     def keys(self) -> dict[str, Any]:
-        limits = {} if self.dtype == "uint8" else {"PIXEL_RANGE": [self.low, self.high]}
+        limits = {} if self.kind == "uint8" else {"PIXEL_RANGE": [self.low, self.high]}
         made = {"IMAGE_MODE": "stored", **limits}
         return {f"DATA.TRAIN.{key}": value for key, value in made.items()}
 
@@ -84,8 +84,10 @@ def _measured(images: Images) -> Bands | None:
     count = sum(map(len, pixels))
     mean = sum(each.sum(0, dtype=np.float64) for each in pixels) / count
     square = sum(((each - mean) ** 2).sum(0) for each in pixels) / count
+    whole = all(np.array_equal(each, np.rint(each)) for each in pixels)
+    kind = "uint8" if scale == 255 else "whole numbers" if whole else str(pixels[0].dtype)
     return Bands(
-        str(pixels[0].dtype), min(float(each.min()) for each in pixels),
+        kind, min(float(each.min()) for each in pixels),
         max(float(each.max()) for each in pixels), _short(mean / scale),
         _short(np.maximum(np.sqrt(square) / scale, 1e-6)),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
     sslengine judge runs/birds --train ~/birds/train --val ~/birds/val
     sslengine judge runs/birds                       the run's own images
-    sslengine judge runs/birds --suite frozen        more protocols
+    sslengine judge runs/birds --suite frozen        more protocols, sweeps of classifiers
     sslengine judge runs/birds --suite full          also corrupted images, and fine-tuned: hours
     sslengine judge --features train.npy val.npy --labels train_labels.npy val_labels.npy
 
@@ -54,8 +54,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--suite",
         choices=tuple(SUITES),
         default="quick",
-        help="frozen: also further protocols (EVALUATE.PROTOCOLS); full: corrupted images, and "
-        "then all layers are trained with labels (docs/benchmarks.md)",
+        help="frozen: also further protocols (EVALUATE.PROTOCOLS), and sweeps of linear and "
+        "attentive classifiers; full: also corrupted images, and all layers are trained with "
+        "labels (docs/judging/)",
     )
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
@@ -98,8 +99,11 @@ def main(arguments: Sequence[str]) -> int:
         trusted=trusted, judged=True,
     )  # fmt: skip
     runs = [run]
+    of_labels = "sslengine.command.with_labels"
+    if given.suite != "quick":
+        runs += import_dotted(f"{of_labels}:swept")(given, images, entries)
     if given.suite == "full":
-        runs.append(import_dotted("sslengine.command.fine_tuned:run_of")(given, images, entries))
+        runs.append(import_dotted(f"{of_labels}:fine_tuned")(given, images, entries))
     return start([settle_widths(each) for each in runs])
 
 

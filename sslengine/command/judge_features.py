@@ -19,6 +19,7 @@ from sslengine.engines.scoring import Asked, Score, Sets, chance
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.features import Chosen, Rows
 from sslengine.evaluation.given import Given, numbered, pairs_in, read_given
+from sslengine.evaluation.leak import note_of_leak
 from sslengine.evaluation.linear import hold_out
 from sslengine.evaluation.options import (
     PROTOCOLS,
@@ -45,6 +46,9 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     notes: list[str] = []
     sets = [_labelled(*each, notes) for each in _splits(given, notes)]
     asked = Asked(evaluate, nearest, probe, machines, _device(given.device))
+    for each in sets:
+        if each.test is not None:
+            _note(note_of_leak(each.train, each.test, "rows"), notes)
     scores = asked.by_labels(sets, lambda text: _note(text, notes), lambda _: None)
     asked.rest(scores, sets, lambda _: None)
     labels, wanted = sets[0].labels, sets[0].wanted

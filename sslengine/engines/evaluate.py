@@ -25,16 +25,17 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
-from sslengine.engines.finetuned import as_protocols, finetuned
 from sslengine.engines.judged_images import Judged
-from sslengine.engines.judged_networks import UNTRAINED, networks_of
+from sslengine.engines.judged_networks import PIXELS, UNTRAINED, networks_of
 from sslengine.engines.on_images import run_on_images
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.score_table import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, averaged, chance
 from sslengine.engines.stored import Network, StoredSplit, store_split
+from sslengine.engines.trained_results import as_protocols, results_of
 from sslengine.evaluation.features import Chosen, Rows
+from sslengine.evaluation.leak import note_of_leak
 from sslengine.evaluation.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -65,15 +66,21 @@ def evaluate(run: Run) -> None:
     if not is_primary():
         return
     run.describe()
+    judge.note(_leak(sets))
     if "few_labels" in judge.asked.evaluate.PROTOCOLS:
         write_lists(judge.found["TRAIN"], sets[0], run.run_dir / "few_labels", judge.class_names)
     judge.asked.rest(scores, sets, report.write)
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
-    show_protocols(run.console, as_protocols(finetuned(run.run_dir)))
+    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {report.path}")
     check_results_here(run, {"test": _as_results(joined(scores))})
+
+
+def _leak(sets: Sequence[Sets]) -> str:
+    pixels = next(each for each in sets if each.features == PIXELS)
+    return "" if pixels.test is None else note_of_leak(pixels.train, pixels.test, "images")
 
 
 class _Judge:
@@ -205,7 +212,7 @@ class _Report:
             "classes": judge.class_names,
             "notes": judge.notes,
             "scores": [vars(score) for score in joined(scores)],
-            "finetuned": finetuned(self.path.parent),
+            **results_of(self.path.parent),
         }
         write_json(self.path, content)
 

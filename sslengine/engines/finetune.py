@@ -19,18 +19,18 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import leaves
 from sslengine.engines.expected import check_results
 from sslengine.engines.features import required_weights
-from sslengine.engines.finetuned import (
-    FOLDER,
-    add_to_report,
-    as_protocols,
-    finetuned,
-    write_result,
-)
 from sslengine.engines.options import FinetuneOptions
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.sub_run import digest_of, folder_of, sub_run
 from sslengine.engines.train import train_task
+from sslengine.engines.trained_results import (
+    FINETUNE,
+    add_to_report,
+    as_protocols,
+    results_of,
+    write_result,
+)
 from sslengine.errors import ConfigError
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
@@ -51,7 +51,7 @@ def finetune(run: Run) -> None:
         run.say("note: the trunk starts from a library's weights; there is no untrained one")
     if is_primary():
         add_to_report(run.run_dir)
-        show_protocols(run.console, as_protocols(finetuned(run.run_dir)))
+        show_protocols(run.console, as_protocols(results_of(run.run_dir)))
     check_results(run, {"test": results})
 
 
@@ -67,7 +67,7 @@ def _check(run: Run) -> None:
 def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[str, Any]:
     """Train to the end, or read the result of a run that is complete. Collective."""
     digest = digest_of(weights)
-    folder = folder_of(run, FOLDER, name, digest)
+    folder = folder_of(run, FINETUNE, name, digest)
     part = sub_run(run, folder, {"MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or "")})
     run.say(f"{name}: {weights or 'as initialised'} -> {folder}")
     task, _ = train_task(part)
@@ -85,7 +85,7 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
         "chosen_on": "nothing: the test after the last epoch, of a recipe that is given",
     }
     if is_primary():
-        write_result(folder, row)
+        write_result(folder, FINETUNE, row)
     return metrics
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from sslengine.config.options import RunOptions
@@ -28,6 +27,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.features import Compute, Features, features_of, join, ordered_feed
 from sslengine.engines.run import Run
 from sslengine.evaluation.store import Shard, Store, name_of
+from sslengine.models.frozen import digest
 from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
 from sslengine.task.build import build_run_precision
@@ -71,12 +71,8 @@ def paths_of(dataset: SSLDataset, indices: Tensor) -> list[str]:
 
 def of_weights(model: nn.Module, options: ModelOptions) -> dict[str, Any]:
     """What a model's features depend on."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     layers = asdict(options.FEATURE_EVAL_SETTINGS)
-    return {"weights_sha256": digest.hexdigest(), "trunk": options.TRUNK.NAME, "layers": layers}
+    return {"weights_sha256": digest(model).hex(), "trunk": options.TRUNK.NAME, "layers": layers}
 
 
 def store_split(

@@ -31,10 +31,18 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
+from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.sub_run import digest_of, folder_of, sub_run
 from sslengine.engines.sweep_options import HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.train import train_task
+from sslengine.engines.trained_results import (
+    SWEEP,
+    add_to_report,
+    as_protocols,
+    results_of,
+    write_result,
+)
 from sslengine.errors import ConfigError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
@@ -49,6 +57,8 @@ READ_AS_TEST = [
     "TRANSFORMS", "COLLATE_FUNCTION", "COLLATE_FUNCTION_PARAMS", "BATCHSIZE_PER_REPLICA",
     "DROP_LAST",
 ]  # fmt: skip
+
+Scores = Mapping[str, float]  # in percent, by the name of the head
 
 
 @dataclass(frozen=True)
@@ -71,20 +81,49 @@ def sweep(run: Run) -> None:
     grid, classes = _grid(run, options), _classes(run)
     several = bool(classes.width)
     outputs = classes.width or 1 + max(classes.by_value.values())
-    weights = required_weights(run)
+    starts = {"trained": required_weights(run)}
     run.describe()
+    if options.UNTRAINED and starts["trained"] is not None:
+        starts["untrained"] = None
+    found = {
+        start: _swept(run, grid, outputs, several, start, file) for start, file in starts.items()
+    }
+    if is_primary():
+        _report(run, options, grid, *found["trained"])
+
+
+def _swept(
+    run: Run, grid: list[Cell], outputs: int, several: bool, start: str, weights: Path | None
+) -> tuple[Scores, Scores]:
+    """Of the heads, on the images to choose on and on TEST. Collective."""
+    options, digest = read(run.config, SweepOptions), digest_of(weights)
     values = _values(options, grid, outputs, weights) | _judged_by(grid, several)
-    folder = folder_of(run, "sweep", options.HEAD, digest_of(weights))
+    folder = folder_of(run, SWEEP, f"{options.HEAD}-{start}", digest)
+    run.say(f"{options.HEAD} sweep: {weights or 'as initialised'} -> {folder}")
     held = options.SELECT_ON == HELD_OUT
     trained = sub_run(run, folder, values | (_held_out(run, options) if held else {}))
-    chosen_on = _scores(train_task(trained)[0].results, several)
-    tested = chosen_on
+    task, _ = train_task(trained)
+    chosen_on = tested = _scores(task.results, several)
     if held:
         heads = newest_path(folder / "checkpoints")
         testing = sub_run(run, folder / "test", values | _test(heads))
         tested = _scores(train_task(testing)[0].results, several)
     if is_primary():
-        _report(run, options, grid, chosen_on, tested)
+        best = _best(grid, chosen_on)
+        row = {
+            "protocol": f"{options.HEAD}_sweep",
+            "features": start,
+            "metrics": {"mAP" if several else "top_1": tested[best.name]},
+            "best": best.name,
+            "weights": str(weights or "as initialised"),
+            "weights_sha256": digest,
+            "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
+            "steps": task.iteration,
+            "folder": str(folder.relative_to(run.run_dir)),
+            "chosen_on": _images_to_choose_on(options),
+        }
+        write_result(folder, SWEEP, row)
+    return chosen_on, tested
 
 
 def _expect_images_to_choose_on(run: Run, options: SweepOptions) -> None:
@@ -125,14 +164,10 @@ def _class_tokens(trunk: Trunk, options: SweepOptions) -> Iterator[str]:
     if "concatCLS1" not in names:
         yield "lastPOOL" if "lastPOOL" in names else names[-1]
         return
+    blocks = sum(name.startswith("concatCLS") for name in names)
     for count in options.BLOCKS:
-        if f"concatCLS{count}" not in names:
-            raise ConfigError(
-                f"config.HEAD_SWEEP.BLOCKS: the trunk has fewer than {count} blocks with class "
-                f"tokens."
-            )
-        yield f"concatCLS{count}"
-        yield f"concatCLS{count}{JOIN}lastPOOL"
+        yield f"concatCLS{min(count, blocks)}"
+        yield f"concatCLS{min(count, blocks)}{JOIN}lastPOOL"
 
 
 def _tokens(trunk: Trunk) -> Iterator[str]:
@@ -209,10 +244,18 @@ def _test(weights: Path | None) -> dict[str, Any]:
     }
 
 
-def _scores(results: Mapping[str, Any], several: bool) -> dict[str, float]:
+def _scores(results: Mapping[str, Any], several: bool) -> Scores:
     """By the name of the head, in percent. The same on all ranks."""
     meter, metric = ("mean_ap_list_meter", "mAP") if several else ("accuracy_list_meter", "top_1")
     return broadcast_object(dict(results["test"][meter][metric]) if is_primary() else {})
+
+
+def _best(cells: list[Cell], chosen_on: Scores) -> Cell:
+    return max(cells, key=lambda each: chosen_on[each.name])
+
+
+def _images_to_choose_on(options: SweepOptions) -> str:
+    return f"{options.HELD_OUT:.0%} of TRAIN" if options.SELECT_ON == HELD_OUT else "TEST itself"
 
 
 # ---- the report
@@ -222,11 +265,10 @@ def _report(
     run: Run,
     options: SweepOptions,
     grid: list[Cell],
-    chosen_on: Mapping[str, float],
-    tested: Mapping[str, float],
+    chosen_on: Scores,
+    tested: Scores,
 ) -> None:
-    best = max(grid, key=lambda each: chosen_on[each.name])
-    images = f"{options.HELD_OUT:.0%} of TRAIN" if options.SELECT_ON == HELD_OUT else "TEST itself"
+    best, images = _best(grid, chosen_on), _images_to_choose_on(options)
     path = run.run_dir / "sweep.json"
     content = {
         "head": options.HEAD,
@@ -246,12 +288,14 @@ def _report(
     table = Table("feature", "best head", "chosen", "test", box=None, pad_edge=False)
     for feature in dict.fromkeys(each.feature for each in grid):
         rows = [each for each in grid if each.feature == feature]
-        top = max(rows, key=lambda each: chosen_on[each.name])
+        top = _best(rows, chosen_on)
         table.add_row(
             feature, f"lr {top.lr:g}, wd {top.weight_decay:g}",
             f"{chosen_on[top.name]:.1f} %", f"{tested[top.name]:.1f} %",
         )  # fmt: skip
     run.console.print(table)
+    add_to_report(run.run_dir)
+    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
     run.console.print(f"  best        {best.name}: {tested[best.name]:.1f} % on TEST")
     run.console.print(f"  chosen on   {images}, of {len(grid)} heads")
     run.console.print(f"  report      {path}")

@@ -21,7 +21,7 @@ class SweepOptions:
     # blocks, without and with the mean of the patches; else the final feature; for attentive heads
     # the patches, or the last feature map.
     FEATURES: list[str] = field(default_factory=list)
-    # The class tokens of how many last blocks.
+    # The class tokens of how many last blocks; all of a trunk that has fewer.
     BLOCKS: list[int] = field(default_factory=lambda: [1, 4])
     # Factors on the learning rate of config.OPTIMIZER: a head for each, and each feature.
     LR: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])
@@ -34,6 +34,8 @@ class SweepOptions:
     SELECT_ON: str = HELD_OUT
     # That share of TRAIN.
     HELD_OUT: float = 0.1
+    # Also sweep heads on the trunk as it is initialised, for comparison.
+    UNTRAINED: bool = False
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "HEAD", LINEAR, ATTENTIVE)

@@ -68,4 +68,4 @@ class BYOLLoss(Method):
         if not isinstance(targets, Tensor):  # of another head, which always predicts
             targets, _ = projection_and_prediction(targets, NAME)
         # The mean is over both directions; the paper adds them.
-        return 2 * (2 - 2 * cross_view_cosine(prediction, targets))
+        return 4 - 4 * cross_view_cosine(prediction, targets)

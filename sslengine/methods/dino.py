@@ -68,7 +68,7 @@ class DINOHead(nn.Module):
             raise ConfigError(f"num_layers: expected 1 or more, got {num_layers}.")
         self.in_features = in_dim
         dims = [in_dim, *[hidden_dim] * (num_layers - 1), bottleneck_dim]
-        self.mlp = _layers(dims, use_bn)
+        self.mlp = perceptron(dims, use_bn)
         self.prototypes0 = WeightNormLinear(
             bottleneck_dim, num_clusters[0], learn_lengths=not normalize_last_layer
         )
@@ -87,7 +87,8 @@ class DINOHead(nn.Module):
         return scores if x.dim() == 2 else scores.unflatten(0, x.shape[:-1])
 
 
-def _layers(dims: Sequence[int], use_bn: bool) -> nn.Module:
+def perceptron(dims: Sequence[int], use_bn: bool) -> nn.Module:
+    """Linear layers of these widths; between them GELU, and batch norm before it if asked."""
     layers = nn.Sequential()
     for inputs, outputs in pairwise(dims):
         if len(layers):

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.momentum import (
     Pairs,
@@ -61,9 +62,10 @@ class Teacher(nn.Module):
         self.own_statistics, self.dropout = statistics == "batch", dropout
         self._model: tuple[nn.Module, ...] = ()  # in a tuple, so that it is not a submodule
         self._pairs: Pairs | None = None
+        self._alone = True  # no other ranks
 
     def attach(self, model: nn.Module) -> None:
-        self._model, self._pairs = (model,), None
+        self._model, self._pairs, self._alone = (model,), None, world_size() == 1
         self.module = frozen_copy(model)
         self.train(model.training)
 
@@ -82,7 +84,7 @@ class Teacher(nn.Module):
             raise TrainingError("Teacher: there is no model to copy yet: call attach(model) first.")
         with step.autocast():
             output = self.module(inputs)
-        if step.train and self.own_statistics:
+        if not self._alone and step.train and self.own_statistics:
             rank_0_statistics(self.module)
         if isinstance(output, list) and len(output) == 1:
             output = output[0]

@@ -64,7 +64,9 @@ def build_trunk_with_heads(model: ModelOptions) -> Model:
 
 
 def known_heads(options: ModelOptions) -> list[Any]:
-    """Return HEAD.PARAMS with each `auto` replaced by a number."""
+    """Return HEAD.PARAMS with each `auto` replaced by a number; none if no head gets a feature."""
+    if options.FEATURE_EVAL_SETTINGS.EXTRACT_TRUNK_FEATURES_ONLY:
+        return []
     params: list[Any] = options.HEAD.PARAMS
     if next(class_places(params), None) is not None:
         raise ConfigError(

@@ -73,15 +73,18 @@ class Model(nn.Module):
         return self
 
     def forward(self, batch: Images | Mapping[str, Images]) -> list[Any]:
-        if not isinstance(batch, Tensor) and isinstance(batch, Mapping):
+        route = self.routes[0]
+        if type(batch) is Tensor and not (self.views_apart or self.flip_channels or route.key):
+            outputs = self._of_heads(route, self._pooled(self.trunk(batch, route.features)))
+        elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
             outputs = [self._output(route, batch) for route in self._routes_for(batch)]
         else:
-            if self.routes[0].key:
+            if route.key:
                 raise ConfigError(
                     f"config.MODEL.{MAPPING_KEY} expects the inputs {self._keys()}, but the batch "
                     f"has one input without a name; see config.DATA.TRAIN.INPUT_KEY_NAMES."
                 )
-            outputs = self._through(self.routes[0], batch)
+            outputs = self._through(route, batch)
         return outputs[0] if len(outputs) == 1 and isinstance(outputs[0], list) else outputs
 
     def _routes_for(self, batch: Mapping[str, Images]) -> list[Route]:
@@ -124,7 +127,9 @@ class Model(nn.Module):
         return images.chunk(self.views_apart)
 
     def _together(self, route: Route, images: Images, extra: Mapping[str, Images]) -> list[Any]:
-        features = self._features(route, images, extra)
+        return self._of_heads(route, self._features(route, images, extra))
+
+    def _of_heads(self, route: Route, features: list[Any]) -> list[Any]:
         if not route.heads:
             return features
         # Indexing a ModuleList is slow, and usually the route uses all heads.
@@ -140,9 +145,6 @@ class Model(nn.Module):
         return [head(feature) for head, feature in zip(heads, features, strict=True)]
 
     def _features(self, route: Route, images: Images, extra: Mapping[str, Any]) -> list[Tensor]:
-        if type(images) is Tensor and not (extra or self.flip_channels or self.pooling):
-            plain: list[Tensor] = self.trunk(images, route.features)  # a fast path
-            return plain
         groups = [
             self._pooled(self.trunk(group, route.features, **extra))
             for group in self._groups(images)

@@ -189,7 +189,8 @@ def cosine_warm_restart(
 
     start_value: the first value.
     end_value: the last value.
-    restart_interval_length: share of training between restarts.
+    restart_interval_length: share of training between restarts; above 1, training ends within the
+        first wave.
     wave_type: half or full waves.
     lr_multiplier: the largest value of a wave, divided by that of the wave before.
     is_adaptive: each wave starts at the value of a single cosine over the run.
@@ -219,9 +220,9 @@ def cosine_warm_restart(
 
 
 def _check_restarts(interval: float, wave_type: str) -> None:
-    if not 0 < interval <= 1:
+    if interval <= 0:
         raise ConfigError(
-            f"restart_interval_length: expected a share of training, 0 to 1, got {interval}."
+            f"restart_interval_length: expected a share of training above 0, got {interval}."
         )
     if wave_type not in ("half", "full"):
         hint = nearest(wave_type, ("half", "full"))

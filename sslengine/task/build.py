@@ -42,6 +42,7 @@ from sslengine.models.build import (
     trunk_with_heads,
 )
 from sslengine.models.compiled import compile_forward
+from sslengine.models.frozen import FrozenNetwork
 from sslengine.models.model import Model
 from sslengine.models.networks import check_networks
 from sslengine.models.options import ModelOptions
@@ -107,11 +108,12 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     options.INPUT_CHANNELS = input_channels(config)
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
     model = build_model(options, ranks_per_node, run_facts(config).views_per_image)
-    if options.CHANNELS_LAST:
+    last, sharded = options.CHANNELS_LAST, in_shards(config)
+    if device.type == "cuda" and not sharded if last == "auto" else last:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)
     # What is to be cut may be too large for a device.
-    return model if in_shards(config) else model.to(device)
+    return model if sharded else model.to(device)
 
 
 def load_initial_weights(
@@ -212,13 +214,14 @@ def shard_model(
 
 
 def copies_of_model(loss: nn.Module) -> list[Model]:
-    """Teachers, momentum encoders."""
+    """Teachers, momentum encoders, frozen networks."""
     return [each for each in loss.modules() if isinstance(each, Model)]
 
 
 def attach_again(loss: nn.Module, model: nn.Module) -> None:
     """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
-    copies = copies_of_model(loss)
+    kept = [each.network for each in loss.modules() if isinstance(each, FrozenNetwork)]
+    copies = [each for each in copies_of_model(loss) if each not in kept]
     if copies and sharding.is_sharded(model):
         for each in copies:
             start_as(each, model)

@@ -112,6 +112,14 @@ def test_matrices_with_labels_elsewhere_and_one_file(
         assert told in " ".join(capsys.readouterr().err.split())
 
 
+def test_test_rows_that_are_training_rows_too(tmp_path: Path) -> None:
+    rows = np.concatenate([ROWS[100:], ROWS[:7]])
+    np.savez(tmp_path / "train.npz", features=ROWS[:100], labels=NAMES[:100])
+    np.savez(tmp_path / "test.npz", features=rows, labels=np.concatenate([NAMES[100:], NAMES[:7]]))
+    found = judged(tmp_path / "out.json", tmp_path / "train.npz", tmp_path / "test.npz")
+    assert any(each.startswith("7 of 67 test rows equal a training one") for each in found["notes"])
+
+
 def test_a_class_that_training_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "train.npz", features=ROWS[:100], labels=NAMES[:100])
     np.savez(tmp_path / "test.npz", features=ROWS[100:], labels=np.array(["beee"] * 60))
@@ -121,7 +129,7 @@ def test_a_class_that_training_lacks(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_store_and_files_of_extract_features(tmp_path: Path) -> None:
-    """In one folder each, with both splits; the networks of a store are told apart."""
+    """In one folder each, with both splits; each network of a store has its own score."""
     stores, files = tmp_path / "stores", tmp_path / "files"
     files.mkdir()
     for split, some in SPLITS.items():

@@ -46,7 +46,7 @@ def config_of(*arguments: str) -> Any:
 def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
     model = (
         []
-        if method in ("mae", "ijepa", "simmim", "data2vec")
+        if method in ("mae", "ijepa", "simmim", "data2vec", "msn")
         else ["--model", TINY.get(method, "resnet10t")]
     )
     arguments = ["--method", method, *model, *SMALL, *FEWER.get(method, [])]

@@ -71,6 +71,10 @@ METHODS: dict[str, Of] = {
     ),
     "ibot_loss": Of(overrides=(*_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]",
                                "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4"), more={"also": [EQUAL]}),
+    "msn_loss": Of(overrides=(
+        *_masked("msn"), "config.MODEL.HEAD.PARAMS=[[msn_head,{in_dim:16,hidden_dim:16,output_dim:8}]]",
+        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4", "config.LOSS.msn_loss.num_prototypes=6",
+    ), more={"also": [EQUAL]}),
     # KoLeo looks for neighbours among all images, so that ranks find those of one process.
     "dinov2_loss": Of(
         overrides=(

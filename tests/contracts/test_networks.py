@@ -67,6 +67,7 @@ HEADS_SMALL: dict[str, Of] = {
                       overrides=("config.LOSS.name=swav_loss", LISTED)),
     "dino_head": head(in_dim=32, num_clusters=[6], use_bn=True, hidden_dim=16, bottleneck_dim=8,
                       overrides=("config.LOSS.name=dino_loss", LISTED)),
+    "msn_head": head(in_dim=32, hidden_dim=16, output_dim=8),
     # Nine patches with eight features each are the scores of as many orders.
     "siamese_concat_view": head(
         ["mlp", {"dims": [32, 8]}], num_towers=9,

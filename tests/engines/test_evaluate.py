@@ -69,6 +69,7 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
         assert score["about"]["images"] == {"train": 60, "test": 20}
         assert score["about"]["view"] == [{"name": "ToTensor"}]
         assert score["about"]["chosen_on"]["linear"].endswith("of 60 training images")
+    assert not any("equal a training one" in each for each in report["notes"])
     about = scores["trained"]["about"]
     assert (about["network"], about["layer"], about["trunk"]) == ("model", "flatten", "resnet")
     assert about["weights_sha256"] != scores["untrained"]["about"]["weights_sha256"]
@@ -166,6 +167,7 @@ def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
     report, scores = judged("gaps")
     assert "8 of 24 images of TRAIN have no label: left out" in report["notes"]
     assert "8 of 24 images of TEST have no label: left out" in report["notes"]
+    assert any(each.startswith("16 of 16 test images equal a training") for each in report["notes"])
     np.save(paths, np.array(images)[known])
     np.save(labels, numbers[known])
     assert judged("without")[1] == scores

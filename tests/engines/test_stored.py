@@ -37,14 +37,16 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stored(
     folder: Path, photos: Path, *networks: Network, **changes: Any
 ) -> tuple[StoredSplit, str]:
-    module.SMALLEST = module.LARGEST = 4  # also in the processes of other ranks
     split = {"DATA_SOURCES": ["disk_folder"], "LABEL_SOURCES": ["disk_folder"],
              "DATA_PATHS": [str(photos)], "DATA_LIMIT": -1, "BATCHSIZE_PER_REPLICA": 3,
              "TRANSFORMS": [{"name": "ToTensor"}], "COLLATE_FUNCTION": "default_collate",
              "DROP_LAST": False, "LABEL_TYPE": "standard"}  # fmt: skip
     values = {f"DATA__TRAIN__{key}": value for key, value in {**split, **changes}.items()}
     run = make_run(folder, "evaluate", LOSS={"name": "CrossEntropyLoss"}, **values)
-    found = store_split(run, "TRAIN", networks or (MEANS, PIXELS), folder)
+    with pytest.MonkeyPatch.context() as patch:  # also in the processes of other ranks
+        patch.setattr(module, "SMALLEST", 4)
+        patch.setattr(module, "LARGEST", 4)
+        found = store_split(run, "TRAIN", networks or (MEANS, PIXELS), folder)
     return found, screen(run)
 
 

@@ -13,6 +13,7 @@ from sslengine.engines.sweep import sweep
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, UnexpectedResultError
 from tests.engines.runs import PowerCut, make_run, screen
+from tests.integration.test_several_classes import several_classes, write_images
 from tests.ranks import RankPool
 
 SIDE = 16
@@ -120,7 +121,7 @@ def test_it_goes_on_after_a_kill(trained: Path, tmp_path_factory: Any) -> None:
 def test_class_tokens_of_blocks_and_the_mean_of_patches(tmp_path: Path) -> None:
     train(make_run(tmp_path, **TRUNK, **VIT, MODEL__HEAD__PARAMS=[["mlp", {"dims": ["auto", 8]}]],
                    DATA__TRAIN__TRANSFORMS=[{"name": "ImgReplicatePil", "num_times": 2}, {"name": "ToTensor"}]))  # fmt: skip
-    given = {**HEAD_SWEEP, **VIT, "HEAD_SWEEP": {"LR": [0.1], "BLOCKS": [1, 2]}}
+    given = {**HEAD_SWEEP, **VIT, "HEAD_SWEEP": {"LR": [0.1], "BLOCKS": [1, 2, 4]}}
     sweep(make_run(tmp_path, "sweep", **given))
     features = [each["feature"] for each in _report(tmp_path)["heads"]]
     assert features == [
@@ -181,6 +182,23 @@ def test_expected_results_are_those_of_the_sweep(trained: Path) -> None:
     sweep(make_run(trained, "sweep", **HEAD_SWEEP, EXPECTED_RESULTS=[[name, 50.0, 50.0]]))
     with pytest.raises(UnexpectedResultError, match=name):
         sweep(make_run(trained, "sweep", **HEAD_SWEEP, EXPECTED_RESULTS=[[name, 200.0, 1.0]]))
+
+
+def test_images_of_several_classes(tmp_path: Path) -> None:
+    """Unknown labels count for no head; the best is chosen by the mean average precision."""
+    images = several_classes(write_images(tmp_path), batch=24, OPTIMIZER__num_epochs=20)
+    train(make_run(tmp_path, **{**images, "OPTIMIZER__num_epochs": 1}))
+    given = {"HEAD_SWEEP": {"LR": [1e-6, 1.0], "SELECT_ON": "test", "UNTRAINED": True}}
+    run = make_run(tmp_path, "sweep", **images, **given)
+    sweep(run)
+    low, high = _report(tmp_path)["heads"]
+    assert high["test"] > 99 > low["test"] > 0
+    assert _report(tmp_path)["test"] == high["test"]
+    (line,) = [each for each in screen(run).splitlines() if "linear_sweep" in each]
+    assert line.split()[:2] == ["linear_sweep", "mAP"]
+    swept = json.loads((tmp_path / "evaluation.json").read_text())["swept"]
+    assert [row["features"] for row in swept] == ["trained", "untrained"]
+    assert swept[0]["metrics"] == {"mAP": high["test"]}
 
 
 def test_what_cannot_be(trained: Path, tmp_path_factory: Any) -> None:

@@ -1,4 +1,4 @@
-"""The example of docs/benchmarks.md, and its table of functions."""
+"""The example of docs/judging/python.md, and its table of functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from sslengine.evaluation.store import Store, name_of
 
-PAGE = (Path(__file__).parents[2] / "docs/benchmarks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/judging/python.md").read_text()
 
 
 def test_the_example_runs(

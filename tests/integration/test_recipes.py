@@ -91,6 +91,13 @@ def _with_a_step(epoch: float) -> float:
     return 2e-6 + (4e-4 - 2e-6) * epoch / 10 if epoch < 10 else 4e-4 if epoch < 700 else 4e-5
 
 
+def _of_a_longer_run(epoch: float) -> float:
+    """MSN's: 15 epochs up to 0.001, then a cosine that would end after 1000."""
+    if epoch < 15:
+        return 2e-4 + 8e-4 * epoch / 15
+    return 1e-6 + (1e-3 - 1e-6) * (1 + math.cos(math.pi * (epoch - 15) / 985)) / 2
+
+
 def everything(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
     return True
 
@@ -357,6 +364,23 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "head": [], "loss": {"predictor_dim": 384, "predictor_layers": 12, "predictor_heads": 16},
         "teacher's momentum": [0.996 + 0.004 * p for p in POINTS],
         "drop path": 0.0, "precision": "bfloat16",
+    },
+    # facebookresearch/msn 4388dc1: configs/pretrain/msn_vits16.yaml, src/{msn_train,data_manager,utils}.py
+    "msn/msn_16gpu_vits16": {
+        "epochs": 800, "batch": 1024, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": [_of_a_longer_run(p * 800) for p in POINTS],
+        "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p / 1.25)) / 2 for p in POINTS],
+        "decays": weights,
+        "views": [[crop(size, least, "bilinear", most), FLIP, jitter(0.4, 0.4, 0.4, 0.1), GREY, BLUR]
+                  for size, least, most in [(224, 0.3, 1.0)] * 2 + [(96, 0.05, 0.3)] * 10],
+        "normalize": IMAGENET, "masks": {"patch_size": 16, "dropped": 0.15, "same": True},
+        "clip": {"norm": 3.0, "each": "network"},
+        "head": ["384 to 2048 + bias", "norm", "GELU", "2048 to 2048 + bias", "norm", "GELU",
+                 "2048 to 256 + bias"],
+        "loss": {"num_prototypes": 1024, "temperature": 0.1, "sharpen": 0.25, "me_max_weight": 1.0,
+                 "sinkhorn_iterations": 3, "entropy_weight": 0.0},
+        "teacher's momentum": [0.996 + 0.004 * p / 1.25 for p in POINTS],
+        "drop path": 0.0, "precision": "float32",
     },
     # microsoft/SimMIM d3e29bc: configs/vit_base__800ep, main_simmim.py, data/data_simmim.py, README
     "simmim/simmim_16gpu_vitb16": {
@@ -670,7 +694,10 @@ def _of_loss(config: Any) -> dict[str, Any]:
         base = section.momentum
         found["teacher's momentum"] = [base + (1 - base) * p for p in POINTS]
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
-    if name == "dinov2_loss":
+    if name == "msn_loss":
+        base, end = section.momentum, section.momentum_end
+        found["teacher's momentum"] = [base + (end - base) * p for p in POINTS]
+    if name in ("dinov2_loss", "msn_loss"):
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
     if name in ("byol_loss", "dino_loss", "ibot_loss", "dinov2_loss"):
         found["teacher's momentum"] = [rising_momentum(section.momentum, p) for p in POINTS]

@@ -27,7 +27,7 @@ CHANNELS = (2, 1, 0)
 Changes = dict[str, Any]
 
 
-def _write(root: Path) -> Path:
+def write_images(root: Path) -> Path:
     draw = np.random.default_rng(0)
     for split, repeats in (("train", 3), ("val", 2)):
         shown = [each for each in product((0, 1), repeat=3) for _ in range(repeats)]
@@ -79,7 +79,7 @@ def _changes(root: Path, batch: int = 8, **more: Any) -> Changes:
     }  # fmt: skip
 
 
-def _given(root: Path, **more: Any) -> Changes:
+def several_classes(root: Path, **more: Any) -> Changes:
     """Indicators of a .npy file."""
     changes = _changes(root, **more)
     for key, name in (("DATA__TRAIN", "train"), ("DATA__TEST", "val")):
@@ -107,7 +107,7 @@ def _tests(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _write(tmp_path_factory.mktemp("colours"))
+    return write_images(tmp_path_factory.mktemp("colours"))
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +159,8 @@ def test_two_ranks_are_one_process(images: Path, tmp_path: Path, two_ranks: Rank
     """Also where ranks know another number of labels of a class."""
     short = {"OPTIMIZER__num_epochs": 2, "OPTIMIZER__name": "sgd", "LOG_FREQUENCY": 1,
              "OPTIMIZER__param_schedulers__lr__start_value": 0.1}  # fmt: skip
-    train(make_run(tmp_path / "one", **_given(images, **short)))
-    on_two = {**_given(images, batch=4, **short), "DISTRIBUTED__NUM_PROC_PER_NODE": 2}
+    train(make_run(tmp_path / "one", **several_classes(images, **short)))
+    on_two = {**several_classes(images, batch=4, **short), "DISTRIBUTED__NUM_PROC_PER_NODE": 2}
     two_ranks.run(_train_on_rank, tmp_path / "two", on_two)
     for one, two in zip(_records(tmp_path / "one"), _records(tmp_path / "two"), strict=True):
         if "mean_ap_list_meter" in one:
@@ -173,7 +173,7 @@ def test_two_ranks_are_one_process(images: Path, tmp_path: Path, two_ranks: Rank
 def test_columns_of_a_table_are_rows_of_indicators(images: Path, tmp_path: Path) -> None:
     """Unknown cells are masked as the -1 of a .npy file are; classes have the columns' names."""
     short = {"OPTIMIZER__num_epochs": 2, "LOG_FREQUENCY": 1}
-    for name, changes in (("npy", _given), ("csv", _columns)):
+    for name, changes in (("npy", several_classes), ("csv", _columns)):
         train(make_run(tmp_path / name, **changes(images, **short)))
     npy, csv = (
         [(each.get("loss"), each.get("mean_ap_list_meter")) for each in _records(tmp_path / name)]

@@ -10,7 +10,7 @@ import torch
 
 from sslengine.errors import ConfigError
 from sslengine.launch.cli import main
-from sslengine.models.build import build_model, build_trunk, known_heads
+from sslengine.models.build import build_model, build_trunk, known_heads, trunk_with_heads
 from sslengine.models.options import (
     FeatureEvalOptions,
     HeadOptions,
@@ -106,6 +106,19 @@ def test_images_of_many_channels() -> None:
 def test_what_cannot_be_known(params: list[Any], features: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         known_heads(options(params, features))
+
+
+def test_heads_of_pretraining_that_the_judged_features_do_not_fit() -> None:
+    """SimMIM's head takes the patches; where features alone are computed nothing gets them."""
+    judged = options([["pixel_head", {"in_dim": "auto", "stride": 32}]])
+    with pytest.raises(ConfigError, match="a pixel_head with in_dim 64 got features of shape"):
+        known_heads(judged)
+    settings = judged.FEATURE_EVAL_SETTINGS
+    settings.EVAL_MODE_ON = settings.FREEZE_TRUNK_ONLY = True
+    settings.EXTRACT_TRUNK_FEATURES_ONLY = True
+    model = trunk_with_heads(build_model(judged).eval(), "the test")
+    assert len(model.heads) == 0
+    assert model(torch.zeros(1, 3, 32, 32))[0].shape == (1, 64)
 
 
 def test_auto_is_the_first_width_or_the_last_and_no_other() -> None:

@@ -228,6 +228,33 @@ def _data2vec(case: Case) -> ByHand:
     return loss, [follow]
 
 
+def _msn(case: Case) -> ByHand:
+    """As the authors', whose targets are copied for each anchor view; here by one product."""
+    options, prototypes = case.loss.options, case.loss.prototypes
+    teacher = copy.deepcopy(case.loss.teacher.module)
+
+    def head(model: nn.Module, images: Tensor, **shown: Tensor) -> Tensor:
+        return model.heads[0](model.trunk(images, ["lastCLS"], **shown)[0])
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        rows = F.normalize(prototypes)
+        with torch.no_grad():
+            seen = F.normalize(head(teacher, batch["target_views"])) @ rows.T / options.temperature
+            q = F.softmax(seen / options.sharpen, dim=-1)
+            for _ in range(3):
+                q /= q.sum(dim=0, keepdim=True)
+                q /= q.sum(dim=1, keepdim=True)
+        anchors = torch.cat([head(model, batch["random_views"], shown=batch["shown"]),
+                             head(model, batch["focal_views"])])  # fmt: skip
+        log_p = F.log_softmax(F.normalize(anchors) @ rows.T / options.temperature, dim=-1)
+        p = log_p.exp()
+        crossed = -torch.einsum("bk,vbk->", q, log_p.view(-1, *q.shape)) / len(p)
+        mean = p.mean(dim=0)
+        return crossed + torch.sum(mean * mean.log()) + math.log(len(rows))
+
+    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+
+
 def _off_diagonal(matrix: Tensor) -> Tensor:
     size = len(matrix)
     return matrix.flatten()[:-1].view(size - 1, size + 1)[:, 1:].flatten()
@@ -255,6 +282,7 @@ GOLDEN = {
     "data2vec": (_data2vec, 206, 205),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
+    "msn": (_msn, 537, 530),
 }
 
 

@@ -80,9 +80,9 @@ class Ours:
             for key, value in {"MACHINE.PRECISION": "bf16", **changed}.items()
         ]
         config = resolve(words).config
-        folder = Path(tempfile.mkdtemp(prefix="bench_gpu_"))
+        self.folder = tempfile.TemporaryDirectory(prefix="bench_gpu_")  # deleted with this object
         self.task = TASKS.get(config.TRAINER.TASK_NAME)(
-            config, folder, self.device, hooks=[], services=Services()
+            config, Path(self.folder.name), self.device, hooks=[], services=Services()
         )
         self.task.prepare()
         self.task.on_start()

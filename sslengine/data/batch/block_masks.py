@@ -36,7 +36,7 @@ def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
             "ibot_multicrop_masking_collator found no masks: put MaskedImageModeling among the "
             "TRANSFORMS, after ToTensor."
         )
-    large, collated = _by_size(batch)
+    large, collated = by_size(batch)
     masks = list(zip(*column(batch, "mask")))
     return {**collated, **_masks([mask for number in large for mask in masks[number]])}
 
@@ -72,7 +72,7 @@ def spread_masks_collator(
         aspects = ratios_in_order("aspect_ratios", aspect_ratios)
     except ValueError as error:
         raise DataError(f"{HERE}: {error}") from error
-    large, collated = _by_size(batch)
+    large, collated = by_size(batch)
     place = Place.of(batch)
     rows, columns = (side // patch_size for side in collated["global_views"][0].shape[-2:])
     views = len(large) * place.size
@@ -93,7 +93,7 @@ def spread_masks_collator(
     return {**collated, **_masks([torch.from_numpy(mask) for mask in masks])}
 
 
-def _by_size(batch: Sequence[Sample]) -> tuple[list[int], Batch]:
+def by_size(batch: Sequence[Sample]) -> tuple[list[int], Batch]:
     """(the numbers of the views of the largest size, all of the batch but masks)."""
     views = list(zip(*column(batch, "data")))
     sides = [max(crops[0].shape[-2:]) for crops in views]

@@ -1,4 +1,4 @@
-"""`sslengine judge --suite full`: which recipe is added to a run, and what it is given."""
+"""`sslengine judge --suite`: what is trained with labels, by which recipe, and what it is given."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sslengine.command import judge
+from sslengine.command.front import main as command
 from sslengine.config.resolve import Resolved
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
@@ -48,8 +49,14 @@ def test_the_recipe_fits_the_trunk(
     images = _images(tmp_path)
     arguments = [str(tmp_path / "run"), *images, "--suite", "full"]
     assert judge.main([*arguments, "--set", "OPTIMIZER.num_epochs=7"]) == 0
-    frozen, tuned = started
-    assert (frozen.engine_name, tuned.engine_name) == ("evaluate", "finetune")
+    frozen, *swept, tuned = started
+    assert [each.engine_name for each in started] == ["evaluate", "sweep", "sweep", "finetune"]
+    assert [each.config.HEAD_SWEEP.HEAD for each in swept] == ["linear", "attentive"]
+    for each in swept:
+        assert each.config.DATA.TRAIN.TRANSFORMS == tuned.config.DATA.TRAIN.TRANSFORMS
+        assert each.config.DATA.TEST.TRANSFORMS == frozen.config.DATA.TEST.TRANSFORMS
+        assert each.config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == 12  # 13 of 15 images are trained on
+        assert (each.config.OPTIMIZER.num_epochs, each.config.OPTIMIZER.num_iterations) == (7, None)
     config = tuned.config
     assert config.OPTIMIZER.layer_wise_lr_decay.decay == decay
     assert (config.OPTIMIZER.num_epochs, config.OPTIMIZER.use_larc) == (7, False)
@@ -67,8 +74,9 @@ def test_the_recipe_fits_the_trunk(
     started.clear()
     many = ["--set", "DATA.TRAIN.BATCHSIZE_PER_REPLICA=64"]
     assert judge.main([*arguments, *many, "--trust-config"]) == 0
-    assert started[1].config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == 64  # as it was said
-    assert started[1].engine_name == "finetune"
+    assert started[-1].config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == 64  # as it was said
+    assert started[-1].engine_name == "finetune"
+    assert {each.config.OPTIMIZER.num_iterations for each in started[1:3]} == {1000}
     if mixed:
         bare = [str(tmp_path / "train" / "a"), "--val", str(tmp_path / "val" / "a")]
         with pytest.raises(ConfigError, match="--suite full: fine-tuning needs labels"):
@@ -76,10 +84,28 @@ def test_the_recipe_fits_the_trunk(
 
 
 @pytest.mark.slow
-def test_a_vit_is_judged_frozen_and_fine_tuned(tmp_path: Path) -> None:
+def test_a_vit_is_judged_frozen_and_fine_tuned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of the fine-tuned network is that of a run: reported, used, exported."""
     train(make_run(tmp_path / "run", **{**OTHER, **VIT}, OPTIMIZER__num_epochs=1))
     short = ["--set", "OPTIMIZER.num_epochs=1", "--set", "EVALUATE.PROTOCOLS=[]"]
     assert judge.main([str(tmp_path / "run"), *_images(tmp_path), "--suite", "full", *short]) == 0
     report = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert {each["features"] for each in report["scores"]} >= {"trained", "untrained"}
     assert {row["features"] for row in report["finetuned"]} == {"trained", "untrained"}
+    assert [(row["protocol"], row["features"]) for row in report["swept"]] == [
+        ("linear_sweep", "trained"), ("linear_sweep", "untrained"),
+        ("attentive_sweep", "trained"), ("attentive_sweep", "untrained"),
+    ]  # fmt: skip
+    for row in report["swept"]:
+        assert 0 <= row["metrics"]["top_1"] <= 100
+        assert (tmp_path / "run" / row["folder"] / "swept.json").exists()
+    tuned = str(tmp_path / "run" / report["finetuned"][0]["folder"])
+    picture = str(tmp_path / "val" / "a" / "0.png")
+    assert command(["report", tuned]) == 0
+    capsys.readouterr()
+    assert command(["predict", tuned, picture]) == 0
+    said = capsys.readouterr().out
+    assert [name for name in "abc" if f" {name}" in said] == [*"abc"], said
+    assert command(["export", tuned, str(tmp_path / "out"), "--to", "state-dict"]) == 0

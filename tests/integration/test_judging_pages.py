@@ -1,4 +1,4 @@
-"""The files of docs/benchmarks.md, on a few images: pretrained, judged, fine-tuned, another trunk."""
+"""The files of docs/judging/ and docs/trunks.md, on a few images: pretrained, judged, fine-tuned, another trunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from sslengine.config import sections
 from sslengine.launch.cli import main
 from sslengine.registry import TRUNKS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = "".join(
+    (DOCS / name).read_text() for name in ("judging/yaml.md", "judging/finetune.md", "trunks.md")
+)
 FILES = ["evaluate/mine.yaml", "supervised.yaml"]
 SHORT = ["config.DATA.NUM_DATALOADER_WORKERS=0", "config.OPTIMIZER.num_epochs=1"]
 SIMCLR = ["config=quickstart/simclr", "config.CHECKPOINT.DIR=runs/mine", *SHORT]
@@ -41,12 +44,12 @@ def _write_colours(root: Path, count: int) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a reader is who has written the files down."""
-    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGES, re.DOTALL)
     for name, text in zip(FILES, blocks, strict=True):
         file = tmp_path / "configs" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text.replace("/data/", f"{tmp_path}/data/"))
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
     (tmp_path / "my_trunks.py").write_text(code)
     for split in ("train", "val"):
         _write_colours(tmp_path / "data" / split, 7)
@@ -85,7 +88,7 @@ def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[
 
     capsys.readouterr()
     commands = re.findall(
-        r"    sslengine (config=supervised (?:[^\n]*\\\n)+[^\n]*)$", PAGE, re.MULTILINE
+        r"    sslengine (config=supervised (?:[^\n]*\\\n)+[^\n]*)$", PAGES, re.MULTILINE
     )
     for name, command in zip(("timm", "plain"), commands, strict=True):
         arguments = command.replace("\\\n", " ").split()

@@ -1,0 +1,127 @@
+"""What `sslengine judge` trains with labels: sweeps of heads on a frozen trunk, and fine-tuning."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from sslengine.command.text import overrides, typed
+from sslengine.config.facts import world_size
+from sslengine.config.options import RunOptions
+from sslengine.config.resolve import Resolved
+from sslengine.config.run_folder import open_run
+from sslengine.config.sections import read
+from sslengine.data.judged_view import augmented
+from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.engines.sweep_options import SweepOptions
+from sslengine.errors import ConfigError
+from sslengine.models.build import build_trunk
+from sslengine.models.options import ModelOptions
+from sslengine.optim.layer_depth import layer_depth
+from sslengine.trust import closed
+
+# The length of a sweep: epochs as published, and not fewer steps of small data.
+SWEPT_EPOCHS, FEWEST_STEPS = 10, 1000
+SHARE_TRAINED_ON = 1 - SweepOptions().HELD_OUT
+
+Entries = list[dict[str, Any]]
+
+
+def swept(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> list[Resolved]:
+    """A run for each kind of heads; none if they have no labels or no test images.
+
+    images: the keys of labelled images. entries: the transforms of test images.
+    """
+    runs: list[Resolved] = []
+    for heads in ("linear", "attentive"):
+        values, recipe = _values(given, images, entries), f"sweep/{heads}"
+        opened = _open(given, values, recipe)
+        data = read(opened.config, DataOptions)
+        if not _labelled(data.TRAIN) or not data.TEST.DATA_SOURCES or data.HOLD_OUT.SHARE:
+            return []
+        with closed(opened.opened):
+            values |= {**_batch(opened, SHARE_TRAINED_ON), "HEAD_SWEEP.UNTRAINED": True}
+        values["DATA.TRAIN.TRANSFORMS"] = augmented(entries, data)
+        runs.append(_open(given, values | _length(given, opened, values), recipe))
+    return runs
+
+
+def fine_tuned(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> Resolved:
+    """By a recipe that fits the trunk."""
+    values = _values(given, images, entries)
+    opened = _open(given, values, "finetune/cnn")
+    if not _labelled(read(opened.config, DataOptions).TRAIN):
+        raise ConfigError(
+            "--suite full: fine-tuning needs labels: images of several classes for --train and "
+            "--val. Without labels take --suite quick."
+        )
+    with closed(opened.opened):
+        recipe, numbered = _recipe(read(opened.config, ModelOptions))
+        values |= _batch(opened)
+    values["DATA.TRAIN.TRANSFORMS"] = augmented(entries, read(opened.config, DataOptions))
+    if not numbered:
+        values["OPTIMIZER.param_group_constructor"] = "default"
+    return _open(given, values, f"finetune/{recipe}")
+
+
+def _values(
+    given: argparse.Namespace, images: Mapping[str, Any], entries: Entries
+) -> dict[str, Any]:
+    return {
+        **images,
+        "CHECKPOINT.DIR": str(given.run),
+        "MODEL.WEIGHTS_INIT.NETWORK": given.network,
+        "DATA.TEST.TRANSFORMS": entries,
+    }
+
+
+def _labelled(train: SplitOptions) -> bool:
+    return train.LABEL_TYPE == "standard" and bool(train.LABEL_SOURCES)
+
+
+def _length(
+    given: argparse.Namespace, opened: Resolved, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Unless --set says it."""
+    said = {each.split("=")[0].removeprefix("config.") for each in given.values}
+    if "OPTIMIZER.num_iterations" in said:
+        return {}
+    if "OPTIMIZER.num_epochs" in said:
+        return {"OPTIMIZER.num_iterations": None}
+    with closed(opened.opened):
+        count = _count(opened) * SHARE_TRAINED_ON
+    batch = values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] * world_size(opened.config)
+    return {"OPTIMIZER.num_iterations": max(SWEPT_EPOCHS * int(count // batch), FEWEST_STEPS)}
+
+
+def _open(given: argparse.Namespace, values: Mapping[str, Any], recipe: str) -> Resolved:
+    said = [*overrides(values), *typed(given.values)]
+    return open_run(given.run, said, given.trust_config, judged=True, added=f"benchmark/{recipe}")
+
+
+def _recipe(options: ModelOptions) -> tuple[str, bool]:
+    """The file in configs/benchmark/finetune, and whether the trunk's layers can be numbered."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        trunk = build_trunk(options)
+    try:
+        return ("vit" if layer_depth(nn.ModuleDict({"trunk": trunk})).is_vit else "cnn"), True
+    except ConfigError:
+        return "cnn", False
+
+
+def _batch(opened: Resolved, share: float = 1.0) -> dict[str, Any]:
+    """Of few images an even number that each rank has, since mixing takes pairs."""
+    most = int(_count(opened) * share) // world_size(opened.config) // 2 * 2
+    size = read(opened.config, DataOptions).TRAIN.BATCHSIZE_PER_REPLICA
+    return {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": max(2, min(size - size % 2, most))}
+
+
+def _count(opened: Resolved) -> int:
+    """Of training images."""
+    data, seed = read(opened.config, DataOptions), read(opened.config, RunOptions).SEED_VALUE
+    return len(SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT))

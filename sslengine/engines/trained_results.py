@@ -1,0 +1,44 @@
+"""The results of sweeps and of fine-tuning: a file in each of their folders in the run's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sslengine.atomic import write_json
+
+FINETUNE, SWEEP = "finetune", "sweep"  # folders in the run's
+REPORT = "evaluation.json"
+_RESULT = {FINETUNE: "finetuned.json", SWEEP: "swept.json"}
+
+
+def write_result(folder: Path, kind: str, row: dict[str, Any]) -> None:
+    write_json(folder / _RESULT[kind], row)
+
+
+def results_of(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
+    """What was trained from the run with labels, by the keys of the report; the oldest first."""
+    found = {}
+    for kind, name in _RESULT.items():
+        paths = (run_dir / kind).glob(f"*/{name}")
+        rows = sorted(paths, key=lambda each: each.stat().st_mtime)
+        found[Path(name).stem] = [json.loads(path.read_text()) for path in rows]
+    return found
+
+
+def as_protocols(results: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """By the network that they started from: what show_protocols takes. Newer weights win."""
+    found: dict[str, dict[str, Any]] = {}
+    rows: Sequence[dict[str, Any]] = [row for each in results.values() for row in each]
+    for row in rows:
+        of = found.setdefault(row["features"], {})
+        of[row["protocol"]] = {"metrics": row["metrics"], "notes": []}
+    return found
+
+
+def add_to_report(run_dir: Path) -> None:
+    path = run_dir / REPORT
+    report = json.loads(path.read_text()) if path.exists() else {}
+    write_json(path, report | results_of(run_dir))

@@ -1,0 +1,199 @@
+"""A trained network that a method reads and never trains, such as the teacher of distillation.
+
+    self.teacher = FrozenNetwork(options.teacher, where, heads=False)  # in the method's __init__
+    self.teacher.load(model)                                           # in its `attach`
+    features = self.teacher(images, step)                              # in its forward
+
+    teacher:
+      weights: runs/quickstart/simclr    # a run: its network, with its newest weights
+    teacher:
+      timm: vit_base_patch16_224         # a network of timm's, with timm's pretrained weights,
+      weights: /weights/vitb16.pth       # or with those of a file
+
+It is in eval mode and has no gradients; images reach it as they reach the model. A checkpoint has
+the SHA-256 of its weights in place of the weights: a run is resumed with the same teacher only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.config.run_folder import open_run
+from sslengine.config.sections import one_of, read
+from sslengine.errors import CheckpointError, ConfigError, SSLEngineError
+from sslengine.models.build import build_model
+from sslengine.models.channels import RGB
+from sslengine.models.model import Model
+from sslengine.models.networks import AUTO, CHOICES
+from sslengine.models.options import (
+    ModelOptions,
+    SyncBatchNormOptions,
+    TrunkOptions,
+    WeightsInitOptions,
+)
+from sslengine.models.trunks.library_options import TimmOptions
+from sslengine.models.weights import init_weights
+from sslengine.trust import closed
+
+HASH = "sha256"
+
+
+@dataclass
+class FrozenOptions:
+    # The folder of a run, or a file of weights as in MODEL.WEIGHTS_INIT; empty: those of timm.
+    weights: str = ""
+    # timm's name of the network; empty: that of the run.
+    timm: str = ""
+    # Arguments of timm's function: {dynamic_img_size: true} for a ViT and images of another size.
+    arguments: dict[str, Any] = field(default_factory=dict)
+    # If the checkpoint's method has a teacher: student, teacher, or auto: the one that it chooses.
+    network: str = AUTO
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "network", *CHOICES)
+        if self.arguments and not self.timm:
+            yield "timm: `arguments` is set, but no network is named."
+
+
+class FrozenNetwork(nn.Module):
+    network: Model
+
+    def __init__(
+        self, options: FrozenOptions, where: str, heads: bool = False, features: Sequence[str] = ()
+    ) -> None:
+        """
+        where: the key path of the options.
+        heads: its output is that of its first input's heads; else that of the trunk.
+        features: of the trunk; empty: the final one.
+        """
+        super().__init__()
+        self.options, self.where, self.heads, self.features = options, where, heads, features
+        self.register_buffer(HASH, torch.zeros(32, dtype=torch.uint8))
+
+    def load(self, model: nn.Module) -> None:
+        """Build it and load its weights, once. model: that of the run, for images of its channels.
+
+        On the meta device, before a launch, weights are not read.
+        """
+        if hasattr(self, "network"):
+            return
+        channels = getattr(getattr(model, "trunk", None), "in_chans", None) or RGB
+        hashed: Tensor = getattr(self, HASH)
+        with torch.random.fork_rng(devices=[]):
+            network = self._built(channels, read_weights=not hashed.is_meta)
+        if not hashed.is_meta:
+            hashed.copy_(torch.tensor([*digest(network)], dtype=torch.uint8))
+        self.network = network.requires_grad_(False).to(hashed.device)
+        self.train()
+
+    def train(self, mode: bool = True) -> FrozenNetwork:
+        super().train(False)
+        return self
+
+    @torch.no_grad()
+    def forward(self, images: Any, step: Any) -> Any:
+        """step: that of the method; its precision is the teacher's too."""
+        with step.autocast():
+            output = self.network(images)
+        if isinstance(output, list) and len(output) == 1:
+            output = output[0]
+        return step.full(output)
+
+    def _built(self, channels: int, read_weights: bool) -> Model:
+        if not (self.options.weights or self.options.timm):
+            raise ConfigError(
+                f"{self.where}.weights: expected the folder of a trained run, or a file of weights "
+                f"and {self.where}.timm, the name of their network."
+            )
+        folder = Path(self.options.weights)
+        if self.options.weights and not folder.exists():
+            raise ConfigError(f"{self.where}.weights: there is no file or folder {folder}.")
+        try:
+            return self._of_timm(channels, read_weights) if self.options.timm else self._of_run(
+                folder, channels, read_weights
+            )  # fmt: skip
+        except SSLEngineError as error:
+            raise type(error)(f"{self.where}: {error}") from error
+
+    def _of_run(self, folder: Path, channels: int, read_weights: bool) -> Model:
+        if not (folder / "config.yaml").is_file():
+            raise ConfigError(
+                f"weights: {folder} is not the folder of a run, so its network is not known. Set "
+                f"{self.where}.timm to its name."
+            )
+        resolved = open_run(folder, judged=True)
+        options = read(resolved.config, ModelOptions)
+        if isinstance(options.INPUT_CHANNELS, str):
+            options.INPUT_CHANNELS = channels
+        with closed(resolved.opened):
+            return self._made(options, read_weights)
+
+    def _of_timm(self, channels: int, read_weights: bool) -> Model:
+        of_timm = TimmOptions(self.options.timm, self.options.arguments)
+        for problem in of_timm.check_chosen():
+            raise ConfigError(problem)
+        of_timm.pretrained = not self.options.weights
+        trunk = TrunkOptions(NAME="timm", TIMM=of_timm)
+        return self._made(ModelOptions(TRUNK=trunk, INPUT_CHANNELS=channels), read_weights)
+
+    def _made(self, options: ModelOptions, read_weights: bool) -> Model:
+        """With all routes but the first removed."""
+        weights = WeightsInitOptions(self.options.weights, NETWORK=self.options.network)
+        options = replace(options, WEIGHTS_INIT=weights, SYNC_BN_CONFIG=SyncBatchNormOptions())
+        network = build_model(options)
+        if not isinstance(network, Model):
+            raise ConfigError(f"weights: {type(network).__name__} is not a trunk with heads.")
+        if self.heads and not network.heads:
+            raise ConfigError("weights: this network has no heads, whose scores are needed.")
+        missing = init_weights(network, options).left_out if read_weights else ()
+        if self.heads and missing:
+            raise CheckpointError(f"weights: the file lacks tensors of the heads: {missing[0]}.")
+        route = replace(network.routes[0], key="", additional_keys=())
+        if not self.heads:
+            network.heads = nn.ModuleList()
+            route = replace(route, features=tuple(self.features), heads=())
+        network.trunk.check_features(route.features, f"{self.where}: its trunk")
+        network.routes, network.pooling = (route,), network.pooling if self.heads else None
+        return network
+
+    # ---- in checkpoints
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """The hash alone."""
+        prefix, destination = named.get("prefix", ""), named.get("destination")
+        kept = {} if destination is None else destination
+        kept[f"{prefix}{HASH}"] = getattr(self, HASH).detach()
+        return kept
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *others: Any
+    ) -> None:  # called for each module by torch's load_state_dict
+        given, own = state_dict.get(f"{prefix}{HASH}"), getattr(self, HASH)
+        if given is not None and not torch.equal(given.cpu(), own.cpu()):
+            raise CheckpointError(
+                f"{self.where}.weights: {self.options.weights or self.options.timm} has other "
+                f"weights than the teacher of the run that wrote the checkpoint: SHA-256 "
+                f"{_hex(own)} instead of {_hex(given)}."
+            )
+        if hasattr(self, "network"):  # torch looks for the tensors of submodules next
+            state_dict.update(self.network.state_dict(prefix=f"{prefix}network."))
+
+
+def digest(module: nn.Module) -> bytes:
+    """The SHA-256 of the names and bytes of all tensors in the state dict."""
+    found = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.digest()
+
+
+def _hex(hashed: Tensor) -> str:
+    return bytes(hashed.tolist()).hex()[:12]

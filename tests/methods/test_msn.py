@@ -1,0 +1,317 @@
+"""MSN against its formulas, at one rank and two, and beside the authors' code."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sslengine.config.facts import RunFacts
+from sslengine.data.batch.dropped_patches import dropped_patches_collator
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError, DataError, TrainingError
+from sslengine.methods.base import Step, callbacks
+from sslengine.methods.msn import MSNLoss, MSNOptions
+from sslengine.models.build import build_model
+from sslengine.models.options import (
+    HeadOptions,
+    ModelOptions,
+    TrunkOptions,
+    VisionTransformerOptions,
+)
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.methods.teacher_runs import assert_teacher_follows
+from tests.ranks import RankPool
+
+CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
+IMAGES, PIXELS, WIDTH, PROTOTYPES = 4, 6, 5, 7
+WEIGHTS = {"cross_entropy": 1.0, "me_max": 0.7, "entropy": 0.2}
+
+
+def wave(shape: tuple[int, ...], number: int) -> Tensor:
+    """Values that any machine computes."""
+    steps = torch.arange(math.prod(shape), dtype=torch.float64)
+    return torch.sin(steps * (0.37 + 0.11 * number) + number).view(shape)
+
+
+# ---- the formulas
+
+
+class Toy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(wave((PIXELS, WIDTH), 1))
+
+    def forward(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+        views = ("random_views", "focal_views")
+        return [inputs[each] @ self.weight for each in views if each in inputs]
+
+
+def loss_of_toy(**changes: Any) -> tuple[MSNLoss, Toy]:
+    more = {"me_max_weight": 0.7, "entropy_weight": 0.2, **changes}
+    options = MSNOptions(num_prototypes=PROTOTYPES, output_dim=WIDTH, **more)
+    method, model = MSNLoss(options, RunFacts()).double(), Toy()
+    for attach in callbacks(method, "attach"):
+        attach(model)
+    with torch.no_grad():
+        method.prototypes.copy_(wave((PROTOTYPES, WIDTH), 2))
+        method.teacher.module.weight.copy_(wave((PIXELS, WIDTH), 3))
+    return method, model
+
+
+def toy_inputs(mine: slice = slice(None)) -> dict[str, Tensor]:
+    shapes = {"target_views": 1, "random_views": 1, "focal_views": 2}
+    return {
+        name: wave((views, IMAGES, PIXELS), 4 + views + len(name))[:, mine].flatten(0, 1)
+        for name, views in shapes.items()
+    }
+
+
+def published(method: MSNLoss, model: Toy, iterations: int) -> dict[str, Tensor]:
+    """Of all images, row by row."""
+    inputs, c = toy_inputs(), method.prototypes
+
+    def probabilities(row: Tensor) -> Tensor:
+        cosines = [(row @ each) / (row.norm() * each.norm()) for each in c]
+        powers = torch.stack([(value / 0.1).exp() for value in cosines])
+        return powers / powers.sum()
+
+    with torch.no_grad():
+        q = []
+        for row in inputs["target_views"] @ method.teacher.module.weight:
+            sharp = probabilities(row) ** 4
+            q.append((sharp / sharp.sum()).tolist())
+    samples, every = range(IMAGES), range(PROTOTYPES)
+    for _ in range(iterations):
+        sums = [sum(q[b][k] for b in samples) for k in every]
+        q = [[q[b][k] / sums[k] / PROTOTYPES for k in every] for b in samples]
+        q = [[value / sum(row) / IMAGES for value in row] for row in q]
+        q = [[value * IMAGES for value in row] for row in q]
+    anchors = [probabilities(row) for each in model(inputs) for row in each]
+    crossed = [
+        -sum(q[number % IMAGES][k] * p[k].log() for k in every) for number, p in enumerate(anchors)
+    ]
+    mean = sum(anchors) / len(anchors)
+    made: dict[str, Any] = {
+        "cross_entropy": sum(crossed) / len(crossed),
+        "me_max": math.log(PROTOTYPES) + (mean * mean.log()).sum(),
+        "entropy": sum(-(p * p.log()).sum() for p in anchors) / len(anchors),
+    }
+    return {**made, "loss": sum(WEIGHTS[name] * each for name, each in made.items())}
+
+
+def of_rank(iterations: int) -> tuple[dict[str, Tensor], list[Tensor]]:
+    method, model = loss_of_toy(sinkhorn_iterations=iterations)
+    share = IMAGES // world_size()
+    inputs = toy_inputs(slice(rank() * share, (rank() + 1) * share))
+    losses = method(model(inputs), {"input": inputs}, Step.alone())
+    trained = [model.weight, method.prototypes]
+    gradients = [*torch.autograd.grad(losses["loss"], trained)]
+    return {name: each.detach() for name, each in losses.items()}, gradients
+
+
+@pytest.mark.parametrize(("iterations", "ranks"), [(0, 1), (3, 1), (0, 2), (3, 2)])
+def test_value_and_gradient(iterations: int, ranks: int, two_ranks: RankPool) -> None:
+    made = two_ranks.run(of_rank, iterations) if ranks == 2 else [of_rank(iterations)]
+    method, model = loss_of_toy()
+    expected = published(method, model, iterations)
+    for name, value in expected.items():
+        mean = torch.stack([losses[name] for losses, _ in made]).mean()
+        torch.testing.assert_close(mean, value.detach(), **CLOSE)
+    for number, wanted in enumerate(
+        torch.autograd.grad(expected["loss"], [model.weight, method.prototypes])
+    ):
+        mean = torch.stack([gradients[number] for _, gradients in made]).mean(0)
+        torch.testing.assert_close(mean, wanted, **CLOSE)
+
+
+# ---- the authors' code
+
+# Four steps of facebookresearch/msn at commit 4388dc1 (`init_msn_loss`, `VisionTransformer`, the step
+# of msn_train.py, in float64) with SGD and its schedule of the momentum; positions are zero and not
+# trained, since timm and the authors interpolate them differently. Without Sinkhorn-Knopp, and with:
+# cross entropy, me-max and entropy of each step; at the end the squared norms of encoder, target
+# encoder and prototypes.
+OFFICIAL: dict[int, tuple[list[list[float]], list[float]]] = {
+    0: (
+        [[5.323240696931625, 0.45063631198486775, 0.7855856063475173],
+         [4.75166441542394, 0.9708965520611728, 0.8048853167675466],
+         [0.6804362831370759, 0.9818940638432121, 0.798926906750601],
+         [0.6372121044022717, 0.9477623696797137, 0.8303881966429006]],
+        [294.3842618160179, 149.58401357090477, 14.613797907443065],
+    ),
+    3: (
+        [[6.528291473333677, 0.45063631198486775, 0.7855856063475173],
+         [5.448134466041146, 0.741047517530635, 1.0211701534065607],
+         [5.41490097597822, 0.724623270151382, 1.0295328097446765],
+         [5.675681358926183, 0.7072468769597287, 1.0587782664612593]],
+        [257.2499808638208, 146.05008022259472, 14.616145094779023],
+    ),
+}  # fmt: skip
+LENGTH = 10
+MAPPING = [
+    ["random_views", {"feat_names": ["lastCLS"], "head_index": 0, "additional_keys": ["shown"]}],
+    ["focal_views", {"feat_names": ["lastCLS"], "head_index": 0}],
+]
+VIT = {"IMAGE_SIZE": 16, "PATCH_SIZE": 4, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 8,
+       "MLP_DIM": 16, "QKV_BIAS": True}  # fmt: skip
+LAYERS = {"0": "fc1", "1": "bn1", "3": "fc2", "4": "bn2", "6": "fc3"}
+
+
+def official_model() -> Any:
+    head = ["msn_head", {"in_dim": 8, "hidden_dim": 7, "output_dim": 5}]
+    trunk = VisionTransformerOptions(**VIT)  # type: ignore[arg-type]
+    model: Any = build_model(ModelOptions(
+        TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=trunk),
+        HEAD=HeadOptions(PARAMS=[head]), MULTI_INPUT_HEAD_MAPPING=MAPPING,
+    )).double()  # fmt: skip
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            name = name.removeprefix("trunk.")
+            if name.startswith("heads.0.mlp."):
+                number, of = name.removeprefix("heads.0.mlp.").split(".")
+                name = f"fc.{LAYERS[number]}.{of}"
+            norm = ("norm" in name or "bn" in name) and name.endswith("weight")
+            value = 0.3 * wave(tuple(each.shape), sum(map(ord, name)) % 17)
+            each.copy_(value + (1.0 if norm else 0.0))
+        model.trunk.pos_embed.zero_()
+    model.trunk.pos_embed.requires_grad_(False)
+    return model.train()
+
+
+def squares(part: Any) -> float:
+    return sum(float(each.detach().square().sum()) for each in part)
+
+
+@pytest.mark.parametrize("iterations", OFFICIAL)
+def test_four_steps(iterations: int) -> None:
+    model = official_model()
+    options = MSNOptions(
+        num_prototypes=6, output_dim=5, sinkhorn_iterations=iterations, me_max_weight=0.7,
+        entropy_weight=0.2, momentum=0.9, momentum_end=0.98,
+    )  # fmt: skip
+    method = MSNLoss(options, RunFacts()).double()
+    for attach in callbacks(method, "attach"):
+        attach(model)
+    method.train()
+    method.prototypes.data.copy_(wave((6, 5), 2))
+    trained = [each for each in (*model.parameters(), method.prototypes) if each.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    steps, at_end = OFFICIAL[iterations]
+    for number, expected in enumerate(steps):
+        shown = ((torch.arange(16) * 5 + 3 + number) % 16)[:13].expand(4, -1)
+        focal = [wave((4, 3, 8, 8), 9 + number), wave((4, 3, 8, 8), 13 + number)]
+        inputs = {
+            "target_views": wave((4, 3, 16, 16), 1 + number),
+            "random_views": wave((4, 3, 16, 16), 5 + number),
+            "focal_views": torch.cat(focal),
+            "shown": shown,
+        }
+        step = Step.alone(iteration=number, where=number / LENGTH)
+        losses = method(model(inputs), {"input": inputs}, step)
+        got = [losses[name].item() for name in WEIGHTS]
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+        optimizer.zero_grad()
+        losses["loss"].backward()
+        optimizer.step()
+        method.teacher.after_update(step)
+    parts = (model.parameters(), method.teacher.parameters(), [method.prototypes])
+    torch.testing.assert_close([*map(squares, parts)], at_end, rtol=1e-8, atol=0)
+
+
+# ---- whole runs
+
+
+def of_run(**options: Any) -> dict[str, Any]:
+    crops = {"name": "ImgPilToMultiCrop", "total_num_crops": 3, "size_crops": [16, 8],
+             "num_crops": [2, 1], "crop_scales": [[0.5, 1.0], [0.2, 0.5]]}  # fmt: skip
+    return {
+        "DATA__TRAIN__TRANSFORMS": [crops, {"name": "ToTensor"}],
+        "DATA__TRAIN__COLLATE_FUNCTION": "dropped_patches_collator",
+        "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": 4},
+        "DATA__TRAIN__INPUT_KEY_NAMES": ["target_views", "random_views", "focal_views", "shown"],
+        "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
+        "MODEL__MULTI_INPUT_HEAD_MAPPING": MAPPING,
+        "MODEL__HEAD__PARAMS": [["msn_head", {"in_dim": 8, "hidden_dim": 8, "output_dim": 5}]],
+        "LOSS": {"name": "msn_loss", "msn_loss": {"num_prototypes": 6, **options}},
+    }
+
+
+def test_resumes_to_the_bit(tmp_path: Path) -> None:
+    task = assert_goes_on_bit_by_bit(tmp_path, **of_run(), OPTIMIZER__weight_decay=0.1)
+    decays = {
+        id(each): group["weight_decay"]
+        for group in task.optimizer.param_groups
+        for each in group["params"]
+    }
+    assert decays[id(task.loss.prototypes)] == 0.0
+    assert decays[id(task.base_model.trunk.patch_embed.proj.weight)] == 0.1
+
+
+def test_the_teacher_follows_along_a_line(tmp_path: Path) -> None:
+    def momentum(k: int, length: int) -> float:
+        return 0.5 + 0.4 * k / length
+
+    changes = of_run(momentum=0.5, momentum_end=0.9)
+    assert_teacher_follows(tmp_path, "teacher", momentum, **changes)
+
+
+# ---- which patches
+
+
+def samples(count: int, large: int = 3) -> list[dict[str, Any]]:
+    sides = [16] * large + [8, 8]
+    return [
+        {"data": [torch.full((3, side, side), 10.0 * view + number) for view, side in enumerate(sides)],
+         "data_idx": [number] * len(sides)}
+        for number in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_patches_are_dropped_from_random_views(same: bool) -> None:
+    batch = dropped_patches_collator(samples(4), patch_size=4, dropped=0.3, same=same)
+    targets, views, focal, shown = (
+        batch[key][0] for key in ("target_views", "random_views", "focal_views", "shown")
+    )
+    assert targets[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert views[:, 0, 0, 0].tolist() == [10, 11, 12, 13, 20, 21, 22, 23]
+    assert focal[:, 0, 0, 0].tolist() == [30, 31, 32, 33, 40, 41, 42, 43]
+    assert shown.shape == (8, 11)
+    assert all(len(set(row)) == 11 and 0 <= min(row) <= max(row) < 16 for row in shown.tolist())
+    assert len({tuple(row) for row in shown.tolist()}) == (2 if same else 8)
+
+
+# ---- what does not fit
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(DataError, match="needs two views of the largest size"):
+        dropped_patches_collator(samples(2, large=1), patch_size=4)
+    with pytest.raises(DataError, match="share dropped from 0 to below 1, got 4 and 1"):
+        dropped_patches_collator(samples(2), patch_size=4, dropped=1.0)
+    facts = RunFacts(
+        heads=(("msn_head", {"output_dim": 9}),), views_per_image=4, collator="dropped_patches_collator"
+    )  # fmt: skip
+    options = MSNOptions()
+    options.infer(facts)
+    assert options.output_dim == 9
+    with pytest.raises(ConfigError, match=r"msn_loss: needs msn_head in config.MODEL.HEAD"):
+        MSNOptions().infer(RunFacts())
+    wrong = MSNOptions(num_prototypes=0, temperature=0, me_max_weight=-1, momentum=2)
+    assert [each.partition(":")[0] for each in wrong.check()] == [
+        "num_prototypes", "temperature", "me_max_weight", "momentum",
+    ]  # fmt: skip
+    method, model = loss_of_toy()
+    inputs = toy_inputs()
+    for output, given, message in (
+        (model(inputs), {"random_views": inputs["random_views"]}, "dropped_patches_collator"),
+        ([each[:3] for each in model(inputs)], inputs, "embeddings of 4 images in random views"),
+        ([each[:, :3] for each in model(inputs)], inputs, "output_dim: it is 5.*the width 3"),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            method(output, {"input": given}, Step.alone())
