@@ -61,7 +61,7 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
         yield f"OPTIMIZER.use_zero: {why}, whose optimizer state is sharded anyway. Set false."
     if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
         yield f"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION: {why}. Set false."
-    if model.CHANNELS_LAST:
+    if model.CHANNELS_LAST is True:
         yield f"MODEL.CHANNELS_LAST: {why}: torch shards only contiguous weights. Set false."
     if config.HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY:
         yield (

@@ -447,8 +447,9 @@ class ModelOptions:
     # Pass each view through trunk and heads as a separate batch, so batch norms use the statistics
     # of one view, as in the published SimSiam, BYOL, Barlow Twins and VICReg.
     VIEWS_APART: bool = False
-    # Store images and filters as N x H x W x C: faster for convolutions on most devices.
-    CHANNELS_LAST: bool = False
+    # Store images and filters as N x H x W x C: faster for convolutions on most devices. auto: on a
+    # GPU, unless the model is sharded.
+    CHANNELS_LAST: bool | str = False
     # Parameters that are not trained, by their full names.
     NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
     # [[parameter, for how many first iterations it is not trained], ...]; trunk.* is the trunk.
@@ -468,6 +469,7 @@ class ModelOptions:
         if not self.BASE_MODEL_NAME:
             yield "BASE_MODEL_NAME: expected the name of a model."
         yield from one_of(self, "INPUT_TYPE", "rgb", "bgr")
+        yield from one_of(self, "CHANNELS_LAST", True, False, "auto")
         channels = self.INPUT_CHANNELS
         if channels != "auto" and (not isinstance(channels, int) or channels < 1):
             yield f"INPUT_CHANNELS: expected auto, or a number of 1 or more; got {channels!r}."

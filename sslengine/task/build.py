@@ -108,11 +108,12 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     options.INPUT_CHANNELS = input_channels(config)
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
     model = build_model(options, ranks_per_node, run_facts(config).views_per_image)
-    if options.CHANNELS_LAST:
+    last, sharded = options.CHANNELS_LAST, in_shards(config)
+    if device.type == "cuda" and not sharded if last == "auto" else last:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)
     # What is to be cut may be too large for a device.
-    return model if in_shards(config) else model.to(device)
+    return model if sharded else model.to(device)
 
 
 def load_initial_weights(

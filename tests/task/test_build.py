@@ -71,6 +71,26 @@ def test_filters_with_their_channels_last() -> None:
     assert output.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize(
+    ("device", "sharded", "last"),
+    [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)],
+)
+def test_channels_come_last_by_themselves_on_a_gpu(
+    device: str, sharded: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.Module, "to", _stays_on_the_cpu(nn.Module.to))
+    monkeypatch.setattr(build, "in_shards", lambda config: sharded)
+    config = resolved(MODEL__CHANNELS_LAST="auto").config
+    model = build.build_base_model(config, torch.device(device))
+    filters = [each for each in model.parameters() if each.ndim == 4 and each[0, 0].numel() > 1]
+    assert filters
+    assert {each.is_contiguous(memory_format=torch.channels_last) for each in filters} == {last}
+
+
+def _stays_on_the_cpu(to: Any) -> Any:
+    return lambda module, *where, **form: to(module, **form) if form else module
+
+
 def test_the_other_parts() -> None:
     config = resolved().config
     model = build.build_base_model(config, CPU)

@@ -284,7 +284,7 @@ GOLDEN = {
     "simclr": (_simclr, 135, 137),
     "moco": (_moco, 202, 197),
     "swav": (_swav, 293, 306),
-    "dino": (_dino, 380, 379),
+    "dino": (_dino, 384, 379),
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),

@@ -31,9 +31,9 @@ class Finish:
 
     def __init__(self, conversion: Any, normalizations: Sequence[Normalize] = ()) -> None:
         divisors = CONVERSIONS[type(conversion)]
-        self._operations = [("div_", _column(divisor)) for divisor in divisors]
+        self._operations = [("div", _column(divisor)) for divisor in divisors]
         for each in normalizations:
-            self._operations += [("sub_", _column(each.mean)), ("div_", _column(each.std))]
+            self._operations += [("sub", _column(each.mean)), ("div", _column(each.std))]
 
     def on(self, device: torch.device) -> FinishOn:
         """With its numbers on the device, so that no step waits for them.
@@ -50,9 +50,13 @@ class FinishOn:
     operations: list[tuple[str, Tensor]]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        values = pixels.to(torch.float32)
-        for name, numbers in self.operations:
-            values = getattr(values, name)(numbers)
+        if not self.operations:
+            return pixels.to(torch.float32)
+        (name, numbers), *more = self.operations
+        # In one pass over the pixels with their conversion, which float32 numbers cause.
+        values: Tensor = getattr(torch, name)(pixels, numbers)
+        for name, numbers in more:
+            getattr(values, f"{name}_")(numbers)
         return values
 
 

@@ -9,6 +9,7 @@ from torchvision.transforms import Compose, Normalize, ToPILImage, ToTensor
 
 from sslengine.data.augment.finish import CPU, Finish, can_be_put_off, is_uint8
 from sslengine.data.augment.transforms.conversion import ImgPilToRawTensor, ImgToTensor
+from tests.launches import Launches
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Each value in each channel, beside others.
@@ -30,6 +31,16 @@ def test_to_the_bit_as_torchvision_for_all_values(
     batch = PIXELS.expand(5, 2, 3, 16, 16)
     torch.testing.assert_close(finish(batch), expected.expand(5, 2, 3, 16, 16), rtol=0, atol=0)
     assert torch.equal(PIXELS, before)
+
+
+def test_bytes_become_numbers_in_the_launch_that_divides_them() -> None:
+    """On a GPU each launch reads and writes all pixels of a batch."""
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).on(CPU)
+    pixels = PIXELS.expand(4, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    with Launches() as launches:
+        finished = finish(pixels)
+    assert launches.counts == {"div": 1, "sub_": 1, "div_": 1}
+    assert finished.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.gpu
