@@ -50,6 +50,10 @@ class NonFiniteLossError(TrainingError):
     """The loss became NaN or infinite."""
 
 
+class CollapseError(TrainingError):
+    """The features of the images, or of the patches, have become equal."""
+
+
 class UnexpectedResultError(SSLEngineError):
     """The run is complete, but a metric differs from config.EXPECTED_RESULTS."""
 

@@ -1,10 +1,11 @@
-"""Look at this machine, or at images, before training.
+"""Look at this machine, or at images, before training; or at a run: has it collapsed, and why?
 
     sslengine doctor
     sslengine doctor ~/photos
     sslengine doctor ~/photos --all          open every image, not 200 of them
+    sslengine doctor runs/mine               the folder of a run, complete or not
 
-It exits with 1 if an image cannot be read.
+It exits with 1 if an image cannot be read, or if the run has collapsed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ SMALL_SET, SMALL_CLASS, UNEVEN, TINY_SIDE = 5000, 10, 10, 64
 SHARED = Path("/dev/shm")
 
 
+COLLAPSED = "signs of collapse"
+
+
 class Finding(NamedTuple):
     what: str
     value: Any
@@ -50,7 +54,9 @@ def make_parser() -> argparse.ArgumentParser:
         prog="sslengine doctor", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("data", nargs="?", metavar="DATA", help="images, as for `sslengine train`")
+    parser.add_argument(
+        "data", nargs="?", metavar="DATA", help="images, as for `sslengine train`; or a run"
+    )
     parser.add_argument("--all", action="store_true", help="open every image")
     parser.add_argument("--json", action="store_true")
     return parser
@@ -59,7 +65,10 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """1 if something would keep a run from starting, or images cannot be read."""
     given = make_parser().parse_args(arguments)
-    found = list(of_images(given.data, given.all) if given.data else of_machine())
+    if given.data and (Path(given.data) / "metrics.jsonl").is_file():
+        found = list(of_run(Path(given.data)))
+    else:
+        found = list(of_images(given.data, given.all) if given.data else of_machine())
     if given.json:
         print(json.dumps([each._asdict() for each in found], indent=1))
     else:
@@ -68,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{each.what:{width}}  {each.value}")
             if each.advice:
                 print(f"{'':{width}}  {each.advice}")
-    return int(any(each.what.startswith("unreadable") and each.value for each in found))
+    return int(any(each.what in ("unreadable", COLLAPSED) and each.value for each in found))
 
 
 def of_machine() -> Iterator[Finding]:
@@ -111,6 +120,19 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def of_run(folder: Path) -> Iterator[Finding]:
+    rows = import_dotted("sslengine.monitor.history:read")(folder, kind=None)
+    config = import_dotted("sslengine.config.plain_file:read_plain")(folder / "config.yaml")[0]
+    rules = import_dotted("sslengine.monitor.collapse:findings")
+    ends = import_dotted("sslengine.monitor.collapse:ends_of_phases")(rows)
+    found = list(rules(ends, config["config"]))
+    for name, value in ends[-1].items() if ends else ():
+        yield Finding(name, f"{value:.4g}")
+    yield from (Finding(*each) for each in found)
+    yield Finding("train phases", len(ends), "" if ends else "none has ended yet")
+    yield Finding(COLLAPSED, len(found))
 
 
 def of_images(given: str, every: bool) -> Iterator[Finding]:

@@ -6,35 +6,48 @@ very low loss. At the end of each train phase these metrics are computed from it
     projection_std     spread of the unit-length outputs over images: 0 when all are alike
     projection_rank    RankMe of the outputs: how many dimensions they fill
     trunk_rank         RankMe of the trunk's final feature
+    patch_spread       how far the patches of an image are from their mean direction, from 0 to 1
+    loss_scale         fp16: the factor on the loss; it falls with every overflow
 
-They cover this process's part of one batch, so RankMe is at most its number of rows.
+They cover this process's part of one batch, so RankMe is at most its number of rows. The rules of
+monitor/collapse.py look at them, and at what the method records. What they find is a warning, or,
+with HOOKS.STOP_ON_COLLAPSE, the end of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from sslengine.distributed.collectives import any_rank
+from sslengine.errors import CollapseError, NonFiniteLossError
 from sslengine.evaluation.spread import feature_std, rankme
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.monitor.collapse import LOSS_FINITE, LOSS_SCALE, READ, Finding, findings
+
+log = logging.getLogger("sslengine")
 
 
 class LogCollapse(Hook):
     """`HOOKS.COLLAPSE_SIGNS`: adds to `task.phase_results`.
 
-    Cost: two singular value decompositions per phase. The trunk's output is recorded in the
-    last step of the phase only.
+    Cost: two singular value decompositions at the end of a phase. Outputs of its last step are
+    kept until then, on their device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stops: bool = False) -> None:
+        self.stops = stops
         self._handle: Any = None
-        self._trunk: Tensor | None = None
-        self._signs: dict[str, float] = {}
+        self._trunk: Any = None
+        self._projection: Tensor | None = None
+        self._ends: list[dict[str, float]] = []  # what the rules read, of each train phase
+        self._told: set[str] = set()
 
     def on_phase_start(self, task: TaskView) -> None:
-        self._signs = {}
         self._record_trunk_before_last_step(task)
 
     def on_step(self, task: TaskView) -> None:
@@ -42,16 +55,43 @@ class LogCollapse(Hook):
         if left > 1 or not task.train:
             return
         if left == 0:
-            self._signs = self._compute(task)
+            self._projection = first_tensor(task.last_batch.model_output)
         else:
             self._record_trunk_before_last_step(task)
 
     def on_phase_end(self, task: TaskView) -> None:
-        if task.train:
-            task.phase_results.update(self._signs)
+        if not task.train:
+            return
+        signs = self._compute()
+        scaler = getattr(task.precision, "scaler", None)
+        if scaler is not None and scaler.is_enabled():
+            signs[LOSS_SCALE] = scaler.get_scale()
+        task.phase_results.update(signs)
+        read = {**task.storage.latest(), **signs}
+        self._ends.append({name: read[name] for name in READ if name in read})
+        self._judge(task)
 
     def on_exception(self, task: TaskView) -> None:
         self._stop_recording()
+        if isinstance(task.exception, NonFiniteLossError):
+            task.storage.put_own(LOSS_FINITE, 0.0)
+            for each in findings([*self._ends, {LOSS_FINITE: 0.0}], task.config):
+                log.error("%s", each)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ends": self._ends}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._ends = [dict(each) for each in state.get("ends", ())]
+
+    def _judge(self, task: TaskView) -> None:
+        found = list(findings(self._ends, task.config))
+        for each in found:
+            if each.what not in self._told:
+                log.warning("%s", each)
+        self._told = {each.what for each in found}
+        if self.stops and any_rank(bool(found)):
+            raise CollapseError(_why(found))
 
     def _record_trunk_before_last_step(self, task: TaskView) -> None:
         trunk = getattr(task.base_model, "trunk", None)
@@ -60,23 +100,46 @@ class LogCollapse(Hook):
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._trunk is None:  # the first crop size, if there are several
-            self._trunk = first_tensor(output)
+            self._trunk = [each.detach() for each in tensors(output)]
 
     def _stop_recording(self) -> None:
         if self._handle is not None:
             self._handle.remove()
-        self._handle, self._trunk = None, None
+        self._handle, self._trunk, self._projection = None, None, None
 
-    def _compute(self, task: TaskView) -> dict[str, float]:
+    def _compute(self) -> dict[str, float]:
         signs: dict[str, float] = {}
-        projection = first_tensor(task.last_batch.model_output)
+        features, projection = first_tensor(self._trunk), self._projection
         if projection is not None and len(projection) > 1:
             signs["projection_std"] = feature_std(projection).item()
             signs["projection_rank"] = rankme(projection).item()
-        if self._trunk is not None and len(self._trunk) > 1:
-            signs["trunk_rank"] = rankme(self._trunk).item()
+        if features is not None and len(features) > 1:
+            signs["trunk_rank"] = rankme(features).item()
+        patches = patches_in(self._trunk or ())
+        if patches is not None:
+            signs["patch_spread"] = spread(patches).item()
         self._stop_recording()
         return signs
+
+
+def _why(found: Sequence[Finding]) -> str:
+    told = "\n  ".join(map(str, found)) or "another rank has found it; its log says what."
+    return (
+        f"this run has collapsed:\n  {told}\n  No checkpoint of this phase was written. "
+        f"config.HOOKS.STOP_ON_COLLAPSE=false continues."
+    )
+
+
+def tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors of an output with rows."""
+    if isinstance(output, Tensor):
+        if output.ndim > 1:
+            yield output
+    elif isinstance(output, Mapping):
+        yield from tensors(list(output.values()))
+    elif isinstance(output, Sequence) and not isinstance(output, str):
+        for each in output:
+            yield from tensors(each)
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -89,3 +152,20 @@ def first_tensor(output: Any) -> Tensor | None:
     if isinstance(output, Sequence) and output:
         return first_tensor(output[0])
     return None
+
+
+def patches_in(outputs: Sequence[Tensor]) -> Tensor | None:
+    """The tokens N x L x D of a trunk's outputs; hidden patches alone, M x D, as 1 x M x D."""
+    for each in outputs:
+        if each.ndim == 3 and each.shape[1] > 1:
+            return each
+        if each.ndim == 2 and len(each) not in (1, len(outputs[0])):
+            return each.unsqueeze(0)
+    return None
+
+
+def spread(patches: Tensor) -> Tensor:
+    """1 - |mean of the unit vectors|^2, its root, as a mean over images: 0 when all are alike."""
+    units = F.normalize(patches.float(), dim=-1)
+    centred = units - units.mean(dim=1, keepdim=True)
+    return centred.square().sum(dim=-1).mean(dim=1).sqrt().mean()

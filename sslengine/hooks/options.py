@@ -165,6 +165,12 @@ class HooksOptions:
     EARLY_STOPPING: EarlyStoppingOptions = field(default_factory=EarlyStoppingOptions)
     # Report spread and rank of projections and features at the end of each train phase.
     COLLAPSE_SIGNS: bool = True
+    # End the run with an error at the first train phase whose signs say that it has collapsed.
+    STOP_ON_COLLAPSE: bool = False
+
+    def check(self) -> Iterator[str]:
+        if self.STOP_ON_COLLAPSE and not self.COLLAPSE_SIGNS:
+            yield "STOP_ON_COLLAPSE: needs COLLAPSE_SIGNS: true."
 
 
 @dataclass

@@ -187,7 +187,11 @@ class DINOLoss(Method):
         loss = swapped_prediction(targets, log_p, options.crops_for_teacher)
         if step.train:
             self._move_center(teacher)
-        return {"loss": loss, "teacher_entropy": -(targets * log_targets).sum(dim=-1).mean()}
+        return {
+            "loss": loss,
+            "teacher_entropy": -(targets * log_targets).sum(dim=-1).mean(),
+            "prototypes_used": prototypes_used(targets),
+        }
 
     def _checked(self, crops: Any, step: Step) -> Sequence[Tensor]:
         if isinstance(crops, (list, tuple)) and len(crops) == self.options.num_crops:
@@ -214,6 +218,15 @@ class DINOLoss(Method):
         total = sum_in_place(teacher.sum(dim=(0, 1)))
         mean = total / (teacher.shape[0] * teacher.shape[1] * world_size())
         self.center.lerp_(mean.to(self.center.dtype), 1.0 - self.options.ema_center)
+
+
+@torch.no_grad()
+def prototypes_used(targets: Tensor) -> Tensor:
+    """exp of the entropy of the mean target (..., K): 1, if all rows are of one prototype, to K."""
+    rows = targets.flatten(0, -2)
+    mean = rows.mean(dim=0) if len(rows) else rows.sum(dim=0)  # no rows: 1
+    entropy: Tensor = torch.special.entr(mean).sum()
+    return entropy.exp()
 
 
 def scores_of(output: Tensor | Sequence[Tensor]) -> Tensor:

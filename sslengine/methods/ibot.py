@@ -36,7 +36,7 @@ from sslengine.losses.masked_patches import Center, masked_cross_entropy
 from sslengine.losses.swapped_prediction import swapped_prediction
 from sslengine.losses.views import described, expect_crops
 from sslengine.methods.base import Method, Step
-from sslengine.methods.dino import rising
+from sslengine.methods.dino import prototypes_used, rising
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.registry import register_loss
 
@@ -146,8 +146,12 @@ class IBOTLoss(Method):
             **self.regularizers([each.unflatten(0, (large, -1)) for each in more], inputs, step),
         }
         loss = sum(self.weights()[name] * value for name, value in losses.items())
-        entropy = torch.special.entr(targets).sum(dim=-1).mean()
-        return {"loss": loss, **losses, "teacher_entropy": entropy}
+        signs = {
+            "teacher_entropy": torch.special.entr(targets).sum(dim=-1).mean(),
+            "prototypes_used": prototypes_used(targets),
+            "patch_prototypes_used": prototypes_used(patch_targets),
+        }
+        return {"loss": loss, **losses, **signs}
 
     def weights(self) -> dict[str, float]:
         """The weight of each part of the loss."""

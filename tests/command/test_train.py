@@ -18,6 +18,7 @@ from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
+from tests.teachers import OF_DISTILLATION, weights_of_timms
 
 TINY = {
     **dict.fromkeys(("dino", "ibot", "dinov2"), "vit_tiny_patch16_224"),
@@ -27,6 +28,14 @@ TINY = {
 # The photos are fewer than its clusters and permutations.
 FEWER = {
     "ijepa": ["--size", "96"],  # 6 x 6 patches
+    "distillation": [
+        "--set",
+        f"{OF_DISTILLATION}.timm=test_vit",
+        "--set",
+        f"{OF_DISTILLATION}.weights={weights_of_timms('test_vit')}",
+        "--set",
+        "MODEL.HEAD.PARAMS=[[mlp,{dims:[auto,64]}]]",
+    ],
     "deepclusterv2": ["--set", "LOSS.deepclusterv2_loss.num_clusters=[4]"],
 }
 

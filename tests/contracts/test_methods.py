@@ -9,6 +9,7 @@ import pytest
 from sslengine.registry import LOSSES, MODELS
 from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
+from tests.teachers import needed
 
 TINY = (
     "config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER=0.0625",
@@ -127,6 +128,10 @@ METHODS: dict[str, Of] = {
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:2,min_keep:4}",
         "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=2",
     ), more={"also": [EQUAL]}),
+    "distillation_loss": of(
+        "distillation", "[mlp,{dims:[auto,96]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
+        *needed("distillation"), also=[EQUAL],
+    ),
     "simmim_loss": Of(overrides=(
         "config=quickstart/simmim", *TINY_VIT, *MASK_4,
         "config.MODEL.HEAD.PARAMS=[[pixel_head,{in_dim:auto,stride:4}]]",

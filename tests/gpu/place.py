@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sslengine.testing.runs import Outcome, Spec, run
+from tests.teachers import needed
 
 NAME = os.environ.get("SSLENGINE_GPU_TESTS", "cuda:0" if torch.cuda.is_available() else "")
 IS_CUDA = NAME.startswith("cuda")
@@ -29,7 +30,7 @@ EXACT = {"DATA.AUGMENT_BACKEND": "pil"}
 
 def quickstart(name: str, device: str = NAME) -> Spec:
     """Four steps of a quickstart, with the hooks that it has."""
-    return Spec((f"config=quickstart/{name}",), (EXACT,), device=device)
+    return Spec((f"config=quickstart/{name}", *needed(name)), (EXACT,), device=device)
 
 
 def trained(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:

@@ -18,6 +18,7 @@ from sslengine.errors import ConfigError
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
+from tests.teachers import needed
 
 ROOT = Path(__file__).resolve().parents[2]
 VISSL = ROOT.parent / "shared" / "vissl-configs"
@@ -57,7 +58,7 @@ QUICK = sorted(path.stem for path in (ROOT / "configs" / "quickstart").glob("*.y
 
 @pytest.mark.parametrize("name", QUICK)
 def test_every_quickstart_config_trains_two_steps(name: str, tmp_path: Path) -> None:
-    _train(resolve([f"config=quickstart/{name}", *TWO_STEPS]), tmp_path)
+    _train(resolve([f"config=quickstart/{name}", *TWO_STEPS, *needed(name)]), tmp_path)
 
 
 # ---- YAML of VISSL's form, in any checkout

@@ -35,6 +35,7 @@ from tests.contracts.test_methods import METHODS, MODELS_SMALL
 from tests.contracts.test_train_steps import STEPS
 from tests.data.augment.lists import LISTS
 from tests.integration.test_configs import QUICK, TWO_STEPS
+from tests.teachers import needed
 
 fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")
 
@@ -133,7 +134,9 @@ def test_a_compiled_step_stays_on_the_gpu(kind: str, name: str, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_step_of_every_quickstart_stays_on_the_gpu(name: str, tmp_path: Path) -> None:
-    run = resolve([f"config=quickstart/{name}", *TWO_STEPS, "config.LOG_FREQUENCY=1000"])
+    run = resolve(
+        [f"config=quickstart/{name}", *TWO_STEPS, "config.LOG_FREQUENCY=1000", *needed(name)]
+    )
     fake_cuda.two_steps(task_of(run, tmp_path))
 
 

@@ -19,6 +19,7 @@ from sslengine.methods.step import Step
 from sslengine.models.trunks.base import Trunk
 from sslengine.registry import LOSSES, register_loss, register_transform, register_trunk
 from tests.config.recipes import RECIPE, resolved
+from tests.teachers import needed
 
 TRANSFORMS: list[dict[str, Any]] = RECIPE["DATA"]["TRAIN"]["TRANSFORMS"]
 FILES = {"DATA__TRAIN__DATA_SOURCES": ["disk_folder"], "DATA__TRAIN__DATA_PATHS": ["/no/folder"],
@@ -132,7 +133,7 @@ def test_no_memory_is_taken_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> 
 # One for each method, and PIRL, whose model takes several inputs.
 QUICKSTARTS = ("barlow_twins", "byol", "deepclusterv2", "dino", "moco", "pirl", "npid", "rotnet",
                "simclr", "simsiam", "swav", "vicreg", "ibot", "dinov2", "ijepa", "simmim", "data2vec", "msn",
-               "dinov3")  # fmt: skip
+               "dinov3", "distillation")  # fmt: skip
 
 
 def test_every_method_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,7 @@ def test_every_method_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(meta_pass, "through_method", noted)
     passed = set()
     for name in QUICKSTARTS:
-        config = resolve([f"config=quickstart/{name}"]).config
+        config = resolve([f"config=quickstart/{name}", *needed(name)]).config
         results.clear()
         expect_fitting_shapes(config)
         for result in results:

@@ -19,6 +19,7 @@ from sslengine.config.resolve import resolve
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from tests.integration.test_configs import TWO_STEPS
+from tests.teachers import needed
 
 _RESERVES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -42,7 +43,7 @@ class Case:
 
     def __init__(self, name: str, folder: Path, *changes: str) -> None:
         often = "config.LOG_FREQUENCY=1000"
-        run = resolve([f"config=quickstart/{name}", *TWO_STEPS, often, *changes])
+        run = resolve([f"config=quickstart/{name}", *TWO_STEPS, often, *needed(name), *changes])
         cpu = torch.device("cpu")
         self.task = SelfSupervisionTask(run.config, folder, cpu, hooks=[], services=Services())
         self.task.prepare()

@@ -255,6 +255,17 @@ def _msn(case: Case) -> ByHand:
     return loss, [lambda: _follow(teacher, case.model, 0.99)]
 
 
+def _distillation(case: Case) -> ByHand:
+    teacher = case.loss.teacher.network.trunk
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(batch["data"])[0]
+        return 1 - F.cosine_similarity(model(batch["data"])[0], wanted).mean()
+
+    return loss, []
+
+
 def _off_diagonal(matrix: Tensor) -> Tensor:
     size = len(matrix)
     return matrix.flatten()[:-1].view(size - 1, size + 1)[:, 1:].flatten()
@@ -273,7 +284,7 @@ GOLDEN = {
     "simclr": (_simclr, 135, 137),
     "moco": (_moco, 202, 197),
     "swav": (_swav, 293, 306),
-    "dino": (_dino, 380, 379),
+    "dino": (_dino, 384, 379),
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),
@@ -283,6 +294,7 @@ GOLDEN = {
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
     "msn": (_msn, 537, 530),
+    "distillation": (_distillation, 178, 178),
 }
 
 

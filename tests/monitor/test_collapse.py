@@ -1,0 +1,135 @@
+"""Runs that die in the ways of these methods: what is found, and the key that is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sslengine.command.front import main as command
+from sslengine.launch.cli import main
+from sslengine.monitor.collapse import ENTROPY, LOSS_SCALE, USED, findings
+
+TINY = {
+    "DATA.NUM_DATALOADER_WORKERS": "0", "DATA.TRAIN.BATCHSIZE_PER_REPLICA": "8",
+    "DATA.TRAIN.DATA_LIMIT": "32", "OPTIMIZER.num_epochs": "2", "LOG_FREQUENCY": "1000",
+    "MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS": "1",
+}  # fmt: skip
+GREY = {
+    "DATA.TRAIN.DATA_SOURCES": "[synthetic]",
+    "DATA.TRAIN.TRANSFORMS": "[{name:ImgPilToMultiCrop,total_num_crops:4,size_crops:[48,24],"
+    "num_crops:[2,2],crop_scales:[[0.5,1.0],[0.15,0.5]]},{name:ToTensor}]",
+}
+NEVER_FROZEN = {"MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": "[]"}
+
+
+def rate(value: float) -> dict[str, str]:
+    return {"OPTIMIZER.param_schedulers.lr": f"{{name: constant, value: {value}}}"}
+
+
+def train(folder: Path, recipe: str, **of_loss: Any) -> int:
+    """Keys with dots are of `config`, others of the method."""
+    of = {key if "." in key else f"LOSS.{recipe}_loss.{key}": v for key, v in of_loss.items()}
+    values = {**TINY, **of, "CHECKPOINT.DIR": folder}
+    given = [f"config.{key}={value}" for key, value in values.items()]
+    return main([f"config=quickstart/{recipe}", *given])
+
+
+def advice(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What the doctor finds: the name of each finding, and what it advises."""
+    capsys.readouterr()
+    status = command(["doctor", str(folder), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    count = next(each["value"] for each in told if each["what"] == "signs of collapse")
+    assert status == int(count > 0)
+    return {each["what"]: each["advice"] for each in told if each["advice"]}
+
+
+DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "warm": ("dino", {"teacher_temp_min": 1.0, "teacher_temp_max": 1.0}, "uniform targets",
+             "config.LOSS.dino_loss.teacher_temp_max=0.04 (now 1.0)"),
+    "no centre": ("dino", {"ema_center": 1.0, "momentum": 0.9, **rate(0.03), **NEVER_FROZEN,
+                           "OPTIMIZER.num_epochs": 8},
+                  "one prototype", "config.LOSS.dino_loss.ema_center=0.9 (now 1.0)"),
+    "no teacher": ("dino", {"momentum": 0, **rate(0.1), **NEVER_FROZEN}, "one prototype",
+                   "config.LOSS.dino_loss.momentum=0.99 (now 0"),
+    "equal images": ("dinov2", GREY, "KoLeo", "config.LOSS.dinov2_loss.koleo_weight=0 (now 0.1)"),
+    "equal patches": ("ijepa", {"momentum": 0, "predictor_layers": 1, **rate(1.0)},
+                      "equal patches", "config.LOSS.ijepa_loss.momentum=0.99 (now 0"),
+    "fewer dimensions": (
+        "simsiam",
+        {"OPTIMIZER.name": "sgd", "OPTIMIZER.num_epochs": 8, "DATA.TRAIN.DATA_LIMIT": 64,
+         "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 16, "OPTIMIZER.param_schedulers.lr":
+         "{name: linear, start_value: 0.0, end_value: 6.0}"},
+        "fewer dimensions", "config.OPTIMIZER.param_schedulers.lr: the highest is 6, try 2",
+    ),
+    "rate": ("simclr", {**rate(1e30), "OPTIMIZER.name": "sgd"}, "not finite",
+             "config.OPTIMIZER.param_schedulers.lr: the highest is 1e+30, try 3.3e+29"),
+}  # fmt: skip
+
+
+QUICK = ("no centre",)
+WAYS = [pytest.param(way, marks=() if way in QUICK else pytest.mark.slow) for way in DEATHS]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_dies(way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, of_loss, what, key = DEATHS[way]
+    status = train(tmp_path / "run", recipe, **of_loss)
+    assert status == int(what == "not finite")
+    assert f"{what}: " in "".join(capsys.readouterr())  # in the run
+    found = advice(tmp_path / "run", capsys)
+    assert key in found[what]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["ibot", "dino"])
+def test_a_run_that_lives(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", recipe) == 0
+    assert advice(tmp_path / "run", capsys) == {}
+
+
+def test_the_run_is_ended_before_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warm = {"teacher_temp_min": 1.0, "teacher_temp_max": 1.0}
+    assert train(tmp_path / "run", "dino", **warm, **{"HOOKS.STOP_ON_COLLAPSE": "true"}) == 1
+    text = capsys.readouterr().err
+    assert "this run has collapsed:\n  uniform targets: " in text
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.torch"))
+    assert train(tmp_path / "no", "dino", **{
+        "HOOKS.STOP_ON_COLLAPSE": "true", "HOOKS.COLLAPSE_SIGNS": "false"}) != 0  # fmt: skip
+    assert "STOP_ON_COLLAPSE: needs COLLAPSE_SIGNS" in capsys.readouterr().err
+
+
+def _config(**amp: Any) -> dict[str, Any]:
+    options = {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "float16", "AMP_ARGS": {}}
+    loss = {"output_dim": 64, "momentum": 0.99, "targets": "center", "ema_center": 0.9}
+    return {
+        "LOSS": {"name": "any_loss", "any_loss": loss}, "MACHINE": {"PRECISION": ""},
+        "MODEL": {"AMP_PARAMS": {**options, **amp}},
+        "OPTIMIZER": {"param_schedulers": {"lr": {"values": [0.3, 0.03]}}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ends", "amp", "expected"),
+    [
+        ([{LOSS_SCALE: 2.0**-3}], {}, ["not finite", "AMP_DTYPE=bfloat16"]),
+        ([{LOSS_SCALE: 2.0**-3}], {"AMP_TYPE": "apex"}, ["not finite", "PRECISION=bf16"]),
+        ([{LOSS_SCALE: 2.0**10}], {}, []),
+        ([{USED: 40.0}, {USED: 8.0}], {}, ["fewer prototypes", "any_loss.targets=sinkhorn"]),
+        ([{USED: 40.0}, {USED: 11.0}], {}, []),
+        ([{ENTROPY: 4.1, USED: 60.0}], {}, []),
+        ([{"trunk_rank": 20.0}, {"trunk_rank": 4.9}], {}, ["fewer dimensions", "0.3, try 0.1"]),
+        ([{"trunk_rank": 20.0}, {"trunk_rank": 5.1}], {}, []),
+        ([{"trunk_rank": 1.1}], {}, ["equal images", "0.3, try 0.1"]),
+        ([], {}, []),
+    ],
+)  # fmt: skip
+def test_rules(ends: list[dict[str, float]], amp: dict[str, Any], expected: list[str]) -> None:
+    found = [str(each) for each in findings(ends, _config(**amp))]
+    assert len(found) == len(expected[:1])
+    assert all(part in found[0] for part in expected)
