@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.distributed.collectives import sum_in_place
+from sslengine.distributed.ranks import world_size
 
 
 def masked_cross_entropy(targets: Tensor, log_q: Tensor, mask: Tensor, at: Tensor) -> Tensor:
@@ -44,6 +45,11 @@ class Center(nn.Module):
     def move(self, scores: Tensor) -> None:
         """scores (..., K): the mean over ranks counts each row once; ranks may have unlike many."""
         rows = scores.flatten(0, -2)
+        if world_size() == 1:
+            if len(rows):
+                mean = rows.mean(dim=0).to(self.center.dtype)
+                self.center.lerp_(mean.unsqueeze(0), 1.0 - self.momentum)
+            return
         total = torch.cat([rows.sum(dim=0), rows.new_full((1,), float(len(rows)))])
         total = sum_in_place(total.to(self.center.dtype))
         count = total[-1]

@@ -266,6 +266,79 @@ def _distillation(case: Case) -> ByHand:
     return loss, []
 
 
+def _ibot(case: Case) -> ByHand:
+    """As the authors', whose head scores all patches; here the student's scores the hidden ones."""
+    options, teacher = case.loss.options, copy.deepcopy(case.loss.teacher.module)
+    centers = [each.center.clone() for each in (case.loss.class_center, case.loss.patch_center)]
+
+    def targets(batch: Batch) -> list[Tensor]:
+        tokens = teacher.trunk(batch["global_views"], ["lastCLS", "lastPATCH"])
+        scores = [teacher.heads[0](each) for each in tokens]
+        hidden = scores[1].flatten(0, 1)[batch["patches_at"]]
+        soft = [F.softmax((each - center) / options.teacher_temp_max, dim=-1)
+                for each, center in zip((scores[0], hidden), centers, strict=True)]  # fmt: skip
+        for each, center in zip(scores, centers, strict=True):
+            center.mul_(0.9).add_(each.flatten(0, -2).mean(dim=0), alpha=0.1)
+        return soft
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            wanted = targets(batch)
+        return sum(_classes_and_patches(model, batch, wanted, options))
+
+    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+
+
+def _dinov2(case: Case) -> ByHand:
+    """As the authors', with Sinkhorn's assignment of scores; KoLeo of each global view."""
+    options, teacher = case.loss.options, copy.deepcopy(case.loss.teacher.module)
+
+    def assigned(scores: Tensor) -> Tensor:
+        q = torch.exp(scores / options.teacher_temp_max)
+        q /= q.sum()
+        for _ in range(3):
+            q /= q.sum(dim=0, keepdim=True) * q.shape[1]
+            q /= q.sum(dim=1, keepdim=True) * len(q)
+        return q * len(q)
+
+    def spread(rows: Tensor) -> Tensor:
+        rows = F.normalize(rows)
+        with torch.no_grad():
+            nearest = (rows @ rows.T).fill_diagonal_(-1).argmax(dim=1)
+        apart = F.pairwise_distance(rows, rows[nearest], eps=1e-8)
+        return -(apart + 1e-8).log().mean()
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            classes, patches = teacher.trunk(batch["global_views"], ["lastCLS", "lastPATCH"])
+            hidden = patches.flatten(0, 1)[batch["patches_at"]]
+            wanted = [assigned(teacher.heads[0](classes)), assigned(teacher.heads[1](hidden))]
+        tokens: list[Tensor] = []
+        parts = _classes_and_patches(model, batch, wanted, options, tokens)
+        return sum(parts) + options.koleo_weight * sum(map(spread, tokens[0].chunk(2)))
+
+    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+
+
+def _classes_and_patches(
+    model: Any, batch: Batch, targets: list[Tensor], options: Any, seen: list[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    heads, at, mask = model.heads, batch["patches_at"], batch["mask"].flatten(1)
+    images = batch["global_views"], ["lastCLS", "lastPATCH"]
+    classes, patches = model.trunk(*images, mask=batch["mask"])
+    local = model.trunk(batch["local_views"], ["lastCLS"])[0]
+    if seen is not None:
+        seen.append(classes)
+    scores = torch.cat([heads[0](classes), heads[0](local)]) / options.student_temp
+    of_patches = heads[min(len(heads) - 1, 1)](patches.flatten(0, 1)[at]) / options.student_temp
+    crops = F.log_softmax(scores, dim=-1).view(options.num_crops, -1, scores.shape[-1])
+    pairs = torch.einsum("abk,vbk->av", targets[0].view(2, -1, scores.shape[-1]), crops)
+    others = pairs.sum() - pairs[0, 0] - pairs[1, 1]
+    shares = (1 / mask.sum(dim=1).clamp(min=1))[at // mask.shape[1]]
+    crossed = -(targets[1] * F.log_softmax(of_patches, dim=-1)).sum(dim=-1) * shares
+    return -others / (2 * (options.num_crops - 1) * crops.shape[1]), crossed.sum() / len(mask)
+
+
 def _off_diagonal(matrix: Tensor) -> Tensor:
     size = len(matrix)
     return matrix.flatten()[:-1].view(size - 1, size + 1)[:, 1:].flatten()
@@ -285,6 +358,8 @@ GOLDEN = {
     "moco": (_moco, 202, 197),
     "swav": (_swav, 293, 306),
     "dino": (_dino, 384, 379),
+    "ibot": (_ibot, 654, 646),
+    "dinov2": (_dinov2, 745, 758),
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),
