@@ -1,6 +1,7 @@
-"""`sslengine.fit`: train from objects, with the engine's loop, train steps and hooks.
+"""`sslengine.fit`: train from objects, with the engine's loop, train steps and hooks; or by names.
 
 session = sslengine.fit(model, loss, data, optimizer, epochs=10)
+run = sslengine.fit("simclr", "~/photos", model="resnet50", epochs=10)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.rng import rng_state, set_rng_state
+from sslengine.command.api import train
 from sslengine.config.resolve import Resolved, resolve_dict
 from sslengine.data.given import Collate
 from sslengine.distributed.ranks import is_primary, world_size
@@ -28,6 +30,7 @@ from sslengine.launch.folder import expect_run_folder
 from sslengine.methods.foreign import FunctionLoss
 from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
+from sslengine.python.by_names import or_by_names
 from sslengine.python.history import History, KeepHistory
 from sslengine.python.place import choose_device, join_others, known_precision
 from sslengine.python.session import Session
@@ -37,6 +40,7 @@ from sslengine.trainer import loop
 Loss = Callable[..., Any]
 
 
+@or_by_names(train)
 def fit(
     model: nn.Module,
     loss: Loss | None,
@@ -74,6 +78,8 @@ def fit(
     batch_size, shuffle, drop_last, collate_fn, workers: how each rank reads a dataset.
     folder: for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
     settings: any other keys under `config` in YAML.
+
+    With the name of a method and a path, fit(method, data, model=...) is `sslengine.train`.
     """
     _expect_objects(model=model, loss=loss, data=data)
     place = choose_device(device)
@@ -171,8 +177,8 @@ def _expect_objects(**given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, str | Path):
             raise ConfigError(
-                f"fit: {name}={str(value)!r}: fit takes objects. For names and paths: "
-                f'sslengine.train("~/photos", method=..., model="resnet50").'
+                f"fit: {name}={str(value)!r} among objects. Give objects alone, or names and paths "
+                f'alone: fit("simclr", "~/photos", model="resnet50").'
             )
 
 
