@@ -20,7 +20,7 @@ outputs, here with a head for each of the first two parts:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -87,7 +87,9 @@ class DINOv2Loss(IBOTLoss):
         )
         return first, second
 
-    def regularizers(self, more: Sequence[Tensor]) -> dict[str, Tensor]:
+    def regularizers(
+        self, more: Sequence[Tensor], inputs: Mapping[str, Tensor], step: Step
+    ) -> dict[str, Tensor]:
         if not self.options.koleo_weight:
             return {}
         if not more:

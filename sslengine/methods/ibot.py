@@ -143,7 +143,7 @@ class IBOTLoss(Method):
         losses = {
             "classes": swapped_prediction(targets, log_q, range(large)),
             "patches": masked_cross_entropy(patch_targets, log_q_patches, mask, at),
-            **self.regularizers([each.unflatten(0, (large, -1)) for each in more]),
+            **self.regularizers([each.unflatten(0, (large, -1)) for each in more], inputs, step),
         }
         loss = sum(self.weights()[name] * value for name, value in losses.items())
         signs = {
@@ -171,7 +171,9 @@ class IBOTLoss(Method):
             self.patch_center.move(patches)
         return targets
 
-    def regularizers(self, more: Sequence[Tensor]) -> dict[str, Tensor]:
+    def regularizers(
+        self, more: Sequence[Tensor], inputs: Mapping[str, Tensor], step: Step
+    ) -> dict[str, Tensor]:
         """Further parts of the loss. more: other outputs of the global views, by view."""
         return {}
 

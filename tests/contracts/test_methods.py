@@ -85,6 +85,17 @@ METHODS: dict[str, Of] = {
         ),
         more={"also": [EQUAL]},
     ),
+    "dinov3_loss": Of(
+        overrides=(
+            "config=quickstart/dinov3", "+config/dinov3=gram", f"{CROPS}=[16,12]",
+            "config.MODEL.TRUNK.TIMM.arguments={img_size:16,patch_size:4,embed_dim:16,depth:1,num_heads:2,"
+            "init_values:0.1}",
+            f"config.MODEL.HEAD.PARAMS=[{SCORES},{SCORES},[identity,{{}}]]",
+            "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
+            "config.LOSS.dinov3_loss.koleo_over_ranks=true", "config.LOSS.dinov3_loss.gram_refresh=1",
+        ),
+        more={"also": [EQUAL]},
+    ),
     # Over groups of the channels of one image: what is left is each image's own.
     "without batch norm": of(
         "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",

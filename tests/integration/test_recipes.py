@@ -114,7 +114,7 @@ def no_norms(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
 
 def no_norms_or_scales(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
     """DINOv2's get_params_groups_with_decay."""
-    return not (name.endswith(".bias") or "norm" in name or "gamma" in name)
+    return not (name.endswith("bias") or "norm" in name or "gamma" in name)
 
 
 def crop(
@@ -320,6 +320,29 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
         "frozen": {"heads.0.prototypes0.weight_v": 1250, "heads.0.prototypes0.weight_g": 1250},
         "drop path": 0.3, "precision": "float16",
+    },
+    # facebookresearch/dinov3 6876159: configs/{ssl_default_config,train/vitl_im1k_lin834}.yaml, train/,
+    # models/vision_transformer.py. 100 epochs of 1250 steps.
+    "dinov3/dinov3_32gpu_vitl16": {
+        "epochs": 200, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.001 * math.sqrt(2), 20, 200, end=1e-6),
+        "rate of the patch embedding": 0.2 * 0.9 ** 25,
+        "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
+        "decays": no_norms_or_scales,
+        "views": dino_crops(0.32, (0.05, 0.32)), "normalize": IMAGENET,
+        "masks": {"patch_size": 16},
+        "clip": {"norm": 3.0, "each": "network"},
+        "head": ["1024 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
+                 "256 to 65536 unit length, learned lengths"] * 2,
+        "loss": {"student_temp": 0.1, "class_weight": 1.0, "patch_weight": 1.0, "gram_weight": 0.0,
+                 "koleo_weight": 0.1, "targets": "sinkhorn", "koleo_over_ranks": False},
+        "model": {"registers": 0, "blocks": 24, "positions": "RotaryEmbeddingDinoV3",
+                  "layer scale": 1e-5},
+        "bias of keys": True, "drop path of blocks": "equal",
+        "teacher's momentum": rising_to_one(0.992),
+        "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
+        "frozen": {f"heads.{n}.prototypes0.weight_{each}": 1250 for n in (0, 1) for each in "vg"},
+        "drop path": 0.3, "precision": "bfloat16",
     },
     # The same: README, "ResNet-50 and other convnets trainings"
     "dino/dino_8gpu_resnet50": {
@@ -572,6 +595,19 @@ def _network(options: ModelOptions, model: nn.Module) -> dict[str, Any]:
     if options.TRUNK.NAME in transformers:
         vit = getattr(options.TRUNK, transformers[options.TRUNK.NAME])
         return {**found, "model": vars(vit), "drop path": vit.DROP_PATH_RATE}
+    if options.TRUNK.NAME == "timm":
+        trunk: Any = model.trunk
+        rates = [getattr(each.drop_path1, "drop_prob", 0.0) for each in trunk.blocks]
+        attention = trunk.blocks[0].attn
+        return {
+            **found,
+            "model": {"registers": trunk.num_prefix_tokens - 1, "blocks": len(rates),
+                      "positions": type(trunk.rope).__name__,
+                      "layer scale": options.TRUNK.TIMM.arguments["init_values"]},
+            "bias of keys": "k_bias" in dict(attention.named_parameters()),
+            "drop path": rates[-1],
+            "drop path of blocks": "equal" if len(set(rates)) == 1 else "rising",
+        }  # fmt: skip
     sync = options.SYNC_BN_CONFIG
     ranks = {0: "all ranks"}.get(sync.GROUP_SIZE, f"{sync.GROUP_SIZE} ranks")
     views = "each view" if getattr(model, "views_apart", 0) else "views together"
@@ -697,11 +733,11 @@ def _of_loss(config: Any) -> dict[str, Any]:
     if name == "msn_loss":
         base, end = section.momentum, section.momentum_end
         found["teacher's momentum"] = [base + (end - base) * p for p in POINTS]
-    if name in ("dinov2_loss", "msn_loss"):
+    if name in ("dinov2_loss", "dinov3_loss", "msn_loss"):
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
-    if name in ("byol_loss", "dino_loss", "ibot_loss", "dinov2_loss"):
+    if name in ("byol_loss", "dino_loss", "ibot_loss", "dinov2_loss", "dinov3_loss"):
         found["teacher's momentum"] = [rising_momentum(section.momentum, p) for p in POINTS]
-    if name in ("dino_loss", "ibot_loss", "dinov2_loss"):
+    if name in ("dino_loss", "ibot_loss", "dinov2_loss", "dinov3_loss"):
         options: Any = OmegaConf.to_object(section)
         images, batch = 1_281_167, run_facts(config).global_batch_size
         found["teacher's temperature"] = [

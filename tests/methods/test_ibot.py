@@ -52,7 +52,7 @@ class Toy(nn.Module):
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-def _inputs(mine: slice = slice(None)) -> dict[str, Tensor]:
+def toy_inputs(mine: slice = slice(None)) -> dict[str, Tensor]:
     """Two global views and two local ones; the last image of the first view has no hidden patch."""
     mask = _draw(2, IMAGES, 2, 2, seed=3) > 0.2
     mask[0, -1] = False
@@ -116,7 +116,7 @@ def _koleo(rows: Tensor) -> Tensor:
 
 def _expected(loss: IBOTLoss, model: Toy, targets: str = "center") -> dict[str, Tensor]:
     """Of all images in one process."""
-    inputs = _inputs()
+    inputs = toy_inputs()
     (student, _, cls), local = model(
         {key: each for key, each in inputs.items() if key != "patches_at"}
     )
@@ -182,7 +182,7 @@ def _run(name: str) -> tuple[Any, IBOTLoss, Toy]:
     method, changes, _ = CASES[name]
     loss, model = _loss(method, **changes)
     share = IMAGES // world_size()
-    inputs = _inputs(slice(rank() * share, (rank() + 1) * share))
+    inputs = toy_inputs(slice(rank() * share, (rank() + 1) * share))
     losses = loss(model(inputs), {"input": inputs}, Step.alone())
     gradients = _gradients(losses["loss"], model)
     centers = [loss.class_center.center, loss.patch_center.center]
@@ -200,7 +200,7 @@ def test_value_and_gradient(name: str) -> None:
 def test_two_ranks_are_one_process(name: str, two_ranks: RankPool) -> None:
     """Ranks have unlike numbers of hidden patches."""
     loss, model = _loss(CASES[name][0], **CASES[name][1])
-    counts = [len(_inputs(each)["patches_at"]) for each in (slice(0, 2), slice(2, 4))]
+    counts = [len(toy_inputs(each)["patches_at"]) for each in (slice(0, 2), slice(2, 4))]
     assert counts[0] != counts[1]
     _check(name, two_ranks.run(_of_rank, name), loss, model)
 
@@ -213,7 +213,7 @@ def _of_rank(name: str) -> Any:
 def test_centres_are_means_over_all_ranks(name: str, two_ranks: RankPool) -> None:
     """iBOT: of all patches of the teacher; DINOv2: of the hidden ones. Sinkhorn-Knopp needs none."""
     loss, _ = _loss(CASES[name][0])
-    inputs = _inputs()
+    inputs = toy_inputs()
     teacher, patches, _ = loss.teacher.module({"global_views": inputs["global_views"]})
     rows = patches.flatten(0, 1)
     rows = rows if name == "ibot" else rows[inputs["patches_at"]]
@@ -230,7 +230,7 @@ def test_centres_are_means_over_all_ranks(name: str, two_ranks: RankPool) -> Non
 def test_evaluation_moves_nothing_and_the_teacher_has_no_gradient() -> None:
     loss, model = _loss("dinov2")
     before = {name: each.clone() for name, each in loss.state_dict().items()}
-    losses = loss(model(_inputs()), {"input": _inputs()}, Step.alone(train=False))
+    losses = loss(model(toy_inputs()), {"input": toy_inputs()}, Step.alone(train=False))
     losses["loss"].backward()
     assert all(torch.equal(each, before[name]) for name, each in loss.state_dict().items())
     assert all(each.grad is None for each in loss.teacher.parameters())
@@ -238,7 +238,7 @@ def test_evaluation_moves_nothing_and_the_teacher_has_no_gradient() -> None:
 
 def test_without_local_views_and_without_hidden_patches() -> None:
     loss, model = _loss("dinov2", num_crops=2)
-    inputs = {key: each for key, each in _inputs().items() if key != "local_views"}
+    inputs = {key: each for key, each in toy_inputs().items() if key != "local_views"}
     inputs |= {"mask": torch.zeros_like(inputs["mask"]), "patches_at": inputs["patches_at"][:0]}
     centers = loss.patch_center.center.clone()
     losses = loss(model(inputs), {"input": inputs}, Step.alone())
@@ -297,7 +297,7 @@ def test_runs_that_do_not_fit(facts: dict[str, Any], message: str) -> None:
 
 def test_batches_and_outputs_that_do_not_fit() -> None:
     loss, model = _loss("dinov2")
-    inputs = _inputs()
+    inputs = toy_inputs()
     output = model(inputs)
     for given, of, message in (
         (

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sslengine.data.augment.transform import Sample
 from sslengine.data.augment.transforms.masking import block_mask, ratios_in_order
@@ -42,7 +43,7 @@ def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
 
 
 @register_collator("spread_masks_collator")
-@only_moves("global_views", "local_views")
+@only_moves("global_views", "local_views", "gram_views")
 def spread_masks_collator(
     batch: Sequence[Sample],
     patch_size: int = 16,
@@ -51,6 +52,7 @@ def spread_masks_collator(
     smallest_block: int = 4,
     largest_block: float = 0.5,
     aspect_ratios: Sequence[float] = (0.3, 1 / 0.3),
+    resized_to: int = 0,
 ) -> Batch:
     """A part of the global views of all ranks is masked, with shares spread evenly, as in DINOv2.
 
@@ -61,6 +63,8 @@ def spread_masks_collator(
     smallest_block: patches of the smallest block; of a mask with fewer patches it is all.
     largest_block: the largest block, as a share of the patches.
     aspect_ratios: the least and greatest height of a block by its width.
+    resized_to: global views are resized to this side; as they were they are the input `gram_views`
+        (DINOv3). 0: they are not.
     """
     low, high = shares
     if patch_size < 1 or not 0 <= masked_views <= 1 or not 0 <= low <= high <= 1:
@@ -73,6 +77,9 @@ def spread_masks_collator(
     except ValueError as error:
         raise DataError(f"{HERE}: {error}") from error
     large, collated = by_size(batch)
+    if resized_to:
+        collated["gram_views"] = collated["global_views"]
+        collated["global_views"] = [_resized(each, resized_to) for each in collated["gram_views"]]
     place = Place.of(batch)
     rows, columns = (side // patch_size for side in collated["global_views"][0].shape[-2:])
     views = len(large) * place.size
@@ -107,6 +114,15 @@ def by_size(batch: Sequence[Sample]) -> tuple[list[int], Batch]:
         collated["local_views"] = [stacked("data", local_views)]
     rest = {key: [view_by_view(batch, key)] for key in batch[0] if key not in ("data", "mask")}
     return large, {**collated, **rest}
+
+
+def _resized(views: Tensor, side: int) -> Tensor:
+    if not 0 < side <= min(views.shape[-2:]):
+        raise DataError(
+            f"{HERE}.resized_to: expected up to {min(views.shape[-2:])}, the side of the global "
+            f"views, got {side}."
+        )
+    return F.interpolate(views, (side, side), mode="bicubic", antialias=True)
 
 
 def _masks(of_views: Sequence[Tensor]) -> Batch:

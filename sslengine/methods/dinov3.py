@@ -1,0 +1,168 @@
+"""DINOv3: DINOv2 with schedules that stay constant, and Gram anchoring of the patches.
+
+Simeoni et al., DINOv3, 2025. The loss of dinov2.py, and while gram_weight is above 0
+
+    loss += gram_weight * mean over global views of gram_anchoring(model's patches, Gram teacher's)
+
+with the patches of the trunk after its final norm. The Gram teacher is a network from earlier in
+training, whose patches still know where things are. It does not follow the model:
+
+    gram_teacher: {weights: runs/earlier}    this network, or
+    gram_teacher: {}                         the teacher as it is at the start of this run
+    gram_refresh: 10000                      from then on the teacher of every so many updates
+
+It sees the same crops, or larger ones of the same parts of the images, from which the collator
+makes the model's (`spread_masks_collator: {resized_to: 256}`); its patches are then resized to the
+model's grid. So training has three steps, each from the weights of the one before: without
+Gram anchoring, with it, and with larger images. The model has one output more than DINOv2's:
+
+    HEAD.PARAMS: [[dino_head, {...}], [dino_head, {...}], [identity, {}]]
+    MULTI_INPUT_HEAD_MAPPING:
+      - [global_views, {feat_names: [lastCLS, lastPATCH, lastCLS, lastBLK],
+                        head_index: [0, 1, 2, 2], additional_keys: [mask, patches_at]}]
+      - [local_views, {feat_names: [lastCLS], head_index: 0}]
+
+Without gram_weight it may return lastBLK or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sslengine.config.facts import RunFacts
+from sslengine.config.sections import iterations
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses.gram import gram_anchoring
+from sslengine.losses.momentum import follow, frozen_copy, pairs_of
+from sslengine.methods.base import Step
+from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
+from sslengine.models.build import trunk_with_heads
+from sslengine.models.frozen import FrozenNetwork, FrozenOptions
+from sslengine.registry import register_loss
+
+GRAM_VIEWS = "gram_views"
+
+
+@dataclass
+class DINOv3Options(DINOv2Options):
+    # The teacher's momentum.
+    momentum: float = 0.994
+    # cosine, linear: how it rises to 1 during the run; constant: it does not.
+    momentum_schedule: str = "constant"
+    # Targets: center (softmax of centred scores), or sinkhorn (assignment with equal shares).
+    targets: str = "sinkhorn"
+    # Weight of Gram anchoring; 0: none, and no Gram teacher.
+    gram_weight: float = 0.0
+    # The network that patches are anchored to; empty: the teacher at the start of this run.
+    gram_teacher: FrozenOptions = field(default_factory=FrozenOptions)
+    # Updates after which the Gram teacher is replaced by the teacher; 0: never.
+    gram_refresh: int = iterations(0)
+    # How often that happens at most.
+    gram_refreshes: int = 3
+
+    where: ClassVar[str] = "config.LOSS.dinov3_loss"
+
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        for key in ("gram_weight", "gram_refresh", "gram_refreshes"):
+            if getattr(self, key) < 0:
+                yield f"{key}: {getattr(self, key)} is less than 0."
+        given = self.gram_teacher
+        if (given.weights or given.timm) and not self.gram_weight:
+            yield "gram_teacher: set gram_weight above 0 (published: 2), or no gram_teacher."
+
+
+@register_loss("dinov3_loss", options=DINOv3Options)
+class DINOv3Loss(DINOv2Loss):
+    loss_name: ClassVar[str] = "dinov3_loss"
+    options: DINOv3Options
+
+    def __init__(self, options: DINOv3Options, run: RunFacts) -> None:
+        super().__init__(options, run)
+
+    def attach(self, model: nn.Module) -> None:
+        if self.options.gram_weight:
+            own = next(model.parameters()).device
+            self.gram = GramTeacher(self._gram_trunk(model)).to(own)
+
+    def _gram_trunk(self, model: nn.Module) -> nn.Module:
+        given = self.options.gram_teacher
+        if not (given.weights or given.timm):
+            return frozen_copy(trunk_with_heads(model, self.loss_name).trunk)
+        network = FrozenNetwork(given, f"{self.options.where}.gram_teacher", features=["lastPATCH"])
+        network.load(model)
+        return network.network.trunk
+
+    def weights(self) -> dict[str, float]:
+        return {**super().weights(), "gram": self.options.gram_weight}
+
+    def regularizers(
+        self, more: Sequence[Tensor], inputs: Mapping[str, Tensor], step: Step
+    ) -> dict[str, Tensor]:
+        found = super().regularizers(more, inputs, step)
+        if not self.options.gram_weight:
+            return found
+        mask = inputs["mask"]
+        if len(more) < 2 or more[1].dim() != 4:
+            raise TrainingError(
+                f"{self.loss_name}: gram_weight is above 0, but the model returns no tokens of all "
+                f"patches: add lastBLK with an identity head as the fourth feature of global_views "
+                f"in MULTI_INPUT_HEAD_MAPPING, or set gram_weight to 0."
+            )
+        patches = more[1].flatten(0, 1)[:, -mask[0].numel() :]
+        views = inputs.get(GRAM_VIEWS, inputs["global_views"])
+        return {**found, "gram": gram_anchoring(patches, self.gram(views, mask.shape[1:], step))}
+
+    @torch.no_grad()
+    def after_update(self, step: Step) -> None:
+        every, done = self.options.gram_refresh, step.num_updates + 1
+        if not (self.options.gram_weight and every) or done % every:
+            return
+        if done // every <= self.options.gram_refreshes:
+            self.gram.replace_by(trunk_with_heads(self.teacher.module, self.loss_name).trunk)
+
+
+class GramTeacher(nn.Module):
+    """A trunk that is never trained, in eval mode; checkpoints have its weights."""
+
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.train()
+
+    def train(self, mode: bool = True) -> GramTeacher:
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, images: Any, grid: Sequence[int], step: Step) -> Tensor:
+        """The patches of the images, N x L x D, on a grid of this many rows and columns."""
+        with step.autocast():
+            (tokens,) = self.trunk(images, ["lastPATCH"])
+        patches: Tensor = step.full(tokens)
+        rows, columns = grid
+        if patches.shape[1] == rows * columns:
+            return patches
+        own = round((patches.shape[1] * images.shape[-2] / images.shape[-1]) ** 0.5)
+        if own == 0 or patches.shape[1] % own:
+            raise TrainingError(
+                f"dinov3_loss: {patches.shape[1]} patches of the Gram teacher do not make a grid "
+                f"in the shape of its images, {images.shape[-2]} x {images.shape[-1]}."
+            )
+        maps = patches.mT.unflatten(2, (own, -1))
+        smaller = F.interpolate(maps, (rows, columns), mode="bicubic", align_corners=False)
+        return smaller.flatten(2).mT
+
+    def replace_by(self, trunk: nn.Module) -> None:
+        try:
+            follow(pairs_of(self.trunk, trunk), 0.0)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"{DINOv3Options.where}.gram_refresh: the Gram teacher has other layers than the "
+                f"model, and cannot become its teacher. Set it to 0. ({error})"
+            ) from error

@@ -1,0 +1,212 @@
+"""DINOv3: Gram anchoring beside the authors' code, its teacher in a run, and the steps in a chain."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sslengine.config.facts import RunFacts
+from sslengine.data.batch.block_masks import spread_masks_collator
+from sslengine.engines.train import train
+from sslengine.errors import ConfigError, DataError, TrainingError
+from sslengine.methods.base import Step
+from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
+from sslengine.methods.dinov3 import DINOv3Loss, DINOv3Options, GramTeacher
+from sslengine.models.frozen import FrozenOptions
+from sslengine.trainer import loop
+from tests.engines.runs import make_run
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.methods.test_ibot import OTHER, SCORES, Toy, toy_inputs
+from tests.task.runs import make_task
+
+# The side of the model's grid and of the Gram teacher's; facebookresearch/dinov3 at commit 6876159:
+# `GramLoss`, and the resizing of `get_gram_teacher_output`, in float64. The loss, and the squared
+# norm of its gradient by the model's patches.
+OFFICIAL = {
+    (2, 4): (0.5295947133383071, 0.01583430306478502),
+    (2, 2): (0.35586468519259856, 0.042796715056287356),
+    (3, 5): (1.0290468358697111, 0.0005250294665355827),
+}
+
+
+def wave(shape: tuple[int, ...], number: int) -> Tensor:
+    """Values that any machine computes."""
+    steps = torch.arange(math.prod(shape), dtype=torch.float64)
+    return torch.sin(steps * (0.37 + 0.11 * number) + number).view(shape)
+
+
+class Fixed(nn.Module):
+    """A trunk with these patches for any images."""
+
+    def __init__(self, patches: Tensor) -> None:
+        super().__init__()
+        self.patches = nn.Parameter(patches)
+
+    def forward(self, images: Tensor, names: list[str]) -> list[Tensor]:
+        assert names == ["lastPATCH"]
+        return [self.patches]
+
+
+def made(**options: Any) -> DINOv3Loss:
+    facts = RunFacts(views_per_image=4)
+    given = DINOv3Options(output_dim=SCORES, patch_output_dim=OTHER, num_crops=4, **options)
+    method = DINOv3Loss(given, facts).double()
+    method.teacher.attach(Toy())
+    return method
+
+
+@pytest.mark.parametrize("sides", OFFICIAL, ids=str)
+def test_beside_the_authors_code(sides: tuple[int, int]) -> None:
+    side, larger = sides
+    method = made(gram_weight=2.0, koleo_weight=0.0)
+    method.gram = GramTeacher(Fixed(wave((6, larger * larger, 5), 2)))
+    student = wave((6, side * side, 5), 1).requires_grad_()
+    more = torch.cat([torch.ones(6, 3, 5), student], dim=1).unflatten(0, (2, 3))
+    mask = torch.zeros(6, side, side, dtype=torch.bool)
+    inputs = {"mask": mask, "global_views": torch.zeros(6, 3, 8, 8)}
+    found = method.regularizers([more[:, :, 0], more], inputs, Step.alone())["gram"]
+    found.backward()
+    loss, gradient = OFFICIAL[sides]
+    torch.testing.assert_close(found.item(), loss, rtol=1e-9, atol=0)
+    torch.testing.assert_close(student.grad.square().sum().item(), gradient, rtol=1e-9, atol=0)
+
+
+def test_the_rest_is_dinov2() -> None:
+    """With the same options, and the Gram part with its weight."""
+    options: dict[str, Any] = {"targets": "sinkhorn", "momentum": 0.994, "teacher_temp_max": 0.07}
+    inputs, model = toy_inputs(), Toy()
+    facts = RunFacts(views_per_image=4)
+    other = DINOv2Loss(
+        DINOv2Options(output_dim=SCORES, patch_output_dim=OTHER, num_crops=4, **options), facts
+    ).double()
+    other.attach(model)
+    other.teacher.attach(Toy())
+    expected = other(model(inputs), {"input": inputs}, Step.alone())
+    method = made(gram_weight=2.0, **options)
+    tokens = inputs["global_views"]
+    method.gram = GramTeacher(Fixed(wave(tuple(tokens[:, 1:].shape), 3)))
+    first, *others = model(inputs)
+    found = method([[*first, tokens], *others], {"input": inputs}, Step.alone())
+    for name in ("classes", "patches", "koleo"):
+        assert torch.equal(found[name], expected[name])
+    assert found["gram"] > 0
+    torch.testing.assert_close(found["loss"], expected["loss"] + 2 * found["gram"])
+    with pytest.raises(TrainingError, match="gram_weight is above 0, but the model returns no"):
+        method(model(inputs), {"input": inputs}, Step.alone())
+
+
+# ---- in a run
+
+VIT = {"model": "vit_small_patch16_dinov3",
+       "arguments": {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2,
+                     "init_values": 0.1}}  # fmt: skip
+HEAD = ["dino_head", {"in_dim": 16, "num_clusters": [6], "hidden_dim": 12, "bottleneck_dim": 8}]
+
+
+def of_run(large: int = 16, resized_to: int = 0, **options: Any) -> dict[str, Any]:
+    crops = {"name": "ImgPilToMultiCrop", "total_num_crops": 4, "size_crops": [large, 8],
+             "num_crops": [2, 2], "crop_scales": [[0.5, 1.0], [0.2, 0.5]]}  # fmt: skip
+    keys = ["global_views", "local_views", "mask", "patches_at"]
+    return {
+        "DATA__TRAIN__TRANSFORMS": [crops, {"name": "ToTensor"}],
+        "DATA__TRAIN__COLLATE_FUNCTION": "spread_masks_collator",
+        "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": 4, "resized_to": resized_to},
+        "DATA__TRAIN__INPUT_KEY_NAMES": [*keys, "gram_views"] if resized_to else keys,
+        "MODEL__TRUNK": {"NAME": "timm", "TIMM": VIT},
+        "MODEL__MULTI_INPUT_HEAD_MAPPING": [
+            ["global_views", {"feat_names": ["lastCLS", "lastPATCH", "lastCLS", "lastBLK"],
+                              "head_index": [0, 1, 2, 2], "additional_keys": ["mask", "patches_at"]}],
+            ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}],
+        ],
+        "MODEL__HEAD__PARAMS": [HEAD, HEAD, ["identity", {}]],
+        "LOSS": {"name": "dinov3_loss", "dinov3_loss": options},
+    }  # fmt: skip
+
+
+def trunk(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): each for n, each in weights.items() if n.startswith(prefix)}
+
+
+@pytest.mark.parametrize("refreshes", [0, 1])
+def test_resumes_to_the_bit_with_its_gram_teacher(refreshes: int, tmp_path: Path) -> None:
+    """Refreshed after the second update, and at most so often; the state has its weights."""
+    changes = of_run(gram_weight=2.0, gram_refresh=2, gram_refreshes=refreshes)
+    task = assert_goes_on_bit_by_bit(tmp_path, **changes)
+    gram, teacher = task.loss.gram.state_dict(), task.loss.teacher.state_dict()
+    assert not task.loss.gram.training
+    assert not any(each.requires_grad for each in task.loss.gram.parameters())
+    again = make_task(tmp_path / "start", **changes)
+    start = again.loss.gram.state_dict()
+    same = all(torch.equal(gram[name], start[name]) for name in start)
+    assert same == (refreshes == 0)
+    assert any(
+        not torch.equal(each, gram[f"trunk.{name}"])
+        for name, each in trunk(teacher, "module.trunk.").items()
+    )
+
+
+def test_the_gram_teacher_sees_the_larger_views(tmp_path: Path) -> None:
+    task = make_task(tmp_path, **of_run(large=32, resized_to=16, gram_weight=1.0))
+    seen: list[tuple[int, ...]] = []
+    task.loss.gram.trunk.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    loop.run(task)
+    assert {each[-2:] for each in seen} == {(32, 32)}
+
+
+def test_the_collator_resizes() -> None:
+    views = torch.linspace(0, 1, 32).expand(3, 32, 32)
+    samples = [{"data": [views, views, views[:, :8, :8]], "data_idx": [n] * 3} for n in range(2)]
+    found = spread_masks_collator(samples, patch_size=4, resized_to=16)
+    assert found["gram_views"][0].shape == (4, 3, 32, 32)
+    assert found["mask"][0].shape == (4, 4, 4)
+    # A ramp resized is a ramp: each pixel the mean of two.
+    middle = found["global_views"][0][0, 0, 8, 2:-2]
+    torch.testing.assert_close(middle, views[0, 0].unflatten(0, (16, 2)).mean(1)[2:-2])
+    with pytest.raises(DataError, match="resized_to: expected up to 32"):
+        spread_masks_collator(samples, patch_size=4, resized_to=64)
+
+
+def test_three_steps_each_from_the_one_before(tmp_path: Path) -> None:
+    """The second anchors to the network of the first, by its folder; the third to the second's."""
+    weights: dict[str, Any] = {}
+    for number, options in enumerate(({}, {"gram_weight": 2.0}, {"gram_weight": 1.5})):
+        chain = {}
+        if number:
+            before = tmp_path / str(number - 1)
+            options = {**options, "gram_teacher": {"weights": str(before)}}
+            checkpoint = str(before / "checkpoints" / "checkpoint.torch")
+            chain = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": checkpoint}
+        large = {"large": 32, "resized_to": 16} if number == 2 else {}
+        train(make_run(tmp_path / str(number), **of_run(**large, **options), **chain))
+        path = tmp_path / str(number) / "checkpoints" / "checkpoint.torch"
+        weights[str(number)] = torch.load(path, weights_only=False)["classy_state_dict"]
+    for number in (1, 2):
+        loss = weights[str(number)]["loss"]
+        gram, teacher = (
+            trunk(loss, "gram.trunk."),
+            trunk(weights[str(number - 1)]["loss"], "teacher.module.trunk."),
+        )
+        assert gram
+        for name, each in gram.items():
+            assert torch.equal(each, teacher[name]), name
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    wrong = DINOv3Options(gram_weight=-1, gram_refresh=-1, gram_refreshes=-1)
+    assert [each.partition(":")[0] for each in wrong.check()] == [
+        "gram_weight", "gram_refresh", "gram_refreshes",
+    ]  # fmt: skip
+    (problem,) = DINOv3Options(gram_teacher=FrozenOptions(weights="x")).check()
+    assert "gram_teacher: set gram_weight above 0" in problem
+    with pytest.raises(ConfigError, match=r"gram_teacher.weights: there is no file or folder"):
+        make_task(tmp_path, **of_run(gram_weight=1.0, gram_teacher={"weights": "nowhere"}))
+    teacher = GramTeacher(Fixed(torch.zeros(2, 7, 3)))
+    with pytest.raises(TrainingError, match="7 patches of the Gram teacher do not make a grid"):
+        teacher(torch.zeros(2, 3, 16, 16), (2, 2), Step.alone())
+    with pytest.raises(ConfigError, match="gram_refresh: the Gram teacher has other layers"):
+        teacher.replace_by(nn.Linear(2, 2))
