@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.rng import rng_state, set_rng_state
-from sslengine.command.api import train
 from sslengine.config.resolve import Resolved, resolve_dict
 from sslengine.data.given import Collate
 from sslengine.distributed.ranks import is_primary, world_size
@@ -30,7 +29,6 @@ from sslengine.launch.folder import expect_run_folder
 from sslengine.methods.foreign import FunctionLoss
 from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
-from sslengine.python.by_names import or_by_names
 from sslengine.python.history import History, KeepHistory
 from sslengine.python.place import choose_device, join_others, known_precision
 from sslengine.python.session import Session
@@ -40,7 +38,6 @@ from sslengine.trainer import loop
 Loss = Callable[..., Any]
 
 
-@or_by_names(train)
 def fit(
     model: nn.Module,
     loss: Loss | None,

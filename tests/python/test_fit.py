@@ -54,7 +54,7 @@ def test_names_have_the_errors_of_train(tmp_path: Path) -> None:
     with pytest.raises(SSLEngineError) as by_train:
         sslengine.train(photos, "simclrr", "resnet10t", epochs=1, device="cpu", out=out)
     with pytest.raises(SSLEngineError) as by_fit:
-        fit("simclrr", photos, model="resnet10t", epochs=1, device="cpu", out=out)
+        sslengine.fit("simclrr", photos, model="resnet10t", epochs=1, device="cpu", out=out)
     assert str(by_fit.value) == str(by_train.value)
     assert not out.exists()
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, cast, overload
 
-from sslengine.command.api import TrainedRun
+from sslengine.command.api import TrainedRun, train
+from sslengine.python import fit as of_objects
 from sslengine.python.session import Session
 
 Objects = ParamSpec("Objects")
@@ -39,3 +40,6 @@ def or_by_names(
         return cast(Fit[Objects, Options], fit)
 
     return decorate
+
+
+fit = or_by_names(train)(of_objects.fit)
