@@ -337,7 +337,7 @@ WORDS = {
 
 @pytest.mark.parametrize("word", WORDS)
 def test_words_that_stay_away(word: str) -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *MODULES]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *MODULES]
     found = [
         f"{page.relative_to(ROOT)}:{number}: {line.strip()}"
         for page in pages
@@ -345,3 +345,13 @@ def test_words_that_stay_away(word: str) -> None:
         if re.search(word, line, re.IGNORECASE)
     ]
     assert not found, f"say {WORDS[word]} instead:\n" + "\n".join(found)
+
+
+def test_merges_are_complete() -> None:
+    marker = re.compile("^(<{7} |={7}$|>{7} )", re.MULTILINE)
+    folders = ("sslengine", "configs", "docs", "tests", "tools")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    texts = [
+        path for path in (*files, *ROOT.glob("*.md")) if path.suffix in (".py", ".yaml", ".md")
+    ]
+    assert not [str(path) for path in texts if marker.search(path.read_text(encoding="utf-8"))]
