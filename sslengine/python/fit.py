@@ -1,6 +1,7 @@
-"""`sslengine.fit`: train from objects, with the engine's loop, train steps and hooks.
+"""`sslengine.fit`: train from objects, with the engine's loop, train steps and hooks; or by names.
 
 session = sslengine.fit(model, loss, data, optimizer, epochs=10)
+run = sslengine.fit("simclr", "~/photos", model="resnet50", epochs=10)
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def fit(
     batch_size, shuffle, drop_last, collate_fn, workers: how each rank reads a dataset.
     folder: for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
     settings: any other keys under `config` in YAML.
+
+    With the name of a method and a path, fit(method, data, model=...) is `sslengine.train`.
     """
     _expect_objects(model=model, loss=loss, data=data)
     place = choose_device(device)
@@ -171,8 +174,8 @@ def _expect_objects(**given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, str | Path):
             raise ConfigError(
-                f"fit: {name}={str(value)!r}: fit takes objects. For names and paths: "
-                f'sslengine.train("~/photos", method=..., model="resnet50").'
+                f"fit: {name}={str(value)!r} among objects. Give objects alone, or names and paths "
+                f'alone: fit("simclr", "~/photos", model="resnet50").'
             )
 
 

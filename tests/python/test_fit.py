@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader
 
 import sslengine
 from sslengine.distributed.ranks import rank
-from sslengine.errors import ConfigError, DataError, TrainingError
+from sslengine.errors import ConfigError, DataError, SSLEngineError, TrainingError
 from sslengine.hooks.events import Hook
 from sslengine.python.fit import fit
 from sslengine.python.session import Session
+from tests.command.photos import write_photos
 from tests.python.toys import (
     COUNT,
     Noisy,
@@ -42,9 +43,20 @@ def two_ranks():  # type: ignore[no-untyped-def]
         yield pool
 
 
-def test_names_and_paths_are_for_train() -> None:
-    with pytest.raises(ConfigError, match=r"data=.~/photos.: fit takes objects.*sslengine.train\("):
+def test_objects_do_not_mix_with_paths() -> None:
+    with pytest.raises(ConfigError, match=r"data=.~/photos. among objects.*fit\(.simclr., "):
         fit(net(), square, "~/photos", sgd(net()), epochs=1)
+
+
+def test_names_have_the_errors_of_train(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", each=1)
+    out = tmp_path / "run"
+    with pytest.raises(SSLEngineError) as by_train:
+        sslengine.train(photos, "simclrr", "resnet10t", epochs=1, device="cpu", out=out)
+    with pytest.raises(SSLEngineError) as by_fit:
+        sslengine.fit("simclrr", photos, model="resnet10t", epochs=1, device="cpu", out=out)
+    assert str(by_fit.value) == str(by_train.value)
+    assert not out.exists()
 
 
 class Cut(Hook):
