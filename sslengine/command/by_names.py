@@ -32,6 +32,9 @@ def or_by_names(
     def decorate(objects: Callable[Objects, Session]) -> Fit[Objects, Options]:
         @functools.wraps(objects)
         def fit(*given: Any, **options: Any) -> Session | TrainedRun:
+            named = options.get("data")
+            if len(given) == 1 and isinstance(named, str | Path):
+                given = (*given, options.pop("data"))
             match given:
                 case str(method), str() | Path() as data, *rest:
                     return train(data, method, *rest, **options)

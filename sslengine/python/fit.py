@@ -1,7 +1,6 @@
-"""`sslengine.fit`: train from objects, with the engine's loop, train steps and hooks; or by names.
+"""`sslengine.fit`: train from objects, with the engine's loop, train steps and hooks.
 
 session = sslengine.fit(model, loss, data, optimizer, epochs=10)
-run = sslengine.fit("simclr", "~/photos", model="resnet50", epochs=10)
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ def _expect_objects(**given: Any) -> None:
         if isinstance(value, str | Path):
             raise ConfigError(
                 f"fit: {name}={str(value)!r} among objects. Give objects alone, or names and paths "
-                f'alone: fit("simclr", "~/photos", model="resnet50").'
+                f'alone: fit("METHOD", "~/photos", model="resnet50").'
             )
 
 

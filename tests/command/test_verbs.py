@@ -31,10 +31,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = sslengine.train(
-        photos, "simclr", "resnet10t", epochs=1, size=32, workers=0, device="cpu", val=0.25,
+    made = sslengine.fit(
+        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu", val=0.25,
         out=tmp_path_factory.mktemp("runs") / "mine",
-    )  # fmt: skip
+    )  # type: ignore[call-overload]  # fmt: skip
     assert len(made.metrics("phase")) == 1
     return made.folder
 

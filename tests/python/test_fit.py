@@ -44,7 +44,7 @@ def two_ranks():  # type: ignore[no-untyped-def]
 
 
 def test_objects_do_not_mix_with_paths() -> None:
-    with pytest.raises(ConfigError, match=r"data=.~/photos. among objects.*fit\(.simclr., "):
+    with pytest.raises(ConfigError, match=r"data=.~/photos. among objects.*fit\(.METHOD., "):
         fit(net(), square, "~/photos", sgd(net()), epochs=1)
 
 
