@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from sslengine.distributed.collectives import any_rank
 from sslengine.errors import CollapseError, NonFiniteLossError
 from sslengine.evaluation.spread import feature_std, rankme
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import OPTIONAL, Hook, TaskView
 from sslengine.monitor.collapse import LOSS_FINITE, LOSS_SCALE, READ, Finding, findings
 
 log = logging.getLogger("sslengine")
@@ -79,7 +79,7 @@ class LogCollapse(Hook):
                 log.error("%s", each)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ends": self._ends}
+        return {OPTIONAL: True, "ends": self._ends}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._ends = [dict(each) for each in state.get("ends", ())]

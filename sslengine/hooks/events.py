@@ -97,11 +97,15 @@ class TaskView(Protocol):
     def get_classy_state(self, deep_copy: bool = False) -> dict[str, Any]: ...
 
 
+OPTIONAL = "optional"
+
+
 class Hook:
     """Base of all hooks. Override what you need.
 
     State that a resumed run needs goes through `state_dict` / `load_state_dict`. It is stored
-    under the hook's `name`, so the names of a task's hooks must differ.
+    under the hook's `name`, so the names of a task's hooks must differ. A state with the key
+    OPTIONAL may be missing, and is dropped where a resumed run has no such hook.
     """
 
     @property

@@ -16,7 +16,7 @@ from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import like
 from sslengine.errors import CheckpointError, listing, nearest
-from sslengine.hooks.events import hook_name, hook_state, load_hook_state
+from sslengine.hooks.events import OPTIONAL, hook_name, hook_state, load_hook_state
 from sslengine.models.networks import networks_of
 from sslengine.models.weights import load_model_state, model_state
 from sslengine.task.phases import place_again
@@ -104,12 +104,22 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
 
 
 def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> None:
-    """Logging may change from start to start: a hook without state may come or go."""
-    stored = {name: kept for name, kept in state.items() if kept}
-    expected = {name for name, hook in hooks.items() if name in stored or hook_state(hook)}
+    """Logging may change from start to start: a hook without state may come or go, and one whose
+    state is optional too."""
+    stored = {
+        name: kept
+        for name, kept in state.items()
+        if kept and (name in hooks or not kept.get(OPTIONAL))
+    }
+    own = {name: hook_state(hook) for name, hook in hooks.items()}
+    expected = {name for name, kept in own.items() if name in stored or _is_needed(kept)}
     _same_names("the hooks of the checkpoint", expected, stored)
     for name, kept in stored.items():
         load_hook_state(hooks[name], kept)
+
+
+def _is_needed(state: dict[str, Any]) -> bool:
+    return bool(state) and not state.get(OPTIONAL)
 
 
 def _same_names(what: str, expected: Any, found: Any) -> None:

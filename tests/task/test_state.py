@@ -14,7 +14,7 @@ from torch import Tensor
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank
 from sslengine.errors import CheckpointError
-from sslengine.hooks.events import Hook
+from sslengine.hooks.events import OPTIONAL, Hook
 from sslengine.methods.base import Method
 from sslengine.task.state import KEYS
 from tests.ranks import RankPool
@@ -113,6 +113,21 @@ class Late(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.seen = state["seen"]
+
+
+class Advice(Counter):
+    def state_dict(self) -> dict[str, Any]:
+        return {OPTIONAL: True, "count": self.count}
+
+
+def test_hooks_whose_state_is_optional_may_come_and_go(tmp_path: Path) -> None:
+    kept = make_task(tmp_path / "with", [Advice(3)]).get_classy_state(deep_copy=True)
+    make_task(tmp_path / "none", []).set_classy_state(kept)
+    again = Advice()
+    make_task(tmp_path / "again", [again]).set_classy_state(kept)
+    assert again.count == 3
+    without = make_task(tmp_path / "without", []).get_classy_state(deep_copy=True)
+    make_task(tmp_path / "new", [Advice()]).set_classy_state(without)
 
 
 def test_hooks_without_state_may_come_and_go(tmp_path: Path) -> None:

@@ -363,7 +363,7 @@ GOLDEN = {
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),
-    "byol": (_byol, 212, 210),
+    "byol": (_byol, 210, 210),
     "mae": (_mae, 249, 244),
     "data2vec": (_data2vec, 206, 205),
     "simmim": (_simmim, 165, 164),
