@@ -58,7 +58,7 @@ sslengine.predict(model, [], batch_size="many")
 sslengine.fti
 """
 MISTAKES = {
-    7: ("call-arg", "arg-type"), 8: ("arg-type",), 9: ("arg-type",), 10: ("attr-defined",),
+    7: ("call-overload",), 8: ("arg-type",), 9: ("arg-type",), 10: ("attr-defined",),
 }  # fmt: skip
 
 

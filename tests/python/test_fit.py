@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import sslengine
+from sslengine.command import by_names
 from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError, DataError, SSLEngineError, TrainingError
 from sslengine.hooks.events import Hook
@@ -72,7 +73,8 @@ def test_importing_the_package_loads_nothing() -> None:
     code = "import sys, sslengine; sslengine.__version__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert {"fit", "predict", "evaluate_loss"} <= set(dir(sslengine))
-    assert sslengine.fit is fit
+    assert sslengine.fit is by_names.fit
+    assert sslengine.fit.__wrapped__ is fit  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute 'fti'"):
         sslengine.fti  # noqa: B018
 
