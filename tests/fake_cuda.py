@@ -159,7 +159,7 @@ def on_cuda(
     with Mode(allow_non_fake_inputs=False) as mode, _backward_in_python(), _as_with_a_gpu():
         memo: dict[int, Tensor] = {}
         for part in (task.base_model, task.loss):
-            _move(part, mode, memo)
+            move(part, mode, memo)
         read_these(task, read, mode)
         task.device = task.made_by.device = CUDA
         parts, made_by = task.parts, task.made_by
@@ -211,7 +211,7 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
     return mode.from_tensor(value).detach().to(CUDA)
 
 
-def _move(module: nn.Module, mode: FakeTensorMode, memo: dict[int, Tensor]) -> None:
+def move(module: nn.Module, mode: FakeTensorMode, memo: dict[int, Tensor]) -> None:
     """In place; what several modules share stays shared."""
     for each in module.modules():
         for tensors in (each._parameters, each._buffers):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TimmOptions
+from sslengine.models.trunks.rotary import make_on_device
 from sslengine.models.trunks.tokens import PATCHES_AT, is_token_network, token_features
 from sslengine.registry import register_trunk
 
@@ -58,6 +59,7 @@ class TimmTrunk(ByName):
 @register_trunk("timm", options=TimmOptions)
 def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
     network = _make(options, in_chans)
+    make_on_device(network)
     levels = _levels(network)
     table = {name: Feature((name,)) for name in levels if name != FINAL}
     tokens = token_features(network, Feature) if is_token_network(network) else {}
