@@ -32,6 +32,7 @@ OPTIONAL = {
     "datasets": "Hugging Face datasets (pip install 'sslengine[tables]')",
     "tifffile": "TIFFs of many bands (pip install 'sslengine[tables]')",
     "av": "videos (pip install 'sslengine[video]')",
+    "onnxscript": "export --to onnx (pip install 'sslengine[export]')",
     "submitit": "SLURM (pip install 'sslengine[slurm]')",
     "tensorboard": "the writer of that name (pip install 'sslengine[tensorboard]')",
 }
@@ -205,4 +206,4 @@ def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
             if middle < TINY_SIDE
             else ""
         )
-        yield Finding("shorter side", f"{sides[0]} to {sides[-1]}, half below {middle}", small)
+        yield Finding("shorter side", f"{sides[0]} to {sides[-1]}, median {middle}", small)

@@ -245,7 +245,7 @@ def _no_state_dict(
 def read_file(weights: WeightsInitOptions) -> Any:
     """What PARAMS_FILE holds."""
     path = weights.PARAMS_FILE
-    if "://" in path:
+    if "://" in path or path.startswith("hf-hub:"):
         raise CheckpointError(
             f"{WHERE}.PARAMS_FILE: {path} is an address; download the file and give its path."
         )

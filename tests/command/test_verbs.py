@@ -212,7 +212,7 @@ def test_the_doctor_on_images(
     assert main(["doctor", str(photos)]) == 0
     text = capsys.readouterr().out
     assert "fewer than 5000" in text
-    assert "half below 52" in text
+    assert "median 52" in text
     write_photos(tmp_path / "mine", each=1)
     (tmp_path / "mine" / "dark" / "broken.png").write_bytes(b"no image")
     (tmp_path / "mine" / "dark" / "phone.HEIC").write_bytes(b"no image that Pillow reads")

@@ -278,8 +278,9 @@ def test_files_that_cannot_be_read(tmp_path: Path, trained: Model) -> None:
     missing = options(PARAMS_FILE=str(tmp_path / "none.torch"))
     with pytest.raises(CheckpointError, match=r"PARAMS_FILE: there is no file '.*none\.torch'"):
         init_from_file(trained, missing)
-    with pytest.raises(CheckpointError, match="is an address; download the file"):
-        init_from_file(trained, options(PARAMS_FILE="https://somewhere/weights.torch"))
+    for address in ("https://somewhere/weights.torch", "s3://mine/weights.torch", "hf-hub:me/vit"):
+        with pytest.raises(CheckpointError, match=f"{address} is an address; download the file"):
+            init_from_file(trained, options(PARAMS_FILE=address))
     whole = tmp_path / "whole.torch"
     torch.save(vissl_file(trained), whole)
     for name, content in {

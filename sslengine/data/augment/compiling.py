@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -73,6 +74,7 @@ def kernel(signature: str) -> Callable[[F], F]:
 def compile_kernels() -> None:
     """All of the modules imported so far; from now on each one when it is imported."""
     global _waiting
+    import_module("numba")  # if that fails, the functions of Python stay
     waiting, _waiting = _waiting or (), None
     for compile_now in waiting:
         compile_now()
@@ -111,9 +113,20 @@ def _compiled(function: Any, signature: str) -> Any:
         compiled = _njit(signature, nogil=True)(function)
     if not compiled.stats.cache_hits:
         seconds = time.perf_counter() - began
+        _announce()
         startup.move_from_imports("compiling", seconds)
         logger.info(
-            "compiled %s for images, in %.1f s; kept for later runs",
+            "compiled %s for images, in %.1f s",
             function.__name__, seconds, extra={"on_screen": seconds > 1},
         )  # fmt: skip
     return compiled
+
+
+@cache
+def _announce() -> None:
+    """Once, after the first kernel that was not kept: the first is small, others take longer."""
+    logger.info(
+        "Compiling the augmentations for this machine: less than half a minute of one core, "
+        "longer on a busy machine. They are kept for later runs.",
+        extra={"on_screen": True},
+    )

@@ -48,10 +48,10 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(package: Path, **variables: str) -> tuple[list[str], str]:
+def run(package: Path, script: str = SCRIPT, **variables: str) -> tuple[list[str], str]:
     path = f"{package}{os.pathsep}{ROOT}"
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)],
+        [sys.executable, "-c", textwrap.dedent(script)],
         env={**os.environ, "PYTHONPATH": path, **variables},
         capture_output=True,
         text=True,
@@ -65,9 +65,10 @@ def test_compiled_as_it_is_imported_and_kept_for_the_next_process(package: Path)
     words, told = run(package)
     assert words == ["41", "1", "made"]
     assert "compiled compute for images" in told
+    assert told.count("Compiling the augmentations for this machine") == 1
     words, told = run(package)
     assert words == ["41", "1", "kept"]
-    assert "compiled" not in told
+    assert "ompil" not in told
 
 
 def test_where_nothing_can_be_kept_it_compiles_all_the_same(package: Path) -> None:
@@ -88,3 +89,31 @@ def test_errors_of_the_code_itself_are_not_taken_for_such(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING), pytest.raises(numba.TypingError):
         compiling.kernel("int64(int64)")(wrong)
     assert not caplog.records
+
+
+BROKEN = """
+import sys
+from sslengine import data
+from sslengine.config import fast
+from sslengine.data.augment.backends.base import build_backend
+from sslengine.errors import ConfigError
+fast.find_spec = lambda name: object()
+print(type(build_backend("auto")).__name__)
+from sslengine.data.augment.operations.blur import Blur  # imported, and not compiled
+try:
+    build_backend("numba")
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_numba_that_cannot_be_imported_leaves_pillow(package: Path) -> None:
+    (package / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.3 or less')")
+    (package / "simplejpeg.py").write_text("")
+    words, told = run(package, script=BROKEN)
+    assert words[0] == "PilBackend"
+    assert " ".join(words[1:]) == (
+        "config.DATA.AUGMENT_BACKEND: numba is installed, but its import failed: Numba needs "
+        "NumPy 2.3 or less. pil needs no package."
+    )
+    assert "The slower pil makes the same pixels." in told

@@ -13,6 +13,7 @@ tensor (`parcel`), for collators move nothing else; it has to be of one size for
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -23,12 +24,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from sslengine.config.fast import best_backend, why_not
+from sslengine.config.fast import ALWAYS_THERE, best_backend, why_not
 from sslengine.data.augment.operation import Operation
 from sslengine.data.augment.view import Source
 from sslengine.data.decode.decoding import Decoder
 from sslengine.errors import ConfigError
 from sslengine.registry import AUGMENT_BACKENDS
+
+logger = logging.getLogger(__name__)
 
 
 class Backend(ABC):
@@ -86,5 +89,17 @@ class Backend(ABC):
 def build_backend(name: str, where: str = "config.DATA.AUGMENT_BACKEND") -> Backend:
     if problem := why_not(name):
         raise ConfigError(f"{where}: {problem}")
-    backend: Backend = AUGMENT_BACKENDS.get(best_backend() if name == "auto" else name, where)()
+    chosen = best_backend() if name == "auto" else name
+    try:
+        return _made(chosen, where)
+    except ImportError as error:  # numba refuses a numpy that is too new
+        problem = f"{chosen} is installed, but its import failed: {error}."
+        if name != "auto":
+            raise ConfigError(f"{where}: {problem} {ALWAYS_THERE} needs no package.") from error
+    logger.warning("%s: %s The slower %s makes the same pixels.", where, problem, ALWAYS_THERE)
+    return _made(ALWAYS_THERE, where)
+
+
+def _made(name: str, where: str) -> Backend:
+    backend: Backend = AUGMENT_BACKENDS.get(name, where)()
     return backend
