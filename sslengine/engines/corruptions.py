@@ -5,7 +5,7 @@ network sees, by the fifteen functions of ImageNet-C, with draws that depend on 
 image. The error of a corruption, summed over the severities, is divided by that of the untrained
 trunk: mCE is the mean of these ratios, 100 % as good as untrained.
 
-What a corruption of a severity gave is kept beside the features: after a kill `judge` continues
+What a corruption of a severity gave is kept with the features: after a kill `judge` continues
 with the next one.
 """
 
