@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from timm.layers.drop import DropPath
@@ -87,7 +87,7 @@ class CapiOptions:
     predictor_drop_path: float = 0.0
     # How the predictor rotates queries and keys: code: as the authors' code, where the channels of
     # a pair have angles of unlike axes; paper: by one angle for both.
-    rotation: Literal["code", "paper"] = "code"
+    rotation: str = "code"
 
     def infer(self, facts: RunFacts) -> None:
         train = "config.DATA.TRAIN"

@@ -262,10 +262,10 @@ def _on_rank(positionwise: bool) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @pytest.mark.parametrize("positionwise", [True, False])
-def test_two_ranks_equal_one_process(pool: RankPool, positionwise: bool) -> None:
+def test_two_ranks_equal_one_process(two_ranks: RankPool, positionwise: bool) -> None:
     expected = _on_rank(positionwise)
     for number, part in enumerate(expected):
-        found = [each[number] for each in pool.run(_on_rank, positionwise)]
+        found = [each[number] for each in two_ranks.run(_on_rank, positionwise)]
         for one, *theirs in zip(part, *found, strict=True):
             torch.testing.assert_close(torch.stack(theirs).mean(0), one, rtol=1e-9, atol=1e-12)
 
@@ -311,7 +311,7 @@ def test_patches_that_do_not_fit_are_refused_before_launch(
 
 
 def test_what_cannot_be_used_is_refused() -> None:
-    wrong = CapiOptions(num_clusters=0, target_temp=0, clusters_lr=-1, momentum=2, rotation="x")  # type: ignore[arg-type]
+    wrong = CapiOptions(num_clusters=0, target_temp=0, clusters_lr=-1, momentum=2, rotation="x")
     assert [each.partition(":")[0] for each in wrong.check()] == [
         "num_clusters", "target_temp", "clusters_lr", "momentum", "rotation",
     ]  # fmt: skip

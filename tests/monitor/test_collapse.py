@@ -22,6 +22,10 @@ GREY = {
     "DATA.TRAIN.TRANSFORMS": "[{name:ImgPilToMultiCrop,total_num_crops:4,size_crops:[48,24],"
     "num_crops:[2,2],crop_scales:[[0.5,1.0],[0.15,0.5]]},{name:ToTensor}]",
 }
+GREY_IMAGES = {
+    "DATA.TRAIN.DATA_SOURCES": "[synthetic]",
+    "DATA.TRAIN.TRANSFORMS": "[{name:RandomResizedCrop,size:48},{name:ToTensor}]",
+}
 NEVER_FROZEN = {"MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": "[]"}
 
 
@@ -58,6 +62,9 @@ DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "equal images": ("dinov2", GREY, "KoLeo", "config.LOSS.dinov2_loss.koleo_weight=0 (now 0.1)"),
     "equal patches": ("ijepa", {"momentum": 0, "predictor_layers": 1, **rate(1.0)},
                       "equal patches", "config.LOSS.ijepa_loss.momentum=0.99 (now 0"),
+    "clusters are positions": (
+        "capi", {"positionwise": "false", "target_temp": 0.001, "sinkhorn_iterations": 1, "momentum": 0, **GREY_IMAGES},
+        "targets without images", "config.LOSS.capi_loss.positionwise=true (now False)"),
     "fewer dimensions": (
         "simsiam",
         {"OPTIMIZER.name": "sgd", "OPTIMIZER.num_epochs": 8, "DATA.TRAIN.DATA_LIMIT": 64,
