@@ -316,7 +316,8 @@ def axial_frequencies(width: int, rotation: str) -> Tensor:
 def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    turned: Tensor = x * cos + torch.cat([-second, first], dim=-1) * sin
+    return turned.to(x.dtype)
 
 
 def _around(places: Tensor, count: int) -> Tensor:

@@ -10,7 +10,7 @@ earlier ones. Metrics that are absent say nothing. The rules know options by the
     uniform             the teacher's entropy is ln K: its targets say nothing
     one prototype       all targets are one prototype
     fewer prototypes    less than a quarter of the prototypes that were in use
-    positions           the targets of patches depend on their positions alone
+    without images      the targets of patches depend on their positions alone
     equal images        the trunk gives all images the same features
     equal patches       it gives all patches of an image the same features
     fewer dimensions    RankMe of the trunk is below a quarter of what it was

@@ -97,7 +97,8 @@ def batch(step: int = 0, mine: slice = slice(None)) -> dict[str, Any]:
 
 
 def losses_of(model: nn.Module, method: CapiLoss, sample: dict[str, Any]) -> dict[str, Tensor]:
-    return method(model(sample["input"]), sample, Step.alone())
+    found: dict[str, Tensor] = method(model(sample["input"]), sample, Step.alone())
+    return found
 
 
 @pytest.mark.parametrize("positionwise", [True, False])

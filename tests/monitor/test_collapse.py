@@ -10,7 +10,7 @@ import pytest
 
 from sslengine.command.front import main as command
 from sslengine.launch.cli import main
-from sslengine.monitor.collapse import ENTROPY, LOSS_SCALE, USED, findings
+from sslengine.monitor.collapse import ENTROPY, INFORMATION, LOSS_SCALE, USED, findings
 
 TINY = {
     "DATA.NUM_DATALOADER_WORKERS": "0", "DATA.TRAIN.BATCHSIZE_PER_REPLICA": "8",
@@ -21,10 +21,6 @@ GREY = {
     "DATA.TRAIN.DATA_SOURCES": "[synthetic]",
     "DATA.TRAIN.TRANSFORMS": "[{name:ImgPilToMultiCrop,total_num_crops:4,size_crops:[48,24],"
     "num_crops:[2,2],crop_scales:[[0.5,1.0],[0.15,0.5]]},{name:ToTensor}]",
-}
-GREY_IMAGES = {
-    "DATA.TRAIN.DATA_SOURCES": "[synthetic]",
-    "DATA.TRAIN.TRANSFORMS": "[{name:RandomResizedCrop,size:48},{name:ToTensor}]",
 }
 NEVER_FROZEN = {"MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": "[]"}
 
@@ -62,9 +58,6 @@ DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "equal images": ("dinov2", GREY, "KoLeo", "config.LOSS.dinov2_loss.koleo_weight=0 (now 0.1)"),
     "equal patches": ("ijepa", {"momentum": 0, "predictor_layers": 1, **rate(1.0)},
                       "equal patches", "config.LOSS.ijepa_loss.momentum=0.99 (now 0"),
-    "clusters are positions": (
-        "capi", {"positionwise": "false", "target_temp": 0.001, "sinkhorn_iterations": 1, "momentum": 0, **GREY_IMAGES},
-        "targets without images", "config.LOSS.capi_loss.positionwise=true (now False)"),
     "fewer dimensions": (
         "simsiam",
         {"OPTIMIZER.name": "sgd", "OPTIMIZER.num_epochs": 8, "DATA.TRAIN.DATA_LIMIT": 64,
@@ -133,6 +126,8 @@ def _config(**amp: Any) -> dict[str, Any]:
         ([{"trunk_rank": 20.0}, {"trunk_rank": 4.9}], {}, ["fewer dimensions", "0.3, try 0.1"]),
         ([{"trunk_rank": 20.0}, {"trunk_rank": 5.1}], {}, []),
         ([{"trunk_rank": 1.1}], {}, ["equal images", "0.3, try 0.1"]),
+        ([{INFORMATION: 0.01}], {}, ["targets without images", "0.3, try 0.1"]),
+        ([{INFORMATION: 0.03}], {}, []),
         ([], {}, []),
     ],
 )  # fmt: skip
@@ -140,3 +135,10 @@ def test_rules(ends: list[dict[str, float]], amp: dict[str, Any], expected: list
     found = [str(each) for each in findings(ends, _config(**amp))]
     assert len(found) == len(expected[:1])
     assert all(part in found[0] for part in expected)
+
+
+def test_clusters_that_became_positions() -> None:
+    config = _config()
+    config["LOSS"]["any_loss"]["positionwise"] = False
+    (found,) = findings([{INFORMATION: 0.01}], config)
+    assert found.advice.endswith("config.LOSS.any_loss.positionwise=true (now False).")
