@@ -400,7 +400,7 @@ GOLDEN = {
     "data2vec": (_data2vec, 206, 205),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
-    "capi": (_capi, 0, 0),
+    "capi": (_capi, 529, 524),
     "msn": (_msn, 537, 530),
     "distillation": (_distillation, 178, 178),
 }
