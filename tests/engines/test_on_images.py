@@ -75,6 +75,7 @@ def test_two_views_of_each_image(tmp_path: Path, trained: str) -> None:
     assert views["details"]["view"][0]["size"] == 16
 
 
+@pytest.mark.slow
 def test_lists_of_few_labels_are_kept(tmp_path: Path, trained: str) -> None:
     names = ["few_labels", "calibration"]
     found, _ = judged(tmp_path, trained, EVALUATE={"PROTOCOLS": names})

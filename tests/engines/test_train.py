@@ -411,6 +411,7 @@ def test_two_ranks_that_were_cut_go_on_bit_by_bit(two_ranks: RankPool, tmp_path:
     assert rank() == 0
 
 
+@pytest.mark.slow
 def test_how_often_ranks_read_their_losses_changes_no_metric(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -630,7 +630,8 @@ def _network(options: ModelOptions, model: nn.Module) -> dict[str, Any]:
         return {
             **found,
             "model": {"registers": trunk.num_prefix_tokens - 1, "blocks": len(rates),
-                      "positions": type(trunk.rope).__name__,
+                      "positions": next(kind.__name__ for kind in type(trunk.rope).__mro__
+                                       if kind.__module__.startswith("timm.")),
                       "layer scale": options.TRUNK.TIMM.arguments["init_values"]},
             "bias of keys": "k_bias" in dict(attention.named_parameters()),
             "drop path": rates[-1],
