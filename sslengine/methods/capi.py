@@ -14,8 +14,8 @@ Darcet et al., Cluster and Predict Latent Patches for Improved Masked Image Mode
 Nothing but w and b gets a gradient of `clustering`. The authors train them with an optimizer of
 their own, of the same kind; here they have multipliers. The predictor is a transformer whose
 tokens, one learned token at each predicted place, see the model's tokens but not each other; places
-are rotations of queries and keys. The teacher is a momentum copy of the model: it stands still at
-first, then it follows more slowly again.
+are rotations of queries and keys. The teacher is a momentum copy of the model; its momentum falls
+from 1 and then rises to nearly 1 again.
 
 In the authors' code the two channels of a pair are rotated by unlike angles, one of the row and one
 of the column; the paper has rotations. `rotation` chooses. Features are the mean of the teacher's
