@@ -130,6 +130,11 @@ METHODS: dict[str, Of] = {
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:2,min_keep:4}",
         "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=2",
     ), more={"also": [EQUAL]}),
+    "capi_loss": Of(overrides=(
+        "config=quickstart/capi", *TINY_VIT, "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:4,predicted:0.5}",
+        "config.LOSS.capi_loss.num_clusters=6", "config.LOSS.capi_loss.predictor_layers=1",
+        "config.LOSS.capi_loss.predictor_heads=2",
+    ), more={"also": [EQUAL]}),
     "distillation_loss": of(
         "distillation", "[mlp,{dims:[auto,96]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
         *needed("distillation"), also=[EQUAL],
