@@ -70,8 +70,10 @@ METHODS: dict[str, Of] = {
         "dino", "[dino_head,{in_dim:32,num_clusters:[6],use_bn:true,hidden_dim:16,bottleneck_dim:8}]",
         f"{CROPS}=[16,12]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]", also=[EQUAL],
     ),
-    "ibot_loss": Of(overrides=(*_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]",
-                               "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4"), more={"also": [EQUAL]}),
+    "ibot_loss": Of(overrides=(
+        *_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]",
+        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
+    ), more={"also": [EQUAL]}),
     "msn_loss": Of(overrides=(
         *_masked("msn"), "config.MODEL.HEAD.PARAMS=[[msn_head,{in_dim:16,hidden_dim:16,output_dim:8}]]",
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4", "config.LOSS.msn_loss.num_prototypes=6",

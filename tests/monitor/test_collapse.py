@@ -104,6 +104,17 @@ def test_the_run_is_ended_before_its_checkpoint(
     assert "STOP_ON_COLLAPSE: needs COLLAPSE_SIGNS" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_all_ranks_end_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    warm = {"teacher_temp_min": 1.0, "teacher_temp_max": 1.0, "HOOKS.STOP_ON_COLLAPSE": "true"}
+    ranks = {"DISTRIBUTED.NUM_PROC_PER_NODE": "2", "MACHINE.DEVICE": "cpu"}
+    assert train(tmp_path / "run", "dino", **warm, **ranks) == 1
+    text = capfd.readouterr().err
+    assert text.count("this run has collapsed:\n  uniform targets: ") == 1
+    assert "Traceback" not in text
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.torch"))
+
+
 def _config(**amp: Any) -> dict[str, Any]:
     options = {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "float16", "AMP_ARGS": {}}
     loss = {"output_dim": 64, "momentum": 0.99, "targets": "center", "ema_center": 0.9}

@@ -307,8 +307,10 @@ def _ibot(case: Case) -> ByHand:
         tokens = teacher.trunk(batch["global_views"], ["lastCLS", "lastPATCH"])
         scores = [teacher.heads[0](each) for each in tokens]
         hidden = scores[1].flatten(0, 1)[batch["patches_at"]]
-        soft = [F.softmax((each - center) / options.teacher_temp_max, dim=-1)
-                for each, center in zip((scores[0], hidden), centers, strict=True)]  # fmt: skip
+        soft = [F.softmax((each - center) / temperature, dim=-1)
+                for each, center, temperature in zip(
+                    (scores[0], hidden), centers,
+                    (options.teacher_temp_max, options.patch_temp_max), strict=True)]  # fmt: skip
         for each, center in zip(scores, centers, strict=True):
             center.mul_(0.9).add_(each.flatten(0, -2).mean(dim=0), alpha=0.1)
         return soft
@@ -390,7 +392,7 @@ GOLDEN = {
     "moco": (_moco, 202, 197),
     "swav": (_swav, 293, 306),
     "dino": (_dino, 384, 379),
-    "ibot": (_ibot, 654, 646),
+    "ibot": (_ibot, 688, 680),
     "dinov2": (_dinov2, 745, 758),
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
