@@ -230,6 +230,8 @@ def _held_out(run: Run, options: SweepOptions) -> dict[str, Any]:
     """TEST is a share of TRAIN, read as TEST is."""
     test = run.config.DATA.TEST
     read_so: Any = OmegaConf.to_container(OmegaConf.masked_copy(test, READ_AS_TEST))
+    few: Any = OmegaConf.to_container(run.config.DATA.TRAIN.DATA_LIMIT_SAMPLING)
+    read_so["DATA_LIMIT_SAMPLING"] = few  # no other labels are used to choose
     values = {"DATA.HOLD_OUT.SHARE": options.HELD_OUT, "DATA.TEST": read_so}
     if (limit := run.config.DATA.TRAIN.DATA_LIMIT) > 0:
         values["DATA.TRAIN.DATA_LIMIT"] = max(1, limit - round(options.HELD_OUT * limit))
