@@ -19,8 +19,8 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import leaves
 from sslengine.engines.expected import check_results
-from sslengine.engines.few_label_lists import write_training_list
 from sslengine.engines.features import required_weights
+from sslengine.engines.few_label_lists import write_training_list
 from sslengine.engines.options import FinetuneOptions
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run

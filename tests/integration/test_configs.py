@@ -92,7 +92,6 @@ NEVER_RAN = {
 NOT_THERE = (
     r"no trunk named '(alexnet_\w+|classy_vit)'",
     r"no data source named 'everstore'",  # of Facebook's own network
-    r"no head named 'msn_head'",
     r"INPUT_TYPE: expected one of rgb, bgr; got 'lab'",
     # Of a composition with a run that the part was not made for.
     r"HEAD.PARAMS: 1 heads for the \d features",

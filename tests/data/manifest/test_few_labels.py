@@ -27,7 +27,9 @@ def images(tmp_path_factory: Any) -> Path:
     return root
 
 
-def _set(root: Path, hold_out: HoldOut | None = None, split: str = "TRAIN", **given: Any) -> SSLDataset:
+def _set(
+    root: Path, hold_out: HoldOut | None = None, split: str = "TRAIN", **given: Any
+) -> SSLDataset:
     options = SplitOptions(
         DATA_SOURCES=["disk_folder"], DATA_PATHS=[str(root)], LABEL_SOURCES=["disk_folder"],
         TRANSFORMS=[{"name": "ToTensor"}], DATA_LIMIT_SAMPLING=DataLimitSampling(**given),
@@ -46,7 +48,9 @@ def test_a_share_of_each_class_and_all_its_classes(images: Path) -> None:
     assert used.classes[0].names == ("a", "b", "c")
     every = torch.from_numpy(np.asarray(_set(images).labels[0]))
     assert used.rows.tolist() == share_of_each_class(every, 0.1, 0).tolist()
-    assert _paths(used) == _paths(_set(images, SHARE=0.1)) != _paths(_set(images, SHARE=0.1, SEED=1))
+    assert (
+        _paths(used) == _paths(_set(images, SHARE=0.1)) != _paths(_set(images, SHARE=0.1, SEED=1))
+    )
     assert len(_set(images, SHARE=1.0)) == 33
 
 
