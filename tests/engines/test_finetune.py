@@ -236,6 +236,7 @@ def test_recipes_of_few_labels(name: str, tmp_path: Path) -> None:
     optimizer = build_optimizer(model, options, torch.device("cpu"), epochs)
     for epoch, expected in rates.items():
         optimizer.schedule(epoch / epochs)
+        optimizer.on_epoch(epoch / epochs)
         found = {
             part: group["lr"] for group in optimizer.param_groups for part in model
             for weight in model[part].parameters() if any(weight is each for each in group["params"])
