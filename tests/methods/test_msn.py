@@ -325,7 +325,7 @@ def test_weights_of_vissls_head(query: bool, bn: bool, tmp_path: Path) -> None:
         scores = expected @ (prototypes / prototypes.square().sum(1, keepdim=True).sqrt()).T / 0.1
         expected = scores.exp() / scores.exp().sum(1, keepdim=True)
     torch.testing.assert_close(model.heads[0](feature), expected, rtol=1e-5, atol=1e-6)
-    assert model.heads[0][0].prototypes.requires_grad is not query
+    assert model.heads[0].prototypes.requires_grad is not query
 
 
 # ---- what does not fit
