@@ -81,9 +81,9 @@ class MSNHead(nn.Module):
         self.return_query = return_query
         self.mlp = perceptron([in_dim, hidden_dim, hidden_dim, output_dim], use_bn)
         between = 3 if use_bn else 2  # a linear layer, perhaps batch norm, GELU
-        self.vissl_names = {f"fc.fc{each + 1}": f"mlp.{between * each}" for each in range(3)}
+        self.names_in_vissl = {f"fc.fc{each + 1}": f"mlp.{between * each}" for each in range(3)}
         if use_bn:
-            self.vissl_names |= {f"fc.bn{each + 1}": f"mlp.{3 * each + 1}" for each in range(2)}
+            self.names_in_vissl |= {f"fc.bn{each + 1}": f"mlp.{3 * each + 1}" for each in range(2)}
         if num_prototypes:
             bound = output_dim**-0.5
             values = torch.empty(num_prototypes, output_dim).uniform_(-bound, bound)

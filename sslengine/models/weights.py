@@ -441,11 +441,11 @@ def _shape_problems(expected: Mapping[str, Tensor], given: Mapping[str, Tensor])
 
 
 def _in_names_of_heads(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A head whose tensors VISSL calls otherwise says so: vissl_names, theirs to its own."""
+    """A head whose tensors VISSL calls otherwise says so: names_in_vissl, theirs to its own."""
     table = {
         f"{path}.{theirs}.": f"{path}.{ours}."
         for path, module in model.named_modules()
-        for theirs, ours in getattr(module, "vissl_names", {}).items()
+        for theirs, ours in getattr(module, "names_in_vissl", {}).items()
     }
 
     def named(name: str) -> str:

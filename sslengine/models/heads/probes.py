@@ -104,8 +104,9 @@ class Block(nn.Module):
     def make_smaller(self) -> None:
         """The weights of what is added, by the square root of twice the depth, 1."""
         with torch.no_grad():
-            for weight in (self.output.weight, self.mlp[2].weight):
-                weight.div_(2**0.5)
+            for layer in (self.output, self.mlp[-1]):
+                if isinstance(layer, nn.Linear):
+                    layer.weight.div_(2**0.5)
 
     def forward(self, query: Tensor, found: Tensor) -> Tensor:
         with_found = query + self.output(found)
