@@ -123,7 +123,6 @@ def test_after_it_diverged_it_has_no_gradient() -> None:
     [
         ("linear_probe", {"dims": [4]}, "dims: expected two widths"),
         ("attentive_probe", {"in_dim": 8, "out_dim": 2, "heads": 3}, "8 values cannot be shared"),
-        ("attentive_probe", {"in_dim": 8, "out_dim": 2, "form": "bloc"}, "form: .*block"),
     ],
 )
 def test_what_cannot_be(name: str, arguments: dict[str, object], message: str) -> None:
