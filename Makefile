@@ -15,6 +15,8 @@ endif
 # Stealing keeps the tests of a module, and what they share, in one process for the most part.
 # Two processes more than a small machine's cores: many tests wait for other processes.
 PARALLEL = -n 4 --dist worksteal
+# Tests start hundreds of interpreters: those would compile the package again each time.
+test test-slow test-floor: export PYTHONDONTWRITEBYTECODE =
 RUN = $(VENV)/bin/python tools/run_distributed_engines.py
 
 help:

@@ -96,9 +96,10 @@ def test_to_check_a_run_is_to_import_components_alone(tmp_path: Path) -> None:
     assert found[-1] <= OF_COMPONENTS
 
 
-def test_a_resnet_needs_neither_torchs_compiler_nor_torchvisions_operators(tmp_path: Path) -> None:
+def test_a_resnet_and_its_export_need_no_compiler_no_operators_and_no_timm(tmp_path: Path) -> None:
     lines = [f"import sslengine.{name}" for name in ("data.loading.lean_torchvision",
-                                                     "models.trunks.resnet")]  # fmt: skip
+                                                     "models.trunks.resnet", "export.at_end",
+                                                     "export.to_torchvision")]  # fmt: skip
     assert imported(tmp_path, *lines) == [{"torch"}]
 
 

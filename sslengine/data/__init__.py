@@ -96,6 +96,7 @@ COLLATORS.declare(
 COLLATORS.declare("sslengine.data.batch.dropped_patches", "dropped_patches_collator")
 COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")
 COLLATORS.declare("sslengine.data.batch.multi_block", "multi_block_collator")
+COLLATORS.declare("sslengine.data.batch.visible_block", "visible_block_collator")
 COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_default_collator")
 
 AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.pil", "pil")

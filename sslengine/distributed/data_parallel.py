@@ -68,6 +68,7 @@ def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContex
 LARGE = 2**22
 
 
+@torch.no_grad()
 def broadcast_all(tensors: Iterable[Tensor]) -> None:
     """Copy rank 0's values into the tensors of all ranks; small ones in one message per dtype."""
     if world_size() == 1:
@@ -75,11 +76,11 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
     small = []
     for each in tensors:
         if each.numel() > LARGE and each.is_contiguous():
-            broadcast(each.detach())
+            broadcast(each)
         else:
             small.append(each)
     for same in by_dtype(small):
-        own = _in_memory_order([each.detach() for each in same], same)
+        own = _in_memory_order(same, same)
         flat = broadcast(_flatten_dense_tensors(own))
         torch._foreach_copy_(own, _unflatten_dense_tensors(flat, own))
 
@@ -134,7 +135,8 @@ def _in_memory_order(tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> lis
     that flattening copies once. layout: tensors of the same shapes whose strides define the order
     and are the same on all ranks.
     """
-    return [each.permute(_order(like)) for each, like in zip(tensors, layout, strict=True)]
+    pairs = zip(tensors, layout, strict=True)
+    return [each if each.ndim < 2 else each.permute(_order(like)) for each, like in pairs]
 
 
 def _order(tensor: Tensor) -> list[int]:

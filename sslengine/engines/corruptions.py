@@ -4,11 +4,15 @@ The probe is fitted to clean training images. The test images are corrupted at t
 network sees, by the fifteen functions of ImageNet-C, with draws that depend on the seed and the
 image. The error of a corruption, summed over the severities, is divided by that of the untrained
 trunk: mCE is the mean of these ratios, 100 % as good as untrained.
+
+What a corruption of a severity gave is kept with the features: after a kill `judge` continues
+with the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,15 +20,18 @@ from torch import Tensor
 
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
-from sslengine.distributed.collectives import sum_over_ranks
+from sslengine.distributed.collectives import broadcast_object, sum_over_ranks
+from sslengine.distributed.ranks import is_primary
 from sslengine.engines.features import features_of, ordered_feed
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.judged_networks import UNTRAINED
 from sslengine.engines.scoring import Sets
 from sslengine.errors import DataError
+from sslengine.evaluation.kept import Kept
 from sslengine.evaluation.linear import Fitted, linear_probe
 from sslengine.evaluation.options import CorruptionOptions
 from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluation.store import name_of
 from sslengine.task.build import build_run_precision
 
 Key = tuple[str, str]  # network and layer
@@ -40,11 +47,12 @@ def of_corruptions(judged: Judged) -> Found:
     for each in judged.sets:
         probes[each.features, each.layer], about[each.features, each.layer] = _probe(judged, each)
     counts: dict[Key, Counts] = {key: {} for key in probes}
+    kept = _kept(judged, probes)
     for kind in options.KINDS:
         for severity in options.SEVERITIES:
             entry = {"name": "Corrupt", "kind": kind, "severity": severity}
-            view = judged.before_tensor(entry)
-            for key, found in _right(judged, view, probes).items():
+            right = partial(_right, judged, judged.before_tensor(entry), probes)
+            for key, found in _once(kept, f"{kind}-{severity}", right, probes).items():
                 counts[key][kind, severity] = found
     errors = {key: _errors(of) for key, of in counts.items()}
     return {
@@ -55,6 +63,26 @@ def of_corruptions(judged: Judged) -> Found:
         )
         for key in probes
     }
+
+
+def _kept(judged: Judged, probes: Mapping[Key, Fitted]) -> Kept:
+    stores = {split: {name: each.folder.name for name, each in found.stores.items()}
+              for split, found in judged.splits.items()}  # fmt: skip
+    name = name_of({"stores": stores, "probe": repr(judged.probe), "of": [*probes]})
+    return Kept(judged.folder / f"corruptions-{name}", name)
+
+
+def _once(
+    kept: Kept, name: str, compute: Callable[[], dict[Key, Tensor]], keys: Iterable[Key]
+) -> dict[Key, Tensor]:
+    """Collective."""
+    held = broadcast_object(kept.get(name) if is_primary() else None)
+    if held is not None:
+        return dict(zip(keys, torch.from_numpy(held["counts"]), strict=True))
+    found = compute()
+    if is_primary():
+        kept.put(name, {"counts": torch.stack([found[key] for key in keys]).numpy()})
+    return found
 
 
 def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any]]:

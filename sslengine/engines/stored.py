@@ -153,10 +153,10 @@ def _of_images(options: SplitOptions, dataset: SSLDataset, run: Run) -> dict[str
     """What features depend on in addition to the network: the view and the images."""
     view = {key: value for key, value in vars(options).items() if key not in WITHOUT_EFFECT}
     seed = read(run.config, RunOptions).SEED_VALUE
-    return {"view": view, "seed": seed, "images_sha256": _hash_of(dataset)}
+    return {"view": view, "seed": seed, "images_sha256": hash_of(dataset)}
 
 
-def _hash_of(dataset: SSLDataset) -> str:
+def hash_of(dataset: SSLDataset) -> str:
     """Of the names of all images, of the size and time of some files, and of the labels."""
     digest, every = hashlib.sha256(), max(1, len(dataset) // FILES_LOOKED_AT)
     for source in dataset.sources:

@@ -26,6 +26,8 @@ PIECE = 2**22
 QUERIES, GROUP = 1024, 16
 # Numbers of queries that are kept in memory: 256 MB.
 KEPT = 2**26
+# Behind all rows, where a query has fewer candidates than others.
+NO_ROW = 2**32 - 1
 
 
 class Found(NamedTuple):
@@ -88,41 +90,52 @@ def _search(
             if own is not None:
                 _leave_out(similar, own + first - start)
             best[part], rows[part] = _merged(best[part], rows[part], similar, start, k)
-    return Found(best, rows)
+    return _first(best, rows, k, in_order=True)
 
 
 def _merged(
     best: Tensor, rows: Tensor, similar: Tensor, start: int, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The k best of those known and of a block's, whose rows come later."""
-    columns, values = _candidates(similar, best[:, -1:], k)
-    if not columns.shape[1]:
+    """The k best of those known and of a block's, whose rows come later; in no order."""
+    of, columns, values = _candidates(similar, best.amin(dim=1), k)
+    if not len(of):
         return best, rows
-    every = torch.cat([best, values], dim=1)
-    place = torch.cat([rows, columns + start], dim=1)
-    if every.dtype == torch.float32:
-        chosen = _ordered(every, place).topk(k, dim=1).indices
-    else:  # a stable sort keeps equal values in the order of their rows
-        chosen = every.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return every.gather(1, chosen), place.gather(1, chosen)
+    each = torch.bincount(of, minlength=len(best))
+    place = torch.arange(len(of), device=of.device) - (each.cumsum(0) - each)[of]
+    found = best.new_full((len(best), int(each.max())), -torch.inf)
+    numbers = rows.new_full(found.shape, NO_ROW)
+    found[of, place], numbers[of, place] = values, columns + start
+    return _first(torch.cat([best, found], dim=1), torch.cat([rows, numbers], dim=1), k)
 
 
-def _candidates(similar: Tensor, least: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Columns, in ascending order, with the k best values above `least`; their values."""
+def _candidates(similar: Tensor, least: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, ascending, columns and values of similarities above `least` that may be among the
+    k best. A group is every n-th column: maxima of such groups are found fastest."""
     count, width = similar.shape
     if width % GROUP:
         similar = F.pad(similar, (0, -width % GROUP), value=-torch.inf)
-    grouped = similar.view(count, -1, GROUP)
-    maxima = grouped.amax(dim=2)
-    above = maxima > least
-    most = int(above.sum(dim=1).max())
-    if most > k:  # as in the first block: k groups have values at least as good as their maxima
-        above &= maxima >= maxima.topk(k, dim=1).values[:, -1:]
-        most = int(above.sum(dim=1).max())
-    groups = above.byte().topk(most, dim=1).indices.sort(dim=1).values.unsqueeze(2)
-    values = grouped.gather(1, groups.expand(-1, -1, GROUP))
-    columns = groups * GROUP + torch.arange(GROUP, device=similar.device)
-    return columns.flatten(1), values.flatten(1)
+    grouped = similar.view(count, GROUP, -1)
+    maxima, least = grouped.amax(dim=1), least.unsqueeze(1)
+    above, enough = maxima > least, torch.full_like(least, -torch.inf)
+    if maxima.shape[1] > k and int(above.sum()) > count * k:
+        # As in the first block: k groups have values at least as good as their maxima.
+        enough = maxima.topk(k, dim=1).values[:, -1:]
+        above &= maxima >= enough
+    of, group = above.nonzero(as_tuple=True)
+    values = grouped[of, :, group]
+    chosen, member = ((values > least[of]) & (values >= enough[of])).nonzero(as_tuple=True)
+    return of[chosen], member * maxima.shape[1] + group[chosen], values[chosen, member]
+
+
+def _first(values: Tensor, rows: Tensor, k: int, in_order: bool = False) -> Found:
+    """The k best, of equal ones those with the lowest rows."""
+    if values.dtype == torch.float32:
+        chosen = _ordered(values, rows).topk(k, dim=1, sorted=in_order).indices
+    else:
+        by_row = rows.argsort(dim=1)
+        sorts = values.gather(1, by_row).argsort(dim=1, descending=True, stable=True)
+        chosen = by_row.gather(1, sorts[:, :k])
+    return Found(values.gather(1, chosen), rows.gather(1, chosen))
 
 
 def _ordered(values: Tensor, rows: Tensor) -> Tensor:

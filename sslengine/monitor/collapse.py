@@ -10,6 +10,7 @@ earlier ones. Metrics that are absent say nothing. The rules know options by the
     uniform             the teacher's entropy is ln K: its targets say nothing
     one prototype       all targets are one prototype
     fewer prototypes    less than a quarter of the prototypes that were in use
+    without images      the targets of patches depend on their positions alone
     equal images        the trunk gives all images the same features
     equal patches       it gives all patches of an image the same features
     fewer dimensions    RankMe of the trunk is below a quarter of what it was
@@ -27,11 +28,13 @@ Metrics = Mapping[str, float]
 
 # The metrics that the rules read.
 ENTROPY, USED, KOLEO = "loss.teacher_entropy", "loss.prototypes_used", "loss.koleo"
+INFORMATION = "loss.image_information"
 TRUNK_RANK, PATCH_SPREAD = "trunk_rank", "patch_spread"
 LOSS_FINITE, LOSS_SCALE = "loss_finite", "loss_scale"
-READ = (ENTROPY, USED, KOLEO, TRUNK_RANK, PATCH_SPREAD, LOSS_FINITE, LOSS_SCALE)
+READ = (ENTROPY, USED, KOLEO, INFORMATION, TRUNK_RANK, PATCH_SPREAD, LOSS_FINITE, LOSS_SCALE)
 
 UNIFORM = 0.99  # of ln K
+SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
 ALIKE_RANK, ALIKE_SPREAD = 1.2, 0.05
 COINCIDE = 14.0  # KoLeo of two views: a mean distance of exp(-7), 1e-3
@@ -160,6 +163,17 @@ def _prototypes(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
         yield Finding("fewer prototypes", f"{of_all}, after {most:.1f}", advice)
 
 
+def _positions(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
+    known = ends[-1].get(INFORMATION, math.nan)
+    if known < SAYS_NOTHING:
+        if run.options.get("positionwise", True):
+            advice = run.slow_teacher() or run.lower_rate()
+        else:
+            advice = f"Clusters may have become positions. {run.set('positionwise', 'true')}"
+        value = f"a target says {known:.3f} nats of the image"
+        yield Finding("targets without images", value, advice)
+
+
 def _equal_images(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
     rank = ends[-1].get(TRUNK_RANK, math.nan)
     most = max(each.get(TRUNK_RANK, 0.0) for each in ends)
@@ -221,5 +235,5 @@ def run_without_fp16(config: Mapping[str, Any]) -> str:
 
 
 _RULES: tuple[Callable[[Sequence[Metrics], _Run], Iterator[Finding]], ...] = (
-    _uniform, _prototypes, _equal_images, _equal_patches, _koleo, _not_finite,
+    _uniform, _prototypes, _positions, _equal_images, _equal_patches, _koleo, _not_finite,
 )  # fmt: skip

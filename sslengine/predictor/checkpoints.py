@@ -2,24 +2,37 @@
 
 Features are those of the judged view. The augmented views are drawn from the run's own TRANSFORMS,
 as in successive epochs, the same ones for every checkpoint; of crops of several sizes the largest.
+
+They are kept in the run's folder `features`, as those of `sslengine judge`: nothing is computed
+twice, also after a kill. Of a run that may not be written to they are in a temporary folder.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, StratifiedSampler
+from sslengine.engines.run import Run
+from sslengine.engines.stored import Network, hash_of, of_weights, store_split
 from sslengine.errors import CheckpointError, DataError, SSLEngineError
+from sslengine.evaluation.kept import Kept
 from sslengine.evaluation.label_free.inputs import Inputs
+from sslengine.evaluation.store import Store, name_of
 from sslengine.models.model import Model
+from sslengine.models.options import ModelOptions
 from sslengine.predictor.predictor import Predictor
 from sslengine.trust import closed
 
@@ -45,20 +58,45 @@ def read_checkpoints(
     """rows: at most so many images; views: of each of VIEWED_IMAGES images, 0 for none."""
     train = _options(predictor, rows)
     previous = None
-    for checkpoint in checkpoints:
-        try:
-            predictor.use(checkpoint)
-        except CheckpointError as error:
-            log.warning("left out: %s", error)
-            continue
-        found = predictor.read_all(train)
-        features = found.layers["trunk"]
-        viewed, missing = _viewed(predictor, views)
-        missing |= {} if previous is not None else {"previous": FIRST}
-        labels = found.targets if train.LABEL_TYPE == "standard" else None
-        inputs = Inputs(features, previous, missing=missing, **viewed)
-        yield Read(checkpoint, predictor.network, inputs, labels)
-        previous = features
+    with _folder(predictor.run_folder) as folder:
+        for checkpoint in checkpoints:
+            try:
+                predictor.use(checkpoint)
+            except CheckpointError as error:
+                log.warning("left out: %s", error)
+                continue
+            with closed(predictor.resolved.opened):
+                store = _stored(predictor, train, folder)
+            features = store.layer("trunk")[:]
+            viewed, missing = _viewed(predictor, views, folder)
+            missing |= {} if previous is not None else {"previous": FIRST}
+            labels = store.targets if train.LABEL_TYPE == "standard" else None
+            inputs = Inputs(features, previous, missing=missing, **viewed)
+            yield Read(checkpoint, predictor.network, inputs, labels)
+            previous = features
+
+
+@contextmanager
+def _folder(run: Path) -> Iterator[Path]:
+    if os.access(run, os.W_OK):
+        yield run / "features"
+    else:
+        with tempfile.TemporaryDirectory() as other:
+            yield Path(other)
+
+
+def _stored(predictor: Predictor, train: SplitOptions, folder: Path) -> Store:
+    train = replace(train, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"])
+    screen = Console(file=sys.stderr)  # a table or JSON goes to the other stream
+    run = Run(predictor.resolved, predictor.run_folder, predictor.device, screen)
+    name = predictor.checkpoint.name
+    network = Network(name, predictor.trunk_features, _weights(predictor))
+    data = replace(predictor.data, TRAIN=train)
+    return store_split(run, "TRAIN", [network], folder, data=data).stores[name]
+
+
+def _weights(predictor: Predictor) -> dict[str, Any]:
+    return of_weights(predictor.model, read(predictor.config, ModelOptions))
 
 
 def _options(predictor: Predictor, rows: int) -> SplitOptions:
@@ -76,26 +114,44 @@ def _limited(train: SplitOptions, rows: int) -> SplitOptions:
     return replace(train, DATA_LIMIT=rows, DATA_LIMIT_SAMPLING=sampling)
 
 
-def _viewed(predictor: Predictor, count: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _viewed(
+    predictor: Predictor, count: int, folder: Path
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """`views` and `projections`, or why there are none."""
     if not count:
         return {}, dict.fromkeys(VIEWED, "no views were asked for")
     try:
         with closed(predictor.resolved.opened):
-            found = _outputs(predictor, count)
+            given = _kept_outputs(predictor, count, folder)
     except SSLEngineError as error:
         return {}, dict.fromkeys(VIEWED, str(error))
-    given = {name: rows for name, rows in zip(VIEWED, found, strict=True) if rows is not None}
     return given, {name: "the model has no projection head" for name in VIEWED if name not in given}
 
 
+def _kept_outputs(predictor: Predictor, count: int, folder: Path) -> dict[str, Tensor]:
+    options = _augmented(predictor)
+    depends_on = name_of({
+        **_weights(predictor), "count": count, "view": asdict(options), "seed": predictor.seed,
+        "precision": predictor.precision.name, "images": hash_of(predictor.dataset),
+    })  # fmt: skip
+    kept = Kept(folder, depends_on)
+    found: Mapping[str, Any] | None = kept.get(f"views-{depends_on}")
+    if found is None:
+        outputs = dict(zip(VIEWED, _outputs(predictor, options, count), strict=True))
+        made = {name: rows.numpy() for name, rows in outputs.items() if rows is not None}
+        found = kept.put(f"views-{depends_on}", made)
+    return {name: torch.from_numpy(rows) for name, rows in found.items()}
+
+
 @torch.no_grad()
-def _outputs(predictor: Predictor, count: int) -> tuple[Tensor, Tensor | None]:
+def _outputs(
+    predictor: Predictor, options: SplitOptions, count: int
+) -> tuple[Tensor, Tensor | None]:
     """Of `count` views of each image the trunk's features and the head's outputs, (n, count, D)."""
     features: dict[int, list[Tensor]] = {}
     projections: dict[int, list[Tensor]] = {}
     # A loader for tests draws the same views in every epoch.
-    feed = predictor.feed(_augmented(predictor), training=True)
+    feed = predictor.feed(options, training=True)
     try:
         epoch = 0
         while not features or any(len(each) < count for each in features.values()):

@@ -46,6 +46,7 @@ class StopOnSignals(Hook):
         self._signal = "another rank"
         self._passed_on = int("TORCHELASTIC_RUN_ID" in os.environ)  # to be expected
         self._before: dict[int, Any] = {}
+        self._agreement: Agreement | None = None  # until the run starts
 
     def on_start(self, task: TaskView) -> None:
         self._agreement = Agreement()
@@ -58,6 +59,7 @@ class StopOnSignals(Hook):
         ends_phase = task.progress.step == task.phase.steps
         if ends_phase and task.phase is task.phases[-1]:
             return  # the run is done: no need to leave, nor for others to wait
+        assert self._agreement is not None
         self._stop = self._stop or self._agreement.reached(self._steps)
         # Gradients of an unfinished group of batches are in no checkpoint: continue to its end.
         if self._stop and not ends_phase and (task.updating or not task.train):
@@ -81,7 +83,8 @@ class StopOnSignals(Hook):
         now = time.monotonic()
         if not self._first:
             self._first, self._signal = now, signal.Signals(number).name
-            self._agreement.ask()
+            if self._agreement is not None:
+                self._agreement.ask()
             if number == signal.SIGINT and is_primary():
                 os.write(2, _HEARD)  # a stream may be in the middle of a write
         elif now - self._first > TOGETHER:
@@ -105,4 +108,5 @@ class StopOnSignals(Hook):
             for number, handler in self._before.items():
                 signal.signal(number, handler)
             self._before = {}
-        self._agreement.close()
+        if self._agreement is not None:
+            self._agreement.close()

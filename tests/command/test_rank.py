@@ -94,6 +94,50 @@ def _score(features: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     return 100 * float(made.fit(features[train], labels[train]).score(features[test], labels[test]))
 
 
+def test_nothing_is_computed_twice_also_after_a_kill(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    compute = Predictor.trunk_features
+
+    def counted(predictor: Predictor, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        calls.append(len(batch))
+        if len(calls) == cut:
+            raise KeyboardInterrupt
+        return compute(predictor, batch)
+
+    cut = 0
+    copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    shutil.rmtree(copy / "features", ignore_errors=True)
+    monkeypatch.setattr(Predictor, "trunk_features", counted)
+    asked = copy / "checkpoints", f"--views={VIEWS}"
+    whole = ranked(capsys, *asked)
+    assert sum(calls) == 3 * IMAGES * (1 + VIEWS)
+    once, cut = len(calls), -1
+    assert ranked(capsys, *asked) == whole
+    assert len(calls) == once
+    ranked(capsys, copy / "checkpoints", "--views=0", "--rows=10")  # others
+    assert sum(calls[once:]) == 3 * 10
+
+    shutil.rmtree(copy / "features")
+    calls.clear()
+    cut = once // 2
+    with pytest.raises(KeyboardInterrupt):
+        ranked(capsys, *asked)
+    assert ranked(capsys, *asked) == whole
+    assert len(calls) < once + once // 3 + 1  # one checkpoint's, at most, once more
+
+
+def test_a_run_that_may_not_be_written_to(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    shutil.rmtree(copy / "features", ignore_errors=True)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert len(ranked(capsys, copy / "checkpoints", "--views=0")["checkpoints"]) == 3
+    assert not (copy / "features").exists()
+
+
 def test_a_table_for_a_person(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rank", str(run / "checkpoints"), "--views=0", "--rows=10", "--workers=0"]) == 0
     text = capsys.readouterr().out

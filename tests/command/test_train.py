@@ -28,6 +28,7 @@ TINY = {
 # The photos are fewer than its clusters and permutations.
 FEWER = {
     "ijepa": ["--size", "96"],  # 6 x 6 patches
+    "capi": ["--size", "96", "--set", "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.predicted=0.2"],
     "distillation": [
         "--set",
         f"{OF_DISTILLATION}.timm=test_vit",
@@ -55,7 +56,7 @@ def config_of(*arguments: str) -> Any:
 def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
     model = (
         []
-        if method in ("mae", "ijepa", "simmim", "data2vec", "msn")
+        if method in ("mae", "ijepa", "simmim", "data2vec", "msn", "capi")
         else ["--model", TINY.get(method, "resnet10t")]
     )
     arguments = ["--method", method, *model, *SMALL, *FEWER.get(method, [])]

@@ -32,6 +32,7 @@ def cut(two_ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoints"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_joined_file(cut: Path, tmp_path: Path) -> None:
     """In the place of the shards: it is what a plain run would have left."""
     checkpoints = tmp_path / "run" / "checkpoints"

@@ -15,6 +15,7 @@ from sslengine.engines.train import train
 from sslengine.errors import ConfigError
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run
+from tests.tail import slow_but
 
 VIT: dict[str, Any] = {
     "MODEL__TRUNK": {
@@ -37,7 +38,10 @@ def _images(root: Path) -> list[str]:
     return ["--train", str(root / "train"), "--val", str(root / "val")]
 
 
-@pytest.mark.parametrize(("trunk", "decay", "mixed"), [(VIT, 0.65, True), ({}, 0.7, False)])
+@pytest.mark.parametrize(
+    ("trunk", "decay", "mixed"),
+    slow_but([(VIT, 0.65, True)], [(VIT, 0.65, True), ({}, 0.7, False)]),
+)
 def test_the_recipe_fits_the_trunk(
     trunk: dict[str, Any], decay: float, mixed: bool, tmp_path: Path, monkeypatch: Any
 ) -> None:

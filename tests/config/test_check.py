@@ -259,7 +259,8 @@ def test_the_options_of_what_is_not_chosen_are_checked_as_well() -> None:
     assert len(components) > 12
     assert len(trunks) > 10
     # An error tells of twelve keys at most, and of those of the schema first.
-    for some in (components[:12], components[12:], trunks[:6], trunks[6:]):
+    starts = range(0, len(components), 12)
+    for some in (*(components[each : each + 12] for each in starts), trunks[:6], trunks[6:]):
         changes = {f"{path}.{key}x".replace(".", "__"): 1 for path, key in some}
         with pytest.raises(ConfigError) as told:
             resolved(**changes)

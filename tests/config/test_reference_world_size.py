@@ -170,6 +170,7 @@ def _rates(config: DictConfig) -> list[float]:
     return [part[key] for part in parts for key in ("start_value", "end_value")]
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 512), st.integers(1, 512), st.integers(1, 10**6), st.integers(1, 10**6)
 )  # fmt: skip

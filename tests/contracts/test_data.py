@@ -64,6 +64,7 @@ COLLATORS_SMALL: dict[str, Of] = {
         *MULTICROP, {"name": "MaskedImageModeling", "patch_size": 4}),
     "multi_block_collator": of(
         CROP, TENSOR, patch_size=2, min_keep=4),
+    "visible_block_collator": of(CROP, TENSOR, patch_size=2, predicted=0.2),
     "spread_masks_collator": of(*MULTICROP, patch_size=4),
     "dropped_patches_collator": of(*MULTICROP, patch_size=4),
     "identity_collator": of(TENSOR),

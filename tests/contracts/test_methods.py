@@ -70,8 +70,10 @@ METHODS: dict[str, Of] = {
         "dino", "[dino_head,{in_dim:32,num_clusters:[6],use_bn:true,hidden_dim:16,bottleneck_dim:8}]",
         f"{CROPS}=[16,12]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]", also=[EQUAL],
     ),
-    "ibot_loss": Of(overrides=(*_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]",
-                               "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4"), more={"also": [EQUAL]}),
+    "ibot_loss": Of(overrides=(
+        *_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]",
+        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
+    ), more={"also": [EQUAL]}),
     "msn_loss": Of(overrides=(
         *_masked("msn"), "config.MODEL.HEAD.PARAMS=[[msn_head,{in_dim:16,hidden_dim:16,output_dim:8}]]",
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4", "config.LOSS.msn_loss.num_prototypes=6",
@@ -129,6 +131,11 @@ METHODS: dict[str, Of] = {
         "config.LOSS.ijepa_loss.predictor_layers=1", "config.LOSS.ijepa_loss.predictor_heads=2",
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:2,min_keep:4}",
         "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=2",
+    ), more={"also": [EQUAL]}),
+    "capi_loss": Of(overrides=(
+        "config=quickstart/capi", *TINY_VIT, "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:4,predicted:0.5}",
+        "config.LOSS.capi_loss.num_clusters=6", "config.LOSS.capi_loss.predictor_layers=1",
+        "config.LOSS.capi_loss.predictor_heads=2",
     ), more={"also": [EQUAL]}),
     "distillation_loss": of(
         "distillation", "[mlp,{dims:[auto,96]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sslengine.testing.promises import promises
 from sslengine.testing.run_suite import RunSuite
 from sslengine.testing.suites import SUITES
@@ -38,6 +40,7 @@ def test_every_kind_and_every_promise_is_there() -> None:
     assert all(how["always"] != (f"`{name}` (`also`)" in text) for name, how in promises(RunSuite))
 
 
+@pytest.mark.slow
 def test_the_test_that_it_shows(tmp_path: Path) -> None:
     """It finds that the steps are counted outside the state dict, and nothing else."""
     (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)

@@ -82,6 +82,7 @@ def _final(folder: Path) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.slow
 def test_an_average_of_weights_goes_on_after_a_restart(tmp_path: Path) -> None:
     """Of a run that never saw a restart it is the same, and by the formula."""
     changes: dict[str, Any] = {"CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}

@@ -53,6 +53,7 @@ POWER: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_powersgd_goes_on_bit_by_bit(two_ranks: RankPool, tmp_path: Path) -> None:
     """Errors, factors and the random stream: after two plain steps and two compressed ones."""
     whole = two_ranks.run(start, tmp_path / "whole", POWER)

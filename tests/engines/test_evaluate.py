@@ -212,6 +212,7 @@ def test_without_labels_the_metrics_that_need_none(tmp_path: Path) -> None:
         assert "rankme" in screen(run)
 
 
+@pytest.mark.slow
 def test_a_reference_several_seeds_and_a_published_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def _trunk(folder: Path) -> dict[str, torch.Tensor]:
             and "num_batches" not in name}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_row_for_trained_and_for_untrained_weights(tmp_path: Path) -> None:
     """At a rate of zero each trunk is in the end what it was at the beginning."""
     _pretrained(tmp_path)

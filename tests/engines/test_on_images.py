@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
 from sslengine.data.sources.shapes import draw_shape, mask_of_shape
+from sslengine.engines import corruptions
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.train import train
 from sslengine.evaluation.options import PROTOCOLS
@@ -75,6 +76,7 @@ def test_two_views_of_each_image(tmp_path: Path, trained: str) -> None:
     assert views["details"]["view"][0]["size"] == 16
 
 
+@pytest.mark.slow
 def test_lists_of_few_labels_are_kept(tmp_path: Path, trained: str) -> None:
     names = ["few_labels", "calibration"]
     found, _ = judged(tmp_path, trained, EVALUATE={"PROTOCOLS": names})
@@ -166,3 +168,28 @@ def test_accuracy_on_corrupted_images(tmp_path: Path, trained: str) -> None:
     ]
     assert some["trained"]["metrics"]["mCE"] == pytest.approx(100 * np.mean(ratios))
     assert some["raw pixels"]["details"]["errors"] != some["trained"]["details"]["errors"]
+
+
+def test_after_a_kill_what_was_corrupted_is_not_computed_again(
+    tmp_path: Path, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"KINDS": ["contrast", "gaussian_noise"], "SEVERITIES": [1, 5]}
+    given = {"PROTOCOLS": ["corruptions"], "CORRUPTIONS": asked}
+    whole, _ = judged(tmp_path / "whole", trained, EVALUATE=given)
+    computed: list[Any] = []
+    compute = corruptions._right
+
+    def counted(judged: Any, view: Any, probes: Any) -> Any:
+        computed.append(view)
+        if len(computed) == 3:
+            raise KeyboardInterrupt
+        return compute(judged, view, probes)
+
+    monkeypatch.setattr(corruptions, "_right", counted)
+    with pytest.raises(KeyboardInterrupt):
+        judged(tmp_path / "cut", trained, EVALUATE=given)
+    resumed, _ = judged(tmp_path / "cut", trained, EVALUATE=given)
+    assert resumed == whole
+    assert len(computed) == 2 + 1 + 2
+    judged(tmp_path / "cut", trained, EVALUATE=given, LINEAR_PROBE={"PENALTIES": [1.0]})
+    assert len(computed) == 5 + 4  # another probe

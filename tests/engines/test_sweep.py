@@ -127,6 +127,7 @@ def test_it_goes_on_after_a_kill(trained: Path, tmp_path_factory: Any) -> None:
     assert _report(other) == _report(whole)
 
 
+@pytest.mark.slow
 def test_class_tokens_of_blocks_and_the_mean_of_patches(tmp_path: Path) -> None:
     train(make_run(tmp_path, **TRUNK, **VIT, MODEL__HEAD__PARAMS=[["mlp", {"dims": ["auto", 8]}]],
                    DATA__TRAIN__TRANSFORMS=[{"name": "ImgReplicatePil", "num_times": 2}, {"name": "ToTensor"}]))  # fmt: skip
@@ -197,6 +198,7 @@ def test_one_head_is_not_chosen(trained: Path) -> None:
     assert _heads(trained)["0.0.block.output.weight"].ndim == 2
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_too_high_does_not_stop_the_others(trained: Path) -> None:
     """Its output overflows; a loss that is not finite would end the run."""
     given = {**HEAD_SWEEP, "HEAD_SWEEP": {"LR": [0.1, 1e38]}}
@@ -230,6 +232,7 @@ def test_other_weights_and_another_recipe_are_other_runs(trained: Path) -> None:
     assert len([*trained.glob("sweep/*")]) == 3
 
 
+@pytest.mark.slow
 def test_expected_results_are_those_of_the_sweep(trained: Path) -> None:
     """And not those of the runs inside it, whose metrics have other names."""
     name = "test.sweep.best"

@@ -82,6 +82,15 @@ def _assert_same_state(one: dict[str, Any], two: dict[str, Any]) -> None:
         assert equal, f"{key} differs"
 
 
+def test_a_hook_that_refuses_to_start_is_the_only_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other hooks, which were not started, have nothing to end."""
+    with pytest.raises(ConfigError, match="there is no parameter 'trunc'"):
+        train(make_run(tmp_path, MODEL__TEMP_FROZEN_PARAMS_ITER_MAP=[["trunc", 2]]))
+    assert "a hook failed" not in caplog.text
+
+
 def test_what_a_run_leaves_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sslengine")
     run = make_run(tmp_path / "run", LOG_FREQUENCY=1)
@@ -411,6 +420,7 @@ def test_two_ranks_that_were_cut_go_on_bit_by_bit(two_ranks: RankPool, tmp_path:
     assert rank() == 0
 
 
+@pytest.mark.slow
 def test_how_often_ranks_read_their_losses_changes_no_metric(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:

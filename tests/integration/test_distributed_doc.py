@@ -49,16 +49,10 @@ def _start(line: str, folder: Path, place: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * PATIENCE)
-@pytest.mark.parametrize(
-    ("says", "number"),
-    [
-        # Smaller ones of several ranks: test_joined.py, tests/launch/test_cli.py and, below
-        # torchrun, tests/python/test_place.py.
-        pytest.param(says, number, marks=pytest.mark.slow if number else ())
-        for says, number in LAUNCHED.items()
-    ],
-)
+# Quick ones: test_joined.py, tests/launch/test_cli.py and, below torchrun, tests/python/test_place.py.
+@pytest.mark.parametrize(("says", "number"), list(LAUNCHED.items()))
 def test_the_command_trains(says: str, number: int, tmp_path: Path) -> None:
     place = f"127.0.0.1:{free_port()}"
     started = [_start(line, tmp_path, place) for line in COMMANDS[number].splitlines()]

@@ -69,6 +69,7 @@ def test_trained_and_judged(images: Path, tmp_path: Path) -> None:
     assert "test: computing features of 4 images" in screen(run)
 
 
+@pytest.mark.slow
 def test_at_two_ranks(images: Path, tmp_path: Path, two_ranks: RankPool) -> None:
     changes = _changes(images, DISTRIBUTED__NUM_PROC_PER_NODE=2)
     two_ranks.run(_train, tmp_path, changes)

@@ -24,10 +24,11 @@ from torchvision.transforms import ColorJitter, InterpolationMode
 
 from sslengine import catalog  # noqa: F401
 from sslengine.config.compose import compose
-from sslengine.config.facts import run_facts
+from sslengine.config.facts import RunFacts, run_facts
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.losses.momentum import rising_momentum
+from sslengine.methods.capi import CapiLoss
 from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
@@ -96,6 +97,13 @@ def _of_a_longer_run(epoch: float) -> float:
     if epoch < 15:
         return 2e-4 + 8e-4 * epoch / 15
     return 1e-6 + (1e-3 - 1e-6) * (1 + math.cos(math.pi * (epoch - 15) / 985)) / 2
+
+
+def _cut_short(point: float) -> float:
+    """CAPI's: a tenth of the steps up to 1, then 0.8 of half a cosine."""
+    if point < 0.1:
+        return point / 0.1
+    return (1 + math.cos(math.pi * 0.8 * (point - 0.1) / 0.9)) / 2
 
 
 def everything(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
@@ -388,6 +396,26 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "teacher's momentum": [0.996 + 0.004 * p for p in POINTS],
         "drop path": 0.0, "precision": "bfloat16",
     },
+    # facebookresearch/capi 98b4fa1: default_pretrain_config.yaml, train_capi.py, model.py, data.py, utils.py
+    "capi/capi_32gpu_vitl14": {
+        "epochs": 6410, "batch": 16384, "optimizer": {"name": "adamw", "betas": (0.9, 0.95)},
+        "learning rate": [1e-3 * _cut_short(p) for p in POINTS], "weight decay": constant(0.1),
+        "decays": lambda name, parameter, owner: not name.endswith(".bias"),
+        "views": [[crop(224, 0.6), FLIP]], "normalize": IMAGENET,
+        "masks": {"patch_size": 14, "hidden": 0.65, "predicted": 0.05, "aspect_ratios": [0.5, 2.0],
+                  "masks": "outside", "roll": True},
+        "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "NUM_HEADS": 16, "MLP_DIM": 4096,
+                  "QKV_BIAS": False, "PATCH_SIZE": 14, "USE_CLASS_TOKEN": False,
+                  "REGISTER_TOKENS": 16, "DROP_PATH_UNIFORM": True},
+        "positions": "rotations", "norms": "RMSNorm", "rate of the patch embedding": 0.2,
+        "head": [], "loss": {
+            "num_clusters": 16384, "student_temp": 0.12, "target_temp": 0.06, "cluster_temp": 0.12,
+            "sinkhorn_iterations": 3, "positionwise": True, "clusters_lr": 0.5,
+            "clusters_weight_decay": 0.1, "predictor_dim": 0, "predictor_layers": 12,
+            "predictor_heads": 16, "predictor_drop_path": 0.2, "rotation": "code"},
+        "teacher's momentum": [1 - 1e-3 * _cut_short(p) for p in POINTS],
+        "drop path": 0.2, "precision": "bfloat16",
+    },
     # facebookresearch/msn 4388dc1: configs/pretrain/msn_vits16.yaml, src/{msn_train,data_manager,utils}.py
     "msn/msn_16gpu_vits16": {
         "epochs": 800, "batch": 1024, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
@@ -602,7 +630,8 @@ def _network(options: ModelOptions, model: nn.Module) -> dict[str, Any]:
         return {
             **found,
             "model": {"registers": trunk.num_prefix_tokens - 1, "blocks": len(rates),
-                      "positions": type(trunk.rope).__name__,
+                      "positions": next(kind.__name__ for kind in type(trunk.rope).__mro__
+                                       if kind.__module__.startswith("timm.")),
                       "layer scale": options.TRUNK.TIMM.arguments["init_values"]},
             "bias of keys": "k_bias" in dict(attention.named_parameters()),
             "drop path": rates[-1],
@@ -729,6 +758,10 @@ def _of_loss(config: Any) -> dict[str, Any]:
     if name == "ijepa_loss":
         base = section.momentum
         found["teacher's momentum"] = [base + (1 - base) * p for p in POINTS]
+        found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
+    if name == "capi_loss":
+        teacher = CapiLoss(OmegaConf.to_object(section), RunFacts()).teacher
+        found["teacher's momentum"] = [teacher._momentum_at(p) for p in POINTS]
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
     if name == "msn_loss":
         base, end = section.momentum, section.momentum_end

@@ -155,6 +155,7 @@ def _train_on_rank(folder: Path, changes: Changes) -> int:
     return rank()
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_process(images: Path, tmp_path: Path, two_ranks: RankPool) -> None:
     """Also where ranks know another number of labels of a class."""
     short = {"OPTIMIZER__num_epochs": 2, "OPTIMIZER__name": "sgd", "LOG_FREQUENCY": 1,

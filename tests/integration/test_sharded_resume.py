@@ -67,7 +67,12 @@ def start(folder: Path, changes: dict[str, Any], stop_after: int | None = None) 
     ("changes", "after"),
     [
         pytest.param(DROPPING, 2, id="dino, in the first epoch"),
-        pytest.param(LARC, 4, id="simclr with larc and batch norms, in the second epoch"),
+        pytest.param(
+            LARC,
+            4,
+            id="simclr with larc and batch norms, in the second epoch",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(DROPPING, 4, id="dino, in the second epoch", marks=pytest.mark.slow),
     ],
 )
@@ -127,6 +132,7 @@ def test_from_shards_to_ddp(two_ranks: RankPool, cut: Path, alone: Outcome) -> N
     _goes_on(two_ranks.run(start, cut, DINO), alone)
 
 
+@pytest.mark.slow
 def test_from_one_to_two(two_ranks: RankPool, tmp_path: Path, alone: Outcome) -> None:
     start(tmp_path, DINO, 2)
     _goes_on(two_ranks.run(start, tmp_path, {**DINO, **SHARDED}), alone)

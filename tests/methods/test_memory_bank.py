@@ -39,6 +39,7 @@ from tests.integration.test_configs import VISSL
 from tests.integration.test_sharded_resume import start
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.runs import make_task
 from tests.task.sharded import on_ranks
 
@@ -322,7 +323,7 @@ def _on_this_rank(options: dict[str, Any]) -> tuple[float, Tensor, Tensor, Tenso
         {"norm_constant": 40.0, "sharded": True},
     ],
 )
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
 def test_ranks_together_equal_one_process_with_the_whole_batch(
     ranks: int, options: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
@@ -440,7 +441,9 @@ def _sharded(method: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-@pytest.mark.parametrize("method", [NPID, PIRL], ids=["npid", "pirl"])
+@pytest.mark.parametrize(
+    "method", [pytest.param(NPID, id="npid"), pytest.param(PIRL, id="pirl", marks=pytest.mark.slow)]
+)
 def test_a_memory_shared_out_is_the_same_run_to_the_bit(
     method: dict[str, Any], two_ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def test_what_every_method_promises(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "way"), EACH)
 def test_two_ranks_end_where_one_process_does(
     two_ranks: RankPool, tmp_path: Path, method: str, way: str
@@ -167,6 +168,7 @@ def test_resumed_on_two_ranks_it_is_the_same_run_bit_by_bit(
     two_ranks.run(_resumed, tmp_path, RUNS[method])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", RUNS)
 def test_a_step_stays_on_the_gpu(tmp_path: Path, method: str) -> None:
     fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")

@@ -10,7 +10,7 @@ import pytest
 
 from sslengine.command.front import main as command
 from sslengine.launch.cli import main
-from sslengine.monitor.collapse import ENTROPY, LOSS_SCALE, USED, findings
+from sslengine.monitor.collapse import ENTROPY, INFORMATION, LOSS_SCALE, USED, findings
 
 TINY = {
     "DATA.NUM_DATALOADER_WORKERS": "0", "DATA.TRAIN.BATCHSIZE_PER_REPLICA": "8",
@@ -104,6 +104,17 @@ def test_the_run_is_ended_before_its_checkpoint(
     assert "STOP_ON_COLLAPSE: needs COLLAPSE_SIGNS" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_all_ranks_end_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    warm = {"teacher_temp_min": 1.0, "teacher_temp_max": 1.0, "HOOKS.STOP_ON_COLLAPSE": "true"}
+    ranks = {"DISTRIBUTED.NUM_PROC_PER_NODE": "2", "MACHINE.DEVICE": "cpu"}
+    assert train(tmp_path / "run", "dino", **warm, **ranks) == 1
+    text = capfd.readouterr().err
+    assert text.count("this run has collapsed:\n  uniform targets: ") == 1
+    assert "Traceback" not in text
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.torch"))
+
+
 def _config(**amp: Any) -> dict[str, Any]:
     options = {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "float16", "AMP_ARGS": {}}
     loss = {"output_dim": 64, "momentum": 0.99, "targets": "center", "ema_center": 0.9}
@@ -126,6 +137,8 @@ def _config(**amp: Any) -> dict[str, Any]:
         ([{"trunk_rank": 20.0}, {"trunk_rank": 4.9}], {}, ["fewer dimensions", "0.3, try 0.1"]),
         ([{"trunk_rank": 20.0}, {"trunk_rank": 5.1}], {}, []),
         ([{"trunk_rank": 1.1}], {}, ["equal images", "0.3, try 0.1"]),
+        ([{INFORMATION: 0.01}], {}, ["targets without images", "0.3, try 0.1"]),
+        ([{INFORMATION: 0.03}], {}, []),
         ([], {}, []),
     ],
 )  # fmt: skip
@@ -133,3 +146,10 @@ def test_rules(ends: list[dict[str, float]], amp: dict[str, Any], expected: list
     found = [str(each) for each in findings(ends, _config(**amp))]
     assert len(found) == len(expected[:1])
     assert all(part in found[0] for part in expected)
+
+
+def test_clusters_that_became_positions() -> None:
+    config = _config()
+    config["LOSS"]["any_loss"]["positionwise"] = False
+    (found,) = findings([{INFORMATION: 0.01}], config)
+    assert found.advice.endswith("config.LOSS.any_loss.positionwise=true (now False).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,14 @@ def test_the_engine_runs() -> None:
     words = ["--only", "sslengine", "--images", "256", "--epochs", "2", "--rounds", "1"]
     (rate,) = bench.main([*words, "--workers", "0"])["sslengine"]
     assert rate > 0
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = bench.parsed(["--stages", "--images", "128"])
+    bench.write_files(bench.CASES["fashion48"], 128, tmp_path)
+    found = bench.stages(bench.CASES["fashion48"], tmp_path, tmp_path / "run", given)
+    assert [*found] == ["input", "forward", "loss", "backward", "optimizer"]
+    assert all(0 < each < math.inf for each in found.values())
+    bench.show_stages({"input": 9.0, "forward": 1.0, "backward": 3.0}, threads=2)
+    assert "model       4.000: at most 500 images/s" in capsys.readouterr().out

@@ -22,6 +22,7 @@ def _chaos(folder: Path, *arguments: str, **changes: Any) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_survives(tmp_path: Path, ranks: int) -> None:
     done = _chaos(

@@ -189,6 +189,38 @@ def _ijepa(case: Case) -> ByHand:
     return loss, [lambda: _follow(teacher, case.model, 0.99)]
 
 
+def _capi(case: Case) -> ByHand:
+    """As the authors', whose Sinkhorn-Knopp divides; a rotation is computed once for all blocks."""
+    options, method = case.loss.options, case.loss
+    teacher, predictor, clusters = (
+        copy.deepcopy(method.teacher.module),
+        method.predictor,
+        method.clusters,
+    )
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        images, shown, predicted = (batch[each] for each in ("data", "shown", "predicted"))
+        with torch.no_grad():
+            tokens = teacher.trunk(images, ["lastPATCH"])[0]
+        scores = clusters(F.normalize(tokens, dim=-1))
+        with torch.no_grad():
+            q = scores.detach().transpose(0, 1) / options.target_temp
+            q = torch.exp(q - q.amax(dim=1, keepdim=True))
+            for _ in range(3):
+                q = q / q.sum(dim=1, keepdim=True)
+                q = q / q.sum(dim=2, keepdim=True)
+            q = q.transpose(0, 1)
+            targets = q.gather(1, predicted.unsqueeze(-1).expand(-1, -1, q.shape[-1]))
+        log_p = F.log_softmax(scores / options.cluster_temp, dim=-1)
+        context = model.trunk(images, ["lastBLK"], shown=shown)[0]
+        guesses = method.head(predictor(context, shown, predicted, (8, 8))) / options.student_temp
+        crossed = -(targets * F.log_softmax(guesses, dim=-1)).sum(-1).mean()
+        return crossed - (q * log_p).sum(-1).mean()
+
+    momentum = method.teacher._momentum_at
+    return loss, [lambda: _follow(teacher, case.model, momentum(case.task.where))]
+
+
 def _simmim(case: Case) -> ByHand:
     """As the authors', whose linear layer is a convolution of 1 x 1; its channels become pixels."""
 
@@ -275,8 +307,10 @@ def _ibot(case: Case) -> ByHand:
         tokens = teacher.trunk(batch["global_views"], ["lastCLS", "lastPATCH"])
         scores = [teacher.heads[0](each) for each in tokens]
         hidden = scores[1].flatten(0, 1)[batch["patches_at"]]
-        soft = [F.softmax((each - center) / options.teacher_temp_max, dim=-1)
-                for each, center in zip((scores[0], hidden), centers, strict=True)]  # fmt: skip
+        soft = [F.softmax((each - center) / temperature, dim=-1)
+                for each, center, temperature in zip(
+                    (scores[0], hidden), centers,
+                    (options.teacher_temp_max, options.patch_temp_max), strict=True)]  # fmt: skip
         for each, center in zip(scores, centers, strict=True):
             center.mul_(0.9).add_(each.flatten(0, -2).mean(dim=0), alpha=0.1)
         return soft
@@ -358,7 +392,7 @@ GOLDEN = {
     "moco": (_moco, 202, 197),
     "swav": (_swav, 293, 306),
     "dino": (_dino, 384, 379),
-    "ibot": (_ibot, 654, 646),
+    "ibot": (_ibot, 688, 680),
     "dinov2": (_dinov2, 745, 758),
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
@@ -368,6 +402,7 @@ GOLDEN = {
     "data2vec": (_data2vec, 206, 205),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
+    "capi": (_capi, 529, 524),
     "msn": (_msn, 537, 530),
     "distillation": (_distillation, 178, 178),
 }

@@ -3,6 +3,7 @@
 
     python tools/perf_measurement/bench_end_to_end.py                      48 px, PNG files
     python tools/perf_measurement/bench_end_to_end.py --case jpeg224       224 px from 500x375 JPEGs
+    python tools/perf_measurement/bench_end_to_end.py --stages             where our time goes
 
 Both train on the same files, with the same network, views, batch, number of loader workers and
 threads: a ResNet-10 of a quarter of the width and a projection of two layers. Each is configured
@@ -11,8 +12,11 @@ logger; our quickstart with its checkpoints, metrics and hooks, channels-last as
 the `fast` extra. `--precision bf16` trains both under autocast.
 
 They take turns, each in processes of its own. The first epoch (start-up, compiling, caches) is not
-counted. Needs `pip install 'sslengine[bench]'`; the 48 px case reads Fashion-MNIST where Debian's
-package dataset-fashion-mnist puts it, and generated images without it.
+counted. With --stages: CPU seconds for 1,000 images of our parts, the least of some steps, in one
+process. The threads of the model can make no more images a second than that.
+
+Needs `pip install 'sslengine[bench]'`; the 48 px case reads Fashion-MNIST where Debian's package
+dataset-fashion-mnist puts it, and generated images without it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import os
 import resource
 import statistics
@@ -245,6 +250,50 @@ def child(given: argparse.Namespace) -> None:
     print(json.dumps(rates))
 
 
+def stages(case: Case, folder: Path, run: Path, given: argparse.Namespace) -> dict[str, float]:
+    """CPU seconds for 1,000 images: to read and transform them, and of the parts of a step."""
+    import torch
+
+    from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+    from sslengine.config.resolve import resolve
+    from sslengine.services.order import Services
+    from sslengine.task.task import SelfSupervisionTask
+    from sslengine.train_steps import stages as of_step
+    from sslengine.train_steps.samples import single_input_sample
+
+    torch.set_num_threads(given.threads)
+    arguments = [each for each in config_of(case, folder, given) if "epoch_ends" not in each]
+    config = resolve([*arguments, "config.DATA.NUM_DATALOADER_WORKERS=0"]).config
+    task = SelfSupervisionTask(config, run, torch.device("cpu"), hooks=[], services=Services())
+    task.prepare()
+    task.on_start()
+    task.start_phase()
+    task.on_phase_start()
+    least: dict[str, float] = {}
+
+    def timed(name: str, part: Callable[..., Any], *of: Any) -> Any:
+        before = time.process_time()
+        result = part(task, *of)
+        least[name] = min(least.get(name, math.inf), time.process_time() - before)
+        return result
+
+    for _ in range(given.images // BATCH):
+        sample = timed("input", of_step.read_sample, single_input_sample)
+        output = timed("forward", of_step.forward, sample)
+        loss = timed("loss", of_step.compute_loss, output, sample)
+        of_step.reduce_loss(task, loss)
+        timed("backward", of_step.backward, loss)
+        timed("optimizer", of_step.optimizer_step)
+    return {name: 1000 * seconds / BATCH for name, seconds in least.items()}
+
+
+def show_stages(found: dict[str, float], threads: int) -> None:
+    for name, seconds in found.items():
+        print(f"{name:10} {seconds:6.3f} CPU s for 1,000 images")
+    model = sum(found.values()) - found["input"]
+    print(f"{'model':10} {model:6.3f}: at most {1000 * threads / model:.0f} images/s")
+
+
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -257,6 +306,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of the model")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--only", choices=CONTESTANTS, nargs="+", default=list(CONTESTANTS))
+    parser.add_argument("--stages", action="store_true")
     parser.add_argument("--child", choices=CONTESTANTS, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     given.images = given.images or CASES[given.case].images
@@ -267,6 +317,11 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     given = parsed(arguments)
     if given.child:
         child(given)
+        return {}
+    if given.stages:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as run:
+            write_files(CASES[given.case], given.images, Path(folder))
+            show_stages(stages(CASES[given.case], Path(folder), Path(run), given), given.threads)
         return {}
     rates: dict[str, list[float]] = {name: [] for name in given.only}
     with tempfile.TemporaryDirectory() as folder:

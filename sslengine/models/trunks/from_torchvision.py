@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 import torchvision
-from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
@@ -47,6 +46,8 @@ class TorchvisionTrunk(ByName):
             n: each for n, each in whole.state_dict().items() if not n.startswith(self.left_out)
         }
         if in_chans != 3:
+            from timm.models import adapt_input_conv  # the import takes a second
+
             state[self.first_weight] = adapt_input_conv(in_chans, state[self.first_weight])
         return state
 

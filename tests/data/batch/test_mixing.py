@@ -92,6 +92,7 @@ MIXED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_the_draws_depend_on_the_batch_and_not_on_the_process() -> None:
     alone, two = feed(0, **MIXED), feed(2, **MIXED)
     torch.manual_seed(5)

@@ -86,6 +86,7 @@ def test_a_forward_pass_stays_on_the_gpu(how: dict[str, Any]) -> None:
             assert trunk(images)[0].device == fake_cuda.CUDA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"moved": RANDOM}])
 def test_compiled_positions_are_part_of_the_graph(how: dict[str, Any]) -> None:
     trunk, network = pair(**how)

@@ -1,0 +1,333 @@
+"""CAPI: predict to which clusters a teacher's patches belong, from a part of the image.
+
+Darcet et al., Cluster and Predict Latent Patches for Improved Masked Image Modeling, 2025. With
+`shown` and `predicted` patches of each image, drawn by `visible_block_collator`,
+
+    t = teacher(image), of all patches             after the final norm
+    s_k = w_k . t / |t| + b_k                      scores of K clusters
+    q = Sinkhorn-Knopp(s / target_temp)            over the images of all ranks, for each position
+    clustering = mean over patches of - sum_k q_k log softmax_k(s / cluster_temp)
+    z = predictor(model(shown patches), places of predicted patches)
+    prediction = mean over predicted patches of - sum_k q_k log softmax_k(g_k cos(z, v_k) / temp)
+    loss = prediction + clustering
+
+Nothing but w and b gets a gradient of `clustering`. The authors train them with an optimizer of
+their own, of the same kind; here they have multipliers. The predictor is a transformer whose
+tokens, one learned token at each predicted place, see the model's tokens but not each other; places
+are rotations of queries and keys. The teacher is a momentum copy of the model; its momentum falls
+from 1 and then rises to nearly 1 again.
+
+In the authors' code the two channels of a pair are rotated by unlike angles, one of the row and one
+of the column; the paper has rotations. `rotation` chooses. Features are the mean of the teacher's
+patches. The authors' encoder has rotations too; here the trunk's positions are its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from timm.layers.drop import DropPath
+from timm.layers.mlp import Mlp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sslengine.config.facts import RunFacts
+from sslengine.data.batch.visible_block import NAME as COLLATOR
+from sslengine.data.batch.visible_block import PATCH_SIZE
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses.sinkhorn import sinkhorn
+from sslengine.losses.views import inputs_of
+from sslengine.methods.base import Method, Multiplier, Step
+from sslengine.methods.teacher import Teacher
+from sslengine.models.trunks.patches import patch_grid
+from sslengine.registry import register_loss
+
+NAME = "capi_loss"
+ROUTE = '["data", {feat_names: [lastBLK], additional_keys: [shown]}]'
+# The highest and lowest number of turns over the side of an image.
+TURNS = 7.0, 7e-4
+
+
+@dataclass
+class CapiOptions:
+    # Clusters of patches.
+    num_clusters: int = 16384
+    # Of the predicted scores.
+    student_temp: float = 0.12
+    # Of the teacher's scores in Sinkhorn-Knopp.
+    target_temp: float = 0.06
+    # Of the teacher's scores, where the clusters are trained.
+    cluster_temp: float = 0.12
+    # Sinkhorn-Knopp iterations.
+    sinkhorn_iterations: int = 3
+    # Clusters are assigned evenly at each position; false: over all positions together, so that
+    # clusters may become positions.
+    positionwise: bool = True
+    # Factor on the learning rate, for the clusters.
+    clusters_lr: float = 0.5
+    # Factor on the weight decay, for the clusters.
+    clusters_weight_decay: float = 0.1
+    # The teacher's lowest momentum.
+    momentum: float = 0.999
+    # The share of the run in which the momentum falls from 1 to that, along a line.
+    momentum_warmup: float = 0.1
+    # Then it rises to 1 along this share of half a cosine.
+    momentum_cosine: float = 0.8
+    # Width of a token in the predictor; 0: that of the trunk.
+    predictor_dim: int = 0
+    # Blocks of the predictor.
+    predictor_layers: int = 12
+    # Attention heads of each of its blocks.
+    predictor_heads: int = 16
+    # Stochastic depth of all its blocks.
+    predictor_drop_path: float = 0.0
+    # How the predictor rotates queries and keys: code: as the authors' code, where the channels of
+    # a pair have angles of unlike axes; paper: by one angle for both.
+    rotation: str = "code"
+
+    def infer(self, facts: RunFacts) -> None:
+        train = "config.DATA.TRAIN"
+        if facts.collator != COLLATOR:
+            raise ConfigError(
+                f"{train}.COLLATE_FUNCTION: {NAME} needs {COLLATOR}, got {facts.collator}."
+            )
+        given = facts.collator_params.get("patch_size", PATCH_SIZE)
+        if given != facts.patch_size:
+            trunk = (
+                f"of {facts.patch_size}" if facts.patch_size else "other than vision_transformer"
+            )
+            raise ConfigError(
+                f"{train}.COLLATE_FUNCTION_PARAMS.patch_size: it is {given}, with a trunk {trunk}; "
+                f"{NAME} needs a vision_transformer with the same patch size."
+            )
+
+    def check(self) -> Iterator[str]:
+        for key in ("num_clusters", "sinkhorn_iterations", "predictor_layers", "predictor_heads"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        for key in ("student_temp", "target_temp", "cluster_temp"):
+            if getattr(self, key) <= 0:
+                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
+        for key in ("clusters_lr", "clusters_weight_decay", "predictor_dim"):
+            if getattr(self, key) < 0:
+                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
+        for key in ("momentum", "momentum_warmup", "momentum_cosine", "predictor_drop_path"):
+            if not 0 <= getattr(self, key) <= 1:
+                yield f"{key}: expected a number from 0 to 1, got {getattr(self, key)}."
+        if self.rotation not in ("code", "paper"):
+            yield f"rotation: expected code or paper, got {self.rotation!r}."
+
+
+@register_loss(NAME, options=CapiOptions)
+class CapiLoss(Method):
+    judged_network: ClassVar[str] = "teacher"  # as in the authors' last evaluations
+    predictor: Predictor
+    head: CosineScores
+    clusters: nn.Linear
+
+    def __init__(self, options: CapiOptions, run: RunFacts) -> None:
+        super().__init__()
+        self.options = options
+        self.teacher = _SlowTeacher(options)
+
+    def attach(self, model: nn.Module) -> None:
+        trunk: Any = getattr(model, "trunk", None)
+        if "shown" not in getattr(trunk, "extra_inputs", ()):
+            raise ConfigError(
+                f"config.MODEL.TRUNK.NAME: {NAME} needs vision_transformer, got "
+                f"{type(trunk).__name__}."
+            )
+        self.patch_size = trunk.patch_size
+        if not hasattr(self, "predictor"):  # later calls come after weights are loaded
+            weight, clusters = trunk.patch_embed.proj.weight, self.options.num_clusters
+            self.predictor = Predictor(self.options, trunk.embed_dim).to(weight)
+            self.head = CosineScores(self.predictor.width, clusters).to(weight)
+            self.clusters = nn.Linear(trunk.embed_dim, clusters).to(weight)
+            nn.init.normal_(self.clusters.weight)
+            nn.init.zeros_(self.clusters.bias)
+
+    def multipliers(self) -> Mapping[str, Multiplier]:
+        options = self.options
+        return {"clusters.*": Multiplier(options.clusters_lr, options.clusters_weight_decay)}
+
+    def forward(self, output: Tensor, sample: Any, step: Step) -> dict[str, Tensor]:
+        """output: the tokens of the shown patches, maybe with others before them."""
+        images, shown, predicted = self._checked(output, sample)
+        grid = patch_grid(images, self.patch_size, "VISION_TRANSFORMERS")
+        with step.autocast():
+            scores = self.head(self.predictor(output, shown, predicted, grid))
+        q, clustering = self._clustered(images, grid, step)
+        targets = q.gather(1, predicted.unsqueeze(-1).expand(-1, -1, q.shape[-1]))
+        prediction = _cross_entropy(targets, step.full(scores) / self.options.student_temp)
+        entropy = torch.special.entr(q).sum(dim=-1).mean()
+        return {
+            "loss": prediction + clustering, "prediction": prediction, "clustering": clustering,
+            "teacher_entropy": entropy,
+            # What a target says of the image beyond its position, in nats; on this rank.
+            "image_information": torch.special.entr(q.mean(dim=0)).sum(dim=-1).mean() - entropy,
+        }  # fmt: skip
+
+    def _clustered(
+        self, images: Tensor, grid: tuple[int, int], step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """(the assignments of all patches, B x L x K; the loss of the clusters)."""
+        options = self.options
+        tokens: Tensor = self.teacher({"data": images}, step)[:, -grid[0] * grid[1] :]
+        with step.autocast():
+            scores = step.full(self.clusters(F.normalize(tokens, dim=-1, eps=1e-7)))
+        rows = scores.transpose(0, 1) if options.positionwise else scores.flatten(0, 1)
+        q = sinkhorn(rows, options.target_temp, options.sinkhorn_iterations)
+        q = q.transpose(0, 1) if options.positionwise else q.view_as(scores)
+        return q, _cross_entropy(q, scores / options.cluster_temp)
+
+    def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
+        images, shown = inputs_of(sample, NAME, ["data", "shown"])
+        if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(images):
+            raise TrainingError(
+                f"{NAME} needs all tokens of the shown patches from a model without heads: "
+                f"config.MODEL.MULTI_INPUT_HEAD_MAPPING=[{ROUTE}]."
+            )
+        return images, shown, sample["predicted"]
+
+
+class _SlowTeacher(Teacher):
+    """Its momentum falls from 1 along a line, and rises again along a part of half a cosine."""
+
+    def __init__(self, options: CapiOptions) -> None:
+        super().__init__(options.momentum, dropout=False)
+        self.warmup, self.cosine = options.momentum_warmup, options.momentum_cosine
+
+    def _momentum_at(self, where: float) -> float:
+        if where < self.warmup:
+            share = where / self.warmup
+        else:
+            after = (where - self.warmup) / max(1 - self.warmup, 1e-9)
+            share = (1 + math.cos(math.pi * self.cosine * after)) / 2
+        return 1 - (1 - self.momentum) * share
+
+
+class CosineScores(nn.Module):
+    """Cosines to learned directions, each times a learned length."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.directions = nn.Parameter(nn.init.trunc_normal_(torch.empty(count, width), std=0.02))
+        self.lengths = nn.Parameter(torch.ones(count, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.lengths * F.normalize(self.directions, dim=-1)
+        return F.linear(F.normalize(x, dim=-1), weights)
+
+
+class Predictor(nn.Module):
+    def __init__(self, options: CapiOptions, context_width: int) -> None:
+        super().__init__()
+        self.width = options.predictor_dim or context_width
+        wide, left = divmod(self.width, options.predictor_heads)
+        if left or wide % 4:
+            raise ConfigError(
+                f"config.LOSS.{NAME}.predictor_heads: {options.predictor_heads} heads of tokens of "
+                f"width {self.width}; the width of a head must be a multiple of 4."
+            )
+        self.hidden_token = nn.Parameter(torch.empty(1, self.width))
+        self.blocks = nn.ModuleList(
+            PredictorBlock(self.width, context_width, options)
+            for _ in range(options.predictor_layers)
+        )
+        self.norm = nn.RMSNorm(self.width, eps=1e-5, elementwise_affine=False)
+        self.frequencies: Tensor
+        frequencies = axial_frequencies(wide, options.rotation)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        nn.init.normal_(self.hidden_token, std=0.02)
+        for each in self.modules():
+            if isinstance(each, nn.Linear):
+                nn.init.xavier_uniform_(each.weight)
+
+    def forward(
+        self, context: Tensor, shown: Tensor, predicted: Tensor, grid: tuple[int, int]
+    ) -> Tensor:
+        """B x T x context_width, B x K and B x P to B x P x width. Of T tokens the last K are those
+        of the shown patches."""
+        seen, asked = (self._places(each, grid) for each in (shown, predicted))
+        seen = torch.cat([_around(seen, context.shape[1] - shown.shape[1]), seen], dim=1)
+        here, there = self._rotation(asked), self._rotation(seen)
+        x = self.hidden_token.expand(*predicted.shape, -1)
+        for block in self.blocks:
+            x = block(x, context, here, there)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def _places(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Row and column, each from 0 to 1."""
+        row, column = patches // grid[1], patches % grid[1]
+        ends = (max(1, side - 1) for side in grid)
+        like = self.frequencies.dtype
+        return torch.stack([at.to(like) / end for at, end in zip((row, column), ends)], dim=-1)
+
+    def _rotation(self, places: Tensor) -> Tensor:
+        """Cosine and sine, 2 x B x 1 x N x width of a head; not by a product of matrices, which
+        autocast would round."""
+        angles = (places.unsqueeze(-1) * self.frequencies).sum(dim=-2).unsqueeze(1)
+        return torch.stack([angles.cos(), angles.sin()])
+
+
+class PredictorBlock(nn.Module):
+    """Attention to the context, then an MLP; no biases."""
+
+    def __init__(self, width: int, context_width: int, options: CapiOptions) -> None:
+        super().__init__()
+        self.heads = options.predictor_heads
+        self.norm1, self.norm2 = (nn.RMSNorm(width, eps=1e-5) for _ in range(2))
+        self.q, self.proj = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(context_width, width, bias=False) for _ in range(2))
+        self.mlp = Mlp(width, 4 * width, bias=False)
+        self.drop_path = DropPath(options.predictor_drop_path)
+
+    def forward(self, x: Tensor, context: Tensor, here: Tensor, there: Tensor) -> Tensor:
+        """here, there: the rotations of queries and keys."""
+        q, k, v = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (self.q(self.norm1(x)), self.k(context), self.v(context))
+        )
+        made = F.scaled_dot_product_attention(_rotated(q, here), _rotated(k, there), v)
+        x = x + self.drop_path(self.proj(made.transpose(1, 2).flatten(2)))
+        added: Tensor = x + self.drop_path(self.mlp(self.norm2(x)))
+        return added
+
+
+def axial_frequencies(width: int, rotation: str) -> Tensor:
+    """2 x width: the angles of a head's channels at the last row and at the last column."""
+    high, low = TURNS
+    steps = torch.linspace(0, -1, width // 4, dtype=torch.float64)
+    each = 2 * math.pi * high * (high / low) ** steps
+    none = torch.zeros_like(each)
+    # Channel i and channel i + width / 2 are a pair.
+    if rotation == "code":
+        axes = [each, each, none, none], [none, none, each, each]
+    else:
+        axes = [each, none, each, none], [none, each, none, each]
+    return torch.stack([torch.cat(axis) for axis in axes])
+
+
+def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    turned: Tensor = x * cos + torch.cat([-second, first], dim=-1) * sin
+    return turned.to(x.dtype)
+
+
+def _around(places: Tensor, count: int) -> Tensor:
+    """B x count x 2: evenly spaced along the border of the places' box, for tokens without one."""
+    low, high = places.amin(dim=1, keepdim=True), places.amax(dim=1, keepdim=True)
+    along = torch.arange(count, device=places.device, dtype=places.dtype) * 4 / max(1, count)
+    row = torch.minimum(along, 3 - along).clamp(0, 1)
+    column = torch.minimum(along - 1, 4 - along).clamp(0, 1)
+    return low + torch.stack([row, column], dim=-1) * (high - low)
+
+
+def _cross_entropy(targets: Tensor, scores: Tensor) -> Tensor:
+    return -(targets * scores.log_softmax(dim=-1)).sum(dim=-1).mean()

@@ -1,0 +1,328 @@
+"""CAPI beside the authors' code, against its formulas, and at two ranks."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sslengine.config.facts import RunFacts
+from sslengine.config.resolve import resolve_dict
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.methods.base import Step
+from sslengine.methods.capi import CapiLoss, CapiOptions, Predictor, axial_frequencies
+from tests.config.recipes import recipe
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.ranks import RankPool
+
+SIDE, PATCH, WIDTH, CLUSTERS, STEPS = 16, 4, 16, 12, 6
+SHOWN = torch.tensor(
+    [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 14, 15], [0, 3, 4, 7, 12, 15], [5, 6, 9, 10, 13, 14]]
+)
+PREDICTED = torch.tensor([[2, 15, 7], [0, 9, 12], [5, 10, 1], [3, 8, 11]])
+
+
+class Toy(nn.Module):
+    """The official encoder without blocks: patches, registers, the final norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registers = nn.Parameter(torch.empty(1, 4, WIDTH))
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, WIDTH, PATCH, PATCH)})
+        self.embed_dim, self.patch_size, self.extra_inputs = WIDTH, PATCH, ("shown",)
+
+    @property
+    def trunk(self) -> Any:
+        found = cast("Any", nn.Module())
+        found.patch_embed, found.embed_dim = self.patch_embed, WIDTH
+        found.patch_embed.proj = self.patch_embed["proj"]
+        found.patch_size, found.extra_inputs = PATCH, ("shown",)
+        return found
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        tokens = self.patch_embed["proj"](inputs["data"]).flatten(2).mT
+        if "shown" in inputs:
+            tokens = tokens.gather(1, inputs["shown"].unsqueeze(-1).expand(-1, -1, WIDTH))
+        tokens = torch.cat([self.registers.expand(len(tokens), -1, -1), tokens], dim=1)
+        return F.rms_norm(tokens, (WIDTH,), eps=1e-5)
+
+
+# Our names of parameters, and those of the official code.
+OFFICIAL_NAMES = {
+    "patch_embed.proj": "backbone.patch_embed", "registers": "backbone.registers",
+    "predictor.hidden_token": "backbone.mask_token", "predictor.blocks": "backbone.decoder.blocks",
+    ".norm1": ".residual1.norm", ".norm2": ".residual2.norm", ".q.": ".residual1.fn.q_proj.",
+    ".k.": ".residual1.fn.k_proj.", ".v.": ".residual1.fn.v_proj.", ".proj.": ".residual1.fn.proj.",
+    ".mlp.": ".residual2.fn.", "head.lengths": "head.last_layer.weight_g",
+    "head.directions": "head.last_layer.weight_v", "clusters.": "layer.",
+}  # fmt: skip
+
+
+def official(name: str) -> str:
+    for ours, theirs in OFFICIAL_NAMES.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def make(**changes: Any) -> tuple[Toy, CapiLoss, dict[str, nn.Parameter]]:
+    """In float64, with the weights that the official code was run with."""
+    options: dict[str, Any] = {"num_clusters": CLUSTERS, "momentum": 0.9, "predictor_layers": 2}
+    model = Toy().double()
+    method = CapiLoss(
+        CapiOptions(**{**options, "predictor_heads": 2, **changes}), RunFacts()
+    ).double()
+    method.attach(model)
+    own = {n: each for n, each in method.named_parameters() if not n.startswith("teacher.")}
+    trained = {official(name): each for name, each in (*model.named_parameters(), *own.items())}
+    for name, each in trained.items():
+        start = zlib.crc32(name.encode()) % 1000
+        wave = (torch.arange(each.numel(), dtype=torch.float64) * 0.7 + start).sin().view_as(each)
+        near_1 = name.endswith(("norm.weight", "weight_g"))
+        each.data.copy_(1 + 0.1 * wave if near_1 else 0.2 * wave)
+    method.teacher.attach(model)
+    return model, method, trained
+
+
+def batch(step: int = 0, mine: slice = slice(None)) -> dict[str, Any]:
+    numbers = torch.arange(4 * 3 * SIDE * SIDE, dtype=torch.float64)
+    images = (numbers * (0.13 + 0.01 * step)).sin().view(4, 3, SIDE, SIDE)
+    return {"input": {"data": images[mine], "shown": SHOWN[mine]}, "predicted": PREDICTED[mine]}
+
+
+def losses_of(model: nn.Module, method: CapiLoss, sample: dict[str, Any]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = method(model(sample["input"]), sample, Step.alone())
+    return found
+
+
+@pytest.mark.parametrize("positionwise", [True, False])
+def test_six_steps_are_those_of_the_official_code(positionwise: bool) -> None:
+    """facebookresearch/capi 98b4fa1: the step of train_capi.py, its groups of parameters, both
+    optimizers and schedules, run on a CPU in float64 with these images, patches and weights:
+    lr 0 -> 0.01 -> 0.01 * 0.095 with two steps of warm-up, weight decay 0.1, momentum 0.9.
+
+    Only its Sinkhorn-Knopp adds 1e-8 to sums.
+    """
+    model, method, trained = make(positionwise=positionwise)
+    clusters = method.multipliers()["clusters.*"]
+    groups = []
+    for name, each in trained.items():
+        norm, bias = "norm" in name, name.endswith(".bias")
+        decay, factor = 0.0 if bias else 0.01 if norm else 0.1, 0.2 if "patch_embed" in name else 1
+        if name.startswith("layer."):
+            decay, factor = 0.1 * clusters.weight_decay, clusters.lr
+        groups.append({"params": [each], "weight_decay": decay, "factor": factor})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    found = []
+    for step, share in enumerate(SHARES):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (step > 0) * share * group["factor"]
+        losses = losses_of(model, method, batch(step))
+        optimizer.zero_grad()
+        losses["loss"].backward()
+        if step == 0 and positionwise:
+            gradients = {n: each.grad.abs().sum().item() for n, each in trained.items() if each.grad is not None}  # fmt: skip
+            assert gradients == pytest.approx(GRADIENTS, rel=1e-7)
+        optimizer.step()
+        method.teacher.after_update(Step.alone(where=WHERE[step]))
+        found.append([losses[key].item() for key in ("prediction", "clustering")])
+    expected, size = OFFICIAL[positionwise]
+    for ours, theirs in zip(zip(*found, strict=True), expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-7)
+    weights = method.teacher.parameters()
+    assert sum(each.abs().sum().item() for each in weights) == pytest.approx(size, rel=1e-9)
+
+
+# Of the schedules after the warm-up: (1 + cos(0.8 pi i / 4)) / 2.
+SHARES = [0.0, 1.0, *((1 + math.cos(0.8 * math.pi * i / 4)) / 2 for i in range(4))]
+WHERE = [0.0, *(0.1 + 0.9 * i / 4 for i in (0, 0, 1, 2, 3))]
+# Prediction and clustering losses of each step; the sum of the teacher's weights at the end.
+OFFICIAL: dict[bool, tuple[list[list[float]], float]] = {
+    True: ([
+        [
+            5.51230910515837, 5.228955597390031, 4.140547601571162,
+            3.5545265232293026, 2.9379524067683565, 2.9278874954637764,
+        ],
+        [
+            3.32289820413867, 3.1260151478778933, 3.221673905910925,
+            3.1070804396585494, 2.847767875648809, 3.139726069758474,
+        ],
+    ], 107.9904114513701),
+    False: ([
+        [
+            5.6124494583807305, 5.129712855889967, 3.972592337803763,
+            4.608102447294335, 4.072917850077605, 3.3669311231505943,
+        ],
+        [
+            3.231927271473266, 3.07980838787459, 3.1923830598222085,
+            3.0656085238082973, 2.8054599900850645, 2.5890442667101383,
+        ],
+    ], 108.02136864716238),
+}  # fmt: skip
+# Sums of the absolute gradients of the first step.
+GRADIENTS = {
+    "backbone.mask_token": 10.438689314320198,
+    "backbone.registers": 22.87778130858841,
+    "backbone.decoder.blocks.0.residual1.norm.weight": 0.3494129013856698,
+    "backbone.decoder.blocks.0.residual1.fn.q_proj.weight": 18.84452922864311,
+    "backbone.decoder.blocks.0.residual1.fn.k_proj.weight": 20.8209200368456,
+    "backbone.decoder.blocks.0.residual1.fn.v_proj.weight": 78.06445393289832,
+    "backbone.decoder.blocks.0.residual1.fn.proj.weight": 229.73812472502502,
+    "backbone.decoder.blocks.0.residual2.norm.weight": 1.5161860190046998,
+    "backbone.decoder.blocks.0.residual2.fn.fc1.weight": 463.09210740451124,
+    "backbone.decoder.blocks.0.residual2.fn.fc2.weight": 295.9839675480147,
+    "backbone.decoder.blocks.1.residual1.norm.weight": 0.8677220494860093,
+    "backbone.decoder.blocks.1.residual1.fn.q_proj.weight": 25.282198861987276,
+    "backbone.decoder.blocks.1.residual1.fn.k_proj.weight": 15.34203584792279,
+    "backbone.decoder.blocks.1.residual1.fn.v_proj.weight": 50.182816224649045,
+    "backbone.decoder.blocks.1.residual1.fn.proj.weight": 172.8248886496868,
+    "backbone.decoder.blocks.1.residual2.norm.weight": 1.3633286907522462,
+    "backbone.decoder.blocks.1.residual2.fn.fc1.weight": 427.1557871303994,
+    "backbone.decoder.blocks.1.residual2.fn.fc2.weight": 423.70132935350915,
+    "backbone.patch_embed.weight": 18.619134089655308,
+    "backbone.patch_embed.bias": 1.1033185465930417,
+    "head.last_layer.weight_g": 4.192174396910139,
+    "head.last_layer.weight_v": 40.87373300386321,
+    "layer.weight": 9.986641988073272,
+    "layer.bias": 9.39432534412875,
+}
+
+
+def test_places_of_tokens_without_a_place_are_on_the_border_of_what_is_shown() -> None:
+    """EncoderDecoder.get_edge_coordinates and prepare_tokens_and_drop of the official code, with
+    eight registers, are the places that keys are rotated to."""
+    _, method, _ = make()
+    predictor = method.predictor
+    seen: list[Tensor] = []
+    predictor._rotation = lambda places: seen.append(places) or torch.zeros(2, 4, 1, places.shape[1], 8).double()  # type: ignore[assignment, method-assign, func-returns-value]  # fmt: skip
+    predictor(torch.zeros(4, 8 + 6, WIDTH).double(), SHOWN, PREDICTED, (4, 4))
+    border, inside = seen[1][1, :8], seen[1][1, 8:]
+    assert torch.allclose(inside * 3, torch.tensor([[0, 2], [0, 3], [1, 2], [1, 3], [3, 2], [3, 3]]).double())  # fmt: skip
+    box = torch.tensor([[0, 0], [0.5, 0], [1, 0], [1, 0.5], [1, 1], [0.5, 1], [0, 1], [0, 0.5]])
+    low, high = torch.tensor([0.0, 2 / 3]).double(), torch.tensor([1.0, 1.0]).double()
+    assert torch.allclose(border, low + box * (high - low))
+
+
+def test_the_papers_rotation_keeps_products_where_both_places_move() -> None:
+    """Queries and keys rotated by one angle of each pair depend on how far apart they are; with
+    the code's unlike angles they do not."""
+    q, k = torch.randn(2, 8, dtype=torch.float64)
+
+    def product(rotation: str, start: float) -> float:
+        frequencies = axial_frequencies(8, rotation)
+        turned = []
+        for x, place in ((q, (start, 0.3)), (k, (start + 0.2, 0.4))):
+            angles = torch.tensor(place, dtype=torch.float64) @ frequencies
+            half = torch.cat([-x[4:], x[:4]])
+            turned.append(x * angles.cos() + half * angles.sin())
+        return float(turned[0] @ turned[1])
+
+    assert product("paper", 0.5) == pytest.approx(product("paper", 0.1), rel=1e-9)
+    assert product("code", 0.5) != pytest.approx(product("code", 0.1), rel=1e-2)
+    frequencies = axial_frequencies(8, "paper")
+    assert frequencies.max().item() == pytest.approx(14 * math.pi)
+    assert frequencies[frequencies > 0].min().item() == pytest.approx(14e-4 * math.pi)
+
+
+def test_gradients_go_where_the_method_says() -> None:
+    model, method, _ = make()
+    losses = losses_of(model, method, batch())
+    own = [*method.clusters.parameters()]
+    others = [*model.parameters(), *method.predictor.parameters(), *method.head.parameters()]
+    for loss, reached, left in (("clustering", own, others), ("prediction", others, own)):
+        grads = torch.autograd.grad(losses[loss], [*reached, *left], allow_unused=True, retain_graph=True)  # fmt: skip
+        assert all(each is not None for each in grads[: len(reached)])
+        assert all(each is None for each in grads[len(reached) :])
+    assert all(not each.requires_grad for each in method.teacher.parameters())
+
+
+def test_targets_of_the_position_alone_say_nothing_of_the_image() -> None:
+    """Equal images: the same targets for all, at each position; other images: other targets."""
+    model, method, _ = make(positionwise=False)
+    sample = batch()
+    several = losses_of(model, method, sample)["image_information"].item()
+    sample["input"]["data"] = sample["input"]["data"][:1].expand(4, -1, -1, -1)
+    assert losses_of(model, method, sample)["image_information"].item() == pytest.approx(0, abs=1e-12)  # fmt: skip
+    assert 0.1 < several < math.log(4)
+
+
+def _on_rank(positionwise: bool) -> tuple[list[Tensor], list[Tensor]]:
+    share = 4 // world_size()
+    mine = slice(rank() * share, rank() * share + share)
+    model, method, trained = make(positionwise=positionwise)
+    losses = losses_of(model, method, batch(0, mine))
+    losses["loss"].backward()
+    grads = [each.grad for each in trained.values() if each.grad is not None]
+    return [losses[key].detach() for key in ("prediction", "clustering")], grads
+
+
+@pytest.mark.parametrize("positionwise", [True, False])
+def test_two_ranks_equal_one_process(two_ranks: RankPool, positionwise: bool) -> None:
+    expected = _on_rank(positionwise)
+    for number, part in enumerate(expected):
+        found = [each[number] for each in two_ranks.run(_on_rank, positionwise)]
+        for one, *theirs in zip(part, *found, strict=True):
+            torch.testing.assert_close(torch.stack(theirs).mean(0), one, rtol=1e-9, atol=1e-12)
+
+
+VIT = {
+    "IMAGE_SIZE": 32, "PATCH_SIZE": PATCH, "NUM_LAYERS": 1, "NUM_HEADS": 2, "HIDDEN_DIM": WIDTH,
+    "MLP_DIM": WIDTH, "USE_CLASS_TOKEN": False, "SINE_POSITIONS": True, "REGISTER_TOKENS": 4,
+}  # fmt: skip
+RUN: dict[str, Any] = {
+    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": 32}, {"name": "ToTensor"}],
+    "DATA__TRAIN__COLLATE_FUNCTION": "visible_block_collator",
+    "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": PATCH},
+    "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "shown"],
+    "MODEL__HEAD__PARAMS": [],
+    "MODEL__MULTI_INPUT_HEAD_MAPPING": [
+        ["data", {"feat_names": ["lastBLK"], "additional_keys": ["shown"]}]
+    ],
+    "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
+    "LOSS": {"name": "capi_loss", "capi_loss": {
+        "num_clusters": 8, "predictor_layers": 1, "predictor_heads": 2, "predictor_drop_path": 0.5,
+    }},
+}  # fmt: skip
+
+
+def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
+    assert_goes_on_bit_by_bit(tmp_path, **RUN)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"COLLATE_FUNCTION": "default_collate", "COLLATE_FUNCTION_PARAMS": {}},
+         "COLLATE_FUNCTION: capi_loss needs visible_block"),
+        ({"COLLATE_FUNCTION_PARAMS": {"patch_size": 8}}, "patch_size: it is 8, with a trunk of 4"),
+    ],
+)  # fmt: skip
+def test_patches_that_do_not_fit_are_refused_before_launch(
+    change: dict[str, Any], message: str
+) -> None:
+    changed = {f"DATA__TRAIN__{key}": value for key, value in change.items()}
+    with pytest.raises(ConfigError, match=message):
+        resolve_dict(recipe(**{**RUN, **changed}))
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    wrong = CapiOptions(num_clusters=0, target_temp=0, clusters_lr=-1, momentum=2, rotation="x")
+    assert [each.partition(":")[0] for each in wrong.check()] == [
+        "num_clusters", "target_temp", "clusters_lr", "momentum", "rotation",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="predictor_heads: 3 heads of tokens of width 16"):
+        Predictor(CapiOptions(predictor_heads=3), WIDTH)
+    model, method, _ = make()
+    with pytest.raises(ConfigError, match="needs vision_transformer, got Linear"):
+        method.attach(nn.ModuleDict({"trunk": nn.Linear(2, 2)}))
+    sample = batch()
+    with pytest.raises(TrainingError, match="INPUT_KEY_NAMES"):
+        method(model(sample["input"]), {**sample, "input": sample["input"]["data"]}, Step.alone())
+    with pytest.raises(TrainingError, match="MULTI_INPUT_HEAD_MAPPING"):
+        method(torch.zeros(4, WIDTH), sample, Step.alone())
