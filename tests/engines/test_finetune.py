@@ -194,7 +194,7 @@ def test_few_labels_are_drawn_or_listed(tmp_path: Path) -> None:
     drawn = _rows(tmp_path)["trained"]
     assert (drawn["labelled"], drawn["steps"]) == (12, 2)
     written = tmp_path / drawn["folder"] / "labelled.csv"
-    rows = list(csv.DictReader(written.open()))
+    rows = list(csv.DictReader(written.read_text().splitlines()))
     assert {int(row["label"]) for row in rows} == {*range(10)}
     given = tmp_path / "given.csv"
     given.write_bytes(written.read_bytes())

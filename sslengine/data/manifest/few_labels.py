@@ -51,7 +51,7 @@ def with_labels_in_use(
                 f"images of any kind."
             )
         kept = share_of_each_class(torch.from_numpy(labels), sampling.SHARE, sampling.SEED)
-        drawn: Rows = np.asarray(rows, np.int64)[kept.numpy()]
+        drawn: Rows = np.sort(np.asarray(rows, np.int64)[kept.numpy()])
         return drawn
     if sampling.LIST:
         listed = np.zeros(len(source), np.bool_)
