@@ -138,7 +138,7 @@ class MSNOptions:
             raise ConfigError(f"{self.where}: needs {HEAD} in config.MODEL.HEAD.PARAMS.")
         if head.get("num_prototypes") and not head.get("return_query"):
             raise ConfigError(
-                f"{self.where}: takes embeddings and has prototypes of its own. Set num_prototypes "
+                f"{self.where}: takes embeddings and has prototypes itself. Set num_prototypes "
                 f"of {HEAD} to 0, and that of {NAME} to {head['num_prototypes']}."
             )
         expect_crops(facts, self.where, [COLLATOR])

@@ -215,7 +215,7 @@ def test_every_run_of_vissl_trains_two_steps(capsys: pytest.CaptureFixture[str])
     ]
     main([*paths, "--train", "--timeout=900", *settings])
     told = capsys.readouterr().out
-    assert "pretrain/jigsaw/jigsaw_8gpu_resnet" in told  # it needs a file of its own
+    assert "pretrain/jigsaw/jigsaw_8gpu_resnet" in told  # it needs a file
     assert f"{len(paths)} files: {len(paths) - 1} right, 1 wrong" in told
 
 

@@ -6,7 +6,7 @@ config.LOW_SHOT_BENCHMARK.METHOD:
                           the mean over draws of DATA.TRAIN.DATA_LIMIT, one for each of SEEDS
     svm                   as train_svm
 
-VISSL's penalty is LAMBDA / images on the sum of the losses. Each LAMBDA is a metric of its own;
+VISSL's penalty is LAMBDA / images on the sum of the losses. Each LAMBDA is a separate metric;
 the best of them, VISSL's number, is chosen on the test images: `best_on_test` in the report.
 """
 
