@@ -22,7 +22,7 @@ RESULTS = re.compile(
     r"config(_\w+)?\.yaml|environment(_\w+)?\.json|log(_rank\d+)?\.txt|metrics\.(jsonl|csv)"
     r"|checkpoints|images|tb_logs|superseded|profile|flight_recorder"
     r"|features|finetune|predictor|weights|evaluation\.json"
-    r"|(train_svm(_low_shot)?|nearest_neighbor_test|instance_retrieval_test|extract_label_predictions)\.json|kNN_.*\.npy"
+    r"|(train_svm(_low_shot)?|low_shot_test|nearest_neighbor_test|instance_retrieval_test|extract_label_predictions)\.json|kNN_.*\.npy"
 )
 # Not moved: runs that were moved aside, the lock (it is held), and the runs of a sweep.
 _NOT_MOVED = re.compile(r"earlier|\.lock(_held(\.\w+)?)?|sweep_\d+")

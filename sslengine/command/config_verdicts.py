@@ -63,7 +63,7 @@ ENGINE_OF = {
     "NEAREST_NEIGHBOR": "nearest_neighbor_test",
     "IMG_RETRIEVAL": "instance_retrieval_test",
     "CLUSTERFIT": "cluster_features_and_label",
-    "LOW_SHOT_BENCHMARK": "extract_features",
+    "LOW_SHOT_BENCHMARK": "low_shot_test",
     "RANKING": "extract_features",
 }
 RUN, OVERLAY, PART, FOREIGN = "run", "overlay", "part", "foreign"

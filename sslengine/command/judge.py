@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         default="quick",
         help="frozen: also further protocols (EVALUATE.PROTOCOLS), and sweeps of linear and "
         "attentive classifiers; full: also corrupted images, and all layers are trained with "
-        "labels (docs/judging/)",
+        "all, 10 %% and 1 %% of the labels (docs/judging/)",
     )
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.suite != "quick":
         runs += import_dotted(f"{of_labels}:swept")(given, images, entries)
     if given.suite == "full":
-        runs.append(import_dotted(f"{of_labels}:fine_tuned")(given, images, entries))
+        runs += import_dotted(f"{of_labels}:fine_tuned")(given, images, entries)
     return start([settle_widths(each) for each in runs])
 
 

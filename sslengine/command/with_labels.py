@@ -23,6 +23,7 @@ from sslengine.errors import ConfigError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.optim.layer_depth import layer_depth
+from sslengine.task.build import classes_of_train
 from sslengine.trust import closed
 
 # The length of a sweep: epochs as published, and not fewer steps of small data.
@@ -51,8 +52,10 @@ def swept(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries
     return runs
 
 
-def fine_tuned(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> Resolved:
-    """By a recipe that fits the trunk."""
+def fine_tuned(
+    given: argparse.Namespace, images: Mapping[str, Any], entries: Entries
+) -> list[Resolved]:
+    """By a recipe that fits the trunk: with all labels, with 10 % and with 1 % of them."""
     values = _values(given, images, entries)
     opened = _open(given, values, "finetune/cnn")
     if not _labelled(read(opened.config, DataOptions).TRAIN):
@@ -66,7 +69,34 @@ def fine_tuned(given: argparse.Namespace, images: Mapping[str, Any], entries: En
     values["DATA.TRAIN.TRANSFORMS"] = augmented(entries, read(opened.config, DataOptions))
     if not numbered:
         values["OPTIMIZER.param_group_constructor"] = "default"
-    return _open(given, values, f"finetune/{recipe}")
+    of_all = _open(given, values, f"finetune/{recipe}")
+    if _one_class_each(opened):
+        return [of_all, *(_of_few(given, values, recipe, share) for share in (10, 1))]
+    return [of_all]
+
+
+def _of_few(
+    given: argparse.Namespace, values: Mapping[str, Any], recipe: str, percent: int
+) -> Resolved:
+    """A convolutional network as SimCLR's authors do it; a ViT as with all labels."""
+    sampling = "DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE"
+    values = {**values, sampling: percent / 100}
+    if recipe == "vit":
+        values["FINETUNE.NAME"] = f"finetune_{percent}_percent"
+        file = "finetune/vit"
+    else:
+        values.pop("OPTIMIZER.param_group_constructor", None)
+        file = f"semi_supervised/simclr_{percent}_percent"
+    opened = _open(given, values, file)
+    with closed(opened.opened):
+        return _open(given, {**values, **_batch(opened)}, file)
+
+
+def _one_class_each(opened: Resolved) -> bool:
+    """Not several: of these no share of each class can be drawn."""
+    with closed(opened.opened):
+        found = classes_of_train(opened.config)
+    return bool(found) and not found[0].width
 
 
 def _values(

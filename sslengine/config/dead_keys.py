@@ -48,7 +48,7 @@ DEAD_KEYS: dict[str, DeadKey] = {
     "MONITOR_PERF_STATS": DeadKey("set HOOKS.PERF_STATS.MONITOR_PERF_STATS."),
     **_same(
         (
-            "RANKING", "LOW_SHOT_BENCHMARK", "GEO_LOCALIZATION",
+            "RANKING", "GEO_LOCALIZATION",
         ),
         _OTHER_TOOL,
     ),

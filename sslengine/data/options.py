@@ -28,6 +28,16 @@ class DataLimitSampling:
     IS_BALANCED: bool = False
     # Skip so many of the shuffled samples first: disjoint subsets under one seed.
     SKIP_NUM_SAMPLES: int = 0
+    # Of what DATA_LIMIT leaves use this share of each class, one image at the least; 0: all.
+    SHARE: float = 0.0
+    # Use the images that this file names: a name in each line, or a table with a column `path`.
+    LIST: str = ""
+
+    def check(self) -> Iterator[str]:
+        if not 0 <= self.SHARE <= 1:
+            yield f"SHARE: expected from 0 to 1, got {self.SHARE}."
+        if self.SHARE and self.LIST:
+            yield "LIST: has no effect with SHARE, which draws the images. Set one of them."
 
 
 @dataclass
@@ -285,6 +295,7 @@ class SplitOptions:
         """Are the classes of images needed even where samples carry other labels?"""
         return (
             self.DATA_LIMIT_SAMPLING.IS_BALANCED
+            or self.DATA_LIMIT_SAMPLING.SHARE > 0
             or self.STRATIFIED_SAMPLER.ENABLED
             or self.POWER_LAW_SAMPLER.ENABLED
         )
@@ -335,7 +346,7 @@ class SplitOptions:
                 f"sample_index takes data with random access."
             )
         default = type(self)()
-        for key in ("DATA_LIMIT", "STRATIFIED_SAMPLER", "POWER_LAW_SAMPLER",
+        for key in ("DATA_LIMIT", "DATA_LIMIT_SAMPLING", "STRATIFIED_SAMPLER", "POWER_LAW_SAMPLER",
                     "USE_DEBUGGING_SAMPLER", "COPY_TO_LOCAL_DISK"):  # fmt: skip
             if getattr(self, key) != getattr(default, key):
                 yield f"{key}: has no effect on {name}, which is a stream. LENGTH is its epoch."

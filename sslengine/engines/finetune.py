@@ -2,7 +2,8 @@
 
 Each is a separate `train` run in `finetune/` in the run's folder, which resumes like any other.
 The metrics of the test after its last epoch are in the table and in evaluation.json of the run,
-under `finetuned`. Nothing is chosen by these metrics.
+under `finetuned`. Nothing is chosen by these metrics. With DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE or
+LIST the labels are few, and labelled.csv in its folder names the images.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import leaves
 from sslengine.engines.expected import check_results
 from sslengine.engines.features import required_weights
+from sslengine.engines.few_label_lists import write_training_list
 from sslengine.engines.options import FinetuneOptions
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
@@ -34,6 +36,8 @@ from sslengine.engines.trained_results import (
 from sslengine.errors import ConfigError
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
+
+LABELLED = "labelled.csv"  # in the folder of a training on few labels
 
 
 @register_engine("finetune")
@@ -70,6 +74,9 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
     folder = folder_of(run, FINETUNE, name, digest)
     part = sub_run(run, folder, {"MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or "")})
     run.say(f"{name}: {weights or 'as initialised'} -> {folder}")
+    sampling = read(run.config, DataOptions).TRAIN.DATA_LIMIT_SAMPLING
+    few = bool(sampling.SHARE or sampling.LIST)
+    labelled = write_training_list(run, folder / LABELLED) if few and is_primary() else 0
     task, _ = train_task(part)
     metrics = broadcast_object(_short(task.results["test"]) if is_primary() else {})
     row = {
@@ -85,7 +92,7 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
         "chosen_on": "nothing: the test after the last epoch, of a recipe that is given",
     }
     if is_primary():
-        write_result(folder, FINETUNE, row)
+        write_result(folder, FINETUNE, row | ({"labelled": labelled} if few else {}))
     return metrics
 
 

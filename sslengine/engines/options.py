@@ -1,12 +1,14 @@
-"""`config.EXTRACT_FEATURES`, `CLUSTERFIT`, `FINETUNE`: the options of engines."""
+"""`config.EXTRACT_FEATURES`, `CLUSTERFIT`, `FINETUNE`, `LOW_SHOT_BENCHMARK`: options of engines."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from sslengine.config.sections import one_of, section
+from sslengine.evaluation.options import FeatureFiles
 
 
 @section("EXTRACT_FEATURES")
@@ -86,3 +88,35 @@ class FinetuneOptions:
     def check(self) -> Iterator[str]:
         if not re.fullmatch(r"[\w.%+-]+", self.NAME) or self.NAME.startswith("."):
             yield f"NAME: expected letters, digits, and - _ . % +; got {self.NAME!r}."
+
+
+@dataclass
+class LowShotRegression:
+    # The penalty, times the number of training images; of a list each is a metric.
+    LAMBDA: Any = 0.025
+    # A draw of DATA.TRAIN.DATA_LIMIT for each.
+    SEEDS: list[int] = field(default_factory=lambda: [0])
+
+
+@section("LOW_SHOT_BENCHMARK")
+@dataclass
+class LowShotBenchmarkOptions:
+    # logistic_regression or svm, whose options are config.SVM.
+    METHOD: str = "logistic_regression"
+    LOGISTIC_REGRESSION: LowShotRegression = field(default_factory=LowShotRegression)
+    FEATURES: FeatureFiles = field(default_factory=FeatureFiles)
+
+    @property
+    def lambdas(self) -> list[float]:
+        given = self.LOGISTIC_REGRESSION.LAMBDA
+        return [*given] if isinstance(given, list) else [given]
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "METHOD", "logistic_regression", "svm")
+        values = self.lambdas
+        numbers = [each for each in values if isinstance(each, (int, float)) and each > 0]
+        if not values or len(numbers) < len(values):
+            given = self.LOGISTIC_REGRESSION.LAMBDA
+            yield f"LOGISTIC_REGRESSION.LAMBDA: expected a number above 0, or some; got {given!r}."
+        if not self.LOGISTIC_REGRESSION.SEEDS:
+            yield "LOGISTIC_REGRESSION.SEEDS: expected one value or more."

@@ -55,6 +55,9 @@ def _key(run: Run, digest: str) -> str:
         if (is_fixed(path) or path.startswith(DEPENDS_ON))
         and not run.resolved.origins.get(f"config.{path}", "").startswith("derived:")
     }
+    listed = run.config.DATA.TRAIN.DATA_LIMIT_SAMPLING.LIST
+    if listed and Path(listed).is_file():  # it counts by its content
+        of["DATA.TRAIN.DATA_LIMIT_SAMPLING.LIST"] = sha256_of(Path(listed))
     text = json.dumps([digest, of], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

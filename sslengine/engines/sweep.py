@@ -34,7 +34,7 @@ from sslengine.engines.features import required_weights
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.sub_run import digest_of, folder_of, sub_run
-from sslengine.engines.sweep_options import HELD_OUT, LINEAR, SweepOptions
+from sslengine.engines.sweep_options import BLOCK, HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.train import train_task
 from sslengine.engines.trained_results import (
     SWEEP,
@@ -120,7 +120,7 @@ def _swept(
             "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
             "steps": task.iteration,
             "folder": str(folder.relative_to(run.run_dir)),
-            "chosen_on": _images_to_choose_on(options),
+            "chosen_on": _images_to_choose_on(options, grid),
         }
         write_result(folder, SWEEP, row)
     return chosen_on, tested
@@ -167,7 +167,8 @@ def _class_tokens(trunk: Trunk, options: SweepOptions) -> Iterator[str]:
     blocks = sum(name.startswith("concatCLS") for name in names)
     for count in options.BLOCKS:
         yield f"concatCLS{min(count, blocks)}"
-        yield f"concatCLS{min(count, blocks)}{JOIN}lastPOOL"
+        if options.WITH_PATCH_MEAN:
+            yield f"concatCLS{min(count, blocks)}{JOIN}lastPOOL"
 
 
 def _tokens(trunk: Trunk) -> Iterator[str]:
@@ -185,7 +186,8 @@ def _values(
     options: SweepOptions, grid: list[Cell], outputs: int, weights: Path | None
 ) -> dict[str, Any]:
     """Of both runs: the frozen trunk with a head for each cell."""
-    head: list[Any] = ["attentive_probe", {"in_dim": "auto", "out_dim": outputs}]
+    form = "block" if options.HEAD == BLOCK else "query"
+    head: list[Any] = ["attentive_probe", {"in_dim": "auto", "out_dim": outputs, "form": form}]
     if options.HEAD == LINEAR:
         head = ["linear_probe", {"dims": ["auto", outputs], "norm": options.NORM}]
     return {
@@ -230,6 +232,8 @@ def _held_out(run: Run, options: SweepOptions) -> dict[str, Any]:
     """TEST is a share of TRAIN, read as TEST is."""
     test = run.config.DATA.TEST
     read_so: Any = OmegaConf.to_container(OmegaConf.masked_copy(test, READ_AS_TEST))
+    few: Any = OmegaConf.to_container(run.config.DATA.TRAIN.DATA_LIMIT_SAMPLING)
+    read_so["DATA_LIMIT_SAMPLING"] = few  # no other labels are used to choose
     values = {"DATA.HOLD_OUT.SHARE": options.HELD_OUT, "DATA.TEST": read_so}
     if (limit := run.config.DATA.TRAIN.DATA_LIMIT) > 0:
         values["DATA.TRAIN.DATA_LIMIT"] = max(1, limit - round(options.HELD_OUT * limit))
@@ -254,7 +258,9 @@ def _best(cells: list[Cell], chosen_on: Scores) -> Cell:
     return max(cells, key=lambda each: chosen_on[each.name])
 
 
-def _images_to_choose_on(options: SweepOptions) -> str:
+def _images_to_choose_on(options: SweepOptions, grid: list[Cell]) -> str:
+    if len(grid) == 1:
+        return "nothing: there is one head"
     return f"{options.HELD_OUT:.0%} of TRAIN" if options.SELECT_ON == HELD_OUT else "TEST itself"
 
 
@@ -268,7 +274,7 @@ def _report(
     chosen_on: Scores,
     tested: Scores,
 ) -> None:
-    best, images = _best(grid, chosen_on), _images_to_choose_on(options)
+    best, images = _best(grid, chosen_on), _images_to_choose_on(options, grid)
     path = run.run_dir / "sweep.json"
     content = {
         "head": options.HEAD,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sslengine.config.sections import one_of, section
 
-LINEAR, ATTENTIVE = "linear", "attentive"
+LINEAR, ATTENTIVE, BLOCK = "linear", "attentive", "attentive_block"
 # Where the best head is chosen.
 HELD_OUT, TEST = "held_out", "test"
 
@@ -15,7 +15,7 @@ HELD_OUT, TEST = "held_out", "test"
 @section("HEAD_SWEEP")
 @dataclass
 class SweepOptions:
-    # linear, or attentive: a learned query on all tokens.
+    # linear; attentive: a learned query on all tokens; attentive_block: in a transformer block.
     HEAD: str = LINEAR
     # Features that heads get, `a+b` for two joined; []: with class tokens, those of the last BLOCKS
     # blocks, without and with the mean of the patches; else the final feature; for attentive heads
@@ -23,6 +23,8 @@ class SweepOptions:
     FEATURES: list[str] = field(default_factory=list)
     # The class tokens of how many last blocks; all of a trunk that has fewer.
     BLOCKS: list[int] = field(default_factory=lambda: [1, 4])
+    # Also each of them with the mean of the patches.
+    WITH_PATCH_MEAN: bool = True
     # Factors on the learning rate of config.OPTIMIZER: a head for each, and each feature.
     LR: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])
     # A head for each of them too.
@@ -38,7 +40,7 @@ class SweepOptions:
     UNTRAINED: bool = False
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "HEAD", LINEAR, ATTENTIVE)
+        yield from one_of(self, "HEAD", LINEAR, ATTENTIVE, BLOCK)
         yield from one_of(self, "NORM", "none", "batch", "layer")
         yield from one_of(self, "SELECT_ON", HELD_OUT, TEST)
         for key in ("LR", "WEIGHT_DECAY", "BLOCKS"):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from sslengine.data.manifest.few_labels import share_of_each_class
 from sslengine.evaluation.draws import Interval, expect_classes
 from sslengine.evaluation.features import Rows, rows_at
 from sslengine.evaluation.linear import linear_probe
@@ -21,18 +21,6 @@ from sslengine.evaluation.outcome import Outcome, protocol
 
 SHARES = (0.01, 0.1)
 DRAWS = 3
-
-
-def share_of_each_class(labels: Tensor, share: float, seed: int) -> Tensor:
-    """The numbers of the drawn images, ascending. Images of label -1 are not drawn."""
-    draw = torch.Generator().manual_seed(seed)
-    labels = labels.cpu()
-    some = []
-    for each in labels[labels >= 0].unique():
-        rows = (labels == each).nonzero().flatten()
-        count = max(1, round(share * len(rows)))
-        some.append(rows[torch.randperm(len(rows), generator=draw)[:count]])
-    return torch.cat(some).sort().values
 
 
 @protocol("Few labels")

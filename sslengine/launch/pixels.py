@@ -10,6 +10,7 @@ RGB = 3
 # Engines that read TEST even if TEST_MODEL is false.
 READ_BOTH = (
     "evaluate", "sweep", "train_svm", "train_svm_low_shot", "nearest_neighbor_test",
+    "low_shot_test",
 )  # fmt: skip
 
 

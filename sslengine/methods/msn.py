@@ -50,20 +50,47 @@ NAME, HEAD = "msn_loss", "msn_head"
 
 @register_head(HEAD)
 class MSNHead(nn.Module):
-    """Three linear layers with GELU between them."""
+    """Three linear layers with GELU between them; as VISSL's also with prototypes.
+
+    Output: the embedding, which msn_loss takes. With num_prototypes, for weights that VISSL has
+    trained, its shares of the prototypes, softmax(cos / temperature); with return_query the
+    embedding at length 1.
+    """
 
     def __init__(
-        self, in_dim: int, hidden_dim: int = 2048, output_dim: int = 256, use_bn: bool = True
+        self,
+        in_dim: int,
+        hidden_dim: int = 2048,
+        output_dim: int = 256,
+        use_bn: bool = True,
+        num_prototypes: int = 0,
+        return_query: bool = False,
+        temperature: float = 0.1,
     ) -> None:
         """
         in_dim: width of the feature.
         hidden_dim: width of the layers before the last.
         output_dim: width of the embedding, and of the prototypes.
         use_bn: batch norm after each layer but the last.
+        num_prototypes: prototypes of the head itself; 0: those of msn_loss.
+        return_query: the output is the embedding at length 1, as VISSL's benchmarks take it.
+        temperature: of the cosine similarities to the head's prototypes.
         """
         super().__init__()
-        self.in_features = in_dim
+        self.in_features, self.temperature = in_dim, temperature
+        self.return_query = return_query
         self.mlp = perceptron([in_dim, hidden_dim, hidden_dim, output_dim], use_bn)
+        between = 3 if use_bn else 2  # a linear layer, perhaps batch norm, GELU
+        self.names_in_vissl = {f"fc.fc{each + 1}": f"mlp.{between * each}" for each in range(3)}
+        if use_bn:
+            self.names_in_vissl |= {f"fc.bn{each + 1}": f"mlp.{3 * each + 1}" for each in range(2)}
+        if num_prototypes:
+            bound = output_dim**-0.5
+            values = torch.empty(num_prototypes, output_dim).uniform_(-bound, bound)
+            # Of a query they are kept, as in VISSL's files, and have no part in the output.
+            self.prototypes = nn.Parameter(values, requires_grad=not return_query)
+        else:
+            self.register_parameter("prototypes", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """N x C, or N x C x 1 x 1."""
@@ -74,7 +101,12 @@ class MSNHead(nn.Module):
                 f"shape {tuple(x.shape)}; it takes N x {self.in_features}."
             )
         embedding: Tensor = self.mlp(x)
-        return embedding
+        if self.return_query:
+            return F.normalize(embedding, dim=1)
+        if self.prototypes is None:
+            return embedding
+        cosines = F.normalize(embedding, dim=1) @ F.normalize(self.prototypes, dim=1).T
+        return (cosines / self.temperature).softmax(dim=1)
 
 
 @dataclass
@@ -104,6 +136,11 @@ class MSNOptions:
         head = facts.head(HEAD)
         if head is None:
             raise ConfigError(f"{self.where}: needs {HEAD} in config.MODEL.HEAD.PARAMS.")
+        if head.get("num_prototypes") and not head.get("return_query"):
+            raise ConfigError(
+                f"{self.where}: takes embeddings and has prototypes itself. Set num_prototypes "
+                f"of {HEAD} to 0, and that of {NAME} to {head['num_prototypes']}."
+            )
         expect_crops(facts, self.where, [COLLATOR])
         self.output_dim = head.get("output_dim", self.output_dim)
 

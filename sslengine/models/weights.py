@@ -124,6 +124,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         return _init_whole(expected, held, weights)
     source = _of_family(trunk, held, weights) or _of_vissl(trunk, list(expected), held, weights)
     given = fit_positions(trunk, _without(source.tensors, weights.SKIP_LAYERS))
+    given = _in_names_of_heads(model, given)
     given = fit_channels(expected, given, weights)
     expected, given = _mask_token_or_none(expected, given, "trunk.mask_token")
     problems = _mismatches(_part(expected, "trunk"), _part(given, "trunk"))
@@ -437,6 +438,23 @@ def _shape_problems(expected: Mapping[str, Tensor], given: Mapping[str, Tensor])
         for name, tensor in expected.items()
         if name in given and given[name].shape != tensor.shape
     ]
+
+
+def _in_names_of_heads(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A head whose tensors VISSL calls otherwise says so: names_in_vissl, theirs to its own."""
+    table = {
+        f"{path}.{theirs}.": f"{path}.{ours}."
+        for path, module in model.named_modules()
+        for theirs, ours in getattr(module, "names_in_vissl", {}).items()
+    }
+
+    def named(name: str) -> str:
+        found = (
+            ours + name[len(theirs) :] for theirs, ours in table.items() if name.startswith(theirs)
+        )
+        return next(found, name)
+
+    return {named(name) if table else name: tensor for name, tensor in given.items()}
 
 
 def _choose_heads(

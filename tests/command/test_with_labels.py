@@ -53,8 +53,17 @@ def test_the_recipe_fits_the_trunk(
     images = _images(tmp_path)
     arguments = [str(tmp_path / "run"), *images, "--suite", "full"]
     assert judge.main([*arguments, "--set", "OPTIMIZER.num_epochs=7"]) == 0
-    frozen, *swept, tuned = started
-    assert [each.engine_name for each in started] == ["evaluate", "sweep", "sweep", "finetune"]
+    frozen, *swept, tuned, ten, one = started
+    assert [each.engine_name for each in started] == ["evaluate", *["sweep"] * 2, *["finetune"] * 3]
+    few = [each.config.DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE for each in (tuned, ten, one)]
+    assert few == [0.0, 0.1, 0.01]
+    names = [each.config.FINETUNE.NAME for each in (tuned, ten, one)]
+    recipe = "finetune" if mixed else "simclr"
+    assert names == ["finetune", f"{recipe}_10_percent", f"{recipe}_1_percent"]
+    # Of 5 images of each of 3 classes one is drawn.
+    assert [each.config.DATA.TRAIN.BATCHSIZE_PER_REPLICA for each in (ten, one)] == [2, 2]
+    assert one.config.OPTIMIZER.name == ("adamw" if mixed else "sgd")
+    assert one.config.DATA.TRAIN.TRANSFORMS == tuned.config.DATA.TRAIN.TRANSFORMS
     assert [each.config.HEAD_SWEEP.HEAD for each in swept] == ["linear", "attentive"]
     for each in swept:
         assert each.config.DATA.TRAIN.TRANSFORMS == tuned.config.DATA.TRAIN.TRANSFORMS

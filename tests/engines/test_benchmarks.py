@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import StandardScaler
 
 from sslengine.engines.benchmarks.clusters import cluster_features_and_label
+from sslengine.engines.benchmarks.low_shot import low_shot_test
 from sslengine.engines.benchmarks.neighbours import nearest_neighbor_test
 from sslengine.engines.benchmarks.predictions import extract_label_predictions
 from sslengine.engines.benchmarks.prototypes import extract_cluster
@@ -20,6 +23,7 @@ from sslengine.engines.benchmarks.svm import train_svm, train_svm_low_shot
 from sslengine.engines.extract_features import extract_features
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError
+from sslengine.evaluation.store import Store
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run, screen
 from tests.engines.test_evaluate import FROZEN
@@ -66,6 +70,38 @@ def test_svm_is_trained_once(tmp_path: Path) -> None:
     assert 7.0 in costs["again"]
     assert set(costs["other"]) == {0.5}
     assert 7.0 not in costs["force"]
+
+
+def test_low_shot_regression(tmp_path: Path) -> None:
+    """VISSL's steps, by scikit-learn, on the features of each draw."""
+    sampling = {
+        "DATA__TRAIN__DATA_LIMIT": 30,
+        "DATA__TRAIN__DATA_LIMIT_SAMPLING__IS_BALANCED": True,
+    }
+    given = {"LOGISTIC_REGRESSION": {"LAMBDA": [1000.0, 10.0], "SEEDS": [3, 4]}}
+    run = make_run(tmp_path, "low_shot_test", **{**FROZEN, **sampling}, LOW_SHOT_BENCHMARK=given)
+    low_shot_test(run)
+    found = json.loads((tmp_path / "low_shot_test.json").read_text())["flatten"]
+    folders = {path.parent for path in tmp_path.rglob("manifest.json")}
+    trains = [Store.read(each) for each in folders if each.name.startswith("train")]
+    (test,) = [Store.read(each) for each in folders if each.name.startswith("test")]
+    expected: dict[float, list[float]] = {1000.0: [], 10.0: []}
+    trains.sort(key=lambda each: str(each.depends_on["view"]["DATA_LIMIT_SAMPLING"]))
+    assert len(trains) == 2
+    for drawn in trains:
+        scaler = StandardScaler().fit(drawn.layer("flatten").tensor().flatten(1))
+        rows, others = (
+            scaler.transform(each.layer("flatten").tensor().flatten(1)) for each in (drawn, test)
+        )
+        for strength, scores in expected.items():
+            cost = len(rows) / strength
+            machine = LogisticRegression(C=cost, tol=1e-8, max_iter=9999).fit(rows, drawn.targets)
+            scores.append(100 * machine.score(others, test.targets))
+    for strength, scores in expected.items():
+        assert found["details"]["draws"][f"lambda={strength:g} top1"] == pytest.approx(scores)
+        assert found["metrics"][f"lambda={strength:g} top1"] == pytest.approx(np.mean(scores))
+    best = [max(each) for each in zip(*expected.values())]
+    assert found["details"]["best_on_test"] == pytest.approx(np.mean(best))
 
 
 def test_low_shot_svm(tmp_path: Path) -> None:

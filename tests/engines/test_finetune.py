@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import torch
 
 from sslengine.checkpoint import files
 from sslengine.config.resolve import resolve
+from sslengine.config.sections import read
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.finetune import finetune
 from sslengine.engines.protocols import show_protocols
@@ -21,6 +23,8 @@ from sslengine.engines.train import train
 from sslengine.engines.trained_results import as_protocols
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.widths import settle_widths
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.options import OptimizerOptions
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from tests.engines.runs import PowerCut, make_run, screen
@@ -117,6 +121,11 @@ def _rows(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["features"]: row for row in report["finetuned"]}
 
 
+def _all_rows(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / "evaluation.json").read_text())["finetuned"]
+    return found
+
+
 def _trunk(folder: Path) -> dict[str, torch.Tensor]:
     state = files.newest(folder / "checkpoints")[1]["classy_state_dict"]["base_model"]["model"]
     return {name: each for name, each in state["trunk"].items() if "running" not in name
@@ -171,6 +180,72 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     finetune(again)
     assert "this run is complete" in screen(again)
     assert _rows(tmp_path / "cut")["trained"] == cut_rows
+
+
+SAMPLING = "DATA__TRAIN__DATA_LIMIT_SAMPLING"
+
+
+def test_few_labels_are_drawn_or_listed(tmp_path: Path) -> None:
+    """The list that a draw writes gives the same training; another list another folder."""
+    _pretrained(tmp_path)
+    few = {**TUNED, "FINETUNE__UNTRAINED": False, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 5,
+           "OPTIMIZER__num_epochs": 1}  # fmt: skip
+    finetune(make_run(tmp_path, "finetune", **few, **{f"{SAMPLING}__SHARE": 0.2}))
+    drawn = _rows(tmp_path)["trained"]
+    assert (drawn["labelled"], drawn["steps"]) == (12, 2)
+    written = tmp_path / drawn["folder"] / "labelled.csv"
+    rows = list(csv.DictReader(written.read_text().splitlines()))
+    assert {int(row["label"]) for row in rows} == {*range(10)}
+    given = tmp_path / "given.csv"
+    given.write_bytes(written.read_bytes())
+    again: dict[str, Any] = {**few, f"{SAMPLING}__LIST": str(given), "FINETUNE__NAME": "listed"}
+    finetune(make_run(tmp_path, "finetune", **again))
+    (listed,) = [row for row in _all_rows(tmp_path) if row["protocol"] == "listed"]
+    ends = [_trunk(tmp_path / row["folder"]) for row in (drawn, listed)]
+    assert all(torch.equal(ends[0][name], each) for name, each in ends[1].items())
+    given.write_text("\n".join(given.read_text().splitlines()[:-1]))
+    finetune(make_run(tmp_path, "finetune", **again))
+    counts = [row["labelled"] for row in _all_rows(tmp_path) if row["protocol"] == "listed"]
+    assert counts == [12, 11]
+
+
+# The published recipes: epochs, rates of trunk and classifier at 256 images at the epochs, Nesterov.
+FEW: dict[str, tuple[int, dict[int, tuple[float, float]], bool]] = {
+    "simclr_1_percent": (60, {0: (0.05, 0.05), 30: (0.025, 0.025)}, True),
+    "simclr_10_percent": (30, {0: (0.05, 0.05), 15: (0.025, 0.025)}, True),
+    "vissl_1_percent": (70, {29: (0.05, 0.05), 30: (0.005, 0.005)}, True),
+    "vissl_10_percent": (70, {29: (0.05, 0.05), 30: (0.005, 0.005)}, True),
+    "swav_1_percent": (20, {11: (0.02, 5.0), 12: (0.004, 1.0), 16: (0.0008, 0.2)}, False),
+    "swav_10_percent": (20, {11: (0.01, 0.2), 12: (0.002, 0.04), 16: (0.0004, 0.008)}, False),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_recipes_of_few_labels(name: str, tmp_path: Path) -> None:
+    epochs, rates, nesterov = FEW[name]
+    run = settle_widths(resolve([
+        "config=quickstart/simclr", "+config/benchmark/finetune=shapes",
+        f"+config/benchmark/semi_supervised={name}", "config.DATA.NUM_DATALOADER_WORKERS=0",
+        "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=128", "config.DATA.TRAIN.DATA_LIMIT=3000",
+        "config.OPTIMIZER.accumulate=2",
+    ]))  # fmt: skip
+    assert run.config.OPTIMIZER.num_epochs == epochs
+    share = run.config.DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE
+    assert f"_{100 * share:g}_percent" in name
+    model = torch.nn.ModuleDict({"trunk": torch.nn.Linear(2, 2), "heads": torch.nn.Linear(2, 2)})
+    options = read(run.config, OptimizerOptions)
+    optimizer = build_optimizer(model, options, torch.device("cpu"), epochs)
+    for epoch, expected in rates.items():
+        optimizer.schedule(epoch / epochs)
+        optimizer.on_epoch(epoch / epochs)
+        found = {
+            part: group["lr"] for group in optimizer.param_groups for part in model
+            for weight in model[part].parameters() if any(weight is each for each in group["params"])
+        }  # fmt: skip
+        assert (found["trunk"], found["heads"]) == pytest.approx(expected, rel=1e-5), epoch
+        for group in optimizer.param_groups:
+            assert (group["weight_decay"], group["momentum"]) == (0.0, 0.9)
+            assert group["nesterov"] is nesterov
 
 
 SCALING = "OPTIMIZER__param_schedulers__lr__auto_lr_scaling"

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
-from sslengine.engines.sweep import sweep
+from sslengine.config.resolve import resolve
+from sslengine.config.sections import read
+from sslengine.engines.run import Run
+from sslengine.engines.sweep import _grid, _values, sweep
+from sslengine.engines.sweep_options import SweepOptions
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, UnexpectedResultError
+from sslengine.launch.widths import settle_widths
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.options import OptimizerOptions
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.integration.test_several_classes import several_classes, write_images
 from tests.ranks import RankPool
@@ -142,6 +151,51 @@ def test_attention_over_patches(tmp_path: Path) -> None:
     sweep(make_run(tmp_path, "sweep", **given))
     assert {each["feature"] for each in _report(tmp_path)["heads"]} == {"res5"}
     assert _heads(tmp_path)["1.0.query"].ndim == 1
+
+
+# The published recipes: optimizer, norm or form of the head, epochs or steps, rates at 1,024 images.
+RECIPES: dict[str, tuple[str, dict[str, Any], tuple[int, int | None], dict[float, float]]] = {
+    "mae": ("LARS", {"norm": "batch"}, (90, None), {0.0: 0.0, 10 / 90: 0.4, 50 / 90: 0.2}),
+    "lejepa": ("AdamW", {"norm": "layer"}, (0, 12500), {0.0: 5e-7, 0.1: 5e-4, 1 - 1e-9: 5e-7}),
+    "vjepa": ("AdamW", {"form": "block"}, (20, None), {0.0: 1e-3, 0.5: 5e-4, 1 - 1e-9: 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes(name: str, tmp_path: Path) -> None:
+    optimizer_name, head, (epochs, steps), rates = RECIPES[name]
+    run = settle_widths(resolve([
+        "config=quickstart/mae", f"+config/benchmark/sweep={name}", "config.DATA.NUM_DATALOADER_WORKERS=0",
+        "config.DATA.TRAIN.LABEL_SOURCES=[shapes]", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=1024",
+        "config.DATA.TEST={DATA_SOURCES: [shapes], LABEL_SOURCES: [shapes], DATA_LIMIT: 20}",
+        "config.MODEL.TRUNK.VISION_TRANSFORMERS.USE_CLASS_TOKEN=true",
+    ]))  # fmt: skip
+    made = Run(run, tmp_path, torch.device("cpu"), Console(file=io.StringIO()))
+    options = read(run.config, SweepOptions)
+    grid = _grid(made, options)
+    features = {"mae": ["concatCLS1"], "lejepa": ["concatCLS2"], "vjepa": ["lastPATCH"]}
+    assert list(dict.fromkeys(each.feature for each in grid)) == features[name]
+    values = _values(options, grid, 10, None)
+    assert head.items() <= values["MODEL.HEAD.PARAMS"][0][0][1].items()
+    assert steps == run.config.OPTIMIZER.num_iterations
+    assert steps or epochs == run.config.OPTIMIZER.num_epochs
+    optimizer = build_optimizer(
+        torch.nn.Linear(2, 2), read(run.config, OptimizerOptions), torch.device("cpu"), epochs or 10
+    )
+    assert type(optimizer.inner).__name__ == optimizer_name
+    factor = grid[2 if name == "lejepa" else 0].lr
+    for where, rate in rates.items():
+        optimizer.schedule(where)
+        assert optimizer.param_groups[0]["lr"] * factor == pytest.approx(rate, rel=1e-3, abs=1e-9)
+    decays = {"mae": 0.0, "lejepa": 1e-6, "vjepa": 1e-3}
+    assert {each.weight_decay for each in grid} == {decays[name]}
+
+
+def test_one_head_is_not_chosen(trained: Path) -> None:
+    sweep(make_run(trained, "sweep", **{**HEAD_SWEEP, "HEAD_SWEEP": {
+        "HEAD": "attentive_block", "LR": [0.01], "SELECT_ON": "test"}}, OPTIMIZER__name="adamw"))  # fmt: skip
+    assert _report(trained)["chosen_on"] == "nothing: there is one head"
+    assert _heads(trained)["0.0.block.output.weight"].ndim == 2
 
 
 @pytest.mark.slow

@@ -39,6 +39,8 @@ RUNS: list[tuple[str, str, int, list[str], str]] = [
      ["config.SVM.costs.costs_list=[1.0]"], "res5/test_ap.npy"),
     ("train_svm_low_shot", "benchmark/low_shot_transfer/voc07/eval_resnet_8gpu_transfer_voc07_low_shot_svm", 1,
      ["config.SVM.costs.costs_list=[1.0]", "config.SVM.low_shot.k_values=[1]"], "res5/test_ap_mean.npy"),
+    ("low_shot_test", "benchmark/low_shot_transfer/imagenet/logistic_regression_in1k", 2,
+     ["config.DATA.TRAIN.DATA_LIMIT=6"], "low_shot_test.json"),
     ("nearest_neighbor_test", "benchmark/nearest_neighbor/eval_resnet_8gpu_in1k_kNN", 2, [],
      "kNN_heads_output_predictions.npy"),
     ("instance_retrieval_test", "benchmark/instance_retrieval/eval_resnet_1gpu_roxford", 2,
@@ -58,7 +60,7 @@ def test_each_tool_of_a_benchmark_starts_its_engine() -> None:
         for path in (ROOT / "tools").glob("*.py")
     }
     named = {tool: match[1] for tool, match in found.items() if match}
-    assert {"train_svm", "train_svm_low_shot", "nearest_neighbor_test", "instance_retrieval_test",
+    assert {"train_svm", "train_svm_low_shot", "low_shot_test", "nearest_neighbor_test", "instance_retrieval_test",
             "cluster_features_and_label"} == named.keys()  # fmt: skip
     assert all(tool == engine and engine in ENGINES.names() for tool, engine in named.items())
 

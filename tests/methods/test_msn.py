@@ -18,11 +18,14 @@ from sslengine.methods.base import Step, callbacks
 from sslengine.methods.msn import MSNLoss, MSNOptions
 from sslengine.models.build import build_model
 from sslengine.models.options import (
+    FeatureEvalOptions,
     HeadOptions,
     ModelOptions,
     TrunkOptions,
     VisionTransformerOptions,
+    WeightsInitOptions,
 )
+from sslengine.models.weights import init_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import assert_teacher_follows
 from tests.ranks import RankPool
@@ -286,6 +289,45 @@ def test_patches_are_dropped_from_random_views(same: bool) -> None:
     assert len({tuple(row) for row in shown.tolist()}) == (2 if same else 8)
 
 
+# ---- VISSL's head
+
+
+@pytest.mark.parametrize(("query", "bn"), [(True, True), (False, True), (False, False)])
+def test_weights_of_vissls_head(query: bool, bn: bool, tmp_path: Path) -> None:
+    """Its names and its output: the query, or shares of the prototypes."""
+    arguments = {"in_dim": 8, "hidden_dim": 7, "output_dim": 5, "num_prototypes": 6, "use_bn": bn}
+    trunk = VisionTransformerOptions(**VIT)  # type: ignore[arg-type]
+    model: Any = build_model(ModelOptions(
+        TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=trunk),
+        HEAD=HeadOptions(PARAMS=[["msn_head", {**arguments, "return_query": query}]]),
+    )).eval()  # fmt: skip
+    fc = nn.Sequential()
+    for number, (inputs, outputs) in enumerate(((8, 7), (7, 7), (7, 5)), 1):
+        fc.add_module(f"fc{number}", nn.Linear(inputs, outputs))
+        if number < 3:
+            if bn:
+                fc.add_module(f"bn{number}", nn.BatchNorm1d(outputs).requires_grad_(False))
+                fc[-1].running_mean.fill_(0.1)
+            fc.add_module(f"gelu{number}", nn.GELU())
+    prototypes = wave((6, 5), 3).float()
+    file = tmp_path / "vissl.torch"
+    heads = {f"0.fc.{name}": each for name, each in fc.state_dict().items()}
+    state = {"trunk": model.trunk.state_dict(), "heads": {**heads, "0.prototypes": prototypes}}
+    torch.save({"classy_state_dict": {"base_model": {"model": state}}}, file)
+    init_weights(model, ModelOptions(
+        WEIGHTS_INIT=WeightsInitOptions(PARAMS_FILE=str(file)),
+        FEATURE_EVAL_SETTINGS=FeatureEvalOptions(EVAL_MODE_ON=True, EVAL_TRUNK_AND_HEAD=True),
+    ))  # fmt: skip
+    feature = wave((4, 8), 2).float()
+    expected = fc.eval()(feature)
+    expected = expected / expected.square().sum(1, keepdim=True).sqrt()
+    if not query:
+        scores = expected @ (prototypes / prototypes.square().sum(1, keepdim=True).sqrt()).T / 0.1
+        expected = scores.exp() / scores.exp().sum(1, keepdim=True)
+    torch.testing.assert_close(model.heads[0](feature), expected, rtol=1e-5, atol=1e-6)
+    assert model.heads[0].prototypes.requires_grad is not query
+
+
 # ---- what does not fit
 
 
@@ -300,6 +342,9 @@ def test_what_is_refused() -> None:
     options = MSNOptions()
     options.infer(facts)
     assert options.output_dim == 9
+    own = RunFacts(heads=(("msn_head", {"num_prototypes": 9}),))
+    with pytest.raises(ConfigError, match=r"num_prototypes of msn_head to 0, .* msn_loss to 9"):
+        MSNOptions().infer(own)
     with pytest.raises(ConfigError, match=r"msn_loss: needs msn_head in config.MODEL.HEAD"):
         MSNOptions().infer(RunFacts())
     wrong = MSNOptions(num_prototypes=0, temperature=0, me_max_weight=-1, momentum=2)

@@ -35,6 +35,7 @@ from sslengine.data.loading.seeding import (
     streams_kept,
 )
 from sslengine.data.manifest.classes import Classes, Column
+from sslengine.data.manifest.few_labels import with_labels_in_use
 from sslengine.data.manifest.hold_out import rows_of as hold_out_rows
 from sslengine.data.manifest.labels import in_train_numbers, label_columns, shared, standard_labels
 from sslengine.data.manifest.shared import SharedArray
@@ -76,7 +77,7 @@ def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -
 
 
 class SSLDataset(Dataset[Sample]):
-    """The samples of one split, of which DATA_LIMIT may be a subset."""
+    """The samples of one split, or the part of them that DATA_LIMIT and DATA_LIMIT_SAMPLING use."""
 
     def __init__(
         self,
@@ -110,6 +111,9 @@ class SSLDataset(Dataset[Sample]):
             options, split, len(of_split), part(standard[0], of_split) if standard else None
         )
         rows = part(of_split, chosen)
+        rows = with_labels_in_use(
+            options, split, rows, part(standard[0], rows) if standard else None, first
+        )
         used = [part(column, rows) for column in standard]
         # What grows with the number of samples is shared with the loader workers.
         self._rows = rows if isinstance(rows, range) else SharedArray.of(rows)

@@ -40,6 +40,43 @@ def test_attention_of_one_query(heads: int) -> None:
     torch.testing.assert_close(head(tokens), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_block_of_cross_attention_as_in_v_jepa() -> None:
+    """torch's own attention has the projections; the rest is added by the formula."""
+    head = _head("attentive_probe", in_dim=WIDTH, out_dim=OUTPUTS, heads=3, form="block")
+    block, tokens = head.block, _tokens()
+    with torch.no_grad():
+        for number, weight in enumerate(head.parameters()):
+            weight.copy_(torch.sin(torch.arange(weight.numel()) * (0.3 + number)).view_as(weight))
+    attention = torch.nn.MultiheadAttention(WIDTH, 3, batch_first=True)
+    layers = (block.query, head.key_value)
+    with torch.no_grad():
+        attention.in_proj_weight.copy_(torch.cat([each.weight for each in layers]))
+        attention.in_proj_bias.copy_(torch.cat([each.bias for each in layers]))
+    attention.out_proj = block.output
+    query = head.query.expand(3, 1, -1)
+    seen = block.norm_tokens(tokens)
+    found = (query + attention(query, seen, seen)[0])[:, 0]
+    inner = block.norm(found) @ block.mlp[0].weight.T + block.mlp[0].bias
+    inner = inner / 2 * (1 + torch.erf(inner / math.sqrt(2)))
+    found = found + inner @ block.mlp[2].weight.T + block.mlp[2].bias
+    expected = found @ head.linear.weight.T + head.linear.bias
+    torch.testing.assert_close(head(tokens), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_block_begins_as_in_v_jepa() -> None:
+    """Truncated normal 0.02, what is added by 1 / sqrt(2) of it; no bias."""
+    head = _head("attentive_probe", in_dim=256, out_dim=OUTPUTS, form="block")
+    block, small = head.block, 0.02 / math.sqrt(2)
+    assert head.heads == 4
+    for weight, spread in (
+        (block.query.weight, 0.02), (head.key_value.weight, 0.02), (block.output.weight, small),
+        (block.mlp[0].weight, 0.02), (block.mlp[2].weight, small), (head.query, 0.02),
+    ):  # fmt: skip
+        assert weight.std().item() == pytest.approx(spread, rel=0.15)
+    assert block.mlp[0].out_features == 1024
+    assert not any(bool(each.any()) for name, each in head.named_parameters() if "bias" in name)
+
+
 def test_a_map_is_tokens() -> None:
     head = _head("attentive_probe", in_dim=WIDTH, out_dim=OUTPUTS)
     maps = torch.randn(3, WIDTH, 2, 4)
