@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sslengine.models.options import ModelOptions
 from tests.config.recipes import recipe
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.test_simmim import BEIT, PATCH, SIDE, VIT, WIDTH
+from tests.methods.test_simmim import batch as batch_of
 
 BLOCKS = 2
 TRUNKS: dict[str, dict[str, Any]] = {
@@ -109,6 +111,86 @@ def test_loss_and_gradients_are_the_published_ones(trunk: str, beta: float) -> N
     theirs = torch.autograd.grad(expected, list(trained.values()))
     for name, one, two in zip(trained, ours, theirs, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12, msg=f"{name}: {one - two}")
+
+
+# By beta: the loss of each step; the squared norms of the teacher's blocks and of the model at the end.
+OFFICIAL = {
+    2.0: (
+        [1.4907980734799666, 1.5432650377561514, 1.2663616036325451, 1.3247339003676104,
+         1.478658540142559],
+        [311.9532025073263, 332.81759166923075],
+    ),
+    0.0: (
+        [6.033499864175902, 6.283279923487497, 5.091781863089198, 5.271758927764875,
+         5.9865592323890455],
+        [311.645297063812, 329.18999312610873],
+    ),
+}  # fmt: skip
+# Sums of the absolute gradients of the first step, with beta 2.
+GRADIENTS = {
+    "cls_emb": 0.1372025103736494,
+    "mask_emb": 3.27082252051869,
+    "patch_embed.conv.weight": 1.044312613060444,
+    "encoder.rel_pos_bias.relative_position_bias_table": 0.040812585343654326,
+    "encoder.blocks.1.gamma_1": 0.45364017761736336,
+    "encoder.blocks.1.attn.qkv.weight": 3.769620564593841,
+    "encoder.blocks.1.mlp.2.weight": 15.190912132169329,
+}
+OFFICIAL_NAMES = {
+    "patch_embed.proj": "patch_embed.conv", "cls_token": "cls_emb", "mask_token": "mask_emb",
+    "blocks.": "encoder.blocks.", "rel_pos_bias.": "encoder.rel_pos_bias.", "norm.": "encoder.norm.",
+    "mlp.fc1": "mlp.0", "mlp.fc2": "mlp.2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("beta", OFFICIAL)
+def test_five_steps_are_those_of_the_official_code(beta: float) -> None:
+    """facebookresearch/fairseq 3d262bb, examples/data2vec/models/data2vec_vision.py with its EMAModule,
+    run on a CPU in float64 with these images, masks and weights: AdamW at 0.01 with weight decay 0.05 on
+    all, clipped at 3, momentum 0.9 to 0.98. It counts the update that was made in that schedule.
+    Its MLPs have four times the width, whatever is configured, and its norms torch's epsilon; timm's Beit
+    has 1e-6.
+    """
+    beit = {"NAME": "beit", "BEIT": {**BEIT["BEIT"], "NUM_LAYERS": 3, "MLP_RATIO": 4.0}}
+    config = resolve_dict(recipe(**{**of_run("beit"), "MODEL__TRUNK": beit})).config
+    model = build_model(read(config, ModelOptions)).double()
+    trunk: Any = model.trunk
+    for each in trunk.modules():
+        if isinstance(each, nn.LayerNorm):
+            each.eps = 1e-5
+    named = {}
+    for name, parameter in trunk.named_parameters():
+        for ours, theirs in OFFICIAL_NAMES.items():
+            name = name.replace(ours, theirs) if name.startswith(ours) or ".mlp" in name else name
+        start = zlib.crc32(name.encode()) % 1000
+        wave = (torch.arange(parameter.numel(), dtype=torch.float64) * 0.7 + start).sin()
+        is_norm = "norm" in name and name.endswith("weight")
+        parameter.data.copy_((1 + 0.1 * wave if is_norm else 0.2 * wave).view_as(parameter))
+        named[name] = parameter
+    options = Data2VecOptions(momentum=0.9, momentum_end=0.98, top_layers=2, beta=beta)
+    method = Data2VecLoss(options, RunFacts()).double()
+    method.teacher.attach(model)
+    optimizer = torch.optim.AdamW(named.values(), lr=1e-2, weight_decay=0.05)
+    expected, norms = OFFICIAL[beta]
+    losses = []
+    for step in range(5):
+        sample = batch_of(step)
+        loss = method(model(sample["input"])[0], sample, Step.alone())
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0 and beta:
+            found = {name: named[name].grad.abs().sum().item() for name in GRADIENTS}
+            assert found == pytest.approx(GRADIENTS, rel=1e-9)
+        nn.utils.clip_grad_norm_(named.values(), 3.0)
+        optimizer.step()
+        method.teacher.after_update(Step.alone(where=(step + 1) / 5))
+        losses.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-9)
+    averaged: Any = method.teacher.module.trunk
+    parts = [averaged.blocks, averaged.norm, averaged.rel_pos_bias]
+    of_teacher = sum(p.square().sum().item() for part in parts for p in part.parameters())
+    of_model = sum(p.square().sum().item() for p in named.values())
+    assert [of_teacher, of_model] == pytest.approx(norms, rel=1e-9)
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)

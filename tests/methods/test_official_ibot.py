@@ -109,7 +109,9 @@ def test_six_steps() -> None:
         assert found == pytest.approx([expected[0], expected[1] / 0.7], rel=1e-9), number
         optimizer.zero_grad()
         losses["loss"].backward()
-        clip_each([each.grad for each in named.values() if each.grad is not None], CLIP, ScaleEach())
+        clip_each(
+            [each.grad for each in named.values() if each.grad is not None], CLIP, ScaleEach()
+        )
         if step.epoch == 0:
             for name, each in named.items():
                 each.grad = None if "last_layer" in name else each.grad
@@ -118,6 +120,8 @@ def test_six_steps() -> None:
     teacher: Any = loss.teacher.module
     parts = [model.trunk, model.heads[0], teacher.trunk, teacher.heads[0]]
     teacher.trunk.mask_token.data.zero_()  # theirs has none
-    found = [sum(float(each.detach().square().sum()) for each in part.parameters()) for part in parts]
+    found = [
+        sum(float(each.detach().square().sum()) for each in part.parameters()) for part in parts
+    ]
     found += [float(each.center.square().sum()) for each in (loss.class_center, loss.patch_center)]
     assert found == pytest.approx(NORMS, rel=1e-9)
