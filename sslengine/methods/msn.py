@@ -52,9 +52,9 @@ NAME, HEAD = "msn_loss", "msn_head"
 class MSNHead(nn.Module):
     """Three linear layers with GELU between them; as VISSL's also with prototypes.
 
-    Output: the embedding, which msn_loss takes. With num_prototypes, for weights that VISSL has
-    trained, its shares of the prototypes, softmax(cos / temperature); with return_query the
-    embedding at length 1.
+    It returns the embedding, which msn_loss takes. With num_prototypes, for weights that VISSL
+    has trained, it returns the shares of the prototypes, softmax(cos / temperature); with
+    return_query the embedding at length 1.
     """
 
     def __init__(
