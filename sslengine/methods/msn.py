@@ -41,7 +41,7 @@ from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.losses.views import described, expect_crops, inputs_of
 from sslengine.methods.base import Method, Multiplier, Step
-from sslengine.methods.dino import perceptron
+from sslengine.methods.dino import perceptron, prototypes_used
 from sslengine.methods.teacher import Teacher
 from sslengine.registry import register_head, register_loss
 
@@ -196,8 +196,11 @@ class MSNLoss(Method):
         if self.options.entropy_weight:
             losses["entropy"] = torch.special.entr(p).sum(dim=-1).mean()
             loss = loss + self.options.entropy_weight * losses["entropy"]
-        entropy = torch.special.entr(targets).sum(dim=-1).mean()
-        return {"loss": loss, **losses, "teacher_entropy": entropy}
+        signs = {
+            "teacher_entropy": torch.special.entr(targets).sum(dim=-1).mean(),
+            "prototypes_used": prototypes_used(targets),
+        }
+        return {"loss": loss, **losses, **signs}
 
     @torch.no_grad()
     def targets(self, seen: Tensor, prototypes: Tensor) -> Tensor:

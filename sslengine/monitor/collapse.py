@@ -39,6 +39,8 @@ LEFT = 0.25  # of the largest value so far
 ALIKE_RANK, ALIKE_SPREAD = 1.2, 0.05
 COINCIDE = 14.0  # KoLeo of two views: a mean distance of exp(-7), 1e-3
 SLOW_TEACHER = 0.9
+# What makes targets flat, and its usual value; of the first two in student's temperatures.
+USUAL = {"teacher_temp_max": 0.4, "target_temp": 0.5, "sharpen": 0.25, "temperature": 0.1}
 
 
 class Finding(NamedTuple):
@@ -90,6 +92,26 @@ class _Run:
     def set(self, option: str, value: Any) -> str:
         return f"Set config.LOSS.{self.method}.{option}={value} (now {self.options[option]})."
 
+    def prototypes(self) -> float:
+        """K: how many scores a target has."""
+        names = ("num_prototypes", "num_clusters", "output_dim")
+        return next((self.get(each) for each in names if each in self.options), math.nan)
+
+    def is_uniform(self, entropy: float) -> bool:
+        return entropy >= UNIFORM * math.log(self.prototypes())
+
+    def sharper(self, times: float = 0.0) -> str:
+        """What to set for sharper targets, if an option is so many times its usual value."""
+        student = self.get("student_temp", 0.1)
+        usual = {name: round(value * (student if "_temp" in name else 1.0), 3)
+                 for name, value in USUAL.items() if name in self.options}  # fmt: skip
+        suspect = max(usual, key=lambda name: self.get(name) / usual[name], default="")
+        if not suspect or self.get(suspect) < times * usual[suspect]:
+            return ""
+        now, lower = self.get(suspect), usual[suspect]
+        lower = lower if now > lower else max(0.02, round(now / 2, 3))
+        return f"The targets are too flat. {self.set(suspect, lower)}"
+
     def slow_teacher(self) -> str:
         """What to set if the teacher is hardly behind the student."""
         if self.get("momentum") >= SLOW_TEACHER or "momentum" not in self.options:
@@ -107,6 +129,8 @@ class _Run:
 
     def sinkhorn(self) -> str:
         """Equal shares for all prototypes, for methods that offer it and do not use it."""
+        if self.options.get("sinkhorn_iterations") == 0:
+            return self.set("sinkhorn_iterations", 3)
         return self.set("targets", "sinkhorn") if self.options.get("targets") == "center" else ""
 
 
@@ -124,27 +148,19 @@ def _rates(schedule: Any, name: str = "value") -> Iterator[float]:
 
 
 def _uniform(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
-    largest = math.log(run.get("output_dim"))
     entropy = ends[-1].get(ENTROPY, 0.0)
-    if not entropy >= UNIFORM * largest:
-        return
-    sharp = round(0.4 * run.get("student_temp"), 3)
-    warm = run.get("teacher_temp_max")
-    if warm < run.get("student_temp") and run.slow_teacher():
-        advice = run.slow_teacher()
-    elif warm < run.get("student_temp") and run.get("ema_center") < 0.5:
-        advice = f"The centre follows single batches. {run.set('ema_center', 0.9)}"
-    else:
-        lower = sharp if warm > sharp else max(0.02, round(warm / 2, 3))
-        advice = f"The teacher's temperature is too high. {run.set('teacher_temp_max', lower)}"
-    value = f"the teacher's entropy is {entropy:.3f}, ln K is {largest:.3f}"
-    yield Finding("uniform targets", value, advice)
+    if run.is_uniform(entropy):
+        advice = run.sharper(times=2.5) or run.slow_teacher()
+        if not advice and run.get("ema_center") < 0.5:
+            advice = f"The centre follows single batches. {run.set('ema_center', 0.9)}"
+        value = f"the teacher's entropy is {entropy:.3f}, ln K is {math.log(run.prototypes()):.3f}"
+        yield Finding("uniform targets", value, advice or run.sharper() or run.lower_rate())
 
 
 def _prototypes(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
     used = ends[-1].get(USED, math.nan)
     most = max(each.get(USED, 0.0) for each in ends)
-    of_all = f"{used:.1f} of {run.get('output_dim'):g} prototypes are in use"
+    of_all = f"{used:.1f} of {run.prototypes():g} prototypes are in use"
     if used < 2.0:
         if run.options.get("targets", "center") == "center" and run.get("ema_center") > 0.99:
             advice = f"The centre does not move. {run.set('ema_center', 0.9)}"
@@ -165,7 +181,7 @@ def _prototypes(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
 
 def _positions(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
     known = ends[-1].get(INFORMATION, math.nan)
-    if known < SAYS_NOTHING:
+    if known < SAYS_NOTHING and not run.is_uniform(ends[-1].get(ENTROPY, 0.0)):
         if run.options.get("positionwise", True):
             advice = run.slow_teacher() or run.lower_rate()
         else:

@@ -55,6 +55,18 @@ DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
                   "one prototype", "config.LOSS.dino_loss.ema_center=0.9 (now 1.0)"),
     "no teacher": ("dino", {"momentum": 0, **rate(0.1), **NEVER_FROZEN}, "one prototype",
                    "config.LOSS.dino_loss.momentum=0.99 (now 0"),
+    "flat": ("capi", {"target_temp": 10}, "uniform targets",
+             "config.LOSS.capi_loss.target_temp=0.06 (now 10"),
+    "flat for both": ("msn", {"LOSS.msn_loss.temperature": 10}, "uniform targets",
+                      "config.LOSS.msn_loss.temperature=0.1 (now 10"),
+    "no equal shares": ("msn", {"sinkhorn_iterations": 0, "me_max_weight": 0, "momentum": 0.9,
+                                **rate(0.03), "OPTIMIZER.num_epochs": 8},
+                        "one prototype", "config.LOSS.msn_loss.sinkhorn_iterations=3 (now 0)"),
+    # Of images with little contrast tokens are hardly more than their positions.
+    "positions": ("capi", {"positionwise": False, "DATA.TRAIN.TRANSFORMS.3.std": [25, 25, 25]},
+                  "targets without images", "config.LOSS.capi_loss.positionwise=true (now False)"),
+    "equal patches of capi": ("capi", {"momentum": 0, "OPTIMIZER.num_epochs": 6, **rate(1.0)},
+                              "equal patches", "config.LOSS.capi_loss.momentum=0.99 (now 0"),
     "equal images": ("dinov2", GREY, "KoLeo", "config.LOSS.dinov2_loss.koleo_weight=0 (now 0.1)"),
     "equal patches": ("ijepa", {"momentum": 0, "predictor_layers": 1, **rate(1.0)},
                       "equal patches", "config.LOSS.ijepa_loss.momentum=0.99 (now 0"),
@@ -85,7 +97,7 @@ def test_a_run_that_dies(way: str, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["ibot", "dino"])
+@pytest.mark.parametrize("recipe", ["ibot", "dino", "msn", "capi"])
 def test_a_run_that_lives(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", recipe) == 0
     assert advice(tmp_path / "run", capsys) == {}
@@ -146,6 +158,16 @@ def test_rules(ends: list[dict[str, float]], amp: dict[str, Any], expected: list
     found = [str(each) for each in findings(ends, _config(**amp))]
     assert len(found) == len(expected[:1])
     assert all(part in found[0] for part in expected)
+
+
+def test_a_method_with_options_of_its_own() -> None:
+    """K by another name; no option is known that makes the targets of `any_loss` flat."""
+    config = _config()
+    config["LOSS"]["any_loss"] = {"num_prototypes": 1024, "output_dim": 64}
+    assert list(findings([{ENTROPY: 4.2}], config)) == []  # more than ln 64
+    (found,) = findings([{ENTROPY: 6.93}], config)
+    assert "ln K is 6.931" in found.value
+    assert "0.3, try 0.1" in found.advice
 
 
 def test_clusters_that_became_positions() -> None:

@@ -403,7 +403,7 @@ GOLDEN = {
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
     "capi": (_capi, 529, 524),
-    "msn": (_msn, 537, 530),
+    "msn": (_msn, 541, 530),
     "distillation": (_distillation, 178, 178),
 }
 
