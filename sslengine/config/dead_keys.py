@@ -112,7 +112,7 @@ DEAD_KEYS: dict[str, DeadKey] = {
         "set CHECKPOINT_BLOCK, which saves more"
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.HYBRID": _off(
-        "a convolutional stem is not available", None, ""
+        "set STEM: conv for a convolutional stem", None, ""
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.NAME": _off(
         "pass `mask` by additional_keys of MULTI_INPUT_HEAD_MAPPING: it adds a mask token", ""

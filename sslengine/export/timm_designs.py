@@ -55,6 +55,9 @@ _VITS = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_l
 
 def _timm_vit(trunk: TrunkOptions) -> Design:
     options = trunk.VISION_TRANSFORMERS
+    if options.STEM != "patches":
+        key = "config.MODEL.TRUNK.VISION_TRANSFORMERS.STEM"
+        raise ExportError(f"timm has no vision transformer with {key} {options.STEM}.")
     arguments = {
         **_of_patches(options),
         "mlp_ratio": _ratio(options),

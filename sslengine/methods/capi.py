@@ -143,7 +143,7 @@ class CapiLoss(Method):
             )
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
-            weight, clusters = trunk.patch_embed.proj.weight, self.options.num_clusters
+            weight, clusters = next(trunk.patch_embed.parameters()), self.options.num_clusters
             self.predictor = Predictor(self.options, trunk.embed_dim).to(weight)
             self.head = CosineScores(self.predictor.width, clusters).to(weight)
             self.clusters = nn.Linear(trunk.embed_dim, clusters).to(weight)

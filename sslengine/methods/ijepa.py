@@ -101,7 +101,7 @@ class IJepaLoss(Method):
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             size = trunk.patch_embed.grid_size
-            weight = trunk.patch_embed.proj.weight
+            weight = next(trunk.patch_embed.parameters())
             self.predictor = Predictor(self.options, trunk.embed_dim, size).to(weight)
 
     def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:

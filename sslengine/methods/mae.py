@@ -78,8 +78,9 @@ class MaskedAutoencoder(nn.Module):
         side = model.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE // self.trunk.patch_size
         self.decoder = Decoder(options, self.trunk, (side, side))
         self.apply(_initialise)
-        patches = self.trunk.patch_embed.proj.weight
-        nn.init.xavier_uniform_(patches.view(len(patches), -1))  # a linear layer on patches
+        for layer in self.trunk.patch_embed.modules():
+            if isinstance(layer, nn.Conv2d):  # as a linear layer on patches
+                nn.init.xavier_uniform_(layer.weight.view(layer.out_channels, -1))
         for token in (self.trunk.cls_token, self.decoder.hidden_token):
             if token is not None:  # the trunk may have no class token
                 nn.init.normal_(token, std=0.02)
@@ -169,7 +170,8 @@ class Decoder(nn.Module):
             )
         )
         self.norm = norm(width)
-        self.pixels = nn.Linear(width, trunk.patch_embed.proj.weight[0].numel())
+        channels = next(trunk.patch_embed.parameters()).shape[1]
+        self.pixels = nn.Linear(width, trunk.patch_size**2 * channels)
 
     def forward(self, tokens: Tensor, places: Tensor, grid: tuple[int, int]) -> Tensor:
         """places, N x L: the position of each patch in the order: visible, then hidden.

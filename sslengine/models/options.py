@@ -112,6 +112,10 @@ class VisionTransformerOptions:
     IMAGE_SIZE: int = 224
     # The side of a patch, in pixels.
     PATCH_SIZE: int = 16
+    # What makes a token of a patch: patches (a linear map), conv (overlapping 3 x 3 convolutions, which
+    # learn from fewer images) or mlp (a small network on each patch, which sees nothing of its
+    # neighbours: for masks). conv and mlp need a PATCH_SIZE of 2, 4, 8, 16 ...
+    STEM: str = "patches"
     # Blocks.
     NUM_LAYERS: int = 12
     # Attention heads of each block.
@@ -148,6 +152,9 @@ class VisionTransformerOptions:
 
     def check(self) -> Iterator[str]:
         yield from no_scale(self)
+        yield from one_of(self, "STEM", "patches", "conv", "mlp")
+        if self.STEM != "patches" and self.PATCH_SIZE & (self.PATCH_SIZE - 1):
+            yield f"PATCH_SIZE: STEM {self.STEM} needs a power of 2, got {self.PATCH_SIZE}."
         if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
             yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."
         if self.REGISTER_TOKENS < 0:

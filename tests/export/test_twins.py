@@ -93,6 +93,7 @@ def test_the_lines_for_torchvision_make_the_same_network(name: str, tmp_path: Pa
 
 NARROW = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.0625, "STEM": "small"}}
 GROUP_NORM = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "NORM": "GroupNorm"}}
+STEM = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "STEM": "conv"}}
 SCALED = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "QK_SCALE": 0.5}}
 
 
@@ -107,6 +108,7 @@ SCALED = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "QK_SCALE
         (NARROW, "torchvision", r"torchvision has no ResNet with .*WIDTH_MULTIPLIER 0.0625"),
         (GROUP_NORM, "timm", "NORM GroupNorm"),
         (SCALED, "timm", "with the same weights gives other features than the trunk's lastCLS"),
+        (STEM, "timm", "no vision transformer with .*VISION_TRANSFORMERS.STEM conv"),
         ({"NAME": "regnet", "REGNET": {"name": "regnet_y_400mf"}}, "timm", "no network like"),
         ({"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT}, "torchvision", "no network"),
         (

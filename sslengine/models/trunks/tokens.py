@@ -44,7 +44,8 @@ def add_mask_token(trunk: Any) -> None:
             f"config.MODEL.TRUNK.NAME: {type(trunk).__name__} cannot take a mask: it does not "
             f"embed patches; vision_transformer, swin_transformer and timm's ViTs do."
         )
-    trunk.mask_token = nn.Parameter(torch.zeros(1, embed.proj.weight.shape[0]))
+    width = len([*embed.proj.parameters()][-1])
+    trunk.mask_token = nn.Parameter(torch.zeros(1, width))
     trunk.extra_inputs = (*trunk.extra_inputs, MASK)
     embed.register_forward_hook(_Hide(trunk))
 

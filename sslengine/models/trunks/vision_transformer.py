@@ -39,6 +39,7 @@ from sslengine.models.trunks.patches import (
     mlp_ratio,
     set_attention_scale,
 )
+from sslengine.models.trunks.stem import StemEmbed
 from sslengine.models.trunks.tokens import PATCHES_AT, tokens_of
 from sslengine.registry import register_trunk
 
@@ -63,6 +64,7 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
             **image_arguments(options),
             **block_arguments(options),
             **_mlp_arguments(options),
+            **_stem_arguments(options),
         )
         self.patch_size = options.PATCH_SIZE
         self.set_features(dict(_table(options)))
@@ -90,6 +92,12 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
         patches = tokens[:, self.num_prefix_tokens :]
         kept = patches.gather(1, shown.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
         return torch.cat([tokens[:, : self.num_prefix_tokens], kept], dim=1)
+
+
+def _stem_arguments(options: VisionTransformerOptions) -> dict[str, Any]:
+    if options.STEM == "patches":
+        return {}
+    return {"embed_layer": partial(StemEmbed, stem=options.STEM)}
 
 
 def _mlp_arguments(options: VisionTransformerOptions) -> dict[str, Any]:
