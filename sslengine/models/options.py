@@ -112,9 +112,9 @@ class VisionTransformerOptions:
     IMAGE_SIZE: int = 224
     # The side of a patch, in pixels.
     PATCH_SIZE: int = 16
-    # What makes a token of a patch: patches (a linear map), conv (overlapping 3 x 3 convolutions, which
-    # learn from fewer images) or mlp (a small network on each patch, which sees nothing of its
-    # neighbours: for masks). conv and mlp need a PATCH_SIZE of 2, 4, 8, 16 ...
+    # What makes a token of a patch: patches (a linear map), conv (overlapping 3 x 3 convolutions,
+    # which learn from fewer images) or mlp (a small network on each patch, which sees nothing of
+    # its neighbours: for masks). conv and mlp need a PATCH_SIZE of 2, 4, 8, 16 ...
     STEM: str = "patches"
     # Blocks.
     NUM_LAYERS: int = 12

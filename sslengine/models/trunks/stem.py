@@ -25,7 +25,8 @@ class StemEmbed(PatchEmbed):
     def __init__(self, *, stem: str, **arguments: Any) -> None:
         super().__init__(**arguments)
         sizes = (arguments[name] for name in ("patch_size", "in_chans", "embed_dim"))
-        self.proj = nn.Sequential(*(_conv if stem == "conv" else _mlp)(*sizes))
+        layers = (_conv if stem == "conv" else _mlp)(*sizes)
+        self.proj: Any = nn.Sequential(*layers)
 
 
 def _conv(patch_size: int, channels: int, width: int) -> Iterator[nn.Module]:

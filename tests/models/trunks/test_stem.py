@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.config.sections import section
-from sslengine.errors import ConfigError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions, TrunkOptions, VisionTransformerOptions
 from sslengine.models.trunks.tokens import add_mask_token
