@@ -24,13 +24,13 @@ from typing import Any
 
 from sslengine import catalog
 from sslengine.command.embed import ALL_OF_IT
+from sslengine.command.judged_parts import start_parts
 from sslengine.command.text import overrides, typed
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError
 from sslengine.evaluation.options import SUITES
-from sslengine.launch.cli import start
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
 from sslengine.trust import closed
@@ -39,6 +39,8 @@ assert catalog  # importing it declares all names
 
 NEIGHBOURS = [1, 20]
 HELD_OUT = 0.2  # of a run without test images
+# What a suite trains with labels: functions of with_labels.py.
+TRAINED = {"quick": (), "frozen": ("swept",), "full": ("swept", "fine_tuned")}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -99,12 +101,11 @@ def main(arguments: Sequence[str]) -> int:
         trusted=trusted, judged=True,
     )  # fmt: skip
     runs = [run]
-    of_labels = "sslengine.command.with_labels"
-    if given.suite != "quick":
-        runs += import_dotted(f"{of_labels}:swept")(given, images, entries)
-    if given.suite == "full":
-        runs += import_dotted(f"{of_labels}:fine_tuned")(given, images, entries)
-    return start([settle_widths(each) for each in runs])
+    notes: list[str] = []
+    for part in TRAINED[given.suite]:
+        more, why = import_dotted(f"sslengine.command.with_labels:{part}")(given, images, entries)
+        runs, notes = [*runs, *more], [*notes, *filter(None, [why])]
+    return start_parts([settle_widths(each) for each in runs], notes)
 
 
 # Both sets are decoded as the images that the network was trained on.

@@ -110,15 +110,20 @@ def _labelled(
         used[held_out] = False
         rows, labels = _of(rows, labels, used)
         tested, wanted = _of(tested, wanted, ~used)
-    rows, labels = _of(rows, labels, _known(labels, "training", notes))
-    tested, wanted = _of(tested, wanted, _known(wanted, "test", notes))
+    known = _known(labels, "training", notes), _known(wanted, "test", notes)
+    if not all(each.any() for each in known):
+        return Sets(name, train.layer, train.rows, about=about)
+    rows, labels = _of(rows, labels, known[0])
+    tested, wanted = _of(tested, wanted, known[1])
     about |= {"test source": test.source, "images": {"train": len(labels), "test": len(wanted)}}
     return Sets(name, train.layer, rows, labels, tested, wanted, about)
 
 
 def _known(labels: Tensor, split: str, notes: list[str]) -> Tensor:
     known = (labels >= 0).any(dim=1) if labels.ndim > 1 else labels >= 0
-    if not known.all():
+    if not known.any():
+        _note(f"no {split} row has a label: only metrics that need none are computed", notes)
+    elif not known.all():
         _note(f"{int((~known).sum())} {split} rows have no label: left out", notes)
     return known
 

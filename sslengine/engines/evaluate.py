@@ -48,7 +48,7 @@ from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
 from sslengine.registry import register_engine
 
-NO_LABELS = "the images have no labels: kNN, the linear probe and the protocols are left out"
+NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
 
 
 @register_engine("evaluate")
@@ -156,6 +156,9 @@ class _Judge:
             return _Half(layers, None, store.indices)
         targets = store.targets
         keep = (targets >= 0).any(dim=1) if targets.ndim > 1 else targets >= 0
+        if not keep.any():
+            self.note(f"no image of {split} has a label: what needs labels is left out")
+            return _Half(layers, None, store.indices)
         if not keep.all():
             self.note(
                 f"{int((~keep).sum())} of {len(keep)} images of {split} have no label: left out"

@@ -48,7 +48,8 @@ def run_protocols(
     few: dict[str, Any] = {"options": Svm.of(machines)}
     options: dict[str, dict[str, Any]] = {
         "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)},
-        "few_labels": {"options": probe}, "calibration": {"options": probe},
+        "few_shot_linear": {"options": probe}, "few_labels": {"options": probe},
+        "calibration": {"options": probe},
     }  # fmt: skip
     return {
         name: as_json(COMPUTE[name](*sets, **options.get(name, {})))

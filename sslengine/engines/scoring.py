@@ -93,11 +93,18 @@ class Asked:
         self, sets: Sequence[Sets], note: Callable[[str], None], write: Callable[..., None]
     ) -> list[Score]:
         """All ranks call it. kNN first: it needs less time and fewer labels than a probe."""
-        scores = [self._neighbours(each, note) for each in sets]
-        write(scores)
-        for score, each in zip(scores, sets, strict=True):
-            self._linear(score, each, note)
-            write(scores)
+        scores = [Score(each.features, each.layer, about=dict(each.about)) for each in sets]
+        for compute in (self._neighbours, self._linear):
+            why: dict[str, list[str]] = {}  # reason -> the features for which there is no score
+            for score, each in zip(scores, sets, strict=True):
+                try:
+                    compute(score, each, note)
+                except DataError as error:  # the other scores are still reported
+                    log.warning("%s", error)
+                    why.setdefault(str(error), []).append(f"{each.features}, {each.layer}")
+                write(scores)
+            for reason, which in why.items():
+                note(reason if len(which) == len(sets) else f"{'; '.join(which)}: {reason}")
         return scores
 
     def rest(self, scores: list[Score], sets: Sequence[Sets], write: Callable[..., None]) -> None:
@@ -111,10 +118,9 @@ class Asked:
                 )
                 write(scores)
 
-    def _neighbours(self, each: Sets, note: Callable[[str], None]) -> Score:
-        score = Score(each.features, each.layer, about=dict(each.about))
+    def _neighbours(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         if each.labelled is None:
-            return score
+            return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
         count, options = len(labels), self.neighbours
         for k in options.neighbours:
@@ -133,26 +139,18 @@ class Asked:
                 measure = partial(_map_of, found[fewer], wanted)
                 score.knn[k] = measure()
                 score.intervals[f"knn_{k}"] = of_resamples(measure, wanted)
-            return score
+            return
         curve = knn_curve(train, labels, test, wanted, **how, top=(1, 5))
         for k, fewer in used.items():
             score.knn[k], score.knn_top5[k] = curve[fewer]
             score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(wanted))
-        return score
 
     def _linear(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         if each.labelled is None:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
         probe = linear_probe_of_many if labels.ndim > 1 else linear_probe
-        try:
-            found = probe(
-                train, labels, test, wanted, self.probe, device=self.device, over_ranks=True
-            )
-        except DataError as error:  # kNN scores are still reported
-            log.warning("%s", error)
-            note(str(error))
-            return
+        found = probe(train, labels, test, wanted, self.probe, device=self.device, over_ranks=True)
         note(f"linear probe: {found.note}" if found.note else "")
         score.linear = found.test_accuracy
         score.intervals["linear"] = found.interval or of_accuracy(found.test_accuracy, len(wanted))

@@ -39,6 +39,17 @@ def as_protocols(results: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str
 
 
 def add_to_report(run_dir: Path) -> None:
+    write_json(run_dir / REPORT, _report(run_dir) | results_of(run_dir))
+
+
+def add_notes(run_dir: Path, notes: Sequence[str]) -> None:
+    """On what was left out of all that was asked for."""
+    report = _report(run_dir)
+    known = report.get("notes", [])
+    if new := [each for each in notes if each not in known]:
+        write_json(run_dir / REPORT, {**report, "notes": [*known, *new]})
+
+
+def _report(run_dir: Path) -> dict[str, Any]:
     path = run_dir / REPORT
-    report = json.loads(path.read_text()) if path.exists() else {}
-    write_json(path, report | results_of(run_dir))
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -112,6 +112,26 @@ def test_matrices_with_labels_elsewhere_and_one_file(
         assert told in " ".join(capsys.readouterr().err.split())
 
 
+def test_rows_that_cannot_be_scored(tmp_path: Path) -> None:
+    """Without a label in one split; NaN; too large for float16. What needs no labels is computed."""
+    none, first = np.full(160, -1), np.arange(160) < 100
+    cases: dict[str, tuple[NDArray[Any], NDArray[Any], str]] = {
+        "unlabelled": (ROWS, np.where(first, none, LABELS), "no training row has a label"),
+        "no test": (ROWS, np.where(first, LABELS, none), "no test row has a label"),
+        "nan": (np.where(first[:, None], ROWS, np.nan), LABELS, "NaN or infinite"),
+        "inf": (np.sign(ROWS).astype(np.float16) * np.inf, LABELS, "EVALUATE.DTYPE=bfloat16"),
+    }
+    for name, (rows, labels, told) in cases.items():
+        for split, some in SPLITS.items():
+            np.savez(tmp_path / f"{name}_{split}.npz", features=rows[some], labels=labels[some])
+        files = [tmp_path / f"{name}_{split}.npz" for split in SPLITS]
+        report = judged(tmp_path / f"{name}.json", *files)
+        (score,) = report["scores"]
+        assert (score["knn"], score["linear"]) == ({}, None)
+        assert any(told in each for each in report["notes"]), report["notes"]
+        assert (score["label_free"]["rankme"]["value"] is None) == (name == "inf")
+
+
 def test_test_rows_that_are_training_rows_too(tmp_path: Path) -> None:
     rows = np.concatenate([ROWS[100:], ROWS[:7]])
     np.savez(tmp_path / "train.npz", features=ROWS[:100], labels=NAMES[:100])

@@ -173,6 +173,51 @@ def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
     assert judged("without")[1] == scores
 
 
+@pytest.mark.parametrize("split", ["TRAIN", "TEST"])
+def test_a_split_of_which_no_image_has_a_label(split: str, tmp_path: Path) -> None:
+    """All labels in a .npy are -1: as images without labels, and a note."""
+    labels = {name: tmp_path / f"{name}.npy" for name in ("TRAIN", "TEST")}
+    for name, path in labels.items():
+        numbers = np.arange(5000 if name == "TRAIN" else 2000)
+        np.save(path, numbers * 0 - 1 if name == split else numbers % 2)
+    given = {**FROZEN, "DATA__TRAIN__LABEL_SOURCES": ["disk_filelist"],
+             "DATA__TRAIN__LABEL_PATHS": [str(labels["TRAIN"])],
+             "DATA__TEST": {**FROZEN["DATA__TEST"], "LABEL_SOURCES": ["disk_filelist"],
+                            "LABEL_PATHS": [str(labels["TEST"])]}}  # fmt: skip
+    train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
+    evaluate(make_run(tmp_path, "evaluate", **given, EVALUATE__PROTOCOLS=["few_labels"]))
+    report, scores = _scores(tmp_path)
+    assert report["notes"][0] == f"no image of {split} has a label: what needs labels is left out"
+    assert report["chance"] is None
+    for score in scores.values():
+        assert (score["knn"], score["linear"], score["protocols"]) == ({}, None, {})
+        assert score["label_free"]["rankme"]["n"] == score["about"]["images"]["train"] == 60
+    assert not (tmp_path / "few_labels").exists() or split == "TEST"
+
+
+def test_features_that_float16_cannot_hold(tmp_path: Path) -> None:
+    """Those of one network: the others are scored, the note says what to do."""
+    train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
+    path = tmp_path / "checkpoints" / "checkpoint.torch"
+    kept = torch.load(path, weights_only=False)
+    trunk = kept["classy_state_dict"]["base_model"]["model"]["trunk"]
+    last = [name for name in trunk if name.endswith("bn2.weight")][-1]
+    trunk[last] *= 1e7
+    torch.save(kept, tmp_path / "large.torch")
+    file = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": str(tmp_path / "large.torch")}
+    evaluate(make_run(tmp_path, "evaluate", **FROZEN, **file, EVALUATE__DTYPE="float16"))
+    report, scores = _scores(tmp_path)
+    assert [len(score["knn"]) for score in scores.values()] == [0, 2, 2]
+    for what in ("Nearest neighbours", "Linear probe"):
+        (note,) = [each for each in report["notes"] if what in each]
+        assert note.startswith(f"trained, flatten: {what}: some training features are NaN or inf")
+        assert "config.EVALUATE.DTYPE=bfloat16" in note
+    evaluate(make_run(tmp_path, "evaluate", **FROZEN, **file, EVALUATE__DTYPE="bfloat16"))
+    report, scores = _scores(tmp_path)
+    assert [len(score["knn"]) for score in scores.values()] == [2, 2, 2]
+    assert not any("NaN" in each for each in report["notes"])
+
+
 def test_neighbours_are_saved_before_a_probe_is_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,13 +117,34 @@ def test_the_network_that_the_method_is_judged_by(network: str, tmp_path: Path) 
     assert online(tmp_path)[last]["rankme"] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_the_best_checkpoint_by_it(tmp_path: Path) -> None:
-    best = {"METRIC": "train.online.uniformity", "MODE": "min"}
-    trained(tmp_path, HOOKS__ONLINE_EVAL={**ONLINE, "EVERY": 1}, CHECKPOINT__BEST=best)
+@pytest.mark.parametrize(
+    ("metric", "mode", "name"),
+    [("train.online.uniformity", "min", "uniformity"), ("online.knn5", "max", "knn_5")],
+)
+def test_the_best_checkpoint_by_it(
+    metric: str, mode: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the last two of four phases; the others are not evaluated, which is no mistake."""
+    best = {"METRIC": metric, "MODE": mode}
+    more = {"OPTIMIZER__num_epochs": 5, "HOOKS__ONLINE_EVAL": {**ONLINE, "LABEL_FREE": [
+        "rankme", "uniformity"]}}  # fmt: skip
+    trained(tmp_path, **more, CHECKPOINT__BEST=best)
     found = online(tmp_path)
-    lowest = min(found, key=lambda phase: found[phase]["uniformity"])
+    assert list(found) == [1, 3, 4]
     (kept,) = (tmp_path / "checkpoints").glob("best*.torch*")
-    assert str(lowest) in kept.resolve().name
+    wanted = (min if mode == "min" else max)(each[name] for each in found.values())
+    # Of equally good ones the newest.
+    phase = max(phase for phase, each in found.items() if each[name] == wanted)
+    assert kept.resolve().stem.endswith(f"phase{phase}")
+    assert "there is no metric" not in caplog.text
+
+
+def test_a_run_ends_early_by_it(tmp_path: Path) -> None:
+    """Phases without an evaluation do not count."""
+    stopping = {"MONITOR": "online.rankme", "MODE": "max", "PATIENCE": 1, "MIN_DELTA": 1e9}
+    trained(tmp_path, OPTIMIZER__num_epochs=9, HOOKS__EARLY_STOPPING=stopping,
+            HOOKS__ONLINE_EVAL=ONLINE)  # fmt: skip
+    assert list(online(tmp_path)) == [1, 3]
 
 
 @pytest.mark.parametrize(
