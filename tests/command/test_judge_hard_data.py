@@ -37,10 +37,7 @@ CASES: dict[str, Case] = {
     "four images": ({"a": 2, "b": 2}, None),
 }
 UNLABELLED = {"no labels", "one class"}
-QUICK = [
-    ("no labels", "full"), ("one class", "frozen"), ("NaN features", "quick"),
-    ("four images", "frozen"),
-]  # fmt: skip
+QUICK = [("no labels", "full"), ("one class", "frozen"), ("NaN features", "quick")]
 ALL = [(name, suite) for suite in ("quick", "frozen", "full") for name in CASES]
 FEW = {
     "EVALUATE.CORRUPTIONS.KINDS": "[fog]", "EVALUATE.CORRUPTIONS.SEVERITIES": "[1]",
@@ -128,6 +125,20 @@ def test_what_cannot_be_done_is_a_note(
     )
     assert any(each.startswith("finetune") for each in left_out) == (
         suite == "full" and name in UNLABELLED
+    )
+
+
+def test_too_few_images_for_a_sweep(trained: Path, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", **SHAPES).describe()
+    weights = trained / "checkpoints/checkpoint.torch"
+    sets = ["--set", f"MODEL.WEIGHTS_INIT.PARAMS_FILE={weights}", "--set", "EVALUATE.PROTOCOLS=[]"]
+    images = [*_images(tmp_path, {"a": 2, "b": 2})]
+    assert judge.main([str(tmp_path / "run"), *images, "--suite", "frozen", *sets]) == 0
+    report = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert report["scores"][0]["linear"] is not None
+    assert (
+        "linear_sweep, attentive_sweep: left out, 4 training images are too few"
+        in report["notes"][-1]
     )
 
 
