@@ -26,6 +26,9 @@ TEST = [
     "ruff>=0.6",
     "mypy>=1.11",
     "build>=1.0",
+    # What evaluations are compared with.
+    "faiss-cpu>=1.7.4",
+    "torchmetrics>=1.2",
     *TENSORBOARD,
     *SLURM,
     *FAST,

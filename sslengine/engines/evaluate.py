@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from sslengine.atomic import write_json
+from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.data.judged_view import described
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
@@ -94,6 +96,7 @@ class _Judge:
         by = (read(run.config, NearestNeighborOptions), read(run.config, LinearProbeOptions))
         machines = read(run.config, SvmOptions)
         self.asked = Asked(options, *published(options.PUBLISHED, *by), machines, run.device)
+        self.seed = read(run.config, RunOptions).SEED_VALUE
         self.notes: list[str] = []
         self.class_names: list[str] = []
         self.metric = "accuracy"
@@ -134,14 +137,14 @@ class _Judge:
 
     def _of(self, network: Network, found: Mapping[str, StoredSplit]) -> list[Sets]:
         """A network's layers."""
-        view = [dict(each) for each in self.data.TRAIN.TRANSFORMS]
+        view = described([dict(each) for each in self.data.TRAIN.TRANSFORMS])
         halves = {split: self._half(stored.stores[network.name], split)
                   for split, stored in found.items()}  # fmt: skip
         train, test = halves["TRAIN"], halves.get("TEST")
         if self.chance is None and train.labels is not None and test and test.labels is not None:
             self.chance = chance(train.labels, test.labels)
         images = {split.lower(): len(half.numbers) for split, half in halves.items()}
-        about = {**network.about, "view": view, "images": images}
+        about = {"seeds": [self.seed], **network.about, "view": view, "images": images}
         other = test or _Half({}, None, torch.empty(0))
         return [
             Sets(network.name, layer, rows, train.labels, other.layers.get(layer), other.labels,

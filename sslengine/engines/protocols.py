@@ -21,6 +21,7 @@ from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.labelled import retrieval
 from sslengine.evaluation.svm import Svm, svm
+from sslengine.evaluation.versions import VERSIONS
 
 # Training features and labels, test features and labels.
 Sets = tuple[Rows, Tensor, Rows, Tensor]
@@ -52,14 +53,32 @@ def run_protocols(
         "calibration": {"options": probe},
     }  # fmt: skip
     return {
-        name: as_json(COMPUTE[name](*sets, **options.get(name, {})))
+        name: row_of(name, COMPUTE[name](*sets, **options.get(name, {})))
         for name in names
         if name in COMPUTE
     }
 
 
-def as_json(found: Outcome) -> dict[str, Any]:
-    return {"metrics": dict(found.metrics), "notes": list(found.notes), "details": found.details}
+# Where hyper-parameters are chosen, of protocols whose details do not say it.
+CHOSEN_ON = {
+    "few_shot_linear": "cross-validation on the drawn images; of fewer than 5 nothing: it is fixed",
+    "svm": "cross-validation on the training images",
+}
+NOTHING = "nothing: there is nothing to choose"
+
+
+def row_of(name: str, found: Outcome) -> dict[str, Any]:
+    """What the report has of a protocol. The rest is in `about` of the features, or in details."""
+    return {
+        "protocol": name,
+        "version": VERSIONS[name],
+        "metrics": dict(found.metrics),
+        "notes": list(found.notes),
+        "seeds": list(found.seeds),
+        "number_of_seeds": len(found.seeds),
+        "chosen_on": found.details.get("chosen_on", CHOSEN_ON.get(name, NOTHING)),
+        "details": found.details,
+    }
 
 
 def show_protocols(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:

@@ -30,6 +30,7 @@ from sslengine.evaluation.options import (
     NearestNeighborOptions,
     SvmOptions,
 )
+from sslengine.evaluation.versions import VERSIONS
 
 log = logging.getLogger("sslengine")
 
@@ -93,7 +94,7 @@ class Asked:
         self, sets: Sequence[Sets], note: Callable[[str], None], write: Callable[..., None]
     ) -> list[Score]:
         """All ranks call it. kNN first: it needs less time and fewer labels than a probe."""
-        scores = [Score(each.features, each.layer, about=dict(each.about)) for each in sets]
+        scores = [Score(each.features, each.layer, about=self._about(each)) for each in sets]
         for compute in (self._neighbours, self._linear):
             why: dict[str, list[str]] = {}  # reason -> the features for which there is no score
             for score, each in zip(scores, sets, strict=True):
@@ -117,6 +118,11 @@ class Asked:
                     each.labelled, self.evaluate.PROTOCOLS, self.machines, self.probe
                 )
                 write(scores)
+
+    def _about(self, each: Sets) -> dict[str, Any]:
+        versions = {name: VERSIONS[name] for name in ("knn", "linear", "label_free")}
+        about = {"seeds": [0], **each.about, "published": self.evaluate.PUBLISHED}
+        return {**about, "number_of_seeds": len(about["seeds"]), "versions": versions}
 
     def _neighbours(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         if each.labelled is None:
@@ -184,6 +190,7 @@ def averaged(scores: Sequence[Score]) -> Score:
         return first
     values = {name: [each.metrics[name] for each in scores if name in each.metrics]
               for name in first.metrics}  # fmt: skip
+    seeds = [seed for each in scores for seed in each.about.get("seeds", ())]
     means = {name: Interval.of(some) for name, some in values.items()}
     return Score(
         first.features,
@@ -194,5 +201,5 @@ def averaged(scores: Sequence[Score]) -> Score:
         first.protocols,
         first.label_free,
         {name: [each.mean - each.half, each.mean + each.half] for name, each in means.items()},
-        {**first.about, "seeds": len(scores), "values": values},
+        {**first.about, "seeds": seeds, "number_of_seeds": len(seeds), "values": values},
     )

@@ -12,6 +12,7 @@ few_shot_logistic   logistic regression on the drawn images. With CROSS_VALIDATE
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ def few_shot_logistic(
             found.setdefault(f"{n} shots", []).append(accuracy_of(best, judged, numbers))
             penalties.setdefault(f"{n} shots", []).append(penalty)
     outcome = _outcome(found, missing_shots(counts, shots), draws)
-    return Outcome(outcome.metrics, outcome.notes, {**outcome.details, "penalties": penalties})
+    return replace(outcome, details={**outcome.details, "penalties": penalties})
 
 
 def _penalty(samples: Samples, options: LinearProbeOptions) -> float:
@@ -144,4 +145,5 @@ def _outcome(found: dict[str, list[float]], notes: tuple[str, ...], draws: int) 
         {name: each.mean for name, each in intervals.items()},
         notes,
         {"draws": draws, "intervals": {name: each.half for name, each in intervals.items()}},
+        seeds=tuple(range(draws)),
     )

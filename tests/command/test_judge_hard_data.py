@@ -20,6 +20,7 @@ from sslengine.errors import ConfigError, DataError, Preempted
 from sslengine.evaluation.options import ON_FEATURES, SUITES
 from tests.config.recipes import resolved
 from tests.data.pictures import write_picture
+from tests.engines.rows import expect_complete
 from tests.engines.runs import make_run
 from tests.engines.test_evaluate import SHAPES
 from tests.tail import slow_but
@@ -102,6 +103,7 @@ def test_what_cannot_be_done_is_a_note(
     # Weights that are NaN cannot be fine-tuned: an error of that part alone.
     assert status == (name == "NaN features" and suite == "full"), told.err
     report = json.loads((tmp_path / "run/evaluation.json").read_text())
+    expect_complete(report)
     scores = {each["features"]: each for each in report["scores"]}
     assert set(scores) == {"trained", "untrained", "raw pixels"}
     for kind, score in scores.items():

@@ -19,7 +19,9 @@ from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.evaluation.options import DEFAULT_LABEL_FREE, PROTOCOLS
 from sslengine.evaluation.store import Store
+from sslengine.evaluation.versions import VERSIONS
 from tests.data.pictures import write_picture
+from tests.engines.rows import expect_complete
 from tests.engines.runs import make_run, screen
 
 SHAPES: dict[str, Any] = {
@@ -279,7 +281,7 @@ def test_a_reference_several_seeds_and_a_published_protocol(
     assert scores["trained"]["about"]["chosen_on"] == {"linear": "10 of 60 training images"}
     seeds = scores["untrained"]
     drawn = seeds["about"]["values"]["knn_10"]
-    assert len(drawn) == seeds["about"]["seeds"] == 3
+    assert len(drawn) == seeds["about"]["number_of_seeds"] == len(seeds["about"]["seeds"]) == 3
     assert seeds["knn"]["10"] == pytest.approx(np.mean(drawn))
     half = stats.t.ppf(0.975, 2) * np.std(drawn, ddof=1) / np.sqrt(3)
     wanted = [np.mean(drawn) - half, np.mean(drawn) + half]
@@ -303,9 +305,16 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
     """Those that have too few images say so; the others have metrics."""
     train(make_run(tmp_path, **SHAPES))
     names = ["few_shot_knn", "svm", "retrieval"]
-    run = make_run(tmp_path, "evaluate", **FROZEN, EVALUATE__PROTOCOLS=names)
+    resized = [{"name": "Resize", "size": 16}, {"name": "ToTensor"}]
+    given = {**FROZEN, "DATA__TRAIN__TRANSFORMS": resized,
+             "DATA__TEST": {**FROZEN["DATA__TEST"], "TRANSFORMS": resized}}  # fmt: skip
+    run = make_run(tmp_path, "evaluate", **given, EVALUATE__PROTOCOLS=names)
     evaluate(run)
-    _, scores = _scores(tmp_path)
+    report, scores = _scores(tmp_path)
+    expect_complete(report)
+    view = scores["trained"]["about"]["view"]
+    assert view == [{**resized[0], "interpolation": "bilinear"}, {"name": "ToTensor"}]
+    assert scores["trained"]["protocols"]["few_shot_knn"]["seeds"] == [0, 1, 2, 3, 4]
     for score in scores.values():
         assert list(score["protocols"]) == names
         for name, found in score["protocols"].items():
@@ -322,6 +331,7 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
 
 def test_every_protocol_that_a_config_may_name_is_there() -> None:
     assert (*COMPUTE, *ON_IMAGES) == PROTOCOLS
+    assert {*PROTOCOLS} <= {*VERSIONS}
 
 
 def test_a_protocol_that_is_misspelt(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from sslengine.monitor.history import columns
 from sslengine.monitor.history import read as read_records
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
+from tests.engines.rows import expect_complete
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.integration.test_several_classes import several_classes, write_images
 from tests.ranks import RankPool
@@ -262,7 +263,9 @@ def test_images_of_several_classes(tmp_path: Path) -> None:
     assert _report(tmp_path)["test"] == high["test"]
     (line,) = [each for each in screen(run).splitlines() if "linear_sweep" in each]
     assert line.split()[:2] == ["linear_sweep", "mAP"]
-    swept = json.loads((tmp_path / "evaluation.json").read_text())["swept"]
+    report = json.loads((tmp_path / "evaluation.json").read_text())
+    expect_complete({"scores": [], **report})
+    swept = report["swept"]
     assert [row["features"] for row in swept] == ["trained", "untrained"]
     assert swept[0]["metrics"] == {"mAP": high["test"]}
 
