@@ -63,7 +63,9 @@ with open(sys.argv[1], "w") as file:
 
 def test_a_part_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
     held = tmp_path / "held"
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLDS!r}, {str(held)!r}])"
+    parent = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLDS!r}, {str(held)!r}])"
+    )
     end = gpu_report._within([sys.executable, "-c", parent], 2 / 60, dict(os.environ))
     assert "stopped after" in end
     assert held.read_text() == "held"
