@@ -405,7 +405,10 @@ def _with_memory(case: Case, embed: Callable[[nn.Module, Batch], list[Tensor]]) 
     def move() -> None:
         rows, *embeddings = seen
         which = options.update_mem_with_emb_index
-        keep, memory_params = embeddings if which < 0 else [embeddings[which]], options.memory_params
+        keep, memory_params = (
+            embeddings if which < 0 else [embeddings[which]],
+            options.memory_params,
+        )
         for embedding in keep:
             moved = memory[rows] * memory_params.momentum + embedding * (1 - memory_params.momentum)
             memory.index_copy_(0, rows, F.normalize(moved))
