@@ -446,7 +446,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_RATIO": 4.0,
                   "QKV_BIAS": True, "PATCH_SIZE": 16, "USE_ABS_POS_EMB": False,
                   "USE_SHARED_REL_POS_BIAS": True, "USE_REL_POS_BIAS": False,
-                  "USE_MEAN_POOLING": False, "INIT_VALUES": 0.1},
+                  "NORM_BEFORE_POOLING": True, "INIT_VALUES": 0.1},
         "drop path": 0.1, "precision": "float16",
     },
     # facebookresearch/fairseq c8bee66: examples/data2vec, config/vision/pretraining/
@@ -463,7 +463,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_RATIO": 4.0,
                   "QKV_BIAS": True, "PATCH_SIZE": 16, "USE_ABS_POS_EMB": False,
                   "USE_SHARED_REL_POS_BIAS": True, "USE_REL_POS_BIAS": False,
-                  "USE_MEAN_POOLING": False, "INIT_VALUES": 0.0001,
+                  "NORM_BEFORE_POOLING": True, "INIT_VALUES": 0.0001,
                   "ATTENTION_DROPOUT_RATE": 0.05},
         "loss": {"top_layers": 6, "beta": 2.0, "momentum": 0.999, "momentum_end": 0.9998},
         "drop path": 0.25, "precision": "float16",
