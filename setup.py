@@ -26,15 +26,18 @@ TEST = [
     "ruff>=0.6",
     "mypy>=1.11",
     "build>=1.0",
-    # What evaluations are compared with.
-    "faiss-cpu>=1.7.4",
-    "torchmetrics>=1.2",
     *TENSORBOARD,
     *SLURM,
     *FAST,
     *TABLES,
     *TIFF,
     *VIDEO,
+    *EXPORT,
+    # Oracles, and a reader of the weights that are exported.
+    "faiss-cpu>=1.8",
+    "jedi>=0.19",
+    "lightly>=1.5",
+    "torchmetrics>=1.3",
 ]
 
 setup(

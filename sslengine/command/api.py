@@ -34,13 +34,32 @@ class TrainedRun:
     def load(self, network: str = AUTO) -> Backbone:
         return load(self.folder, network=network)
 
-    def embed(self, data: str | Path, **options: Any) -> Rows:
+    def embed(
+        self,
+        data: str | Path,
+        *,
+        network: str = AUTO,
+        device: str = "auto",
+        batch_size: int | None = None,
+        workers: int | None = None,
+    ) -> Rows:
         """As `sslengine.embed`."""
-        return embed(self.folder, data, **options)
+        return embed(
+            self.folder, data, network=network, device=device, batch_size=batch_size,
+            workers=workers,
+        )  # fmt: skip
 
-    def export(self, out: str | Path, to: str = "timm", **options: Any) -> Path:
+    def export(
+        self,
+        out: str | Path,
+        to: str = "timm",
+        *,
+        network: str = AUTO,
+        overrides: Sequence[str] = (),
+        license: str = "",
+    ) -> Path:
         """As `sslengine.export`."""
-        return export(self.folder, out, to, **options)
+        return export(self.folder, out, to, network=network, overrides=overrides, license=license)
 
     def metrics(self, kind: str | None = "step", split: str | None = None) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; see sslengine.monitor.history."""

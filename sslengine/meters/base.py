@@ -40,8 +40,7 @@ class Meter(ABC):
 
     def add(self, batch: Tensor) -> None:
         """Add one batch's sums. float64 represents whole numbers up to 2^53 exactly."""
-        batch = batch.to(torch.float64)
-        self.totals = batch if self.totals is None else self.totals + batch
+        self.totals = batch.to(torch.float64) if self.totals is None else self.totals + batch
 
     def value(self) -> dict[str, Any]:
         """The value over all ranks. Collective; one host synchronisation."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.integration.test_configs import QUICK
 from tests.train_steps.operations import Case
 
 Batch = dict[str, Any]
@@ -354,6 +355,86 @@ def _dinov2(case: Case) -> ByHand:
     return loss, [lambda: _follow(teacher, case.model, 0.99)]
 
 
+def _labelled(case: Case) -> ByHand:
+    """RotNet and Jigsaw: a classifier, and how many answers were right, as the recipe asks for."""
+    totals = torch.zeros(2, dtype=torch.float64)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        scores, labels = model(batch["data"])[0], batch["label"]
+        right = (scores.detach().topk(1).indices == labels.unsqueeze(1)).any(dim=1)
+        totals.add_(torch.stack([right.sum(), (labels >= 0).sum()]))
+        return F.cross_entropy(scores, labels)
+
+    return loss, []
+
+
+def _npid(case: Case) -> ByHand:
+    """As the paper, with a row written as often as it occurs in a batch."""
+    return _with_memory(case, lambda model, batch: [model(batch["data"])[0]])
+
+
+def _pirl(case: Case) -> ByHand:
+    """Both embeddings are compared with the memory; that of the image changes it."""
+
+    def embeddings(model: Any, batch: Batch) -> list[Tensor]:
+        images, patches = model({each: batch[each] for each in ("images", "patches")})
+        return [images, patches]
+
+    return _with_memory(case, embeddings)
+
+
+def _with_memory(case: Case, embed: Callable[[nn.Module, Batch], list[Tensor]]) -> ByHand:
+    options, memory = case.loss.options, case.loss.memory.clone()
+    drawn_for_each = options.negative_sampling_params.num_negatives
+    seen: list[Tensor] = []
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        rows, total = batch["label"], []
+        seen[:] = [rows]
+        for embedding, weight in zip(embed(model, batch), options.loss_weights, strict=True):
+            embedding = F.normalize(embedding)
+            positives = (memory[rows] * embedding).sum(dim=1) / options.temperature
+            drawn = memory[torch.randint(len(memory), (len(rows), drawn_for_each))]
+            negatives = torch.bmm(drawn, embedding.unsqueeze(2)).squeeze(2) / options.temperature
+            scores = torch.cat([positives.unsqueeze(1), negatives], dim=1)
+            own = torch.zeros(len(scores), dtype=torch.long)
+            total.append(weight * F.cross_entropy(scores, own))
+            seen.append(embedding.detach())
+        return sum(total)
+
+    def move() -> None:
+        rows, *embeddings = seen
+        which = options.update_mem_with_emb_index
+        keep, memory_params = (
+            embeddings if which < 0 else [embeddings[which]],
+            options.memory_params,
+        )
+        for embedding in keep:
+            moved = memory[rows] * memory_params.momentum + embedding * (1 - memory_params.momentum)
+            memory.index_copy_(0, rows, F.normalize(moved))
+
+    return loss, [move]
+
+
+def _deepclusterv2(case: Case) -> ByHand:
+    """As the authors': a cross entropy with each division's clusters, and the memory."""
+    method = case.loss
+    memory, divisions = method.memory.clone(), range(len(method.options.num_clusters))
+    centroids = [method.centroids(each) for each in divisions]
+    new: list[Tensor] = []
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        embeddings, rows = F.normalize(model(batch["data"])[0]), batch["label"]
+        first, second = embeddings.detach().chunk(2)
+        new[:] = [rows[: len(first)], torch.stack([first, second], dim=1)]
+        scores = (embeddings @ each.T / method.options.temperature for each in centroids)
+        crossed = [F.cross_entropy(each, method.assignments[number][rows], ignore_index=-100)
+                   for number, each in enumerate(scores)]  # fmt: skip
+        return sum(crossed) / len(crossed)
+
+    return loss, [lambda: memory.index_copy_(0, *new)]
+
+
 def _classes_and_patches(
     model: Any, batch: Batch, targets: list[Tensor], options: Any, seen: list[Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -405,7 +486,21 @@ GOLDEN = {
     "capi": (_capi, 529, 524),
     "msn": (_msn, 541, 530),
     "distillation": (_distillation, 178, 178),
+    "dinov3": (_dinov2, 1107, 1120),
+    "rotnet": (_labelled, 113, 112),
+    "jigsaw": (_labelled, 119, 118),
+    "npid": (_npid, 186, 156),
+    "npid++": (_npid, 186, 156),
+    "pirl": (_pirl, 374, 341),
+    "deepclusterv2": (_deepclusterv2, 190, 163),
 }
+# Methods with a memory look for images that occur twice in a batch, so that the last one is kept on
+# any device, and leave out those without a number: up to 35 operations more, of whatever model.
+WITH_MEMORY = ("npid", "npid++", "pirl", "deepclusterv2")
+
+
+def test_every_quickstart_is_counted() -> None:
+    assert GOLDEN.keys() == set(QUICK)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -416,6 +511,7 @@ def test_a_step_launches_what_one_by_hand_does(name: str, tmp_path: Path) -> Non
     made = case.of_engine()
     torch.testing.assert_close(case.task.last_batch.loss, expected, rtol=1e-4, atol=1e-5)
     _, bare = case.loss_by_hand(*by_hand(case))
-    assert made.total() <= 1.03 * bare.total(), {"more": made - bare, "fewer": bare - made}
+    more = 35 if name in WITH_MEMORY else 0.03 * bare.total()
+    assert made.total() <= bare.total() + more, {"more": made - bare, "fewer": bare - made}
     if torch.__version__.startswith("2.14."):
         assert (made.total(), bare.total()) == (ours, theirs)
