@@ -124,15 +124,15 @@ def _features(given: argparse.Namespace) -> int:
 
 
 def _images(given: argparse.Namespace) -> dict[str, Any]:
-    """Of --train and --val; with labels if both have classes."""
+    """Of --train and --val; with labels if they have classes, --val only if --train has some."""
     look = import_dotted("sslengine.command.images:look")
     found = {"TRAIN": look(given.train), "TEST": look(given.val)}
-    labels = all(each.has_classes for each in found.values())
     values: dict[str, Any] = {
         **ALL_OF_IT, "DATA.TEST.DATA_LIMIT": -1, "DATA.TEST.DATASET_NAMES": [],
         "DATA.TEST.LABEL_PATHS": [],
     }  # fmt: skip
     for split, each in found.items():
+        labels = each.has_classes and found["TRAIN"].has_classes
         values |= each.keys(split, labels=labels)
         if not labels:
             values[f"DATA.{split}.LABEL_SOURCES"] = []
@@ -145,15 +145,15 @@ def _own_images(given: argparse.Namespace) -> dict[str, Any]:
     data = read(opened.config, DataOptions)
     splits = ("TRAIN", "TEST")
     values: dict[str, Any] = {}
+    with closed(opened.opened):
+        source, *_ = import_dotted("sslengine.data.sources.base:build_sources")(data.TRAIN, "TRAIN")
     if not data.TEST.DATA_SOURCES and not data.HOLD_OUT.SHARE:
-        values |= {"DATA.HOLD_OUT.SHARE": HELD_OUT, "DATA.TRAIN.DATA_LIMIT": -1}
+        values["DATA.TRAIN.DATA_LIMIT"] = -1
+        if round(HELD_OUT * len(source)):  # otherwise kNN leaves one out
+            values["DATA.HOLD_OUT.SHARE"] = HELD_OUT
     labelled = bool(data.TRAIN.LABEL_SOURCES)
     if not labelled:
-        with closed(opened.opened):
-            sources = import_dotted("sslengine.data.sources.base:build_sources")(
-                data.TRAIN, "TRAIN"
-            )
-        labelled = sources[0].num_classes > 1
+        labelled = source.num_classes > 1
         if labelled:
             own = {"TRAIN": data.TRAIN.DATA_SOURCES[:1], "TEST": data.TEST.DATA_SOURCES[:1]}
             values |= {f"DATA.{split}.LABEL_SOURCES": own[split] for split in splits if own[split]}

@@ -118,7 +118,7 @@ def _no_classes(opened: Resolved) -> str:
     for split in ("TRAIN", "TEST"):
         options: SplitOptions = getattr(data, split)
         if options.LABEL_TYPE != "standard" or not options.LABEL_SOURCES:
-            return "the images have no labels"
+            return f"the images of {split} have no labels"
         try:
             dataset = _dataset(opened, split, classes)
         except DataError as error:

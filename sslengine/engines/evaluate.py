@@ -108,9 +108,8 @@ class _Judge:
         tested = bool(self.data.TEST.DATA_SOURCES or self.data.HOLD_OUT.SHARE)
         return ["TRAIN", "TEST"] if tested else ["TRAIN"]
 
-    @property
-    def labelled(self) -> bool:
-        return all(getattr(self.data, split).LABEL_TYPE == "standard" for split in self.splits)
+    def labelled(self, split: str) -> bool:
+        return bool(getattr(self.data, split).LABEL_TYPE == "standard")
 
     def sets(self, networks: Sequence[Network]) -> list[Sets]:
         """Each image is read once, and only where no store has its features. Collective."""
@@ -121,7 +120,7 @@ class _Judge:
                 self.run, split, networks, self.folder, classes, self.asked.evaluate.DTYPE
             )
             classes = found[split].classes
-        if not self.labelled:
+        if not self.labelled("TRAIN"):
             self.note(NO_LABELS)
         else:
             self.class_names = list(classes[0].names)
@@ -141,8 +140,9 @@ class _Judge:
         halves = {split: self._half(stored.stores[network.name], split)
                   for split, stored in found.items()}  # fmt: skip
         train, test = halves["TRAIN"], halves.get("TEST")
-        if self.chance is None and train.labels is not None and test and test.labels is not None:
-            self.chance = chance(train.labels, test.labels)
+        if self.chance is None and train.labels is not None:
+            wanted = None if test is None else test.labels
+            self.chance = chance(train.labels, train.labels if wanted is None else wanted)
         images = {split.lower(): len(half.numbers) for split, half in halves.items()}
         about = {"seeds": [self.seed], **network.about, "view": view, "images": images}
         other = test or _Half({}, None, torch.empty(0))
@@ -155,12 +155,12 @@ class _Judge:
     def _half(self, store: Store, split: str) -> _Half:
         """Without images that have no class."""
         layers: dict[str, Rows] = {name: store.layer(name) for name in store.layers}
-        if not self.labelled:
+        if not self.labelled(split):
             return _Half(layers, None, store.indices)
         targets = store.targets
         keep = (targets >= 0).any(dim=1) if targets.ndim > 1 else targets >= 0
         if not keep.any():
-            self.note(f"no image of {split} has a label: what needs labels is left out")
+            self.note(f"no image of {split} has a label: what needs them is left out")
             return _Half(layers, None, store.indices)
         if not keep.all():
             self.note(

@@ -19,11 +19,12 @@ from sslengine.engines.label_free import label_free
 from sslengine.engines.protocols import run_protocols
 from sslengine.errors import DataError
 from sslengine.evaluation.draws import Interval
-from sslengine.evaluation.features import Rows, held
+from sslengine.evaluation.features import Rows, check_features, held, own_share
 from sslengine.evaluation.intervals import of_accuracy, of_resamples
-from sslengine.evaluation.knn import knn_curve, knn_scores_curve
+from sslengine.evaluation.knn import curve, knn_curve, knn_scores_curve
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
+from sslengine.evaluation.neighbours import search
 from sslengine.evaluation.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -125,16 +126,13 @@ class Asked:
         return {**about, "number_of_seeds": len(about["seeds"]), "versions": versions}
 
     def _neighbours(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
+        if each.labels is not None and each.wanted is None:
+            self._among_themselves(score, each, note)
         if each.labelled is None:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
-        count, options = len(labels), self.neighbours
-        for k in options.neighbours:
-            if k > count:
-                note(
-                    f"kNN with k={k}: there are only {count} training images, and all of them vote"
-                )
-        used = {k: min(k, count) for k in options.neighbours}
+        options, used = self.neighbours, self._used(len(labels), note)
+        score.about["knn_on"] = "TEST"
         how: dict[str, Any] = {
             "ks": [*used.values()], "sigma": options.SIGMA, "metric": options.metric,
             "device": self.device, "over_ranks": True,
@@ -146,10 +144,37 @@ class Asked:
                 score.knn[k] = measure()
                 score.intervals[f"knn_{k}"] = of_resamples(measure, wanted)
             return
-        curve = knn_curve(train, labels, test, wanted, **how, top=(1, 5))
+        shares = knn_curve(train, labels, test, wanted, **how, top=(1, 5))
         for k, fewer in used.items():
-            score.knn[k], score.knn_top5[k] = curve[fewer]
+            score.knn[k], score.knn_top5[k] = shares[fewer]
             score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(wanted))
+
+    def _among_themselves(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
+        """Without test labels: each training image by its neighbours among the others."""
+        train, labels = _near(each.train), each.labels
+        assert labels is not None
+        if labels.ndim > 1 or len(labels) < 2:
+            return
+        note("kNN: without test labels each image of TRAIN is classified by the others")
+        options, used = self.neighbours, self._used(len(labels) - 1, note)
+        check_features("Nearest neighbours", train, labels, train, over_ranks=True)
+        among, ks = own_share(len(labels), over_ranks=True), [*used.values()]
+        found = search(train, train, max(ks), options.metric, self.device, own=True, among=among)
+        wanted = labels[among.start : among.stop]
+        shares = curve(found, labels, wanted, ks, options.SIGMA, (1, 5), over_ranks=True)
+        score.about["knn_on"] = "TRAIN, each image by the others"
+        for k, fewer in used.items():
+            score.knn[k], score.knn_top5[k] = shares[fewer]
+            score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(labels))
+
+    def _used(self, count: int, note: Callable[[str], None]) -> dict[int, int]:
+        """For each k how many neighbours there are."""
+        for k in self.neighbours.neighbours:
+            if k > count:
+                note(
+                    f"kNN with k={k}: there are only {count} training images, and all of them vote"
+                )
+        return {k: min(k, count) for k in self.neighbours.neighbours}
 
     def _linear(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         if each.labelled is None:

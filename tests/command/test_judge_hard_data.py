@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,18 +131,44 @@ def test_what_cannot_be_done_is_a_note(
     )
 
 
-def test_too_few_images_for_a_sweep(trained: Path, tmp_path: Path) -> None:
-    make_run(tmp_path / "run", **SHAPES).describe()
+def _judged(
+    folder: Path, trained: Path, *arguments: str, suite: str = "frozen", **changes: Any
+) -> dict[str, Any]:
+    """Without further protocols."""
+    make_run(folder, **{**SHAPES, **changes}).describe()
     weights = trained / "checkpoints/checkpoint.torch"
     sets = ["--set", f"MODEL.WEIGHTS_INIT.PARAMS_FILE={weights}", "--set", "EVALUATE.PROTOCOLS=[]"]
-    images = [*_images(tmp_path, {"a": 2, "b": 2})]
-    assert judge.main([str(tmp_path / "run"), *images, "--suite", "frozen", *sets]) == 0
-    report = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert judge.main([str(folder), *arguments, "--suite", suite, *sets]) == 0
+    report: dict[str, Any] = json.loads((folder / "evaluation.json").read_text())
+    return report
+
+
+def test_too_few_images_for_a_sweep(trained: Path, tmp_path: Path) -> None:
+    report = _judged(tmp_path / "run", trained, *_images(tmp_path, {"a": 2, "b": 2}))
     assert report["scores"][0]["linear"] is not None
     assert (
         "linear_sweep, attentive_sweep: left out, 4 training images are too few"
         in report["notes"][-1]
     )
+
+
+def test_labels_of_the_training_images_alone(trained: Path, tmp_path: Path) -> None:
+    """Each image is classified by the others: of --val without classes, and of a run's two images."""
+    bare = write_picture(tmp_path / "bare" / "0.png", 5, SIDE).parent
+    _, train, *_ = _images(tmp_path, {"a": 3, "b": 3})
+    report = _judged(tmp_path / "run", trained, "--train", train, "--val", str(bare))
+    assert len(report["scores"][0]["knn"]) == 2
+    assert (
+        "linear_sweep, attentive_sweep: left out, the images of TEST have no labels"
+        in report["notes"]
+    )
+    for name in "ab":
+        write_picture(tmp_path / "two" / name / "0.png", ord(name), SIDE)
+    few = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [str(tmp_path / "two")], "DATA_LIMIT": -1}
+    own = {f"DATA__TRAIN__{key}": each for key, each in few.items()}
+    report = _judged(tmp_path / "own", trained, suite="quick", **own)
+    assert report["scores"][0]["knn"]["1"] == 0.0  # the other is of the other class
+    assert report["chance"] == 50.0
 
 
 @pytest.mark.parametrize(

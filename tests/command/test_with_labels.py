@@ -102,7 +102,7 @@ def test_the_recipe_fits_the_trunk(
         assert notes == []
         assert judge.main([str(tmp_path / "run"), "--train", *bare, "--suite", "full"]) == 0
         assert [each.engine_name for each in started] == ["evaluate"]
-        why = "left out, the images have no labels"
+        why = "left out, the images of TRAIN have no labels"
         assert notes == [f"linear_sweep, attentive_sweep: {why}", f"finetune: {why}"]
 
 

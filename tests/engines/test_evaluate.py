@@ -17,6 +17,7 @@ from sslengine.engines.on_images import ON_IMAGES
 from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
+from sslengine.evaluation.knn import knn_within
 from sslengine.evaluation.options import DEFAULT_LABEL_FREE, PROTOCOLS
 from sslengine.evaluation.store import Store
 from sslengine.evaluation.versions import VERSIONS
@@ -189,12 +190,33 @@ def test_a_split_of_which_no_image_has_a_label(split: str, tmp_path: Path) -> No
     train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
     evaluate(make_run(tmp_path, "evaluate", **given, EVALUATE__PROTOCOLS=["few_labels"]))
     report, scores = _scores(tmp_path)
-    assert report["notes"][0] == f"no image of {split} has a label: what needs labels is left out"
-    assert report["chance"] is None
+    assert report["notes"][0] == f"no image of {split} has a label: what needs them is left out"
+    assert report["chance"] == (None if split == "TRAIN" else 50.0)
     for score in scores.values():
-        assert (score["knn"], score["linear"], score["protocols"]) == ({}, None, {})
+        # With labels of TRAIN alone each image is classified by the others.
+        assert bool(score["knn"]) == (split == "TEST")
+        assert (score["linear"], score["protocols"]) == (None, {})
         assert score["label_free"]["rankme"]["n"] == score["about"]["images"]["train"] == 60
     assert not (tmp_path / "few_labels").exists() or split == "TEST"
+
+
+def test_without_test_images_each_training_image_by_the_others(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
+    run = make_run(tmp_path, "evaluate", **{**FROZEN, "DATA__TEST": {"DATA_SOURCES": []}})
+    evaluate(run)
+    report, scores = _scores(tmp_path)
+    (store,) = (each for each in map(Store.read, _stores(tmp_path)) if each.layers == ["16x16"])
+    pixels = store.layer("16x16").tensor().flatten(1)
+    assert report["chance"] == pytest.approx(100 * float(store.targets.bincount().max()) / 60)
+    for k in (1, 5):
+        expected = knn_within(pixels, store.targets, [k])[k]
+        assert scores["raw pixels"]["knn"][str(k)] == pytest.approx(expected)
+    assert scores["trained"]["about"]["knn_on"] == "TRAIN, each image by the others"
+    assert "kNN: without test labels each image of TRAIN is classified by the others" in screen(run)
+
+
+def _stores(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.rglob("manifest.json")]
 
 
 def test_features_that_float16_cannot_hold(tmp_path: Path) -> None:
