@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("lightly")
-from tools.perf_measurement import bench_methods  # noqa: E402
+from tools.perf_measurement import bench_methods
 
 
 @pytest.mark.slow
