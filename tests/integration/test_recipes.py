@@ -423,8 +423,8 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                   "masks": "outside", "roll": True},
         "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "NUM_HEADS": 16, "MLP_DIM": 4096,
                   "QKV_BIAS": False, "PATCH_SIZE": 14, "USE_CLASS_TOKEN": False,
-                  "REGISTER_TOKENS": 16, "DROP_PATH_UNIFORM": True},
-        "positions": "rotations", "norms": "RMSNorm",
+                  "REGISTER_TOKENS": 16, "DROP_PATH_UNIFORM": True, "ROPE": "corners_mixed",
+                  "NORM": "RMSNorm", "PROJ_BIAS": False},
         "head": [], "loss": {
             "num_clusters": 16384, "student_temp": 0.12, "target_temp": 0.06, "cluster_temp": 0.12,
             "sinkhorn_iterations": 3, "positionwise": True, "clusters_lr": 0.5,

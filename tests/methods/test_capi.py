@@ -17,7 +17,7 @@ from sslengine.config.resolve import resolve_dict
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.base import Step
-from sslengine.methods.capi import CapiLoss, CapiOptions, Predictor, axial_frequencies
+from sslengine.methods.capi import CapiLoss, CapiOptions, Predictor
 from tests.config.recipes import recipe
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
@@ -194,42 +194,6 @@ GRADIENTS = {
 }
 
 
-def test_places_of_tokens_without_a_place_are_on_the_border_of_what_is_shown() -> None:
-    """EncoderDecoder.get_edge_coordinates and prepare_tokens_and_drop of the official code, with
-    eight registers, are the places that keys are rotated to."""
-    _, method, _ = make()
-    predictor = method.predictor
-    seen: list[Tensor] = []
-    predictor._rotation = lambda places: seen.append(places) or torch.zeros(2, 4, 1, places.shape[1], 8).double()  # type: ignore[assignment, method-assign, func-returns-value]  # fmt: skip
-    predictor(torch.zeros(4, 8 + 6, WIDTH).double(), SHOWN, PREDICTED, (4, 4))
-    border, inside = seen[1][1, :8], seen[1][1, 8:]
-    assert torch.allclose(inside * 3, torch.tensor([[0, 2], [0, 3], [1, 2], [1, 3], [3, 2], [3, 3]]).double())  # fmt: skip
-    box = torch.tensor([[0, 0], [0.5, 0], [1, 0], [1, 0.5], [1, 1], [0.5, 1], [0, 1], [0, 0.5]])
-    low, high = torch.tensor([0.0, 2 / 3]).double(), torch.tensor([1.0, 1.0]).double()
-    assert torch.allclose(border, low + box * (high - low))
-
-
-def test_the_papers_rotation_keeps_products_where_both_places_move() -> None:
-    """Queries and keys rotated by one angle of each pair depend on how far apart they are; with
-    the code's unlike angles they do not."""
-    q, k = torch.randn(2, 8, dtype=torch.float64)
-
-    def product(rotation: str, start: float) -> float:
-        frequencies = axial_frequencies(8, rotation)
-        turned = []
-        for x, place in ((q, (start, 0.3)), (k, (start + 0.2, 0.4))):
-            angles = torch.tensor(place, dtype=torch.float64) @ frequencies
-            half = torch.cat([-x[4:], x[:4]])
-            turned.append(x * angles.cos() + half * angles.sin())
-        return float(turned[0] @ turned[1])
-
-    assert product("paper", 0.5) == pytest.approx(product("paper", 0.1), rel=1e-9)
-    assert product("code", 0.5) != pytest.approx(product("code", 0.1), rel=1e-2)
-    frequencies = axial_frequencies(8, "paper")
-    assert frequencies.max().item() == pytest.approx(14 * math.pi)
-    assert frequencies[frequencies > 0].min().item() == pytest.approx(14e-4 * math.pi)
-
-
 def test_gradients_go_where_the_method_says() -> None:
     model, method, _ = make()
     losses = losses_of(model, method, batch())
@@ -319,7 +283,7 @@ def test_what_cannot_be_used_is_refused() -> None:
     with pytest.raises(ConfigError, match="predictor_heads: 3 heads of tokens of width 16"):
         Predictor(CapiOptions(predictor_heads=3), WIDTH)
     model, method, _ = make()
-    with pytest.raises(ConfigError, match="needs vision_transformer, got Linear"):
+    with pytest.raises(ConfigError, match="needs vision_transformer, or timm .* got Linear"):
         method.attach(nn.ModuleDict({"trunk": nn.Linear(2, 2)}))
     sample = batch()
     with pytest.raises(TrainingError, match="INPUT_KEY_NAMES"):
