@@ -18,6 +18,8 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.base import Step
 from sslengine.methods.capi import CapiLoss, CapiOptions, Predictor
+from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.vision_transformer import VisionTransformer
 from tests.config.recipes import recipe
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
@@ -81,13 +83,126 @@ def make(**changes: Any) -> tuple[Toy, CapiLoss, dict[str, nn.Parameter]]:
     method.attach(model)
     own = {n: each for n, each in method.named_parameters() if not n.startswith("teacher.")}
     trained = {official(name): each for name, each in (*model.named_parameters(), *own.items())}
-    for name, each in trained.items():
-        start = zlib.crc32(name.encode()) % 1000
-        wave = (torch.arange(each.numel(), dtype=torch.float64) * 0.7 + start).sin().view_as(each)
-        near_1 = name.endswith(("norm.weight", "weight_g"))
-        each.data.copy_(1 + 0.1 * wave if near_1 else 0.2 * wave)
+    start(trained)  # type: ignore[arg-type]
     method.teacher.attach(model)
     return model, method, trained
+
+
+class Encoder(nn.Module):
+    """The official encoder, as the recipe has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = VisionTransformer(VisionTransformerOptions(
+            IMAGE_SIZE=SIDE, PATCH_SIZE=PATCH, HIDDEN_DIM=WIDTH, MLP_DIM=4 * WIDTH, NUM_LAYERS=2,
+            NUM_HEADS=2, REGISTER_TOKENS=4, USE_CLASS_TOKEN=False, ROPE="corners_mixed",
+            NORM="RMSNorm", PROJ_BIAS=False,
+        ))  # fmt: skip
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        shown = {"shown": inputs["shown"]} if "shown" in inputs else {}
+        tokens: Tensor = self.trunk(inputs["data"], ["lastBLK"], **shown)[0]
+        return tokens
+
+    def parts(self, gradients: bool = False) -> dict[str, Tensor]:
+        """Parameters by the official names; of queries, keys and values the rows."""
+        names = {"trunk.reg_token": "backbone.registers", "trunk.blocks": "backbone.encoder.blocks",
+                 "trunk.patch_embed.proj": "backbone.patch_embed", ".norm1": ".residual1.norm",
+                 ".norm2": ".residual2.norm", ".mlp.": ".residual2.fn.",
+                 ".attn.proj": ".residual1.fn.proj"}  # fmt: skip
+        found = {}
+        for name, parameter in self.named_parameters():
+            each: Any = parameter.grad if gradients else parameter
+            for ours, theirs in names.items():
+                name = name.replace(ours, theirs)
+            before, of_three, after = name.partition(".attn.qkv.")
+            for letter, rows in (
+                zip("qkv", each.chunk(3), strict=True) if of_three else [("", each)]
+            ):
+                found[f"{before}.residual1.fn.{letter}_proj.{after}" if of_three else name] = rows
+        return found
+
+
+def start(parts: dict[str, Tensor]) -> None:
+    for name, each in parts.items():
+        first = zlib.crc32(name.encode()) % 1000
+        wave = (torch.arange(each.numel(), dtype=torch.float64) * 0.7 + first).sin().view_as(each)
+        near_1 = name.endswith(("norm.weight", "weight_g"))
+        each.data.copy_(1 + 0.1 * wave if near_1 else 0.2 * wave)
+
+
+def test_four_steps_with_the_official_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, with two blocks in its encoder: rotary positions, RMSNorm, no biases."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = Encoder()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    options: dict[str, Any] = {
+        "num_clusters": CLUSTERS,
+        "predictor_layers": 2,
+        "predictor_heads": 2,
+    }
+    method = CapiLoss(CapiOptions(**options), RunFacts()).double()
+    method.attach(model)
+    own = {official(name): each for name, each in method.named_parameters()
+           if not name.startswith("teacher.")}  # fmt: skip
+    start({**model.parts(), **own})
+    method.teacher.attach(model)
+    named = {**{f"trunk {name}": each for name, each in model.named_parameters()}, **own}
+    groups = []
+    for name, each in named.items():
+        decay = 0.0 if name.endswith(".bias") else 0.01 if "norm" in name else 0.1
+        factor = 0.2 if "patch_embed" in name else 1.0
+        if name.startswith("layer."):
+            decay, factor = 0.01, 0.5
+        groups.append({"params": [each], "weight_decay": decay, "factor": factor})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    found = []
+    for step, (lr, momentum) in enumerate(zip((0.01, 0.008, 0.006, 0.004), (0.9, 0.9, 0.95, 0.95), strict=True)):  # fmt: skip
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["factor"]
+        losses = losses_of(model, method, batch(step))
+        optimizer.zero_grad()
+        losses["loss"].backward()
+        if step == 0:
+            grads: dict[str, Any] = {name: each.grad for name, each in own.items()}
+            grads |= model.parts(gradients=True)
+            sums = {name: grads[name].abs().sum().item() for name in OF_ENCODER}
+            assert sums == pytest.approx(OF_ENCODER, rel=1e-7)
+        optimizer.step()
+        monkeypatch.setattr(method.teacher, "_momentum_at", lambda where, m=momentum: m)
+        method.teacher.after_update(Step.alone())
+        found.append([losses[key].item() for key in ("prediction", "clustering")])
+    prediction, clustering = zip(*found, strict=True)
+    assert prediction == pytest.approx(
+        [6.782370994817164, 4.46669078363219, 5.3872252206841615, 3.1417304035432707], rel=1e-6
+    )
+    assert clustering == pytest.approx(
+        [3.390929430998754, 3.069661631670519, 3.3673201548181657, 3.2767679608418456], rel=1e-6
+    )
+    size = sum(each.abs().sum().item() for each in method.teacher.module.parameters())
+    assert size == pytest.approx(953.5728082095105, rel=1e-8)
+
+
+# Sums of the absolute gradients of the first step.
+OF_ENCODER = {
+    "backbone.registers": 19.388299202125467,
+    "backbone.encoder.blocks.0.residual1.norm.weight": 1.2000881547989846,
+    "backbone.encoder.blocks.0.residual1.fn.q_proj.weight": 7.3221427452435055,
+    "backbone.encoder.blocks.0.residual1.fn.k_proj.weight": 7.912466216603946,
+    "backbone.encoder.blocks.0.residual1.fn.v_proj.weight": 36.43522317302855,
+    "backbone.encoder.blocks.0.residual2.fn.fc1.weight": 440.1745002636672,
+    "backbone.encoder.blocks.1.residual1.norm.weight": 0.1862737738347437,
+    "backbone.encoder.blocks.1.residual1.fn.q_proj.weight": 1.6894047851461838,
+    "backbone.encoder.blocks.1.residual1.fn.proj.weight": 79.29573173591629,
+    "backbone.encoder.blocks.1.residual2.fn.fc2.weight": 348.8286670540381,
+    "backbone.patch_embed.weight": 143.70526626023906,
+    "backbone.patch_embed.bias": 12.63923700820202,
+    "backbone.decoder.blocks.0.residual1.fn.k_proj.weight": 27.971470999727863,
+    "head.last_layer.weight_v": 52.55759656130493,
+    "layer.weight": 12.129122503013507,
+}
 
 
 def batch(step: int = 0, mine: slice = slice(None)) -> dict[str, Any]:
