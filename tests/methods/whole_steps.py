@@ -23,6 +23,13 @@ from sslengine.optim.learner import learner_of
 from sslengine.optim.options import OptimizerOptions
 from sslengine.precision import Precision
 
+# One step of warm-up in ten, and rates at which ten steps change something.
+RATES = (
+    "param_schedulers.lr.schedulers.0.end_value=0.02",
+    "param_schedulers.lr.schedulers.1.start_value=0.02",
+    "param_schedulers.lr.lengths=[0.1,0.9]",
+)
+
 
 def optimizer_of(recipe: str, *changes: str) -> OptimizerOptions:
     """config.OPTIMIZER of a shipped config."""
