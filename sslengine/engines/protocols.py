@@ -19,6 +19,7 @@ from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
 from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
 from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluation.per_class import per_class
 from sslengine.evaluation.retrieval.labelled import retrieval
 from sslengine.evaluation.svm import Svm, svm
 from sslengine.evaluation.versions import VERSIONS
@@ -40,6 +41,7 @@ COMPUTE: Mapping[str, Callable[..., Outcome]] = {
     "low_shot_svm": low_shot_svm,
     "retrieval": _among_test_images,
     "calibration": calibration_of_probe,
+    "per_class": per_class,
 }
 
 
@@ -50,7 +52,7 @@ def run_protocols(
     options: dict[str, dict[str, Any]] = {
         "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)},
         "few_shot_linear": {"options": probe}, "few_labels": {"options": probe},
-        "calibration": {"options": probe},
+        "calibration": {"options": probe}, "per_class": {"options": probe},
     }  # fmt: skip
     return {
         name: row_of(name, COMPUTE[name](*sets, **options.get(name, {})))
