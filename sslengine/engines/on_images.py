@@ -17,6 +17,7 @@ from sslengine.data.judged_view import described
 from sslengine.engines.corruptions import of_corruptions
 from sslengine.engines.dense import of_maps
 from sslengine.engines.judged_images import FIRST, Found, Judged
+from sslengine.engines.other_sets import of_other_sets
 from sslengine.engines.protocols import row_of
 from sslengine.engines.scoring import Score
 from sslengine.errors import DataError
@@ -89,6 +90,7 @@ ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
     "out_of_set": _outside,
     "view_retrieval": _views,
     "dense": of_maps,
+    "other_sets": of_other_sets,
     "corruptions": of_corruptions,
 }
 
