@@ -56,6 +56,10 @@ class Judged:
         return self.options.OTHER_SETS
 
     @property
+    def domain_column(self) -> str:
+        return self.options.DOMAIN_COLUMN
+
+    @property
     def test(self) -> str:
         """The split whose images are judged."""
         return "TEST" if "TEST" in self.splits else "TRAIN"

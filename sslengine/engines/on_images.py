@@ -16,6 +16,7 @@ import torch
 from sslengine.data.judged_view import described
 from sslengine.engines.corruptions import of_corruptions
 from sslengine.engines.dense import of_maps
+from sslengine.engines.domains import of_domains
 from sslengine.engines.judged_images import FIRST, Found, Judged
 from sslengine.engines.other_sets import of_other_sets
 from sslengine.engines.protocols import row_of
@@ -91,6 +92,7 @@ ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
     "view_retrieval": _views,
     "dense": of_maps,
     "other_sets": of_other_sets,
+    "domains": of_domains,
     "corruptions": of_corruptions,
 }
 

@@ -15,10 +15,10 @@ ON_FEATURES = (
     "few_shot_knn", "few_shot_linear", "few_labels", "svm", "low_shot_svm", "retrieval",
     "calibration", "per_class",
 )  # fmt: skip
-ON_IMAGES = ("out_of_set", "view_retrieval", "dense", "other_sets", "corruptions")
+ON_IMAGES = ("out_of_set", "view_retrieval", "dense", "other_sets", "domains", "corruptions")
 PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
-# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images, other sets have
-# to be named.
+# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images, other sets and
+# domains have to be named.
 SUITES: dict[str, tuple[str, ...]] = {
     "quick": (),
     "frozen": (*ON_FEATURES, "out_of_set", "view_retrieval", "dense"),
@@ -145,7 +145,7 @@ class EvaluateOptions:
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
     # calibration, per_class, out_of_set, view_retrieval, dense, other_sets,
-    # corruptions.
+    # domains, corruptions.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.
@@ -157,6 +157,8 @@ class EvaluateOptions:
     OUTSIDE: OutsideOptions = field(default_factory=OutsideOptions)
     # Of other_sets, each under a name of your own.
     OTHER_SETS: dict[str, OtherSetOptions] = field(default_factory=dict)
+    # Of the images' table (csv_filelist, huggingface_dataset): what `domains` leaves out in turn.
+    DOMAIN_COLUMN: str = ""
     DENSE: DenseOptions = field(default_factory=DenseOptions)
     # Of the test images, for the protocol corruptions.
     CORRUPTIONS: CorruptionOptions = field(default_factory=CorruptionOptions)
