@@ -34,7 +34,7 @@ from sslengine.engines.features import required_weights
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.sub_run import digest_of, folder_of, sub_run
-from sslengine.engines.sweep_options import BLOCK, HELD_OUT, LINEAR, SweepOptions
+from sslengine.engines.sweep_options import FORMS, HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.train import train_task
 from sslengine.engines.trained_results import (
     SWEEP,
@@ -191,10 +191,7 @@ def _values(
     options: SweepOptions, grid: list[Cell], outputs: int, weights: Path | None
 ) -> dict[str, Any]:
     """Of both runs: the frozen trunk with a head for each cell."""
-    form = "block" if options.HEAD == BLOCK else "query"
-    head: list[Any] = ["attentive_probe", {"in_dim": "auto", "out_dim": outputs, "form": form}]
-    if options.HEAD == LINEAR:
-        head = ["linear_probe", {"dims": ["auto", outputs], "norm": options.NORM}]
+    head = _head(options, outputs)
     return {
         "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or ""),
@@ -217,6 +214,16 @@ def _values(
         "TEST_MODEL": True,
         "METERS.enable_training_meter": False,
     }
+
+
+def _head(options: SweepOptions, outputs: int) -> list[Any]:
+    if options.HEAD == LINEAR:
+        return ["linear_probe", {"dims": ["auto", outputs], "norm": options.NORM}]
+    form = FORMS[options.HEAD]
+    attention = {"form": form, "heads": options.ATTENTION_HEADS}
+    if form == "blocks":
+        attention["depth"] = options.DEPTH
+    return ["attentive_probe", {"in_dim": "auto", "out_dim": outputs, **attention}]
 
 
 def _judged_by(grid: list[Cell], several: bool) -> dict[str, Any]:

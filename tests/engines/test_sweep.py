@@ -164,11 +164,18 @@ def test_attention_over_patches(tmp_path: Path) -> None:
     assert _heads(tmp_path)["1.0.query"].ndim == 1
 
 
+VJEPA2_DECAYS = {5e-4, 1e-3, 2e-3, 4e-3, 8e-3}
 # The published recipes: optimizer, norm or form of the head, epochs or steps, rates at 1,024 images.
 RECIPES: dict[str, tuple[str, dict[str, Any], tuple[int, int | None], dict[float, float]]] = {
     "mae": ("LARS", {"norm": "batch"}, (90, None), {0.0: 0.0, 10 / 90: 0.4, 50 / 90: 0.2}),
     "lejepa": ("AdamW", {"norm": "layer"}, (0, 12500), {0.0: 5e-7, 0.1: 5e-4, 1 - 1e-9: 5e-7}),
     "vjepa": ("AdamW", {"form": "block"}, (20, None), {0.0: 1e-3, 0.5: 5e-4, 1 - 1e-9: 0.0}),
+    "vjepa2": (
+        "AdamW",
+        {"form": "blocks", "depth": 4, "heads": 16},
+        (20, None),
+        {0.0: 1e-4, 0.25: 5e-4, 0.625: 2.5e-4, 1 - 1e-9: 0.0},
+    ),
 }
 
 
@@ -184,8 +191,8 @@ def test_recipes(name: str, tmp_path: Path) -> None:
     made = Run(run, tmp_path, torch.device("cpu"), Console(file=io.StringIO()))
     options = read(run.config, SweepOptions)
     grid = _grid(made, options)
-    features = {"mae": ["concatCLS1"], "lejepa": ["concatCLS2"], "vjepa": ["lastPATCH"]}
-    assert list(dict.fromkeys(each.feature for each in grid)) == features[name]
+    features = {"mae": ["concatCLS1"], "lejepa": ["concatCLS2"]}.get(name, ["lastPATCH"])
+    assert list(dict.fromkeys(each.feature for each in grid)) == features
     values = _values(options, grid, 10, None)
     assert head.items() <= values["MODEL.HEAD.PARAMS"][0][0][1].items()
     assert steps == run.config.OPTIMIZER.num_iterations
@@ -198,8 +205,9 @@ def test_recipes(name: str, tmp_path: Path) -> None:
     for where, rate in rates.items():
         optimizer.schedule(where)
         assert optimizer.param_groups[0]["lr"] * factor == pytest.approx(rate, rel=1e-3, abs=1e-9)
-    decays = {"mae": 0.0, "lejepa": 1e-6, "vjepa": 1e-3}
-    assert {each.weight_decay for each in grid} == {decays[name]}
+    decays = {"mae": {0.0}, "lejepa": {1e-6}, "vjepa": {1e-3}, "vjepa2": VJEPA2_DECAYS}
+    assert {each.weight_decay for each in grid} == decays[name]
+    assert len(grid) == {"lejepa": 5, "vjepa2": 20}.get(name, 1)
 
 
 def test_one_head_is_not_chosen(trained: Path) -> None:
@@ -336,7 +344,7 @@ def test_heads_and_their_rates_are_those_of_one_rank(
     ("name", "factor"),
     slow_but(
         [("linear", 4)],
-        [("linear", 4), ("attentive", 4), ("mae", 4), ("lejepa", 1), ("vjepa", 1)],
+        [("linear", 4), ("attentive", 4), ("mae", 4), ("lejepa", 1), ("vjepa", 1), ("vjepa2", 1)],
     ),
 )
 def test_published_rates_follow_the_images_of_a_step(name: str, factor: int) -> None:
