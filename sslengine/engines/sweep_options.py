@@ -28,6 +28,8 @@ class SweepOptions:
     # blocks, without and with the mean of the patches; else the final feature; for attentive heads
     # the patches, or the last feature map.
     FEATURES: list[str] = field(default_factory=list)
+    # With attentive heads: features N x C that get linear heads, so that one sweep compares them.
+    LINEAR_FEATURES: list[str] = field(default_factory=list)
     # The class tokens of how many last blocks; all of a trunk that has fewer.
     BLOCKS: list[int] = field(default_factory=lambda: [1, 4])
     # Also each of them with the mean of the patches.
@@ -48,6 +50,8 @@ class SweepOptions:
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "HEAD", LINEAR, *FORMS)
+        if self.LINEAR_FEATURES and self.HEAD == LINEAR:
+            yield "LINEAR_FEATURES: they belong to attentive heads; name them in FEATURES."
         yield from one_of(self, "NORM", "none", "batch", "layer")
         yield from one_of(self, "SELECT_ON", HELD_OUT, TEST)
         for key in ("LR", "WEIGHT_DECAY", "BLOCKS"):

@@ -29,9 +29,13 @@ class LinearProbeHeadOptions:
     dims: Sequence[int]
     # Before the linear layer: none, batch (without learned scale, as in MAE) or layer.
     norm: str = "none"
+    # Standard deviation of the initial weights.
+    std: float = 0.01
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "norm", *NORMS)
+        if self.std < 0:
+            yield f"std: expected 0 or more, got {self.std:g}."
 
 
 @dataclass
@@ -87,7 +91,7 @@ class LinearProbe(Probe):
         elif options.norm == "layer":
             self.norm = nn.LayerNorm(width)
         self.linear = nn.Linear(width, outputs)
-        nn.init.normal_(self.linear.weight, std=0.01)
+        nn.init.normal_(self.linear.weight, std=options.std)
         nn.init.zeros_(self.linear.bias)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -123,8 +127,8 @@ class SelfAttention(nn.Module):
         self.mlp = perceptron(width, mlp_ratio)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        parts = self.query_key_value(self.norm_tokens(tokens)).chunk(3, dim=2)
-        tokens = tokens + self.output(attended(*parts, self.heads))
+        query, key, value = self.query_key_value(self.norm_tokens(tokens)).chunk(3, dim=2)
+        tokens = tokens + self.output(attended(query, key, value, self.heads))
         return tokens + self.mlp(self.norm(tokens))  # type: ignore[no-any-return]
 
 
