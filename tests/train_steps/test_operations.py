@@ -349,9 +349,20 @@ def _dinov2(case: Case) -> ByHand:
             wanted = [assigned(teacher.heads[0](classes)), assigned(teacher.heads[1](hidden))]
         tokens: list[Tensor] = []
         parts = _classes_and_patches(model, batch, wanted, options, tokens)
-        return sum(parts) + options.koleo_weight * sum(map(spread, tokens[0].chunk(2)))
+        total = sum(parts) + options.koleo_weight * sum(map(spread, tokens[0].chunk(2)))
+        return total + gram(tokens[1], batch) if hasattr(case.loss, "gram") else total
 
-    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+    def gram(patches: Tensor, batch: Batch) -> Tensor:
+        """DINOv3's, of each image."""
+        rows = F.normalize(patches, dim=-1)
+        with torch.no_grad():
+            wanted = F.normalize(
+                case.loss.gram.trunk(batch["global_views"], ["lastPATCH"])[0], dim=-1
+            )
+            wanted = wanted @ wanted.mT
+        return options.gram_weight * F.mse_loss(rows @ rows.mT, wanted)
+
+    return loss, [lambda: _follow(teacher, case.model, options.momentum)]
 
 
 def _classes_and_patches(
@@ -362,7 +373,7 @@ def _classes_and_patches(
     classes, patches = model.trunk(*images, mask=batch["mask"])
     local = model.trunk(batch["local_views"], ["lastCLS"])[0]
     if seen is not None:
-        seen.append(classes)
+        seen += [classes, patches]
     scores = torch.cat([heads[0](classes), heads[0](local)]) / options.student_temp
     of_patches = heads[min(len(heads) - 1, 1)](patches.flatten(0, 1)[at]) / options.student_temp
     crops = F.log_softmax(scores, dim=-1).view(options.num_crops, -1, scores.shape[-1])
@@ -384,8 +395,11 @@ def _follow(teacher: nn.Module, model: nn.Module, momentum: float) -> None:
     torch._foreach_lerp_(*pairs, 1 - momentum)
 
 
-# Which of nearly equal codes is the largest depends on the last bits.
-SOFT = ["config.LOSS.swav_loss.temp_hard_assignment_iters=0"]
+CHANGES = {
+    # Which of nearly equal codes is the largest depends on the last bits.
+    "swav": ["config.LOSS.swav_loss.temp_hard_assignment_iters=0"],
+    "dinov3": ["+config/dinov3=gram"],
+}
 # (the engine's, by hand), with the torch that constraints/ pins.
 GOLDEN = {
     "simclr": (_simclr, 135, 137),
@@ -394,6 +408,7 @@ GOLDEN = {
     "dino": (_dino, 384, 379),
     "ibot": (_ibot, 688, 680),
     "dinov2": (_dinov2, 745, 758),
+    "dinov3": (_dinov2, 1252, 1264),
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),
@@ -411,7 +426,7 @@ GOLDEN = {
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_step_launches_what_one_by_hand_does(name: str, tmp_path: Path) -> None:
     by_hand, ours, theirs = GOLDEN[name]
-    case = Case(name, tmp_path, *(SOFT if name == "swav" else ()))
+    case = Case(name, tmp_path, *CHANGES.get(name, ()))
     expected, _ = case.loss_by_hand(*by_hand(case))
     made = case.of_engine()
     torch.testing.assert_close(case.task.last_batch.loss, expected, rtol=1e-4, atol=1e-5)
