@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sslengine.atomic import write_whole
-from sslengine.command.text import overrides
+from sslengine.command import columns
+from sslengine.command.text import DEVICES, overrides
 from sslengine.errors import DataError, listing, readable
 from sslengine.registry import import_dotted
 
@@ -48,8 +49,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("run", type=Path, metavar="RUN", help="the folder of a run")
     add("data", metavar="DATA", help="images, as for `sslengine train`")
     add("--out", type=Path, required=True, metavar="FILE", help=f"ends in {listing(WRITERS)}")
+    columns.add_columns(parser)
     add("--network", choices=("auto", "student", "teacher"), default="auto")
-    add("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    add("--device", choices=DEVICES, default="auto")
     add("--batch-size", type=int, metavar="N")
     add("--workers", type=int, metavar="N", help="processes that load images")
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = embed(
         given.run, given.data, network=given.network, device=given.device,
         batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
+        image_column=given.image_column, label_column=given.label_column,
     )  # fmt: skip
     write(rows, given.out)
     print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
@@ -79,11 +82,14 @@ def embed(
     device: str = "auto",
     batch_size: int | None = None,
     workers: int | None = None,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
     trust_config: bool = False,
 ) -> Rows:
     """The features of the images at `data`, which a run's trunk computes."""
-    found = import_dotted("sslengine.command.images:look")(str(data))
-    values = {**found.keys(labels=found.has_classes), **ALL_OF_IT}
+    said = columns.of_run(Path(run), str(data), columns.of_split(image_column, label_column))
+    found = import_dotted("sslengine.command.images:look")(str(data), said.get)
+    values = {**found.keys_over(labels=found.has_classes), **ALL_OF_IT}
     if batch_size is not None:
         values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
     if workers is not None:
