@@ -39,7 +39,7 @@ class Machine:
             precision = best(torch.device({"gpu": "cuda"}.get(device, device)))
         each = " each" if ranks > 1 else ""
         return (
-            f"{self.hardware(device, ranks)}, {precision or 'fp32'}, batch {batch}{each}, "
+            f"{self.hardware(device, ranks)}, {precision}, batch {batch}{each}, "
             f"{_counted(workers, 'loader worker')}{each} ({_counted(self.cores, 'core')})"
         )
 

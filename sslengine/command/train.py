@@ -26,6 +26,8 @@ from sslengine.command import columns, networks
 from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
 from sslengine.command.text import DEVICES, overrides, typed
+from sslengine.config.options import DistributedOptions, MachineOptions
+from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError
 from sslengine.launch import cli
 from sslengine.registry import component_key, import_dotted, load_plugins
@@ -168,13 +170,18 @@ def _of_machine(
 
 def _computed_by(values: Mapping[str, Any], recipe: Recipe, found: Any) -> str:
     """Of the line on what was chosen: device, precision, workers, batch. What --set says wins."""
-    keys = (DEVICE, RANKS, PRECISION, WORKERS, BATCH)
-    typed_last = {key: recipe.typed(key) for key in keys}
-    device, ranks, precision, workers, batch = (
-        next(each for each in (typed_last[key], values.get(key), recipe.said(key)) if each is not None)
-        for key in keys
+    defaults = {
+        DEVICE: MachineOptions().DEVICE,
+        RANKS: DistributedOptions().NUM_PROC_PER_NODE,
+        PRECISION: "mixed" if recipe.said("MODEL.AMP_PARAMS.USE_AMP") else "fp32",
+        WORKERS: DataOptions().NUM_DATALOADER_WORKERS,
+        BATCH: SplitOptions().BATCHSIZE_PER_REPLICA,
+    }
+    said = (
+        (recipe.typed(key), values.get(key), recipe.said(key), default)
+        for key, default in defaults.items()
     )
-    return str(found.told(device, ranks, precision, workers, batch))
+    return str(found.told(*(next(each for each in some if each is not None) for some in said)))
 
 
 def _frozen(given: argparse.Namespace, recipe: Recipe, epoch: int) -> list[Any]:

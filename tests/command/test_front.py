@@ -34,6 +34,7 @@ def without_torch(*arguments: str) -> str:
 def test_lists_come_without_torch() -> None:
     assert "simclr" in without_torch("list", "methods").split()
     assert "photos/dino" in json.loads(without_torch("list", "recipes", "--json"))
+    assert "vit_small_patch14_dinov2" in without_torch("list", "models", "vit_*dino*").split()
 
 
 def test_help_of_every_verb_comes_without_torch_and_shows_an_example() -> None:

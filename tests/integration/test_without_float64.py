@@ -27,7 +27,7 @@ class NoFloat64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
+        for each in tree_leaves((args, kwargs, result)):
             if isinstance(each, Tensor) and fake_cuda.is_there(each):
                 assert each.dtype != torch.float64, f"{func}: float64 on the device"
         return result
