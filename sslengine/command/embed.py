@@ -29,6 +29,8 @@ from sslengine.registry import import_dotted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from sslengine.command.in_memory import Data
+
 
 NAMED = 20  # images that could not be read
 
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def embed(
     run: str | Path,
-    data: str | Path,
+    data: Data,
     *,
     network: str = "auto",
     device: str = "auto",
@@ -86,19 +88,29 @@ def embed(
     label_column: str | Sequence[str] | None = None,
     trust_config: bool = False,
 ) -> Rows:
-    """The features of the images at `data`, which a run's trunk computes."""
-    said = columns.of_run(Path(run), str(data), columns.of_split(image_column, label_column))
-    found = import_dotted("sslengine.command.images:look")(str(data), said.get)
-    values = {**found.keys_over(labels=found.has_classes), **ALL_OF_IT}
-    if batch_size is not None:
-        values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
-    if workers is not None:
-        values["DATA.NUM_DATALOADER_WORKERS"] = workers
-    predictor = import_dotted("sslengine.predictor:Predictor")(
-        run, nearest=0, device=device, overrides=overrides(values), network=network,
-        trust_config=trust_config,
-    )  # fmt: skip
-    read = predictor.read_all()
+    """The features of images, which a run's trunk computes.
+
+    data: a path, an array of images, or (images, labels).
+    """
+    own = columns.of_split(image_column, label_column)
+    with import_dotted("sslengine.command.in_memory:as_files")(data) as files:
+        said = columns.of_run(Path(run), files.images, own)
+        found = import_dotted("sslengine.command.images:look")(
+            files.images, said.get, files.labels
+        )
+        values = {**ALL_OF_IT, **found.keys_over(labels=found.has_classes)}
+        if batch_size is not None:
+            values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
+        if workers is not None:
+            values["DATA.NUM_DATALOADER_WORKERS"] = workers
+        predictor = import_dotted("sslengine.predictor:Predictor")(
+            run, nearest=0, device=device, overrides=overrides(values), network=network,
+            trust_config=trust_config,
+        )  # fmt: skip
+        return _rows(found, predictor, predictor.read_all())
+
+
+def _rows(found: Any, predictor: Any, read: Any) -> Rows:
     numbers = read.indices.tolist()
     names, labels = found.source.class_names, None
     if found.has_classes and read.targets.ndim == 1:

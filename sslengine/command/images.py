@@ -40,6 +40,7 @@ class Images(NamedTuple):
     source: DataSource
     name: str  # of the source
     own: Mapping[str, Any]  # what the user has set of its keys
+    label_file: str = ""  # .npy, for a source without labels
 
     @property
     def path(self) -> Path:
@@ -51,11 +52,13 @@ class Images(NamedTuple):
 
     @property
     def has_classes(self) -> bool:
-        return self.source.num_classes > 1
+        return bool(self.label_file) or self.source.num_classes > 1
 
     @property
     def has_one_class_each(self) -> bool:
         """Not several classes of an image, and none without a label."""
+        if self.label_file:
+            return bool(np.load(self.label_file, mmap_mode="r").ndim == 1)
         with suppress(DataError):
             return self.has_classes and self.source.labels().ndim == 1
         return False
@@ -73,6 +76,8 @@ class Images(NamedTuple):
             "LABEL_SOURCES": [self.name] if self.has_classes else [],
             "LABEL_TYPE": "standard" if labels else unlabelled,
         }
+        if self.label_file:
+            made |= {"LABEL_SOURCES": ["disk_filelist"], "LABEL_PATHS": [self.label_file]}
         return {f"DATA.{split}.{key}": value for key, value in made.items()}
 
     def keys_over(self, split: str = "TRAIN", labels: bool = False) -> dict[str, Any]:
@@ -84,7 +89,7 @@ class Images(NamedTuple):
         return {**self.keys(split, labels), **made}
 
 
-def look(given: str, said: Said = nothing) -> Images:
+def look(given: str, said: Said = nothing, label_file: str = "") -> Images:
     """Raises if there is no image. said: of keys by which a source is read."""
     place, name = _found(given, said)
     own = {key: said(key) for key in keys_of(DATA_SOURCES, [name]) if said(key) is not None}
@@ -96,7 +101,7 @@ def look(given: str, said: Said = nothing) -> Images:
     source = _source(name, place, own)
     if not len(source):
         raise DataError(f"{given}: it holds no image.")
-    return Images(place, source, name, own)
+    return Images(place, source, name, own, label_file)
 
 
 def _source(name: str, place: str, own: Mapping[str, Any], **more: Any) -> DataSource:

@@ -80,6 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--config-dir", action="append", default=[], metavar="DIR", help="a folder of your own YAML"
     )
     add("--show", action="store_true", help="print the config that results, without training")
+    parser.set_defaults(label_file="")  # of arrays in memory: api.py
     return parser
 
 
@@ -103,7 +104,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     recipe = Recipe.of(given)
     _load_plugins(given, recipe)
     data = import_dotted("sslengine.command.images:look")(
-        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}")
+        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file
     )
     found = import_dotted("sslengine.command.machine:look")(given.device, given.gpus)
     bands = None if _says_pixels(given) else import_dotted("sslengine.command.bands:look")(data)

@@ -24,7 +24,7 @@ from sslengine.config.sections import read
 from sslengine.config.sharding import is_sharded
 from sslengine.data.feed import DataFeed
 from sslengine.data.manifest.classes import Classes
-from sslengine.data.manifest.labels import standard_labels
+from sslengine.data.manifest.labels import known_classes, standard_labels
 from sslengine.data.options import DataOptions
 from sslengine.data.sources.base import build_sources
 from sslengine.distributed import data_parallel, sharding
@@ -90,11 +90,12 @@ def classes_of_train(config: DictConfig) -> list[Classes]:
     if options.LABEL_TYPE != "standard" or not (options.DATA_SOURCES and options.LABEL_SOURCES):
         return []
     try:
-        labels = standard_labels(options, "TRAIN", build_sources(options, "TRAIN"))
+        sources = build_sources(options, "TRAIN")
+        labels = standard_labels(options, "TRAIN", sources)
     except DataError as error:
         log.warning("TRAIN's classes are not known, TEST's are numbered by themselves: %s", error)
         return []
-    return [Classes.of(each) for each in labels]
+    return known_classes(labels, sources)
 
 
 def known_heads_of(config: DictConfig) -> list[Any]:
