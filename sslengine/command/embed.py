@@ -107,7 +107,16 @@ def embed(
             run, nearest=0, device=device, overrides=overrides(values), network=network,
             trust_config=trust_config,
         )  # fmt: skip
-        return _rows(found, predictor, predictor.read_all())
+        rows = _rows(found, predictor, predictor.read_all())
+    if isinstance(data, str | Path):
+        return rows
+    return rows._replace(paths=[_of_array(path) for path in rows.paths],
+                         unreadable=[_of_array(path) for path in rows.unreadable])  # fmt: skip
+
+
+def _of_array(path: str) -> str:
+    """`image 3` without the file that holds the array for a while."""
+    return path.partition(" of ")[0]
 
 
 def _rows(found: Any, predictor: Any, read: Any) -> Rows:
