@@ -114,6 +114,8 @@ def _timm_beit(trunk: TrunkOptions) -> Design:
         "use_shared_rel_pos_bias": options.USE_SHARED_REL_POS_BIAS,
         "global_pool": "avg" if options.USE_MEAN_POOLING else "token",
     }
+    if options.NORM_BEFORE_POOLING:
+        arguments["use_fc_norm"] = False  # newer versions of timm have it
     return Design("beit_base_patch16_224", arguments)
 
 

@@ -381,10 +381,15 @@ class GradClipOptions:
     MAX_NORM: float = 1.0
     # Clip each parameter's gradient separately, as in DINO, not the norm of all gradients.
     PER_PARAMETER: bool = False
+    # Clip the trunk's gradients, those of each head and those of the method separately, as in
+    # DINOv2.
+    PER_MODULE: bool = False
 
     def check(self) -> Iterator[str]:
         if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
             yield f"PER_PARAMETER: requires NORM_TYPE 2, got {self.NORM_TYPE:g}."
+        if self.PER_PARAMETER and self.PER_MODULE:
+            yield "PER_MODULE: cannot be combined with PER_PARAMETER; choose one."
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ TRUNKS: dict[str, dict[str, Any]] = {
     "torchvision's": {"NAME": "torchvision", "TORCHVISION": {"model": "resnet18"}},
     "timm's": timm_vit(init_values=0.1, reg_tokens=2),
 }
+if "use_fc_norm" in inspect.signature(timm.models.Beit).parameters:  # of newer versions
+    NORMED = {**SIZES, "NORM_BEFORE_POOLING": True}
+    TRUNKS["beit of normed patches"] = {"NAME": "beit", "BEIT": NORMED}
 BANDS = {"vit": 4, "resnet": 1}
 
 

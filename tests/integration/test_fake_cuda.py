@@ -52,9 +52,14 @@ FORMS: dict[str, dict[str, Any]] = {
     "larc": {"OPTIMIZER.use_larc": True, "OPTIMIZER.name": "sgd"},
     "clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True},
     "each clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True, "MODEL.GRAD_CLIP.PER_PARAMETER": True},
+    "modules clipped": {
+        "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
+        "MODEL.GRAD_CLIP.PER_MODULE": True,
+        "MODEL.GRAD_CLIP.PER_PARAMETER": False,
+    },
 }
 # Of several optimizers each clips its own.
-REFUSED = {("multi_optimizer_train_step", form) for form in ("clipped", "each clipped")}
+REFUSED = {("multi_optimizer_train_step", form) for form in FORMS if form.endswith("clipped")}
 WAYS = [(half, form) for form in FORMS for half in ("", "fp16", "bf16")]
 
 

@@ -99,6 +99,20 @@ def test_tokens_of_timms_networks_by_name(name: str, x: Tensor) -> None:
         torch.testing.assert_close(found, expected[key], msg=key)
 
 
+@pytest.mark.parametrize(("name", "pool"), [("vit", "CLS"), ("rope", "POOL"), ("eva", "POOL")])
+def test_what_a_network_pools(name: str, pool: str, x: Tensor) -> None:
+    """`flatten` is the mean of the patches where timm pools so; `global_pool` chooses."""
+    trunk = built(name)
+    flatten, tokens = trunk(x, ["flatten", f"last{pool}"])
+    if name != "eva":  # which normalises the mean, not the patches
+        torch.testing.assert_close(flatten, tokens)
+    assert trunk.global_pool == {"CLS": "token", "POOL": "avg"}[pool]
+    model, arguments, _, _ = NETWORKS[name]
+    section = TimmOptions(model=model, arguments={**arguments, "global_pool": "token"})
+    chosen: Any = build_trunk(ModelOptions(TRUNK=TrunkOptions("timm", TIMM=section))).eval()
+    torch.testing.assert_close(*chosen(x.float(), ["flatten", "lastCLS"]))
+
+
 @pytest.mark.parametrize("name", ["vit", "registers", "rope", "distilled"])
 def test_class_tokens_of_the_last_blocks(name: str, x: Tensor) -> None:
     """As timm reads them, and joined with the mean of the patches."""
