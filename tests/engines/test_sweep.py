@@ -298,4 +298,6 @@ def test_on_top_of_a_recipe_with_several_inputs_and_heads(benchmark: str, tmp_pa
         "finetune=shapes": ["config.OPTIMIZER.num_epochs=1", "config.DATA.TEST.DATA_LIMIT=20"],
         "frozen=shapes": ["config.DATA.TEST.DATA_LIMIT=20"],
     }[benchmark]  # fmt: skip
-    assert cli.main(["config=quickstart/dinov2", f"+config/benchmark/{benchmark}", *small, *more]) == 0
+    assert (
+        cli.main(["config=quickstart/dinov2", f"+config/benchmark/{benchmark}", *small, *more]) == 0
+    )

@@ -358,7 +358,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "masks": {"patch_size": 16},
         "clip": {"norm": 3.0, "each": "module"},
         "head": ["1024 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
-                 "256 to 65536 unit length, learned lengths"] * 2,
+                 "256 to 65536"] * 2,
         "loss": {"student_temp": 0.1, "class_weight": 1.0, "patch_weight": 1.0, "gram_weight": 0.0,
                  "koleo_weight": 0.1, "targets": "sinkhorn", "koleo_over_ranks": False},
         "model": {"registers": 0, "blocks": 24, "positions": "RotaryEmbeddingDinoV3",
@@ -366,7 +366,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "bias of keys": True, "drop path of blocks": "equal",
         "teacher's momentum": rising_to_one(0.992),
         "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
-        "frozen": {f"heads.{n}.prototypes0.weight_{each}": 1250 for n in (0, 1) for each in "vg"},
+        "frozen": {f"heads.{n}.prototypes0.weight": 1250 for n in (0, 1)},
         "drop path": 0.3, "precision": "bfloat16",
     },
     # The same: README, "ResNet-50 and other convnets trainings"
@@ -423,8 +423,8 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                   "masks": "outside", "roll": True},
         "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "NUM_HEADS": 16, "MLP_DIM": 4096,
                   "QKV_BIAS": False, "PATCH_SIZE": 14, "USE_CLASS_TOKEN": False,
-                  "REGISTER_TOKENS": 16, "DROP_PATH_UNIFORM": True},
-        "positions": "rotations", "norms": "RMSNorm",
+                  "REGISTER_TOKENS": 16, "DROP_PATH_UNIFORM": True, "ROPE": "corners_mixed",
+                  "NORM": "RMSNorm", "PROJ_BIAS": False},
         "head": [], "loss": {
             "num_clusters": 16384, "student_temp": 0.12, "target_temp": 0.06, "cluster_temp": 0.12,
             "sinkhorn_iterations": 3, "positionwise": True, "clusters_lr": 0.5,

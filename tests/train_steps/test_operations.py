@@ -15,43 +15,8 @@ from torch.nn import functional as F
 
 from tests.integration.test_configs import QUICK
 from tests.train_steps.operations import Case
-
-Batch = dict[str, Any]
-# A loss of model and batch, and what follows the update.
-ByHand = tuple[Callable[[nn.Module, Batch], Tensor], list[Callable[[], None]]]
-
-
-def _simclr(case: Case) -> ByHand:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        embeddings = F.normalize(model(batch["data"])[0])
-        views = torch.arange(len(embeddings))
-        logits = (embeddings @ embeddings.T / case.loss.temperature).scatter(
-            1, views[:, None], float("-inf")
-        )
-        return F.cross_entropy(logits, views.roll(len(views) // 2))
-
-    return loss, []
-
-
-def _moco(case: Case) -> ByHand:
-    """As the authors' pseudocode; the queue's place is a number of the host's."""
-    teacher = copy.deepcopy(case.loss.key_encoder.module)
-    queue, place = case.loss.queue.clone(), int(case.loss.queue_ptr)
-    new: list[Tensor] = []
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        queries = F.normalize(model(batch["data"])[0])
-        with torch.no_grad():
-            keys = F.normalize(teacher(batch["data_momentum"])[0])
-        new[:] = [keys]
-        own = torch.einsum("nc,nc->n", queries, keys).unsqueeze(-1)
-        logits = torch.cat([own, queries @ queue.clone().T], dim=1) / case.loss.temperature
-        return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
-
-    def enqueue() -> None:
-        queue[place : place + len(new[0])] = new[0]
-
-    return loss, [lambda: _follow(teacher, case.model, 0.99), enqueue]
+from tools.perf_measurement import by_hand
+from tools.perf_measurement.by_hand import Batch, ByHand
 
 
 def _swav(case: Case) -> ByHand:
@@ -80,25 +45,6 @@ def _swav(case: Case) -> ByHand:
         head.prototypes0.weight.copy_(F.normalize(head.prototypes0.weight, dim=1))
 
     return loss, [normalize]
-
-
-def _dino(case: Case) -> ByHand:
-    options, center = case.loss.options, case.loss.center.clone()
-    teacher = copy.deepcopy(case.loss.momentum_teacher.module)
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        crops, images = batch["data"], len(batch["data_idx"]) // options.num_crops
-        student = model(crops)[0].view(options.num_crops, images, -1) / options.student_temp
-        with torch.no_grad():
-            scores = teacher(crops[:2])[0].view(2, images, -1)
-            targets = F.softmax((scores - center) / options.teacher_temp_max, dim=-1)
-            center.mul_(0.9).add_(scores.mean(dim=(0, 1)), alpha=0.1)
-        log_p = F.log_softmax(student, dim=-1)
-        pairs = torch.einsum("abk,vbk->av", targets, log_p)
-        others = pairs.sum() - pairs[0, 0] - pairs[1, 1]
-        return -others / (2 * (options.num_crops - 1) * images)
-
-    return loss, [lambda: _follow(teacher, case.model, 0.99)]
 
 
 def _barlow_twins(case: Case) -> ByHand:
@@ -158,12 +104,7 @@ def _byol(case: Case) -> ByHand:
         first, second = targets.chunk(2)
         return 4 - 4 * (predictions * torch.cat([second, first])).sum(dim=1).mean()
 
-    return loss, [lambda: _follow(teacher, case.model, 0.97)]
-
-
-def _mae(case: Case) -> ByHand:
-    """The authors' model is the engine's; its loss is that of `forward`."""
-    return lambda model, batch: model(batch["data"], mode="loss")[0]["loss"], []
+    return loss, [lambda: by_hand.follow(teacher, case.model, 0.97)]
 
 
 def _ijepa(case: Case) -> ByHand:
@@ -187,7 +128,7 @@ def _ijepa(case: Case) -> ByHand:
         predicted = predictor.norm(predictor.blocks(tokens))[:, shown.shape[1] :]
         return F.smooth_l1_loss(predictor.project(predicted), targets)
 
-    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+    return loss, [lambda: by_hand.follow(teacher, case.model, 0.99)]
 
 
 def _capi(case: Case) -> ByHand:
@@ -219,7 +160,7 @@ def _capi(case: Case) -> ByHand:
         return crossed - (q * log_p).sum(-1).mean()
 
     momentum = method.teacher._momentum_at
-    return loss, [lambda: _follow(teacher, case.model, momentum(case.task.where))]
+    return loss, [lambda: by_hand.follow(teacher, case.model, momentum(case.task.where))]
 
 
 def _simmim(case: Case) -> ByHand:
@@ -249,7 +190,7 @@ def _data2vec(case: Case) -> ByHand:
         return (apart * mask).sum() / mask.sum() / math.sqrt(tokens.shape[-1])
 
     def follow() -> None:
-        _follow(teacher, case.model, 0.99)
+        by_hand.follow(teacher, case.model, 0.99)
         for each in ("patch_embed", "pos_embed", "mask_token"):
             own, new = (getattr(model.trunk, each) for model in (teacher, case.model))
             pairs = (
@@ -285,7 +226,7 @@ def _msn(case: Case) -> ByHand:
         mean = p.mean(dim=0)
         return crossed + torch.sum(mean * mean.log()) + math.log(len(rows))
 
-    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+    return loss, [lambda: by_hand.follow(teacher, case.model, 0.99)]
 
 
 def _distillation(case: Case) -> ByHand:
@@ -321,7 +262,7 @@ def _ibot(case: Case) -> ByHand:
             wanted = targets(batch)
         return sum(_classes_and_patches(model, batch, wanted, options))
 
-    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+    return loss, [lambda: by_hand.follow(teacher, case.model, 0.99)]
 
 
 def _dinov2(case: Case) -> ByHand:
@@ -352,7 +293,7 @@ def _dinov2(case: Case) -> ByHand:
         parts = _classes_and_patches(model, batch, wanted, options, tokens)
         return sum(parts) + options.koleo_weight * sum(map(spread, tokens[0].chunk(2)))
 
-    return loss, [lambda: _follow(teacher, case.model, 0.99)]
+    return loss, [lambda: by_hand.follow(teacher, case.model, 0.99)]
 
 
 def _labelled(case: Case) -> ByHand:
@@ -459,27 +400,21 @@ def _off_diagonal(matrix: Tensor) -> Tensor:
     return matrix.flatten()[:-1].view(size - 1, size + 1)[:, 1:].flatten()
 
 
-@torch.no_grad()
-def _follow(teacher: nn.Module, model: nn.Module, momentum: float) -> None:
-    pairs = (list(each.parameters()) for each in (teacher, model))
-    torch._foreach_lerp_(*pairs, 1 - momentum)
-
-
 # Which of nearly equal codes is the largest depends on the last bits.
 SOFT = ["config.LOSS.swav_loss.temp_hard_assignment_iters=0"]
 # (the engine's, by hand), with the torch that constraints/ pins.
 GOLDEN = {
-    "simclr": (_simclr, 135, 137),
-    "moco": (_moco, 202, 197),
+    "simclr": (by_hand.simclr, 135, 137),
+    "moco": (by_hand.moco, 202, 197),
     "swav": (_swav, 293, 306),
-    "dino": (_dino, 384, 379),
+    "dino": (by_hand.dino, 384, 379),
     "ibot": (_ibot, 688, 680),
     "dinov2": (_dinov2, 745, 758),
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 210, 210),
-    "mae": (_mae, 249, 244),
+    "mae": (by_hand.mae, 249, 244),
     "data2vec": (_data2vec, 206, 205),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
@@ -505,12 +440,12 @@ def test_every_quickstart_is_counted() -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_step_launches_what_one_by_hand_does(name: str, tmp_path: Path) -> None:
-    by_hand, ours, theirs = GOLDEN[name]
+    written, ours, theirs = GOLDEN[name]
     case = Case(name, tmp_path, *(SOFT if name == "swav" else ()))
-    expected, _ = case.loss_by_hand(*by_hand(case))
+    expected, _ = case.loss_by_hand(*written(case))
     made = case.of_engine()
     torch.testing.assert_close(case.task.last_batch.loss, expected, rtol=1e-4, atol=1e-5)
-    _, bare = case.loss_by_hand(*by_hand(case))
+    _, bare = case.loss_by_hand(*written(case))
     more = 35 if name in WITH_MEMORY else 0.03 * bare.total()
     assert made.total() <= bare.total() + more, {"more": made - bare, "fewer": bare - made}
     if torch.__version__.startswith("2.14."):

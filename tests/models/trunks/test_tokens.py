@@ -241,3 +241,20 @@ def test_all_blocks_with_one_rate_of_stochastic_depth() -> None:
     assert isinstance(trunk, LibraryTrunk)
     assert [each.drop_path2.drop_prob for each in trunk.blocks] == [0.3, 0.3]
     assert list(VisionTransformerOptions(DROP_PATH_UNIFORM=True).check())
+
+
+@pytest.mark.parametrize("name", ["vit", "rope", "beit"])
+def test_timms_blocks_with_one_rate_of_stochastic_depth(name: str) -> None:
+    model, arguments, _, _ = NETWORKS[name]
+    arguments = {**arguments, "drop_path_rate": 0.3}
+    rising, same = (
+        build_trunk(ModelOptions(TRUNK=TrunkOptions("timm", TIMM=TimmOptions(
+            model=model, arguments=arguments, drop_path_uniform=uniform))))
+        for uniform in (False, True)
+    )  # fmt: skip
+    paths = [[getattr(block, path) for block in trunk.blocks for path in ("drop_path1", "drop_path2")]
+             for trunk in (rising, same)]  # fmt: skip
+    assert [each.drop_prob for each in paths[1]] == [0.3] * 4
+    assert [getattr(each, "drop_prob", 0.0) for each in paths[0]] == pytest.approx([0, 0, 0.3, 0.3])
+    assert same.state_dict().keys() == rising.state_dict().keys()
+    assert list(TimmOptions(model=model, drop_path_uniform=True).check())
