@@ -88,7 +88,10 @@ def test_a_group_by_its_key_is_not_stratified(tmp_path: Path) -> None:
     table = write_table(write_photos(tmp_path / "photos"), "csv")
     own = ["--image-column=photo", "--label-column=species", "--val=0.25"]
     config = config_of(str(table), *RUN, *own, "--set=DATA.HOLD_OUT.GROUP_COLUMN=patient")
-    assert (config.DATA.HOLD_OUT.GROUP_COLUMN, config.DATA.HOLD_OUT.STRATIFIED) == ("patient", False)
+    assert (config.DATA.HOLD_OUT.GROUP_COLUMN, config.DATA.HOLD_OUT.STRATIFIED) == (
+        "patient",
+        False,
+    )
     stratified = config_of(str(table), *RUN, *own)
     assert stratified.DATA.HOLD_OUT.STRATIFIED
     assert [len(each) for each in datasets_of(stratified)] == [12, 4]
@@ -138,6 +141,9 @@ def test_a_list_of_paths(tmp_path: Path) -> None:
         content.write(f"{path}\r\n\n")
     (photos / "l.txt").write_text(content.getvalue())
     config = config_of(str(photos / "l.txt"), *RUN)
-    assert (config.DATA.TRAIN.DATA_SOURCES, config.DATA.TRAIN.LABEL_SOURCES) == (["csv_filelist"], [])
+    assert (config.DATA.TRAIN.DATA_SOURCES, config.DATA.TRAIN.LABEL_SOURCES) == (
+        ["csv_filelist"],
+        [],
+    )
     (dataset, _) = datasets_of(config_of(str(photos / "l.txt"), *RUN, "--val=0.25"))
     assert dataset.name(0).startswith(str(photos / "dark"))

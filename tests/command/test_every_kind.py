@@ -176,7 +176,9 @@ def shards(root: Path, of_package: bool = False) -> list[str]:
             with webdataset.TarWriter(str(place)) as writer:
                 for name in part:
                     image, stem = Image.open(root / name), name[:3]
-                    writer.write({"__key__": stem, "png": image, "cls": (root / f"{stem}.cls").read_text()})
+                    writer.write(
+                        {"__key__": stem, "png": image, "cls": (root / f"{stem}.cls").read_text()}
+                    )
         else:
             both = [each for name in part for each in (name, f"{name[:3]}.cls")]
             subprocess.run(["tar", "-cf", str(place), *both], cwd=root, check=True)
@@ -339,7 +341,10 @@ def test_arrays_in_memory_on_two_ranks_with_workers(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (np.zeros(5), r"expected images as an array .* got the shape \(5,\)"),
-        ((np.zeros((2, 8, 8)), np.zeros(3, int)), r"one for each of 2 images; got the shape \(3,\)"),
+        (
+            (np.zeros((2, 8, 8)), np.zeros(3, int)),
+            r"one for each of 2 images; got the shape \(3,\)",
+        ),
         ({"images": 1}, r"expected a path, an array of images, or \(images, labels\); got a dict"),
     ],
 )

@@ -126,7 +126,9 @@ def test_weights_and_arguments_of_a_recipes_own_network(photos: Path) -> None:
     arguments = config.MODEL.TRUNK.TIMM.arguments
     assert (arguments["img_size"], arguments["embed_dim"]) == (96, 128)
     assert not config.MODEL.TRUNK.TIMM.pretrained
-    assert config_of(str(photos), "--recipe=simclr/continued", "--pretrained").MODEL.TRUNK.TIMM.pretrained
+    assert config_of(
+        str(photos), "--recipe=simclr/continued", "--pretrained"
+    ).MODEL.TRUNK.TIMM.pretrained
 
 
 def test_a_trunk_of_a_plugin_is_listed_and_trained(
@@ -150,4 +152,3 @@ def test_a_plugin_that_is_not_there(photos: Path, capsys: pytest.CaptureFixture[
     for verb in (["train", str(photos), "--method=simclr"], ["list", "models"]):
         assert main([*verb, "--plugin=not_there"]) == 2
         assert "cannot import 'not_there'" in capsys.readouterr().err
-
