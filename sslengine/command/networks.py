@@ -1,4 +1,4 @@
-"""What `--model` names: a trunk of sslengine's or of a plugin's, a network of timm's or torchvision's.
+"""What `--model` names: a trunk of sslengine's or a plugin's, a network of timm's or torchvision's.
 
 vit_small_patch16_224       the first of these that has such a name, in this order
 torchvision:resnet50        of this library

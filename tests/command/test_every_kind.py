@@ -4,6 +4,7 @@ features for each image, with its path and label."""
 from __future__ import annotations
 
 import csv
+import gzip
 import shutil
 import subprocess
 import threading
@@ -242,9 +243,7 @@ def fashion_of_debian(_: Path) -> Kind:
     if not FASHION.is_dir():
         pytest.skip("needs Debian's package dataset-fashion-mnist")
     test = FASHION / "t10k-images-idx3-ubyte.gz"
-    import gzip
-
-    labels = gzip.open(FASHION / "t10k-labels-idx1-ubyte.gz").read()[8:]
+    labels = gzip.decompress((FASHION / "t10k-labels-idx1-ubyte.gz").read_bytes())[8:]
     return Kind(test, numbered("image", test, 10_000), [*map(str, labels)],
                 trained_on=str(FASHION))  # fmt: skip
 

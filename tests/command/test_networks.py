@@ -142,9 +142,9 @@ def test_a_trunk_of_a_plugin_is_listed_and_trained(
     arguments = ["--method=simclr", "--model=my_own_trunk", *SMALL, "--out", str(tmp_path / "run")]
     assert main(["train", str(photos), *arguments, "--plugin", plugin]) == 0
     config = open_run(tmp_path / "run", trusted=True).config
-    assert (config.MODEL.TRUNK.NAME, config.PLUGINS) == ("my_own_trunk", [plugin])
+    assert ("my_own_trunk", [plugin]) == (config.MODEL.TRUNK.NAME, config.PLUGINS)
     dotted = config_of(str(photos), "--method=simclr", f"--model={plugin}:Mine", *SMALL)
-    assert dotted.MODEL.TRUNK.NAME == f"{plugin}:Mine"
+    assert f"{plugin}:Mine" == dotted.MODEL.TRUNK.NAME
     assert dotted.CHECKPOINT.DIR == "runs/simclr-Mine"
 
 
