@@ -56,14 +56,22 @@ bench: $(VENV)/.installed-test
 # is a network: the machine with the GPU may have none.
 WHEELS ?= wheels
 NOT_ON_GPU_MACHINES = classy-vision fvcore iopath hydra-core omegaconf antlr4-python3-runtime==4.9.3 \
-  yacs submitit simplejpeg portalocker
+  yacs submitit portalocker
+# The one that is compiled, for the machine's Python.
+COMPILED = simplejpeg
+GPU_PYTHON ?= 3.12
+PLATFORMS = $(foreach libc,2_28 2_27 2_17,--platform manylinux_$(libc)_x86_64) --platform manylinux2014_x86_64
 gpu:
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	test ! -d $(WHEELS) || .venv-gpu/bin/python -m pip install --quiet --no-index --no-deps $(WHEELS)/*.whl
+	for wheel in $(WHEELS)/*.whl; do test ! -e $$wheel || \
+	  .venv-gpu/bin/python -m pip install --quiet --no-index --no-deps $$wheel || \
+	  echo "left out: $$wheel"; done
 	.venv-gpu/bin/python tools/gpu_report.py
 
 gpu-wheels: $(VENV)/bin/python
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) $(NOT_ON_GPU_MACHINES)
+	$(VENV)/bin/python -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
+	  --python-version $(GPU_PYTHON) $(PLATFORMS) --dest $(WHEELS) $(COMPILED)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2]' 2> /dev/null || \

@@ -32,6 +32,12 @@ TEST = [
     *TABLES,
     *TIFF,
     *VIDEO,
+    *EXPORT,
+    # Oracles, and a reader of the weights that are exported.
+    "faiss-cpu>=1.8",
+    "jedi>=0.19",
+    "lightly>=1.5",
+    "torchmetrics>=1.3",
 ]
 
 setup(

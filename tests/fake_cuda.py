@@ -103,6 +103,31 @@ class CopiesToTheHost(NothingOfTheHost):
         return made
 
 
+class CopiesIntoPinned(TorchDispatchMode):
+    """Counts copies from the device into memory of the host; all but these must not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        given = [each.device.type for each in args if isinstance(each, Tensor)]
+        if len(set(given)) > 1:
+            if func.overloadpacket.__name__ != "copy_" or given != ["cpu", "cuda"] or not args[2]:
+                raise Unwanted(f"{func}: a copy that waits")
+            self.started += 1
+        return func(*args, **(kwargs or {}))
+
+
+def place_of(tensor: Tensor) -> int:
+    """In place of an address, which a tensor without values does not have."""
+    return tensor.untyped_storage()._cdata + tensor.storage_offset()
+
+
+def is_there(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cuda"
+
+
 class Answers(TorchDispatchMode):
     """For what may wait, at the end of a phase or outside of training: one is what is read, and a
     mask lets all through. Two devices in one operation are still an error, torch's own.

@@ -56,9 +56,17 @@ sslengine.fit(1, 2, nonsense=3)
 sslengine.evaluate_loss(model, 3, [])
 sslengine.predict(model, [], batch_size="many")
 sslengine.fti
+run = sslengine.fit("simclr", "photos", epochs=2)
+run.embed("photos", batch=3).paths
+run.export("out", license=1)
+sslengine.train("photos", epoch=1)
+sslengine.load("runs/a", network="teacher").transform
+sslengine.embed("runs/a", 7)
+sslengine.export("runs/a")
 """
 MISTAKES = {
     7: ("call-overload",), 8: ("arg-type",), 9: ("arg-type",), 10: ("attr-defined",),
+    12: ("call-arg",), 13: ("arg-type",), 14: ("call-arg",), 16: ("arg-type",), 17: ("call-arg",),
 }  # fmt: skip
 
 
@@ -81,11 +89,32 @@ def test_types_fit_and_those_of_users_calls_are_checked(tmp_path: Path) -> None:
     assert found == {line: set(codes) for line, codes in MISTAKES.items()}, done.stdout
 
 
-def test_editors_see_the_arguments_of_the_functions_of_the_package() -> None:
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        (
+            "sslengine.fit(",
+            [
+                "method data model recipe out epochs lr weights",
+                "model loss data optimizer epochs hooks",
+            ],
+        ),
+        ("sslengine.train(", ["data method model recipe out epochs batch_size device"]),
+        ("sslengine.embed(", ["run data network batch_size"]),
+        ("sslengine.export(", ["source out to license"]),
+        ("sslengine.load(", ["run network"]),
+        ("sslengine.train('photos').embed(", ["data batch_size"]),
+    ],
+)
+def test_editors_see_the_arguments_of_the_functions_of_the_package(
+    call: str, arguments: list[str]
+) -> None:
     jedi = pytest.importorskip("jedi")
-    script = jedi.Script("import sslengine\nsslengine.fit(")
-    (signature,) = script.get_signatures()
-    assert {"model", "loss", "data", "epochs"} <= {each.name for each in signature.params}
+    found = jedi.Script(f"import sslengine\n{call}").get_signatures()
+    names = [{each.name for each in signature.params} for signature in found]
+    assert len(names) == len(arguments)
+    for expected, seen in zip(arguments, names, strict=True):
+        assert set(expected.split()) <= seen
 
 
 def test_each_python_that_is_supported_has_its_lock() -> None:

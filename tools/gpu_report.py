@@ -4,8 +4,9 @@
     make gpu                                        or, with packages from a folder: WHEELS=DIR
     python tools/gpu_report.py --out docs/gpu       with the packages that are installed
 
-It runs tests/gpu, then tools/perf_measurement/bench_gpu.py, and writes `<card>-<date>.md` and
-`.json` into the folder. Each part has a time limit, and the report is written after each part.
+It runs the tests marked `gpu`, then tools/perf_measurement/bench_gpu.py, and writes
+`<card>-<date>.md` and `.json` into the folder. Each part has a time limit; what a part had found
+when it was stopped is in the report, which is written after each part.
 
 `--device cpu --tiny` tests the command itself on a machine without a GPU.
 """
@@ -16,10 +17,10 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -57,7 +58,7 @@ class Report:
             counts = ", ".join(
                 f"{self.tests[key]} {key}" for key in ("passed", "failed", "skipped")
             )
-            parts.append(f"## Tests\n\n`tests/gpu`: {counts}{self.tests['end']}.")
+            parts.append(f"## Tests\n\n`pytest -m gpu`: {counts}{self.tests['end']}.")
             parts += [f"- `{name}`: {why}" for name, why in self.tests["failures"].items()]
         for title, rows in self.bench.items():
             parts.append(f"## {title}\n\n{bench_gpu.table(rows)}")
@@ -75,22 +76,29 @@ def machine(device: str) -> dict[str, str]:
     }
 
 
+# What can be said on a GPU alone comes first.
+FIRST = ("tests/gpu/test_waits.py", "tests/gpu/test_methods.py", "tests/gpu")
+AT_ONCE = 4  # processes: most of a small test is spent on the host
+
+
 def run_tests(given: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "gpu",
-            f"--junitxml={results}",
-            "tests/gpu",
-        ]
+        results = Path(folder) / "results.jsonl"
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "tests.gpu.results"]
         if given.tiny:
-            command += ["-k", "test_a_step_waits_for_nothing and simsiam"]
-        end = _within(command, MINUTES["tests"] * given.patience, _environment(given))
+            command += [FIRST[0], "-k", "simsiam"]
+        else:
+            command += [*FIRST, *_marked(), "-n", str(AT_ONCE), "--dist", "load"]
+        environment = {**_environment(given), "SSLENGINE_RESULTS": str(results)}
+        end = _within(command, MINUTES["tests"] * given.patience, environment)
         return _counted(results) | {"end": end}
+
+
+def _marked() -> list[str]:
+    """Test files elsewhere that have tests for a GPU."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    marked = (path for path in files if "mark.gpu" in path.read_text(encoding="utf-8"))
+    return [str(path.relative_to(ROOT)) for path in marked]
 
 
 def _environment(given: argparse.Namespace) -> dict[str, str]:
@@ -101,35 +109,26 @@ def _environment(given: argparse.Namespace) -> dict[str, str]:
 
 def _within(command: list[str], minutes: float, environment: dict[str, str]) -> str:
     """How it ended, where that is worth a word."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
     try:
-        subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            timeout=60 * minutes,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        process.wait(timeout=60 * minutes)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its own processes, too
+        process.wait()
         return f"; stopped after {minutes:g} minutes"
     return ""
 
 
 def _counted(results: Path) -> dict[str, Any]:
-    """Of a JUnit file. pytest writes it at its end: a run that was stopped has none."""
+    """Of the lines that tests/gpu/results.py writes."""
     counts: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "failures": {}}
-    if not results.exists():
-        return counts
-    for case in ElementTree.parse(results).iter("testcase"):
-        problem = next((each for each in case if each.tag in ("failure", "error")), None)
-        if problem is not None:
-            counts["failed"] += 1
-            first = (problem.get("message") or "").strip().splitlines()
-            counts["failures"][case.get("name")] = first[0] if first else problem.tag
-        elif case.find("skipped") is not None:
-            counts["skipped"] += 1
-        else:
-            counts["passed"] += 1
+    for line in results.read_text().splitlines() if results.exists() else ():
+        test = json.loads(line)
+        counts[test["outcome"]] += 1
+        if test["outcome"] == "failed":
+            counts["failures"][test["name"]] = test["why"]
     return counts
 
 

@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
-"""Train every method on the built-in images, evaluate it, and write the table of docs/methods.md.
+"""Train every method, evaluate it, and write the tables of docs/methods.md.
 
     python tools/methods_table.py                        # every config of configs/quickstart
     python tools/methods_table.py simclr moco --seeds 0  # some of them, one seed
     python tools/methods_table.py --again                # measure rows of other commits again
     python tools/methods_table.py byol --variant "views apart: config.MODEL.VIEWS_APART=true"
+    python tools/methods_table.py dinov2 ibot --attentive
+    python tools/methods_table.py dinov2 small/simclr --images fashion
 
-The last command adds a row for each named method with these overrides.
+--variant adds a row for each named method with these overrides, --attentive an attentive probe.
+--images: other images than the built-in ones, with as many steps. `fashion` is Debian's package
+dataset-fashion-mnist; `emoji` the folder runs/emoji, which tools/emoji_set.py makes of npm's
+emoji-datasource-google. A method with a slash is any config.
 
 Results are written to docs/methods.json, with the commit of the code that trained. A row is
 measured again if the method's YAML, or one that it is based on, has changed (except comments), and
@@ -19,35 +24,42 @@ measured in two epochs that each method runs alone after all trainings, which ma
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import re
 import shlex
-import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # found as a script, too
+from tools.methods_runs import (
+    ROOT,
+    SETS,
+    SHAPES,
+    Job,
+    Row,
+    Scores,
+    config_of,
+    cost_of,
+    digest,
+    scores_of,
+)
 
-from sslengine.config.compose import compose
-
-ROOT = Path(__file__).resolve().parents[1]
-RUN = [sys.executable, str(ROOT / "tools" / "run_distributed_engines.py")]
 DOC = ROOT / "docs" / "methods.md"
 MEASURED = ROOT / "docs" / "methods.json"
 BEGIN, END = "<!-- table: made by tools/methods_table.py -->", "<!-- end of table -->"
+BEGINS = {SHAPES: BEGIN} | {
+    name: f"<!-- table of {name}: made by tools/methods_table.py -->" for name in SETS
+}
 
 
 # What the results depend on. Documents and the table itself may change meanwhile.
-CODE = ("sslengine", "configs/quickstart", "configs/benchmark", "configs/base")
+CODE = ("sslengine", "configs/quickstart", "configs/small", "configs/benchmark", "configs/base")
 UNKNOWN = "unknown"
 USUAL = ["shapes"]
 
@@ -73,60 +85,6 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-@dataclass(frozen=True)
-class Row:
-    """A method, or a variant of it."""
-
-    method: str
-    variant: str = ""
-    overrides: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return f"{self.method}, {self.variant}" if self.variant else self.method
-
-    @property
-    def file_name(self) -> str:
-        return re.sub(r"[^\w+.]+", "_", self.name)
-
-    @property
-    def yaml(self) -> Path:
-        return ROOT / "configs" / "quickstart" / f"{self.method}.yaml"
-
-
-@dataclass(frozen=True)
-class Job:
-    row: Row
-    seed: int
-    folder: Path
-
-    @property
-    def overrides(self) -> list[str]:
-        return [
-            f"config=quickstart/{self.row.method}",
-            f"config.SEED_VALUE={self.seed}",
-            f"config.CHECKPOINT.DIR='{self.folder}'",
-            *self.row.overrides,
-        ]
-
-
-@dataclass(frozen=True)
-class Scores:
-    knn: float
-    linear: float
-    untrained_knn: float
-    untrained_linear: float
-    # student or teacher of a method that has both, model otherwise.
-    network: str = "model"
-
-
-@dataclass(frozen=True)
-class Cost:
-    batch: int
-    step_ms: float
-    memory_mib: float
-
-
 class Measured:
     """Results of earlier calls: by row and its config, scores by seed and the cost, each with the
     commit of the code."""
@@ -136,11 +94,14 @@ class Measured:
         self._all = json.loads(path.read_text()) if path.exists() else {}
 
     def of(self, row: Row) -> dict[str, Any]:
-        config = _digest(row.yaml, row.overrides)
-        if self._all.get(row.name, {}).get("config") != config:
-            self._all[row.name] = {"config": config, "scores": {}, "cost": None}
-        entry = cast(dict[str, Any], self._all[row.name])
-        entry["trained_on"] = _sources(row.yaml)
+        config = digest(row.yaml, row.overrides)
+        if self._all.get(row.key, {}).get("config") != config:
+            self._all[row.key] = {"config": config, "scores": {}, "cost": None}
+        entry = cast(dict[str, Any], self._all[row.key])
+        if row.images == SHAPES:
+            entry["trained_on"] = config_of(row.yaml)["DATA"]["TRAIN"]["DATA_SOURCES"]
+        else:
+            entry["images"] = row.images
         if row.variant:
             entry["variant"] = {"method": row.method, "overrides": list(row.overrides)}
         return entry
@@ -152,120 +113,57 @@ class Measured:
         if entry["cost"] and entry["cost"].get("code") != code:
             entry["cost"] = None
 
-    def rows(self) -> list[Row]:
-        """The rows whose configs have not changed."""
-        rows = [self._row(name) for name in self._all]
+    def rows(self, images: str | None = None) -> list[Row]:
+        """The rows whose configs have not changed; of these images, if they are named."""
+        rows = [self._row(key) for key in self._all]
         return [
             row
             for row in rows
-            if row.yaml.exists()
-            and self._all[row.name]["config"] == _digest(row.yaml, row.overrides)
+            if images in (None, row.images)
+            and row.yaml.exists()
+            and self._all[row.key]["config"] == digest(row.yaml, row.overrides)
         ]
 
-    def _row(self, name: str) -> Row:
-        of = self._all[name].get("variant")
+    def _row(self, key: str) -> Row:
+        images, of = self._all[key].get("images", SHAPES), self._all[key].get("variant")
+        name = key.removesuffix(f" on {images}")
         if of is None:
-            return Row(name)
-        return Row(of["method"], name.removeprefix(f"{of['method']}, "), tuple(of["overrides"]))
+            return Row(name, images=images)
+        variant = name.removeprefix(f"{of['method']}, ")
+        return Row(of["method"], variant, tuple(of["overrides"]), images)
 
     def save(self) -> None:
         text = json.dumps(self._all, indent=1, sort_keys=True)
         self.path.write_text(text + "\n", encoding="utf-8")
 
 
-def _digest(config: Path, overrides: Sequence[str] = ()) -> str:
-    values = json.dumps(_said(config), sort_keys=True)
-    values += "".join(f"\n{each}" for each in overrides)
-    return hashlib.sha256(values.encode()).hexdigest()[:12]
-
-
-def _said(config: Path) -> dict[str, Any]:
-    """The values of the file and those that it is based on."""
-    return compose([f"config={config.stem}"], [str(config.parent)]).said()
-
-
-def _sources(config: Path) -> list[str]:
-    return cast(list[str], _said(config)["config"]["DATA"]["TRAIN"]["DATA_SOURCES"])
-
-
-def scores_of(job: Job) -> Scores:
-    """Train and evaluate, as far as that is not done yet."""
-    trained = job.folder / "trained"
-    if not trained.exists():
-        _call(job, [])
-        trained.touch()
-    report = job.folder / "evaluation.json"
-    if not report.exists():
-        _call(job, ["+config/benchmark/frozen=shapes"])
-    judged = json.loads(report.read_text())
-    scores = {each["features"]: each for each in judged["scores"]}
-    of, untrained = scores["trained"], scores["untrained"]
-    return Scores(
-        _only(of["knn"]),
-        of["linear"],
-        _only(untrained["knn"]),
-        untrained["linear"],
-        judged["network"],
-    )
-
-
-def cost_of(row: Row, folder: Path) -> Cost:
-    """Time and memory of two epochs of a run that is alone on the machine."""
-    job = Job(row, 0, folder / f"{row.file_name}_cost")
-    shutil.rmtree(job.folder, ignore_errors=True)  # the tool's own folder, from a stopped call
-    memory = _call(job, ["config.OPTIMIZER.num_epochs=2", "config.LOG_FREQUENCY=5"])
-    return Cost(memory_mib=memory, **_step(job.folder))
-
-
-def _only(knn: dict[str, float]) -> float:
-    (value,) = knn.values()
-    return value
-
-
-def _call(job: Job, more: list[str]) -> float:
-    """Run the command, with its output in a file. Returns its peak memory in MiB."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with (job.folder / "output.log").open("ab") as output:
-        process = subprocess.Popen(
-            [*RUN, *job.overrides, *more],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        tail = (job.folder / "output.log").read_text(errors="replace")[-2000:]
-        raise SystemExit(f"{job.row.name}, seed {job.seed}, failed:\n{tail}")
-    return usage.ru_maxrss / 1024
-
-
-def _step(folder: Path) -> dict[str, float]:
-    """Images per step, and its time: the median over the run's log entries except the first."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    speeds = [line["images_per_s"] for line in lines if line["kind"] == "step"][1:]
-    config = yaml.safe_load((folder / "config.yaml").read_text())["config"]
-    batch: int = config["DATA"]["TRAIN"]["BATCHSIZE_PER_REPLICA"]
-    return {"batch": batch, "step_ms": 1000.0 * batch / statistics.median(speeds)}
-
-
 def table(measured: dict[str, dict[str, Any]]) -> str:
-    """Markdown: mean over seeds, with the range if there are several. Best kNN first."""
-    titles = ["method", "network", "seeds", "kNN %", "linear %"]
-    titles += ["untrained kNN %", "untrained linear %"]
-    titles += ["batch", "ms/step", "MiB", "code"]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    """Markdown: mean over seeds, with the range if there are several. Best kNN first.
+
+    Columns without any number are left out.
+    """
     rows = {name: list(of["scores"].values()) for name, of in measured.items() if of["scores"]}
+    lines = []
     for name in sorted(rows, key=lambda name: -_mean(rows[name], "knn")):
-        networks = sorted({row["network"] for row in rows[name]})
-        cells = [_titled(name, measured[name]), ", ".join(networks), str(len(rows[name]))]
-        cells += [_spread(rows[name], key) for key in ("knn", "linear")]
-        cells += [f"{_mean(rows[name], key):.1f}" for key in ("untrained_knn", "untrained_linear")]
-        cost = measured[name]["cost"]
-        cells += [f"{cost[key]:.0f}" if cost else "" for key in ("batch", "step_ms", "memory_mib")]
-        cells.append(_commits([*rows[name], *([cost] if cost else [])]))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        scores, cost = rows[name], measured[name]["cost"]
+        cells = {"method": _titled(name, measured[name])}
+        cells["network"] = ", ".join(sorted({row["network"] for row in scores}))
+        cells["seeds"] = str(len(scores))
+        for prefix, show in (("", _spread), ("untrained ", _plain), ("pixels ", _plain)):
+            for kind, title in PROBES.items():
+                cells[f"{prefix}{title}"] = show(scores, f"{prefix.strip()}_{kind}".strip("_"))
+        for key, title in COSTS.items():
+            cells[title] = f"{cost[key]:.0f}" if cost else ""
+        cells["code"] = _commits([*scores, *([cost] if cost else [])])
+        lines.append(cells)
+    shown = [title for title in lines[0] if any(cells[title] for cells in lines)] if lines else []
+    made = [shown, *([cells[title] for title in shown] for cells in lines)]
+    head, *body = (f"| {' | '.join(cells)} |" for cells in made)
+    return "\n".join([head, "|---" * len(shown) + "|", *body])
+
+
+PROBES = {"knn": "kNN %", "linear": "linear %", "attentive": "attentive %"}
+COSTS = {"batch": "batch", "step_ms": "ms/step", "memory_mib": "MiB"}
 
 
 def _titled(name: str, of: dict[str, Any]) -> str:
@@ -282,27 +180,36 @@ def _mean(rows: list[dict[str, float]], key: str) -> float:
     return statistics.mean(row[key] for row in rows)
 
 
+def _plain(rows: list[dict[str, float]], key: str) -> str:
+    """The mean; nothing if it was not measured of all seeds."""
+    known = all(row.get(key) is not None for row in rows)
+    return f"{_mean(rows, key):.1f}" if known else ""
+
+
 def _spread(rows: list[dict[str, float]], key: str) -> str:
+    text = _plain(rows, key)
+    if not text or len(rows) == 1:
+        return text
     values = [row[key] for row in rows]
-    text = f"{statistics.mean(values):.1f}"
-    return text if len(values) == 1 else f"{text} ({min(values):.1f} to {max(values):.1f})"
+    return f"{text} ({min(values):.1f} to {max(values):.1f})"
 
 
-def write_table(text: str, doc: Path) -> None:
+def write_table(text: str, doc: Path, begin: str = BEGIN) -> None:
     """Replace the text between the two marks of the document."""
     old = doc.read_text()
-    before, _, rest = old.partition(BEGIN)
+    before, _, rest = old.partition(begin)
     _, end, after = rest.partition(END)
     if not end:
-        raise SystemExit(f"{doc} has no lines {BEGIN!r} and {END!r} to write between.")
-    doc.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        raise SystemExit(f"{doc} has no lines {begin!r} and {END!r} to write between.")
+    doc.write_text(f"{before}{begin}\n\n{text}\n\n{END}{after}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     known = sorted(path.stem for path in (ROOT / "configs" / "quickstart").glob("*.yaml"))
     options = _options(known, arguments)
     measured, code = Measured(options.measured), code_commit()
-    rows = [Row(method, *options.variant) for method in options.methods or known]
+    variant = options.variant or ("", ())
+    rows = [Row(method, *variant, options.images) for method in options.methods or known]
     for row in rows if options.again else ():
         measured.forget_other_code(row, code)
     folder = options.folder / code
@@ -310,25 +217,29 @@ def main(arguments: list[str] | None = None) -> int:
         Job(row, seed, folder / f"{row.file_name}_seed{seed}")
         for seed in options.seeds
         for row in rows
-        if str(seed) not in measured.of(row)["scores"]
+        if _is_missing(measured.of(row)["scores"].get(str(seed)), options.attentive)
     ]
     began = time.monotonic()
 
     def keep(what: str) -> None:
         print(f"[{(time.monotonic() - began) / 60:.0f} min] {what}", flush=True)
         measured.save()
-        rows = measured.rows()
-        write_table(table({row.name: measured.of(row) for row in rows}), options.doc)
+        rows = measured.rows(options.images)
+        text = table({row.name: measured.of(row) for row in rows})
+        write_table(text, options.doc, BEGINS[options.images])
+
+    def scored(job: Job) -> Scores:
+        return scores_of(job, options.attentive)
 
     with ThreadPoolExecutor(options.at_once) as pool:
-        for number, (job, scores) in enumerate(zip(jobs, pool.map(scores_of, jobs)), start=1):
+        for number, (job, scores) in enumerate(zip(jobs, pool.map(scored, jobs)), start=1):
             _expect_same(code)
             measured.of(job.row)["scores"][str(job.seed)] = {**asdict(scores), "code": code}
             keep(
-                f"{number}/{len(jobs)}: {job.row.name} seed {job.seed}: "
+                f"{number}/{len(jobs)}: {job.row.key} seed {job.seed}: "
                 f"kNN {scores.knn:.1f} %, linear {scores.linear:.1f} %"
             )
-    for row in rows:
+    for row in rows if options.images == SHAPES else ():  # elsewhere it is the same
         if measured.of(row)["cost"] is None:
             cost = cost_of(row, folder)
             _expect_same(code)
@@ -338,12 +249,18 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _is_missing(scores: dict[str, Any] | None, attentive: bool) -> bool:
+    return scores is None or (attentive and scores.get("attentive") is None)
+
+
 def _options(known: list[str], arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"of {', '.join(known)}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--images", choices=BEGINS, default=SHAPES, help="see above")
+    parser.add_argument("--attentive", action="store_true", help="an attentive probe, too")
     parser.add_argument("--again", action="store_true", help="measure rows of other commits again")
     parser.add_argument(
         "--variant", type=_variant, default=(), metavar="'NAME: OVERRIDE ...'",
@@ -354,7 +271,7 @@ def _options(known: list[str], arguments: list[str] | None) -> argparse.Namespac
     parser.add_argument("--doc", type=Path, default=DOC, help="the file with the table")
     parser.add_argument("--measured", type=Path, default=MEASURED, help="the file with the results")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.methods if name not in known]
+    unknown = [name for name in options.methods if not Row(name).yaml.exists()]
     if unknown:
         parser.error(f"there is no configs/quickstart/{unknown[0]}.yaml; known: {', '.join(known)}")
     if options.variant and not options.methods:

@@ -12,11 +12,14 @@ A form that names a machine is trained as written: only --method looks at this m
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sslengine.config.compose import compose, search_folders, shipped_configs
+from sslengine.command import columns
+from sslengine.command.networks import Network
+from sslengine.command.text import overrides, typed
+from sslengine.config.compose import Composition, compose, search_folders, shipped_configs
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 
 # Folders of configs: of --method, of small images on a CPU, and of what is added to a method's.
@@ -42,15 +45,26 @@ class Recipe:
     """What the YAML says that options depend on."""
 
     files: list[str]  # the arguments that select them
-    said: Callable[[str], Any]  # the value of a key below `config`
+    composed: Composition  # with what the command line says of columns, and with --set
     views: list[dict[str, Any]]
 
     @classmethod
     def of(cls, given: argparse.Namespace) -> Recipe:
         files = _files(given)
-        said = compose(files, given.config_dir).last_value
-        views = said("config.DATA.TRAIN.TRANSFORMS") or []
-        return cls(files, lambda key: said(f"config.{key}"), views)
+        more = [*overrides(columns.keys(given)), *typed(given.values)]
+        composed = compose([*files, *more], given.config_dir)
+        return cls(files, composed, composed.last_value("config.DATA.TRAIN.TRANSFORMS") or [])
+
+    def said(self, key: str) -> Any:
+        """The value of a key below `config`; None if nothing sets it."""
+        return self.composed.last_value(f"config.{key}")
+
+    def typed(self, key: str) -> Any:
+        """What --set says."""
+        return replace(self.composed, layers=[]).last_value(f"config.{key}")
+
+    def plugins(self, given: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([*(self.said("PLUGINS") or []), *given]))
 
     @property
     def name(self) -> str:
@@ -76,6 +90,11 @@ class Recipe:
     @property
     def takes_any_network(self) -> bool:
         return self.trunk == "timm"
+
+    @property
+    def network(self) -> Network:
+        """Of a recipe that takes any: the one that it names."""
+        return Network("timm", self.said("MODEL.TRUNK.TIMM.model"))
 
     @property
     def is_of_photos(self) -> bool:

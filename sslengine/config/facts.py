@@ -20,7 +20,8 @@ class RunFacts:
     heads: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     collator: str = ""
     collator_params: Mapping[str, Any] = field(default_factory=dict)
-    # The side of a patch in pixels, of the trunk vision_transformer; 0: another trunk.
+    # The side of a patch in pixels, of vision_transformer; 0: of another trunk, which knows it when
+    # it is built.
     patch_size: int = 0
     # The kind of target: standard, sample_index, zero; "" if unknown.
     label_type: str = ""

@@ -29,6 +29,7 @@ from sslengine.data.batch.samplers import (
     OrderedBatchSampler,
     ShuffledBatchSampler,
 )
+from sslengine.data.loading.ahead import LoadedAhead
 from sslengine.data.loading.dataset import Samples
 from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.loading.loader import Loader
@@ -115,6 +116,7 @@ class DatasetFeed:
             pin_memory=device.type == "cuda",
             mp_method="forkserver",
         )
+        self._ahead = LoadedAhead(self._loader, self._sampler)
         self.batch_sizes = self._sampler.batch_sizes
         self.global_batch_sizes = self._sampler.global_batch_sizes
 
@@ -125,8 +127,12 @@ class DatasetFeed:
     def batches(
         self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
     ) -> Iterator[Batch]:
-        self._sampler.set_window(epoch, first_step, last_step)
-        return on_device(self._loader.batches(), self.device, overlap=True)
+        end = self.steps_per_epoch if last_step is None else last_step
+        return on_device(self._ahead.batches(epoch, first_step, end), self.device, overlap=True)
+
+    def then(self, epoch: int, first_step: int, last_step: int) -> None:
+        """As of a DataFeed: the steps whose batches are expected next."""
+        self._ahead.then(epoch, first_step, last_step)
 
     def close(self) -> None:
         self._loader.close()

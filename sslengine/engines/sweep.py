@@ -205,6 +205,7 @@ def _values(
         "MODEL.HEAD.PARAMS": [[deepcopy(head)] for _ in grid],
         "TRAINER.TRAIN_STEP_NAME": "many_heads_train_step",
         "OPTIMIZER.param_group_constructor": "linear_eval_heads",
+        "OPTIMIZER.multipliers": [],
         "OPTIMIZER.linear_eval_heads": [
             {"lr": each.lr, "weight_decay": each.weight_decay} for each in grid
         ],

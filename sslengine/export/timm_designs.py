@@ -55,9 +55,10 @@ _VITS = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_l
 
 def _timm_vit(trunk: TrunkOptions) -> Design:
     options = trunk.VISION_TRANSFORMERS
-    if options.STEM != "patches":
-        key = "config.MODEL.TRUNK.VISION_TRANSFORMERS.STEM"
-        raise ExportError(f"timm has no vision transformer with {key} {options.STEM}.")
+    for key, usual in (("STEM", "patches"), ("ROPE", "none"), ("NORM", "LayerNorm")):
+        if (value := getattr(options, key)) != usual:
+            path = f"config.MODEL.TRUNK.VISION_TRANSFORMERS.{key}"
+            raise ExportError(f"timm has no vision transformer with {path} {value}.")
     arguments = {
         **_of_patches(options),
         "mlp_ratio": _ratio(options),
@@ -68,6 +69,8 @@ def _timm_vit(trunk: TrunkOptions) -> Design:
     }
     if options.REGISTER_TOKENS:
         arguments |= {"reg_tokens": options.REGISTER_TOKENS, "no_embed_class": True}
+    if not options.PROJ_BIAS:
+        arguments["proj_bias"] = False
     if options.LAYER_SCALE:
         arguments["init_values"] = options.LAYER_SCALE
     return Design(_VITS.get(options.HIDDEN_DIM, "vit_base_patch16_224"), arguments)
@@ -114,6 +117,8 @@ def _timm_beit(trunk: TrunkOptions) -> Design:
         "use_shared_rel_pos_bias": options.USE_SHARED_REL_POS_BIAS,
         "global_pool": "avg" if options.USE_MEAN_POOLING else "token",
     }
+    if options.NORM_BEFORE_POOLING:
+        arguments["use_fc_norm"] = False  # newer versions of timm have it
     return Design("beit_base_patch16_224", arguments)
 
 

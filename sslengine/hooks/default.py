@@ -48,7 +48,8 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         chosen.append(FreezeParameters(model.TEMP_FROZEN_PARAMS_ITER_MAP))
     clip = model.GRAD_CLIP
     if clip.USE_GRAD_CLIP:
-        chosen.append(ClipGradients(clip.MAX_NORM, clip.NORM_TYPE, clip.PER_PARAMETER))
+        how = clip.PER_PARAMETER, clip.PER_MODULE
+        chosen.append(ClipGradients(clip.MAX_NORM, clip.NORM_TYPE, *how))
     board = hooks.TENSORBOARD_SETUP
     if board.USE_TENSORBOARD and (board.LOG_PARAMS or board.LOG_PARAMS_GRADIENTS):
         chosen.append(

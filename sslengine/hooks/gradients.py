@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,22 +45,36 @@ class FreezeParameters(Hook):
 
 
 class ClipGradients(Hook):
-    """`MODEL.GRAD_CLIP`: clip the norm of all gradients together, or of each separately.
+    """`MODEL.GRAD_CLIP`: clip the norm of all gradients together, of each separately, or of those
+    of each module: the trunk, each head, the method, another part of a custom model.
 
     Does not synchronise with the device.
     """
 
-    def __init__(self, max_norm: float, norm_type: float, per_parameter: bool = False) -> None:
+    def __init__(
+        self,
+        max_norm: float,
+        norm_type: float,
+        per_parameter: bool = False,
+        per_module: bool = False,
+    ) -> None:
         self.max_norm, self.norm_type = max_norm, norm_type
-        self.per_parameter = per_parameter
+        self.per_parameter, self.per_module = per_parameter, per_module
         self._scale_each = ScaleEach()
 
     def on_backward(self, task: TaskView) -> None:
         if not task.updating:
             return
         task.precision.unscale(task.optimizer.inner)
-        parameters = [p for p in task.learner.parameters() if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        if self.per_module:
+            for part in by_module(task.learner):
+                self._clip(part)
+        else:
+            self._clip(task.learner.parameters())
+
+    def _clip(self, parameters: Iterable[nn.Parameter]) -> None:
+        parameters = [each for each in parameters if each.grad is not None]
+        gradients = [each.grad for each in parameters if each.grad is not None]
         if not gradients:
             return
         if self.per_parameter:
@@ -69,6 +83,16 @@ class ClipGradients(Hook):
             clip_to_largest(gradients, self.max_norm)
         else:
             torch.nn.utils.clip_grad_norm_(parameters, self.max_norm, self.norm_type)
+
+
+def by_module(learner: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The parameters of each child; of `heads`, those of each head."""
+    parts: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in learner.named_parameters():
+        first, *others = name.split(".")
+        part = f"{first}.{others[0]}" if first == "heads" else first
+        parts.setdefault(part, []).append(parameter)
+    yield from parts.values()
 
 
 @torch.no_grad()

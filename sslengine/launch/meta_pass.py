@@ -17,11 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from sslengine.config.facts import run_facts
+from sslengine.config.sections import read
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.methods.base import Method
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.models.model import Model
+from sslengine.optim.learner import learner_of
+from sslengine.optim.multipliers import chosen_multipliers
+from sslengine.optim.options import OptimizerOptions
 from sslengine.registry import LOSSES, component_key
 from sslengine.task.build import attach, build_loss
 
@@ -106,6 +110,8 @@ def through_method(config: DictConfig, model: Model, output: Any, sample: dict[s
             method = build_loss(config, _NUM_SAMPLES, META, one_batch)
             attach(method, model)
             method.train()
+            entries = read(config, OptimizerOptions).multiplier_options()
+            chosen_multipliers(learner_of(model, method), entries)
             if takes_sample(method):
                 return method(output, sample, Step.alone())
             return method(output, _target(config, method, sample))

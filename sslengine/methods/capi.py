@@ -19,7 +19,7 @@ from 1 and then rises to nearly 1 again.
 
 In the authors' code the two channels of a pair are rotated by unlike angles, one of the row and one
 of the column; the paper has rotations. `rotation` chooses. Features are the mean of the teacher's
-patches. The authors' encoder has rotations too; here the trunk's positions are its own.
+patches. The authors' encoder is vision_transformer with ROPE: corners_mixed.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from sslengine.config.facts import RunFacts
 from sslengine.data.batch.visible_block import NAME as COLLATOR
 from sslengine.data.batch.visible_block import PATCH_SIZE
 from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses.shown import ShownPatches
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.losses.views import inputs_of
 from sslengine.methods.base import Method, Multiplier, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.patches import patch_grid
+from sslengine.models.trunks.rotations import CornerRotations, rotated
 from sslengine.registry import register_loss
 
 NAME = "capi_loss"
+PATCHES = ShownPatches(NAME, COLLATOR, PATCH_SIZE)
 ROUTE = '["data", {feat_names: [lastBLK], additional_keys: [shown]}]'
-# The highest and lowest number of turns over the side of an image.
-TURNS = 7.0, 7e-4
 
 
 @dataclass
@@ -90,20 +91,7 @@ class CapiOptions:
     rotation: str = "code"
 
     def infer(self, facts: RunFacts) -> None:
-        train = "config.DATA.TRAIN"
-        if facts.collator != COLLATOR:
-            raise ConfigError(
-                f"{train}.COLLATE_FUNCTION: {NAME} needs {COLLATOR}, got {facts.collator}."
-            )
-        given = facts.collator_params.get("patch_size", PATCH_SIZE)
-        if given != facts.patch_size:
-            trunk = (
-                f"of {facts.patch_size}" if facts.patch_size else "other than vision_transformer"
-            )
-            raise ConfigError(
-                f"{train}.COLLATE_FUNCTION_PARAMS.patch_size: it is {given}, with a trunk {trunk}; "
-                f"{NAME} needs a vision_transformer with the same patch size."
-            )
+        PATCHES.expect_collator(facts)
 
     def check(self) -> Iterator[str]:
         for key in ("num_clusters", "sinkhorn_iterations", "predictor_layers", "predictor_heads"):
@@ -131,16 +119,11 @@ class CapiLoss(Method):
 
     def __init__(self, options: CapiOptions, run: RunFacts) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.run = options, run
         self.teacher = _SlowTeacher(options)
 
     def attach(self, model: nn.Module) -> None:
-        trunk: Any = getattr(model, "trunk", None)
-        if "shown" not in getattr(trunk, "extra_inputs", ()):
-            raise ConfigError(
-                f"config.MODEL.TRUNK.NAME: {NAME} needs vision_transformer, got "
-                f"{type(trunk).__name__}."
-            )
+        trunk = PATCHES.trunk_of(model, self.run)
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             weight, clusters = next(trunk.patch_embed.parameters()), self.options.num_clusters
@@ -157,7 +140,7 @@ class CapiLoss(Method):
     def forward(self, output: Tensor, sample: Any, step: Step) -> dict[str, Tensor]:
         """output: the tokens of the shown patches, maybe with others before them."""
         images, shown, predicted = self._checked(output, sample)
-        grid = patch_grid(images, self.patch_size, "VISION_TRANSFORMERS")
+        grid = patch_grid(images, self.patch_size)
         with step.autocast():
             scores = self.head(self.predictor(output, shown, predicted, grid))
         q, clustering = self._clustered(images, grid, step)
@@ -239,9 +222,7 @@ class Predictor(nn.Module):
             for _ in range(options.predictor_layers)
         )
         self.norm = nn.RMSNorm(self.width, eps=1e-5, elementwise_affine=False)
-        self.frequencies: Tensor
-        frequencies = axial_frequencies(wide, options.rotation)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.rotations = CornerRotations(wide, mixed=options.rotation == "code")
         nn.init.normal_(self.hidden_token, std=0.02)
         for each in self.modules():
             if isinstance(each, nn.Linear):
@@ -252,27 +233,13 @@ class Predictor(nn.Module):
     ) -> Tensor:
         """B x T x context_width, B x K and B x P to B x P x width. Of T tokens the last K are those
         of the shown patches."""
-        seen, asked = (self._places(each, grid) for each in (shown, predicted))
-        seen = torch.cat([_around(seen, context.shape[1] - shown.shape[1]), seen], dim=1)
-        here, there = self._rotation(asked), self._rotation(seen)
+        here = self.rotations(self.rotations.places(predicted, grid))
+        there = self.rotations.of_tokens(grid, shown, context.shape[1] - shown.shape[1])
         x = self.hidden_token.expand(*predicted.shape, -1)
         for block in self.blocks:
             x = block(x, context, here, there)
         normed: Tensor = self.norm(x)
         return normed
-
-    def _places(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Row and column, each from 0 to 1."""
-        row, column = patches // grid[1], patches % grid[1]
-        ends = (max(1, side - 1) for side in grid)
-        like = self.frequencies.dtype
-        return torch.stack([at.to(like) / end for at, end in zip((row, column), ends)], dim=-1)
-
-    def _rotation(self, places: Tensor) -> Tensor:
-        """Cosine and sine, 2 x B x 1 x N x width of a head; not by a product of matrices, which
-        autocast would round."""
-        angles = (places.unsqueeze(-1) * self.frequencies).sum(dim=-2).unsqueeze(1)
-        return torch.stack([angles.cos(), angles.sin()])
 
 
 class PredictorBlock(nn.Module):
@@ -293,40 +260,10 @@ class PredictorBlock(nn.Module):
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for each in (self.q(self.norm1(x)), self.k(context), self.v(context))
         )
-        made = F.scaled_dot_product_attention(_rotated(q, here), _rotated(k, there), v)
+        made = F.scaled_dot_product_attention(rotated(q, here), rotated(k, there), v)
         x = x + self.drop_path(self.proj(made.transpose(1, 2).flatten(2)))
         added: Tensor = x + self.drop_path(self.mlp(self.norm2(x)))
         return added
-
-
-def axial_frequencies(width: int, rotation: str) -> Tensor:
-    """2 x width: the angles of a head's channels at the last row and at the last column."""
-    high, low = TURNS
-    steps = torch.linspace(0, -1, width // 4, dtype=torch.float64)
-    each = 2 * math.pi * high * (high / low) ** steps
-    none = torch.zeros_like(each)
-    # Channel i and channel i + width / 2 are a pair.
-    if rotation == "code":
-        axes = [each, each, none, none], [none, none, each, each]
-    else:
-        axes = [each, none, each, none], [none, each, none, each]
-    return torch.stack([torch.cat(axis) for axis in axes])
-
-
-def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
-    cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    turned: Tensor = x * cos + torch.cat([-second, first], dim=-1) * sin
-    return turned.to(x.dtype)
-
-
-def _around(places: Tensor, count: int) -> Tensor:
-    """B x count x 2: evenly spaced along the border of the places' box, for tokens without one."""
-    low, high = places.amin(dim=1, keepdim=True), places.amax(dim=1, keepdim=True)
-    along = torch.arange(count, device=places.device, dtype=places.dtype) * 4 / max(1, count)
-    row = torch.minimum(along, 3 - along).clamp(0, 1)
-    column = torch.minimum(along - 1, 4 - along).clamp(0, 1)
-    return low + torch.stack([row, column], dim=-1) * (high - low)
 
 
 def _cross_entropy(targets: Tensor, scores: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ class DINOHead(nn.Module):
         num_layers: int = 3,
         hidden_dim: int = 2048,
         bottleneck_dim: int = 256,
+        weight_norm: bool = True,
     ) -> None:
         """
         in_dim: width of the feature.
@@ -59,19 +60,27 @@ class DINOHead(nn.Module):
         num_layers: the number of layers up to the bottleneck.
         hidden_dim: width of the layers before the bottleneck.
         bottleneck_dim: width of the bottleneck.
-        normalize_last_layer: the rows of the last layer keep length 1.
+        weight_norm: the length and direction of the last layer's rows are separate parameters;
+            false: as in DINOv3 it is a plain layer, whose rows keep no length.
+        normalize_last_layer: the rows of the last layer keep length 1; false: it is learned.
         """
         super().__init__()
         if len(num_clusters) != 1:
             raise ConfigError(f"num_clusters: expected one number, got {list(num_clusters)}.")
         if num_layers < 1:
             raise ConfigError(f"num_layers: expected 1 or more, got {num_layers}.")
+        if normalize_last_layer and not weight_norm:
+            raise ConfigError("normalize_last_layer: only with weight_norm; set it to false.")
         self.in_features = in_dim
         dims = [in_dim, *[hidden_dim] * (num_layers - 1), bottleneck_dim]
         self.mlp = perceptron(dims, use_bn)
-        self.prototypes0 = WeightNormLinear(
-            bottleneck_dim, num_clusters[0], learn_lengths=not normalize_last_layer
-        )
+        sizes = bottleneck_dim, num_clusters[0]
+        if weight_norm:
+            learned = not normalize_last_layer
+            self.prototypes0: nn.Module = WeightNormLinear(*sizes, learn_lengths=learned)
+        else:
+            self.prototypes0 = nn.Linear(*sizes, bias=False)
+            nn.init.trunc_normal_(self.prototypes0.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """N x C to N x K; tokens, N x T x C, to N x T x K."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from sslengine.losses.gram import gram_anchoring
 from sslengine.losses.momentum import follow, frozen_copy, pairs_of
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
+from sslengine.methods.teacher import Teacher
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.frozen import FrozenNetwork, FrozenOptions
 from sslengine.registry import register_loss
@@ -85,11 +86,14 @@ class DINOv3Loss(DINOv2Loss):
 
     def __init__(self, options: DINOv3Options, run: RunFacts) -> None:
         super().__init__(options, run)
+        if options.gram_weight:
+            follows = _Follows(self.teacher, options.gram_refresh, options.gram_refreshes)
+            self.gram = GramTeacher(None, follows)
 
     def attach(self, model: nn.Module) -> None:
         if self.options.gram_weight:
-            own = next(model.parameters()).device
-            self.gram = GramTeacher(self._gram_trunk(model)).to(own)
+            self.gram.trunk = self._gram_trunk(model).to(next(model.parameters()).device)
+            self.gram.train()
 
     def _gram_trunk(self, model: nn.Module) -> nn.Module:
         given = self.options.gram_teacher
@@ -119,21 +123,23 @@ class DINOv3Loss(DINOv2Loss):
         views = inputs.get(GRAM_VIEWS, inputs["global_views"])
         return {**found, "gram": gram_anchoring(patches, self.gram(views, mask.shape[1:], step))}
 
-    @torch.no_grad()
-    def after_update(self, step: Step) -> None:
-        every, done = self.options.gram_refresh, step.num_updates + 1
-        if not (self.options.gram_weight and every) or done % every:
-            return
-        if done // every <= self.options.gram_refreshes:
-            self.gram.replace_by(trunk_with_heads(self.teacher.module, self.loss_name).trunk)
+
+class _Follows(NamedTuple):
+    teacher: Teacher
+    every: int  # updates; 0: it does not follow
+    times: int
 
 
 class GramTeacher(nn.Module):
     """A trunk that is never trained, in eval mode; checkpoints have its weights."""
 
-    def __init__(self, trunk: nn.Module) -> None:
+    trunk: nn.Module
+
+    def __init__(self, trunk: nn.Module | None, follows: _Follows | None = None) -> None:
         super().__init__()
-        self.trunk = trunk
+        self._follows = follows  # in a tuple, the teacher is not a submodule
+        if trunk is not None:
+            self.trunk = trunk
         self.train()
 
     def train(self, mode: bool = True) -> GramTeacher:
@@ -157,6 +163,16 @@ class GramTeacher(nn.Module):
         maps = patches.mT.unflatten(2, (own, -1))
         smaller = F.interpolate(maps, (rows, columns), mode="bicubic", align_corners=False)
         return smaller.flatten(2).mT
+
+    @torch.no_grad()
+    def after_update(self, step: Step) -> None:
+        """Called after the teacher's, so that the teacher has followed the model."""
+        if self._follows is None or not self._follows.every:
+            return
+        turn, left = divmod(step.num_updates + 1, self._follows.every)
+        if left == 0 and turn <= self._follows.times:
+            model = trunk_with_heads(self._follows.teacher.module, DINOv3Loss.loss_name)
+            self.replace_by(model.trunk)
 
     def replace_by(self, trunk: nn.Module) -> None:
         try:

@@ -29,15 +29,16 @@ from torch.nn import functional as F
 from sslengine.config.facts import RunFacts
 from sslengine.data.batch.multi_block import NAME as COLLATOR
 from sslengine.data.batch.multi_block import PATCH_SIZE
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import TrainingError
+from sslengine.losses.shown import ShownPatches
 from sslengine.losses.views import inputs_of
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.patches import SinePositions, patch_grid
-from sslengine.models.trunks.vision_transformer import VisionTransformer
 from sslengine.registry import register_loss
 
 NAME = "ijepa_loss"
+PATCHES = ShownPatches(NAME, COLLATOR, PATCH_SIZE)
 ROUTE = '["data", {feat_names: [lastBLK], additional_keys: [shown]}]'
 
 
@@ -53,20 +54,7 @@ class IJepaOptions:
     predictor_heads: int = 12
 
     def infer(self, facts: RunFacts) -> None:
-        train = "config.DATA.TRAIN"
-        if facts.collator != COLLATOR:
-            raise ConfigError(
-                f"{train}.COLLATE_FUNCTION: {NAME} needs {COLLATOR}, got {facts.collator}."
-            )
-        given = facts.collator_params.get("patch_size", PATCH_SIZE)
-        if given != facts.patch_size:
-            trunk = (
-                f"of {facts.patch_size}" if facts.patch_size else "other than vision_transformer"
-            )
-            raise ConfigError(
-                f"{train}.COLLATE_FUNCTION_PARAMS.patch_size: it is {given}, with a trunk {trunk}; "
-                f"{NAME} needs a vision_transformer with the same patch size."
-            )
+        PATCHES.expect_collator(facts)
 
     def check(self) -> Iterator[str]:
         if not 0 <= self.momentum <= 1:
@@ -88,16 +76,11 @@ class IJepaLoss(Method):
 
     def __init__(self, options: IJepaOptions, run: RunFacts) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.run = options, run
         self.teacher = Teacher(options.momentum, schedule="linear", dropout=False)
 
     def attach(self, model: nn.Module) -> None:
-        trunk = getattr(model, "trunk", None)
-        if not isinstance(trunk, VisionTransformer):
-            raise ConfigError(
-                f"config.MODEL.TRUNK.NAME: {NAME} needs vision_transformer, got "
-                f"{type(trunk).__name__}."
-            )
+        trunk = PATCHES.trunk_of(model, self.run)
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             size = trunk.patch_embed.grid_size
@@ -107,7 +90,7 @@ class IJepaLoss(Method):
     def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
         """output: the tokens of the context's patches, maybe with others before them."""
         images, shown, blocks = self._checked(output, sample)
-        grid = patch_grid(images, self.patch_size, "VISION_TRANSFORMERS")
+        grid = patch_grid(images, self.patch_size)
         with step.autocast():
             predicted = self.predictor(output[:, -shown.shape[1] :], shown, blocks, grid)
         tokens: Tensor = self.teacher({"data": images}, step)[:, -grid[0] * grid[1] :]

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.hooks.pictures import SavePictures
+from sslengine.losses.shown import TRUNKS
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.patches import (
@@ -75,8 +76,8 @@ class MaskedAutoencoder(nn.Module):
         super().__init__()
         self.options = options
         self.trunk = _trunk(model)
-        side = model.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE // self.trunk.patch_size
-        self.decoder = Decoder(options, self.trunk, (side, side))
+        grid = self.trunk.patch_embed.grid_size
+        self.decoder = Decoder(options, self.trunk, grid)
         self.apply(_initialise)
         for layer in self.trunk.patch_embed.modules():
             if isinstance(layer, nn.Conv2d):  # as a linear layer on patches
@@ -84,7 +85,8 @@ class MaskedAutoencoder(nn.Module):
         for token in (self.trunk.cls_token, self.decoder.hidden_token):
             if token is not None:  # the trunk may have no class token
                 nn.init.normal_(token, std=0.02)
-        fix_positions(self.trunk, side)
+        if isinstance(self.trunk, VisionTransformer) and self.trunk.pos_embed is not None:
+            fix_positions(self.trunk, grid[0])
 
     def forward(self, data: Tensor, mode: str = "tensor", **_: Any) -> Any:
         """data: images. Labels in the batch are ignored."""
@@ -118,7 +120,7 @@ class MaskedAutoencoder(nn.Module):
             )
         shown = order[:, :kept]
         tokens = self.trunk(images, ["lastBLK"], shown=shown)[0]
-        grid = patch_grid(images, self.trunk.patch_size, "VISION_TRANSFORMERS")
+        grid = patch_grid(images, self.trunk.patch_size)
         reconstructed = self.decoder(tokens, order.argsort(dim=1), grid)
         return reconstructed, torch.ones_like(noise).scatter(1, shown, 0.0)
 
@@ -145,16 +147,14 @@ class MaskedAutoencoder(nn.Module):
 
     def _noise(self, images: Tensor) -> Tensor:
         """In test phases from a generator with a fixed seed, so the training's is not advanced."""
-        rows, columns = patch_grid(images, self.trunk.patch_size, "VISION_TRANSFORMERS")
+        rows, columns = patch_grid(images, self.trunk.patch_size)
         shape, device = (len(images), rows * columns), images.device
         own = None if self.training else torch.Generator(device).manual_seed(0)
         return torch.rand(shape, generator=own, device=device)
 
 
 class Decoder(nn.Module):
-    def __init__(
-        self, options: MaeOptions, trunk: VisionTransformer, grid: tuple[int, int]
-    ) -> None:
+    def __init__(self, options: MaeOptions, trunk: Any, grid: tuple[int, int]) -> None:
         """grid: rows and columns of patches in an image of the configured size."""
         super().__init__()
         width = options.DECODER_DIM
@@ -188,11 +188,12 @@ class Decoder(nn.Module):
         return self.pixels(self.norm(reconstructed))[:, self.first :]  # type: ignore[no-any-return]
 
 
-def _trunk(model: ModelOptions) -> VisionTransformer:
-    trunk = build_trunk(model)
-    if not isinstance(trunk, VisionTransformer):
+def _trunk(model: ModelOptions) -> Any:
+    trunk: Any = build_trunk(model)
+    if "shown" not in trunk.extra_inputs:
         raise ConfigError(
-            f"config.MODEL.TRUNK.NAME: mae needs vision_transformer, got {model.TRUNK.NAME}."
+            f"config.MODEL.TRUNK.NAME: mae needs {TRUNKS}; {model.TRUNK.NAME} cannot leave patches "
+            f"out."
         )
     if trunk.embed_dim % 4:
         raise ConfigError(

@@ -161,15 +161,18 @@ class MemoryBankLoss(Method):
         counted = target != self.options.ignore_index
         all_targets = gather(target).rows if self.training else target
         rows = torch.where(counted, target, 0)
-        total = torch.zeros_like(target, dtype=self.memory.dtype)
-        for weight, embedding in zip(self.options.loss_weights, embeddings, strict=True):
-            total = total + weight * self._losses(embedding, rows)
+        weighted = [
+            self._losses(embedding, rows) if weight == 1 else weight * self._losses(embedding, rows)
+            for weight, embedding in zip(self.options.loss_weights, embeddings, strict=True)
+        ]
+        total = weighted[0] if len(weighted) == 1 else torch.stack(weighted).sum(dim=0)
         if self.training:
             self._update_memory(embeddings, all_targets)
         # Divided by the mean count per rank, so the mean over ranks is the mean over samples.
         ranks = world_size() if self.training else 1
         count = (all_targets != self.options.ignore_index).sum().clamp(min=1)
-        return (total * counted).sum() * ranks / count
+        mean = (total * counted).sum() / count
+        return mean if ranks == 1 else mean * ranks
 
     def _checked(self, output: Tensor | Sequence[Tensor], target: Tensor) -> list[Tensor]:
         embeddings = [output] if isinstance(output, Tensor) else list(output)
@@ -194,7 +197,7 @@ class MemoryBankLoss(Method):
         negatives = torch.bmm(drawn, embedding.unsqueeze(2)).squeeze(2) / temperature
         if self.options.loss_type == "cross_entropy":
             scores = torch.cat([positives.unsqueeze(1), negatives], dim=1)
-            return torch.logsumexp(scores, dim=1) - positives
+            return -torch.log_softmax(scores, dim=1)[:, 0]
         return noise_contrastive(positives, negatives, self._log_z(negatives), self.num_rows)
 
     def _draw(self, rows: Tensor) -> Tensor:

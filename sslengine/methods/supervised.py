@@ -55,7 +55,8 @@ class CrossEntropyLoss(Method):
         self.weight: Tensor | None
 
     def forward(self, output: Outputs, target: Tensor) -> Tensor:
-        return torch.stack([self._one(each, target) for each in _as_list(output)]).sum()
+        losses = [self._one(each, target) for each in _as_list(output)]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _one(self, logits: Tensor, target: Tensor) -> Tensor:
         if logits.shape[0] != target.shape[0]:
@@ -65,8 +66,10 @@ class CrossEntropyLoss(Method):
             )
         if self.options.normalize_output:
             logits = F.normalize(logits, dim=1)
+        if self.options.temperature != 1:
+            logits = logits / self.options.temperature
         return F.cross_entropy(
-            logits / self.options.temperature,
+            logits,
             target,
             weight=self.weight,
             ignore_index=self.options.ignore_index if target.ndim == 1 else -100,

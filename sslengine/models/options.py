@@ -132,6 +132,21 @@ class VisionTransformerOptions:
     USE_CLASS_TOKEN: bool = True
     # Position embeddings are fixed sines and cosines, as in MAE and I-JEPA; false: learned.
     SINE_POSITIONS: bool = False
+    # Rotary positions instead of embeddings: none, centres (as in DINOv3), corners (as in the paper
+    # of CAPI) or corners_mixed (as in its code); see sslengine/models/trunks/rotations.py.
+    ROPE: str = "none"
+    # With ROPE centres: the longest period of rotations, in halves of the image's side.
+    ROPE_BASE: float = 100.0
+    # With ROPE centres, in training: places are moved by up to this, in halves of the image's side.
+    ROPE_SHIFT: float = 0.0
+    # Then each direction is multiplied by a number from 1 / ROPE_JITTER to ROPE_JITTER; 0: by none.
+    ROPE_JITTER: float = 0.0
+    # Then both are multiplied by a number from 1 / ROPE_RESCALE to ROPE_RESCALE; 0: by none.
+    ROPE_RESCALE: float = 0.0
+    # LayerNorm; or RMSNorm as in CAPI: without weights at the end.
+    NORM: str = "LayerNorm"
+    # Biases in blocks, but for those of QKV_BIAS.
+    PROJ_BIAS: bool = True
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = 0.0
     # All blocks have the rate of the last, as in DINOv2.
@@ -155,6 +170,8 @@ class VisionTransformerOptions:
         yield from one_of(self, "STEM", "patches", "conv", "mlp")
         if self.STEM != "patches" and self.PATCH_SIZE & (self.PATCH_SIZE - 1):
             yield f"PATCH_SIZE: STEM {self.STEM} needs a power of 2, got {self.PATCH_SIZE}."
+        yield from one_of(self, "NORM", "LayerNorm", "RMSNorm")
+        yield from self._rope_problems()
         if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
             yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."
         if self.REGISTER_TOKENS < 0:
@@ -163,6 +180,26 @@ class VisionTransformerOptions:
             yield "DROP_PATH_UNIFORM: has an effect only with a DROP_PATH_RATE above 0."
         sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM", "MLP_DIM")
         yield from cut_unevenly(self, *sizes)
+
+    def _rope_problems(self) -> Iterator[str]:
+        yield from one_of(self, "ROPE", "none", "centres", "corners", "corners_mixed")
+        if self.ROPE != "none":
+            if self.SINE_POSITIONS:
+                yield "SINE_POSITIONS: ROPE has other positions; set one of them."
+            if self.HIDDEN_DIM % (4 * self.NUM_HEADS):
+                width = f"{self.HIDDEN_DIM} / {self.NUM_HEADS}"
+                yield f"NUM_HEADS: ROPE needs heads whose width 4 divides, got {width}."
+        defaults = VisionTransformerOptions
+        for key in ("ROPE_BASE", "ROPE_SHIFT", "ROPE_JITTER", "ROPE_RESCALE"):
+            if getattr(self, key) != getattr(defaults, key) and self.ROPE != "centres":
+                yield f"{key}: has an effect only with ROPE: centres."
+        if self.ROPE_BASE <= 1:
+            yield f"ROPE_BASE: expected a number above 1, got {self.ROPE_BASE:g}."
+        if self.ROPE_SHIFT < 0:
+            yield f"ROPE_SHIFT: expected 0 or more, got {self.ROPE_SHIFT:g}."
+        for key in ("ROPE_JITTER", "ROPE_RESCALE"):
+            if getattr(self, key) and getattr(self, key) < 1:
+                yield f"{key}: expected a factor of 1 or more, or 0; got {getattr(self, key):g}."
 
 
 @dataclass
@@ -381,10 +418,15 @@ class GradClipOptions:
     MAX_NORM: float = 1.0
     # Clip each parameter's gradient separately, as in DINO, not the norm of all gradients.
     PER_PARAMETER: bool = False
+    # Clip the trunk's gradients, those of each head and those of the method separately, as in
+    # DINOv2.
+    PER_MODULE: bool = False
 
     def check(self) -> Iterator[str]:
         if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
             yield f"PER_PARAMETER: requires NORM_TYPE 2, got {self.NORM_TYPE:g}."
+        if self.PER_PARAMETER and self.PER_MODULE:
+            yield "PER_MODULE: cannot be combined with PER_PARAMETER; choose one."
 
 
 @dataclass

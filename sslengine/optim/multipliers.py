@@ -1,14 +1,16 @@
-"""Multipliers on learning rate and weight decay for a method's parameters."""
+"""Multipliers on learning rate and weight decay: of a method's parameters, and of any others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from sslengine.errors import ConfigError, nearest
+from sslengine.optim.options import MultiplierOptions
+from sslengine.optim.patterns import matching
 
 
 class Multiplier(NamedTuple):
@@ -16,7 +18,20 @@ class Multiplier(NamedTuple):
     weight_decay: float = 1.0
 
 
-AS_HEADS = Multiplier()
+NONE = Multiplier()
+WHERE = "config.OPTIMIZER.multipliers"
+
+
+def chosen_multipliers(
+    model: nn.Module, entries: Sequence[MultiplierOptions]
+) -> dict[nn.Parameter, Multiplier]:
+    """By parameter, the product of all entries that match its name."""
+    found: dict[nn.Parameter, Multiplier] = {}
+    for number, each in enumerate(entries):
+        for parameter in matching(model, each.match, f"{WHERE}.{number}.match"):
+            lr, weight_decay = found.get(parameter, NONE)
+            found[parameter] = Multiplier(lr * each.lr, weight_decay * each.weight_decay)
+    return found
 
 
 def multipliers_of(method: nn.Module) -> dict[nn.Parameter, Multiplier]:
@@ -43,13 +58,15 @@ def multiplied(
     for group in groups:
         split: dict[Multiplier, list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            split.setdefault(multipliers.get(parameter, AS_HEADS), []).append(parameter)
+            split.setdefault(multipliers.get(parameter, NONE), []).append(parameter)
         for multiplier, parameters in split.items():
             part = {**group, "params": parameters}
-            if multiplier != AS_HEADS:
+            if multiplier != NONE:
                 part["name"] = f"{group.get('name', 'unnamed')} {tuple(multiplier)}"
                 part["lr_scale"] = group.get("lr_scale", 1.0) * multiplier.lr
-                part["weight_decay_scale"] = multiplier.weight_decay
+                part["weight_decay_scale"] = (
+                    group.get("weight_decay_scale", 1.0) * multiplier.weight_decay
+                )
                 if "weight_decay" in group:
                     part["weight_decay"] = group["weight_decay"] * multiplier.weight_decay
             parts.append(part)

@@ -67,6 +67,18 @@ class LinearHeadOptions:
 
 
 @dataclass
+class MultiplierOptions:
+    """One entry of `multipliers`."""
+
+    # A pattern of parameter names: trunk.patch_embed.*, *norm*, loss.*
+    match: str
+    # A factor on the learning rate.
+    lr: float = 1.0
+    # A factor on the weight decay.
+    weight_decay: float = 1.0
+
+
+@dataclass
 class LayerWiseLrDecay:
     # The learning rate of a layer, divided by that of the next layer (closer to the heads).
     decay: float = 0.9
@@ -152,6 +164,10 @@ class OptimizerSettings:
     construct_single_param_group_only: bool = False
     head_optimizer_params: HeadOptimizerParams = field(default_factory=HeadOptimizerParams)
     layer_wise_lr_decay: LayerWiseLrDecay = field(default_factory=LayerWiseLrDecay)
+    # [{match: trunk.patch_embed.*, lr: 0.2}, {match: "*norm*", weight_decay: 0.1}]: factors on
+    # learning rate and weight decay of the parameters whose names match a pattern. Those of
+    # several entries, of param_group_constructor and of the method are multiplied.
+    multipliers: list[dict[str, Any]] = field(default_factory=list)
     # With param_group_constructor: linear_eval_heads: {lr, weight_decay, regularize_bn} of each
     # head.
     linear_eval_heads: list[dict[str, Any]] = field(default_factory=list)
@@ -182,6 +198,9 @@ class OptimizerSettings:
 
     def linear_heads(self) -> list[LinearHeadOptions]:
         return [LinearHeadOptions(**each) for each in self.linear_eval_heads]
+
+    def multiplier_options(self) -> list[MultiplierOptions]:
+        return [MultiplierOptions(**each) for each in self.multipliers]
 
     def check(self) -> Iterator[str]:
         yield from self._number_problems()
@@ -233,6 +252,13 @@ class OptimizerSettings:
             yield "linear_eval_heads: expected one entry per head, such as [{lr: 1.0}, {lr: 10.0}]."
         for index, each in enumerate(self.linear_eval_heads):
             yield from argument_problems(LinearHeadOptions, each, f"linear_eval_heads.{index}")
+        for index, each in enumerate(self.multipliers):
+            path = f"multipliers.{index}"
+            wrong = argument_problems(MultiplierOptions, each, path)
+            yield from wrong
+            for key in ("lr", "weight_decay"):
+                if not wrong and each.get(key, 1.0) < 0:
+                    yield f"{path}.{key}: expected 0 or more, got {each[key]}."
 
     def check_chosen(self) -> Iterator[str]:
         try:

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from sslengine.errors import ConfigError, listing, nearest
+from sslengine.errors import ConfigError, listing
 from sslengine.optim.param_groups import Trainable, trainable
+from sslengine.optim.patterns import matching
 
 
 def owned_parameters(
@@ -24,8 +25,7 @@ def owned_parameters(
     trained = list(trainable(model))
     for owner, its in patterns.items():
         for pattern in its:
-            if not any(fnmatchcase(each.name, pattern) for each in trained):
-                raise ConfigError(_matches_nothing(f"{where}.{owner}", pattern, model, trained))
+            matching(model, pattern, f"{where}.{owner}.parameters")
     owned = {
         owner: [each for each in trained if any(fnmatchcase(each.name, one) for one in its)]
         for owner, its in patterns.items()
@@ -52,19 +52,6 @@ def only(model: nn.Module, kept: Collection[Trainable]) -> Iterator[None]:
     finally:
         for parameter in others:
             parameter.requires_grad_(True)
-
-
-def _matches_nothing(
-    where: str, pattern: str, model: nn.Module, trained: Collection[Trainable]
-) -> str:
-    if any(fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
-        return f"{where}.parameters: all parameters that {pattern!r} matches are frozen."
-    names = [each.name for each in trained]
-    parts = {name.rpartition(".")[0] for name in names} | {name.split(".")[0] for name in names}
-    hint = nearest(pattern, [f"{part}.*" for part in parts if part])
-    return (
-        f"{where}.parameters: {pattern!r} matches no parameter. {hint}\n  Known: {listing(names)}"
-    )
 
 
 def expect_owners(learner: nn.Module, groups: Collection[Mapping[str, Any]]) -> None:

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from sslengine.errors import ConfigError, listing
 from sslengine.optim.layer_depth import layer_depth
 from sslengine.optim.learner import Learner
-from sslengine.optim.multipliers import multiplied, multipliers_of
+from sslengine.optim.multipliers import chosen_multipliers, multiplied, multipliers_of
 from sslengine.optim.options import OptimizerSettings
 from sslengine.registry import PARAM_GROUPS, register_param_groups
 
@@ -62,7 +62,9 @@ def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Gro
     )
     groups = [group for group in constructor(model, options) if group["params"]]
     _check_complete(model, groups, options.param_group_constructor)
-    return multiplied(groups, multipliers_of(model.loss)) if isinstance(model, Learner) else groups
+    if isinstance(model, Learner):
+        groups = multiplied(groups, multipliers_of(model.loss))
+    return multiplied(groups, chosen_multipliers(model, options.multiplier_options()))
 
 
 def trainable(model: nn.Module) -> Iterator[Trainable]:

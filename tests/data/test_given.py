@@ -55,6 +55,18 @@ def test_a_data_set_is_the_same_for_any_number_of_workers_and_from_any_step(work
     assert (one.num_samples, one.steps_per_epoch, one.batch_sizes) == (10, 3, [3, 3, 4])
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_next_epoch_may_be_loaded_before_it_is_asked_for(workers: int) -> None:
+    one, expected = feed(Noisy(), workers=workers), [read(feed(Noisy()), epoch) for epoch in (0, 1)]
+    first = one.batches(0)
+    one.then(1, 0, one.steps_per_epoch)
+    assert same([batch["data"][0] for batch in first], expected[0])
+    if workers:  # all of the first, and what it may hold of the second
+        assert one._loader._loader._iterator._send_idx > one.steps_per_epoch
+    assert same(read(one, 1), expected[1])
+    one.close()
+
+
 def test_dropping_the_last_and_keeping_the_order() -> None:
     assert feed(Points(), drop_last=True).batch_sizes == [4, 4]
     ordered = feed(Points(), shuffle=False)

@@ -18,6 +18,7 @@ from sslengine.engines.sweep import _grid, _values, sweep
 from sslengine.engines.sweep_options import SweepOptions
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, UnexpectedResultError
+from sslengine.launch import cli
 from sslengine.launch.widths import settle_widths
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
@@ -281,3 +282,22 @@ def _on_ranks(folder: str) -> None:
 def test_two_ranks(trained: Path, two_ranks: RankPool) -> None:
     two_ranks.run(_on_ranks, str(trained))
     assert len(_report(trained)["heads"]) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", ["sweep=attentive", "finetune=shapes", "frozen=shapes"])
+def test_on_top_of_a_recipe_with_several_inputs_and_heads(benchmark: str, tmp_path: Path) -> None:
+    small = ["config.DATA.TRAIN.DATA_LIMIT=40", "config.DATA.NUM_DATALOADER_WORKERS=0",
+             "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=8", f"config.CHECKPOINT.DIR={tmp_path}"]  # fmt: skip
+    assert cli.main(["config=quickstart/dinov2", *small, "config.OPTIMIZER.num_iterations=2"]) == 0
+    labelled = "{DATA_SOURCES: [shapes], LABEL_SOURCES: [shapes], DATA_LIMIT: 20, DEFAULT_GRAY_IMG_SIZE: 48}"
+    more = {
+        "sweep=attentive": ["config.DATA.TRAIN.LABEL_SOURCES=[shapes]", f"config.DATA.TEST={labelled}",
+                            "config.DATA.TRAIN.TRANSFORMS.0.size=48", "config.OPTIMIZER.num_iterations=2",
+                            "config.HEAD_SWEEP.LR=[0.001]", "config.HEAD_SWEEP.WEIGHT_DECAY=[0.05]"],
+        "finetune=shapes": ["config.OPTIMIZER.num_epochs=1", "config.DATA.TEST.DATA_LIMIT=20"],
+        "frozen=shapes": ["config.DATA.TEST.DATA_LIMIT=20"],
+    }[benchmark]  # fmt: skip
+    assert (
+        cli.main(["config=quickstart/dinov2", f"+config/benchmark/{benchmark}", *small, *more]) == 0
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,12 @@ TRUNKS: dict[str, dict[str, Any]] = {
     },
     "vit without a class token": {
         "NAME": "vision_transformer",
-        "VISION_TRANSFORMERS": {**VIT, "USE_CLASS_TOKEN": False, "QKV_BIAS": True},
+        "VISION_TRANSFORMERS": {
+            **VIT,
+            "USE_CLASS_TOKEN": False,
+            "QKV_BIAS": True,
+            "PROJ_BIAS": False,
+        },
     },
     "swin": {"NAME": "swin_transformer", "SWIN_TRANSFORMER": SWIN},
     "xcit": {"NAME": "xcit", "XCIT": SIZES},
@@ -46,6 +52,9 @@ TRUNKS: dict[str, dict[str, Any]] = {
     "torchvision's": {"NAME": "torchvision", "TORCHVISION": {"model": "resnet18"}},
     "timm's": timm_vit(init_values=0.1, reg_tokens=2),
 }
+if "use_fc_norm" in inspect.signature(timm.models.Beit).parameters:  # of newer versions
+    NORMED = {**SIZES, "NORM_BEFORE_POOLING": True}
+    TRUNKS["beit of normed patches"] = {"NAME": "beit", "BEIT": NORMED}
 BANDS = {"vit": 4, "resnet": 1}
 
 
@@ -94,6 +103,7 @@ def test_the_lines_for_torchvision_make_the_same_network(name: str, tmp_path: Pa
 NARROW = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.0625, "STEM": "small"}}
 GROUP_NORM = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "NORM": "GroupNorm"}}
 STEM = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "STEM": "conv"}}
+ROPE = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "ROPE": "centres"}}
 SCALED = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "QK_SCALE": 0.5}}
 
 
@@ -109,6 +119,7 @@ SCALED = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "QK_SCALE
         (GROUP_NORM, "timm", "NORM GroupNorm"),
         (SCALED, "timm", "with the same weights gives other features than the trunk's lastCLS"),
         (STEM, "timm", "no vision transformer with .*VISION_TRANSFORMERS.STEM conv"),
+        (ROPE, "timm", "no vision transformer with .*VISION_TRANSFORMERS.ROPE centres"),
         ({"NAME": "regnet", "REGNET": {"name": "regnet_y_400mf"}}, "timm", "no network like"),
         ({"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT}, "torchvision", "no network"),
         (

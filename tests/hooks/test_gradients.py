@@ -23,10 +23,10 @@ class Grads(Hook):
         self.seen.append([None if each is None else each.clone() for each in grads])
 
 
-def _run(*hooks: Hook, steps: int = 1, **changes: Any) -> None:
+def _run(*hooks: Hook, steps: int = 1, model: nn.Module | None = None, **changes: Any) -> None:
     """Steps of two layers, with gradients that are long."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model = model or nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     batches = [{"data": torch.ones(2, 3) * 100}] * steps
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     loss = lambda output, target: output.pow(2).sum()  # noqa: E731
@@ -100,6 +100,41 @@ def test_each_gradient_by_itself() -> None:
     lengths = [grad.norm().item() for grad in after]
     assert lengths[0] < 1.0
     assert lengths[1:] == pytest.approx([3.0] * 3)
+
+
+class Parts(nn.Module):
+    """Names of a learner: a trunk, two heads, a method, a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(2))
+        self.trunk = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        self.heads = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.loss = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.trunk(x[:, :2] + self.token)
+        return torch.cat([self.heads[0](x), 1e-9 * self.heads[1](x), self.loss(x)])
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0])
+def test_each_module_by_itself(norm_type: float) -> None:
+    """As DINOv2's authors do for backbone and heads; each parameter is in one module."""
+    first, last = Grads(), Grads()
+    hook = ClipGradients(0.5, norm_type, per_module=True)
+    _run(first, hook, last, model=Parts())
+    parts = {"token": [0], "trunk": [1, 2, 3, 4], "heads.0": [5, 6], "heads.1": [7, 8],
+             "loss": [9, 10]}  # fmt: skip
+    before, after = (
+        {name: [each.seen[0][n].flatten().double() for n in part] for name, part in parts.items()}  # type: ignore[union-attr]
+        for each in (first, last)
+    )
+    for name in parts:
+        length = torch.linalg.vector_norm(torch.cat(before[name]), norm_type).item()
+        assert (length < 0.5) == (name == "heads.1")  # which stays as it is
+        for old, new in zip(before[name], after[name], strict=True):
+            factor = min(1.0, 0.5 / (length + 1e-6))
+            torch.testing.assert_close(new, old * factor, rtol=1e-5, atol=1e-7)
 
 
 def test_without_any_gradient() -> None:

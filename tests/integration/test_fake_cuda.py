@@ -16,7 +16,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves, tree_map
 
+from sslengine.checkpoint.snapshot import to_host
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, split_options
@@ -24,6 +26,7 @@ from sslengine.engines.features import extract
 from sslengine.hooks import precise_bn
 from sslengine.hooks.default import default_hooks
 from sslengine.monitor.writers import Record, Writer
+from sslengine.services.checkpointing import checkpoint_state
 from sslengine.services.metrics import LogMetrics
 from sslengine.services.order import Services
 from sslengine.task.run_state import Reading
@@ -48,10 +51,19 @@ FORMS: dict[str, dict[str, Any]] = {
     "adamw": {"OPTIMIZER.name": "adamw"},
     "larc": {"OPTIMIZER.use_larc": True, "OPTIMIZER.name": "sgd"},
     "clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True},
-    "each clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True, "MODEL.GRAD_CLIP.PER_PARAMETER": True},
+    "each clipped": {
+        "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
+        "MODEL.GRAD_CLIP.PER_PARAMETER": True,
+        "MODEL.GRAD_CLIP.PER_MODULE": False,
+    },
+    "modules clipped": {
+        "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
+        "MODEL.GRAD_CLIP.PER_MODULE": True,
+        "MODEL.GRAD_CLIP.PER_PARAMETER": False,
+    },
 }
 # Of several optimizers each clips its own.
-REFUSED = {("multi_optimizer_train_step", form) for form in ("clipped", "each clipped")}
+REFUSED = {("multi_optimizer_train_step", form) for form in FORMS if form.endswith("clipped")}
 WAYS = [(half, form) for form in FORMS for half in ("", "fp16", "bf16")]
 
 
@@ -213,6 +225,47 @@ def test_features_are_computed_on_the_gpu(tmp_path: Path) -> None:
         found = list(extract(compute, task.train_feed, options, task.parts.precision))
     assert [len(each.layers["head"]) for each in found] == [8] * len(read)
     assert {each.layers["head"].device.type for each in found} == {"cpu"}
+
+
+SAVED = ("simclr_info_nce_loss", "byol_loss", "moco_loss", "deepclusterv2_loss", "dinov2_loss")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each == "byol_loss" else pytest.mark.slow) for each in SAVED],
+)
+def test_a_checkpoint_waits_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tensor is copied once, into pinned memory; the host waits when all copies are started."""
+    task, waited_after, pinned = task_of(small("method", name, {}), tmp_path), [], []
+    reserve = torch.empty_like
+
+    def reserved(tensor: Tensor, *, device: str, pin_memory: bool) -> Tensor:
+        pinned.append(pin_memory)
+        return reserve(tensor, device=device)
+
+    with fake_cuda.on_cuda(task):
+        for _ in range(2):
+            task.step()
+        with fake_cuda.Answers():
+            state = tree_map(_none_of_the_host, checkpoint_state(task))
+        there = [each for each in tree_leaves(state) if fake_cuda.is_there(each)]
+        with monkeypatch.context() as patch, fake_cuda.CopiesIntoPinned() as copies:
+            patch.setattr(torch, "empty_like", reserved)
+            patch.setattr(Tensor, "data_ptr", fake_cuda.place_of)
+            patch.setattr(torch.cuda, "is_initialized", lambda: True)
+            patch.setattr(torch.cuda, "synchronize", lambda: waited_after.append(copies.started))
+            snapshot = to_host(state)
+    assert len(there) > len([*task.base_model.parameters()])  # the optimizer's, too
+    assert 0 < copies.started <= len(there)
+    assert waited_after == [copies.started] == [sum(pinned)] == [len(pinned)]
+    assert not any(fake_cuda.is_there(each) for each in tree_leaves(snapshot))
+
+
+def _none_of_the_host(value: Any) -> Any:
+    """Such as random states: a clone needs no device."""
+    return None if isinstance(value, Tensor) and not fake_cuda.is_there(value) else value
 
 
 @pytest.mark.parametrize("name", ["simclr", "dino"])

@@ -125,6 +125,23 @@ def no_norms_or_scales(name: str, parameter: nn.Parameter, owner: nn.Module) -> 
     return not (name.endswith("bias") or "norm" in name or "gamma" in name)
 
 
+def capi_decays(name: str, parameter: nn.Parameter, owner: nn.Module) -> float:
+    """get_params_groups of CAPI's train_capi.py."""
+    return 0.1 if "norm" in name and "weight" in name else float(not name.endswith(".bias"))
+
+
+def layer_decay(blocks: int, decay: float = 0.9) -> Callable[[str], float]:
+    """DINOv2's get_vit_lr_decay_rate, and its factor of the patch embedding."""
+
+    def rate(name: str) -> float:
+        first, second, *_ = [*name.removeprefix("trunk.").split("."), ""]
+        embeds = first in ("pos_embed", "patch_embed", "mask_token", "cls_token", "reg_token")
+        layer = int(second) + 1 if first == "blocks" else 0 if embeds else blocks + 1
+        return decay ** (blocks + 1 - layer) * (0.2 if first == "patch_embed" else 1.0)
+
+    return rate
+
+
 def crop(
     size: int = 224, least: float = 0.08, how: str = "bicubic", most: float = 1.0
 ) -> tuple[Any, ...]:
@@ -312,12 +329,12 @@ OFFICIAL: dict[str, dict[str, Any]] = {
     "dinov2/dinov2_32gpu_vitl16": {
         "epochs": 200, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
         "learning rate": warm_cosine(0.004 * math.sqrt(2), 20, 200, end=1e-6),
-        "rate of the patch embedding": 0.2 * 0.9 ** 25,
+        "rates": layer_decay(24),
         "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
         "decays": no_norms_or_scales,
         "views": dino_crops(0.32, (0.05, 0.32)), "normalize": IMAGENET,
         "masks": {"patch_size": 16},
-        "clip": {"norm": 3.0, "each": "network"},
+        "clip": {"norm": 3.0, "each": "module"},
         "head": ["1024 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
                  "256 to 65536 unit length, learned lengths"],
         "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "LAYER_SCALE": 1e-5, "REGISTER_TOKENS": 0,
@@ -334,14 +351,14 @@ OFFICIAL: dict[str, dict[str, Any]] = {
     "dinov3/dinov3_32gpu_vitl16": {
         "epochs": 200, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
         "learning rate": warm_cosine(0.001 * math.sqrt(2), 20, 200, end=1e-6),
-        "rate of the patch embedding": 0.2 * 0.9 ** 25,
+        "rates": layer_decay(24),
         "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
         "decays": no_norms_or_scales,
         "views": dino_crops(0.32, (0.05, 0.32)), "normalize": IMAGENET,
         "masks": {"patch_size": 16},
-        "clip": {"norm": 3.0, "each": "network"},
+        "clip": {"norm": 3.0, "each": "module"},
         "head": ["1024 to 2048 + bias", "GELU", "2048 to 2048 + bias", "GELU", "2048 to 256 + bias",
-                 "256 to 65536 unit length, learned lengths"] * 2,
+                 "256 to 65536"] * 2,
         "loss": {"student_temp": 0.1, "class_weight": 1.0, "patch_weight": 1.0, "gram_weight": 0.0,
                  "koleo_weight": 0.1, "targets": "sinkhorn", "koleo_over_ranks": False},
         "model": {"registers": 0, "blocks": 24, "positions": "RotaryEmbeddingDinoV3",
@@ -349,7 +366,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "bias of keys": True, "drop path of blocks": "equal",
         "teacher's momentum": rising_to_one(0.992),
         "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
-        "frozen": {f"heads.{n}.prototypes0.weight_{each}": 1250 for n in (0, 1) for each in "vg"},
+        "frozen": {f"heads.{n}.prototypes0.weight": 1250 for n in (0, 1)},
         "drop path": 0.3, "precision": "bfloat16",
     },
     # The same: README, "ResNet-50 and other convnets trainings"
@@ -400,14 +417,14 @@ OFFICIAL: dict[str, dict[str, Any]] = {
     "capi/capi_32gpu_vitl14": {
         "epochs": 6410, "batch": 16384, "optimizer": {"name": "adamw", "betas": (0.9, 0.95)},
         "learning rate": [1e-3 * _cut_short(p) for p in POINTS], "weight decay": constant(0.1),
-        "decays": lambda name, parameter, owner: not name.endswith(".bias"),
+        "decays": capi_decays, "rates": lambda name: 0.2 if "patch_embed" in name else 1.0,
         "views": [[crop(224, 0.6), FLIP]], "normalize": IMAGENET,
         "masks": {"patch_size": 14, "hidden": 0.65, "predicted": 0.05, "aspect_ratios": [0.5, 2.0],
                   "masks": "outside", "roll": True},
         "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "NUM_HEADS": 16, "MLP_DIM": 4096,
                   "QKV_BIAS": False, "PATCH_SIZE": 14, "USE_CLASS_TOKEN": False,
-                  "REGISTER_TOKENS": 16, "DROP_PATH_UNIFORM": True},
-        "positions": "rotations", "norms": "RMSNorm", "rate of the patch embedding": 0.2,
+                  "REGISTER_TOKENS": 16, "DROP_PATH_UNIFORM": True, "ROPE": "corners_mixed",
+                  "NORM": "RMSNorm", "PROJ_BIAS": False},
         "head": [], "loss": {
             "num_clusters": 16384, "student_temp": 0.12, "target_temp": 0.06, "cluster_temp": 0.12,
             "sinkhorn_iterations": 3, "positionwise": True, "clusters_lr": 0.5,
@@ -425,7 +442,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "views": [[crop(size, least, "bilinear", most), FLIP, jitter(0.4, 0.4, 0.4, 0.1), GREY, BLUR]
                   for size, least, most in [(224, 0.3, 1.0)] * 2 + [(96, 0.05, 0.3)] * 10],
         "normalize": IMAGENET, "masks": {"patch_size": 16, "dropped": 0.15, "same": True},
-        "clip": {"norm": 3.0, "each": "network"},
+        "clip": {"norm": 3.0, "each": "encoder"},
         "head": ["384 to 2048 + bias", "norm", "GELU", "2048 to 2048 + bias", "norm", "GELU",
                  "2048 to 256 + bias"],
         "loss": {"num_prototypes": 1024, "temperature": 0.1, "sharpen": 0.25, "me_max_weight": 1.0,
@@ -446,7 +463,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_RATIO": 4.0,
                   "QKV_BIAS": True, "PATCH_SIZE": 16, "USE_ABS_POS_EMB": False,
                   "USE_SHARED_REL_POS_BIAS": True, "USE_REL_POS_BIAS": False,
-                  "USE_MEAN_POOLING": False, "INIT_VALUES": 0.1},
+                  "NORM_BEFORE_POOLING": True, "INIT_VALUES": 0.1},
         "drop path": 0.1, "precision": "float16",
     },
     # facebookresearch/fairseq c8bee66: examples/data2vec, config/vision/pretraining/
@@ -463,7 +480,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_RATIO": 4.0,
                   "QKV_BIAS": True, "PATCH_SIZE": 16, "USE_ABS_POS_EMB": False,
                   "USE_SHARED_REL_POS_BIAS": True, "USE_REL_POS_BIAS": False,
-                  "USE_MEAN_POOLING": False, "INIT_VALUES": 0.0001,
+                  "NORM_BEFORE_POOLING": True, "INIT_VALUES": 0.0001,
                   "ATTENTION_DROPOUT_RATE": 0.05},
         "loss": {"top_layers": 6, "beta": 2.0, "momentum": 0.999, "momentum_end": 0.9998},
         "drop path": 0.25, "precision": "float16",
@@ -564,7 +581,8 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
 
 def _clip(options: ModelOptions) -> dict[str, Any] | None:
     clip = options.GRAD_CLIP
-    return {"norm": clip.MAX_NORM, "each": clip.PER_PARAMETER} if clip.USE_GRAD_CLIP else None
+    each = "module" if clip.PER_MODULE else clip.PER_PARAMETER
+    return {"norm": clip.MAX_NORM, "each": each} if clip.USE_GRAD_CLIP else None
 
 
 def _trained(config: Any, model: nn.Module) -> dict[str, Any]:
@@ -574,20 +592,26 @@ def _trained(config: Any, model: nn.Module) -> dict[str, Any]:
     names = {id(each): name for name, each in model.named_parameters()}
     rates: dict[str, list[float]] = {}
     decay: list[float] = []
-    decays: set[str] = set()
+    decays: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for point in POINTS:
         epochs = options.num_epochs or 0
         optimizer.on_epoch(int(point * epochs) / epochs)
         optimizer.schedule(point)
+        decay.append(max(group["weight_decay"] for group in optimizer.param_groups))
+        parts: dict[str, dict[str, float]] = {}
         for group in optimizer.param_groups:
             inside = [names[id(each)] for each in group["params"]]
             part = "predictor" if all("predictor" in name for name in inside) else "rest"
-            rates.setdefault(part, [])
-            rates[part] = [*rates[part][: POINTS.index(point)], group["lr"]]
+            parts.setdefault(part, {}).update(dict.fromkeys(inside, group["lr"]))
             if group["weight_decay"]:
-                decays |= set(inside)
-        decay.append(max(group["weight_decay"] for group in optimizer.param_groups))
+                decays |= dict.fromkeys(inside, group["weight_decay"] / decay[-1])
+        for part, each in parts.items():
+            rates.setdefault(part, []).append(max(each.values()))
+            factors |= {name: rate / (max(each.values()) or 1.0) for name, rate in each.items()}
     known = {"learning rate": rates["rest"], "weight decay": decay, "decays": decays}
+    if set(factors.values()) != {1.0}:
+        known["rates"] = factors
     if rates.get("predictor", rates["rest"]) != rates["rest"]:
         known["of the predictor"] = rates["predictor"]
     if (
@@ -800,10 +824,13 @@ def differing(official: Mapping[str, Any], found: Mapping[str, Any], model: nn.M
 
 
 def _same(key: str, official: Any, found: Any, model: nn.Module) -> bool:
+    trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    if key == "rates":
+        return _close({name: official(name) for name, _ in trained}, found)
     if key == "decays":
-        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         owner = {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in trained}
-        return {name for name, each in trained if official(name, each, owner[name])} == found
+        factors = {name: float(official(name, each, owner[name])) for name, each in trained}
+        return _close({name: factor for name, factor in factors.items() if factor}, found)
     if key in ("loss", "model"):
         return found is not None and all(
             _close(value, _at(found, path)) for path, value in official.items()
@@ -850,5 +877,5 @@ def test_no_published_value_goes_uncompared() -> None:
     for name in RECIPES:
         found, _ = ours(name)
         for key in ("clip", "frozen", "teacher's momentum", "teacher's temperature",
-                    "of the predictor", "batch norm", "drop path"):  # fmt: skip
+                    "of the predictor", "batch norm", "drop path", "rates"):  # fmt: skip
             assert (found.get(key) is None) == (OFFICIAL[name].get(key) is None), (name, key)

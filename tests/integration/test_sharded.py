@@ -85,6 +85,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "clip each": {
         "MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.01, "PER_PARAMETER": True}
     },
+    "clip modules": {
+        "MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.01, "PER_MODULE": True}
+    },
+    "multipliers": {**ADAM, "OPTIMIZER__multipliers": [{"match": "trunk.patch_embed.*", "lr": 0.2}]},
     "accumulate": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "activation checkpointing": {
         "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True,
@@ -100,7 +104,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-ON_GRADIENTS = ("clip", "clip to the largest", "clip each", "frozen for a while")
+ON_GRADIENTS = (
+    "clip", "clip to the largest", "clip each", "clip modules", "frozen for a while"
+)  # fmt: skip
 
 
 def _compare(pool: RankPool, folder: Path, changes: dict[str, Any], **close: float) -> Outcome:

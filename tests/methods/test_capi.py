@@ -17,7 +17,9 @@ from sslengine.config.resolve import resolve_dict
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.base import Step
-from sslengine.methods.capi import CapiLoss, CapiOptions, Predictor, axial_frequencies
+from sslengine.methods.capi import CapiLoss, CapiOptions, Predictor
+from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.vision_transformer import VisionTransformer
 from tests.config.recipes import recipe
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
@@ -81,13 +83,126 @@ def make(**changes: Any) -> tuple[Toy, CapiLoss, dict[str, nn.Parameter]]:
     method.attach(model)
     own = {n: each for n, each in method.named_parameters() if not n.startswith("teacher.")}
     trained = {official(name): each for name, each in (*model.named_parameters(), *own.items())}
-    for name, each in trained.items():
-        start = zlib.crc32(name.encode()) % 1000
-        wave = (torch.arange(each.numel(), dtype=torch.float64) * 0.7 + start).sin().view_as(each)
-        near_1 = name.endswith(("norm.weight", "weight_g"))
-        each.data.copy_(1 + 0.1 * wave if near_1 else 0.2 * wave)
+    start(trained)  # type: ignore[arg-type]
     method.teacher.attach(model)
     return model, method, trained
+
+
+class Encoder(nn.Module):
+    """The official encoder, as the recipe has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = VisionTransformer(VisionTransformerOptions(
+            IMAGE_SIZE=SIDE, PATCH_SIZE=PATCH, HIDDEN_DIM=WIDTH, MLP_DIM=4 * WIDTH, NUM_LAYERS=2,
+            NUM_HEADS=2, REGISTER_TOKENS=4, USE_CLASS_TOKEN=False, ROPE="corners_mixed",
+            NORM="RMSNorm", PROJ_BIAS=False,
+        ))  # fmt: skip
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        shown = {"shown": inputs["shown"]} if "shown" in inputs else {}
+        tokens: Tensor = self.trunk(inputs["data"], ["lastBLK"], **shown)[0]
+        return tokens
+
+    def parts(self, gradients: bool = False) -> dict[str, Tensor]:
+        """Parameters by the official names; of queries, keys and values the rows."""
+        names = {"trunk.reg_token": "backbone.registers", "trunk.blocks": "backbone.encoder.blocks",
+                 "trunk.patch_embed.proj": "backbone.patch_embed", ".norm1": ".residual1.norm",
+                 ".norm2": ".residual2.norm", ".mlp.": ".residual2.fn.",
+                 ".attn.proj": ".residual1.fn.proj"}  # fmt: skip
+        found = {}
+        for name, parameter in self.named_parameters():
+            each: Any = parameter.grad if gradients else parameter
+            for ours, theirs in names.items():
+                name = name.replace(ours, theirs)
+            before, of_three, after = name.partition(".attn.qkv.")
+            for letter, rows in (
+                zip("qkv", each.chunk(3), strict=True) if of_three else [("", each)]
+            ):
+                found[f"{before}.residual1.fn.{letter}_proj.{after}" if of_three else name] = rows
+        return found
+
+
+def start(parts: dict[str, Tensor]) -> None:
+    for name, each in parts.items():
+        first = zlib.crc32(name.encode()) % 1000
+        wave = (torch.arange(each.numel(), dtype=torch.float64) * 0.7 + first).sin().view_as(each)
+        near_1 = name.endswith(("norm.weight", "weight_g"))
+        each.data.copy_(1 + 0.1 * wave if near_1 else 0.2 * wave)
+
+
+def test_four_steps_with_the_official_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, with two blocks in its encoder: rotary positions, RMSNorm, no biases."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = Encoder()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    options: dict[str, Any] = {
+        "num_clusters": CLUSTERS,
+        "predictor_layers": 2,
+        "predictor_heads": 2,
+    }
+    method = CapiLoss(CapiOptions(**options), RunFacts()).double()
+    method.attach(model)
+    own = {official(name): each for name, each in method.named_parameters()
+           if not name.startswith("teacher.")}  # fmt: skip
+    start({**model.parts(), **own})
+    method.teacher.attach(model)
+    named = {**{f"trunk {name}": each for name, each in model.named_parameters()}, **own}
+    groups = []
+    for name, each in named.items():
+        decay = 0.0 if name.endswith(".bias") else 0.01 if "norm" in name else 0.1
+        factor = 0.2 if "patch_embed" in name else 1.0
+        if name.startswith("layer."):
+            decay, factor = 0.01, 0.5
+        groups.append({"params": [each], "weight_decay": decay, "factor": factor})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    found = []
+    for step, (lr, momentum) in enumerate(zip((0.01, 0.008, 0.006, 0.004), (0.9, 0.9, 0.95, 0.95), strict=True)):  # fmt: skip
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["factor"]
+        losses = losses_of(model, method, batch(step))
+        optimizer.zero_grad()
+        losses["loss"].backward()
+        if step == 0:
+            grads: dict[str, Any] = {name: each.grad for name, each in own.items()}
+            grads |= model.parts(gradients=True)
+            sums = {name: grads[name].abs().sum().item() for name in OF_ENCODER}
+            assert sums == pytest.approx(OF_ENCODER, rel=1e-7)
+        optimizer.step()
+        monkeypatch.setattr(method.teacher, "_momentum_at", lambda where, m=momentum: m)
+        method.teacher.after_update(Step.alone())
+        found.append([losses[key].item() for key in ("prediction", "clustering")])
+    prediction, clustering = zip(*found, strict=True)
+    assert prediction == pytest.approx(
+        [6.782370994817164, 4.46669078363219, 5.3872252206841615, 3.1417304035432707], rel=1e-6
+    )
+    assert clustering == pytest.approx(
+        [3.390929430998754, 3.069661631670519, 3.3673201548181657, 3.2767679608418456], rel=1e-6
+    )
+    size = sum(each.abs().sum().item() for each in method.teacher.module.parameters())
+    assert size == pytest.approx(953.5728082095105, rel=1e-8)
+
+
+# Sums of the absolute gradients of the first step.
+OF_ENCODER = {
+    "backbone.registers": 19.388299202125467,
+    "backbone.encoder.blocks.0.residual1.norm.weight": 1.2000881547989846,
+    "backbone.encoder.blocks.0.residual1.fn.q_proj.weight": 7.3221427452435055,
+    "backbone.encoder.blocks.0.residual1.fn.k_proj.weight": 7.912466216603946,
+    "backbone.encoder.blocks.0.residual1.fn.v_proj.weight": 36.43522317302855,
+    "backbone.encoder.blocks.0.residual2.fn.fc1.weight": 440.1745002636672,
+    "backbone.encoder.blocks.1.residual1.norm.weight": 0.1862737738347437,
+    "backbone.encoder.blocks.1.residual1.fn.q_proj.weight": 1.6894047851461838,
+    "backbone.encoder.blocks.1.residual1.fn.proj.weight": 79.29573173591629,
+    "backbone.encoder.blocks.1.residual2.fn.fc2.weight": 348.8286670540381,
+    "backbone.patch_embed.weight": 143.70526626023906,
+    "backbone.patch_embed.bias": 12.63923700820202,
+    "backbone.decoder.blocks.0.residual1.fn.k_proj.weight": 27.971470999727863,
+    "head.last_layer.weight_v": 52.55759656130493,
+    "layer.weight": 12.129122503013507,
+}
 
 
 def batch(step: int = 0, mine: slice = slice(None)) -> dict[str, Any]:
@@ -194,42 +309,6 @@ GRADIENTS = {
 }
 
 
-def test_places_of_tokens_without_a_place_are_on_the_border_of_what_is_shown() -> None:
-    """EncoderDecoder.get_edge_coordinates and prepare_tokens_and_drop of the official code, with
-    eight registers, are the places that keys are rotated to."""
-    _, method, _ = make()
-    predictor = method.predictor
-    seen: list[Tensor] = []
-    predictor._rotation = lambda places: seen.append(places) or torch.zeros(2, 4, 1, places.shape[1], 8).double()  # type: ignore[assignment, method-assign, func-returns-value]  # fmt: skip
-    predictor(torch.zeros(4, 8 + 6, WIDTH).double(), SHOWN, PREDICTED, (4, 4))
-    border, inside = seen[1][1, :8], seen[1][1, 8:]
-    assert torch.allclose(inside * 3, torch.tensor([[0, 2], [0, 3], [1, 2], [1, 3], [3, 2], [3, 3]]).double())  # fmt: skip
-    box = torch.tensor([[0, 0], [0.5, 0], [1, 0], [1, 0.5], [1, 1], [0.5, 1], [0, 1], [0, 0.5]])
-    low, high = torch.tensor([0.0, 2 / 3]).double(), torch.tensor([1.0, 1.0]).double()
-    assert torch.allclose(border, low + box * (high - low))
-
-
-def test_the_papers_rotation_keeps_products_where_both_places_move() -> None:
-    """Queries and keys rotated by one angle of each pair depend on how far apart they are; with
-    the code's unlike angles they do not."""
-    q, k = torch.randn(2, 8, dtype=torch.float64)
-
-    def product(rotation: str, start: float) -> float:
-        frequencies = axial_frequencies(8, rotation)
-        turned = []
-        for x, place in ((q, (start, 0.3)), (k, (start + 0.2, 0.4))):
-            angles = torch.tensor(place, dtype=torch.float64) @ frequencies
-            half = torch.cat([-x[4:], x[:4]])
-            turned.append(x * angles.cos() + half * angles.sin())
-        return float(turned[0] @ turned[1])
-
-    assert product("paper", 0.5) == pytest.approx(product("paper", 0.1), rel=1e-9)
-    assert product("code", 0.5) != pytest.approx(product("code", 0.1), rel=1e-2)
-    frequencies = axial_frequencies(8, "paper")
-    assert frequencies.max().item() == pytest.approx(14 * math.pi)
-    assert frequencies[frequencies > 0].min().item() == pytest.approx(14e-4 * math.pi)
-
-
 def test_gradients_go_where_the_method_says() -> None:
     model, method, _ = make()
     losses = losses_of(model, method, batch())
@@ -262,11 +341,15 @@ def _on_rank(positionwise: bool) -> tuple[list[Tensor], list[Tensor]]:
     return [losses[key].detach() for key in ("prediction", "clustering")], grads
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("positionwise", [True, False])
-def test_two_ranks_equal_one_process(two_ranks: RankPool, positionwise: bool) -> None:
+def test_ranks_equal_one_process(
+    positionwise: bool, ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     expected = _on_rank(positionwise)
     for number, part in enumerate(expected):
-        found = [each[number] for each in two_ranks.run(_on_rank, positionwise)]
+        found = [each[number] for each in pool.run(_on_rank, positionwise)]
         for one, *theirs in zip(part, *found, strict=True):
             torch.testing.assert_close(torch.stack(theirs).mean(0), one, rtol=1e-9, atol=1e-12)
 
@@ -319,7 +402,7 @@ def test_what_cannot_be_used_is_refused() -> None:
     with pytest.raises(ConfigError, match="predictor_heads: 3 heads of tokens of width 16"):
         Predictor(CapiOptions(predictor_heads=3), WIDTH)
     model, method, _ = make()
-    with pytest.raises(ConfigError, match="needs vision_transformer, got Linear"):
+    with pytest.raises(ConfigError, match="needs vision_transformer, or timm .* got Linear"):
         method.attach(nn.ModuleDict({"trunk": nn.Linear(2, 2)}))
     sample = batch()
     with pytest.raises(TrainingError, match="INPUT_KEY_NAMES"):

@@ -232,7 +232,7 @@ def test_a_batch_or_model_of_another_form_is_explained() -> None:
         method(torch.zeros(3, 5, WIDTH), {**sample, "input": images()}, Step.alone())
     with pytest.raises(TrainingError, match="MULTI_INPUT_HEAD_MAPPING"):
         method(torch.zeros(3, WIDTH), sample, Step.alone())
-    with pytest.raises(ConfigError, match="needs vision_transformer, got Linear"):
+    with pytest.raises(ConfigError, match="needs vision_transformer, or timm .* got Linear"):
         method.attach(nn.ModuleDict({"trunk": nn.Linear(2, 2)}))
 
 

@@ -131,6 +131,10 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
         (vit(IMAGE_SIZE=100), f"{VIT}PATCH_SIZE: 16 does not divide IMAGE_SIZE 100"),
         (vit(QK_SCALE=True), f"{VIT}QK_SCALE: expected a number"),
         (
+            {"GRAD_CLIP": {"PER_PARAMETER": True, "PER_MODULE": True}},
+            "GRAD_CLIP.PER_MODULE: cannot be combined with PER_PARAMETER",
+        ),
+        (
             {"GRAD_CLIP": {"PER_PARAMETER": True, "NORM_TYPE": 1.0}},
             "GRAD_CLIP.PER_PARAMETER: requires NORM_TYPE 2, got 1",
         ),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
 import subprocess
 import sys
+import typing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import sslengine
-from sslengine.command import by_names
+from sslengine.command import api, by_names
 from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError, DataError, SSLEngineError, TrainingError
 from sslengine.hooks.events import Hook
@@ -77,6 +79,17 @@ def test_importing_the_package_loads_nothing() -> None:
     assert sslengine.fit.__wrapped__ is fit  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute 'fti'"):
         sslengine.fti  # noqa: B018
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads")
+def test_the_signatures_that_editors_see_are_those_of_the_functions() -> None:
+    of_names, of_objects = map(inspect.signature, typing.get_overloads(by_names.fit))
+    expected = [*inspect.signature(api.train).parameters.values()]
+    data, method = expected[:2]
+    required = inspect.Parameter.empty
+    expected[:2] = [method.replace(default=required, annotation="str"), data]
+    assert [*of_names.parameters.values()] == expected
+    assert of_objects == inspect.signature(fit)
 
 
 @pytest.mark.parametrize("form", ["list", "loader"])

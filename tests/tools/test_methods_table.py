@@ -10,20 +10,10 @@ from typing import Any
 
 import pytest
 
-from tools import methods_table
-from tools.methods_table import (
-    BEGIN,
-    END,
-    Cost,
-    Job,
-    Measured,
-    Row,
-    Scores,
-    cost_of,
-    scores_of,
-    table,
-    write_table,
-)
+from sslengine.config.resolve import resolve
+from tools import methods_runs, methods_table
+from tools.methods_runs import Cost, Job, Row, Scores, cost_of, scores_of
+from tools.methods_table import BEGIN, BEGINS, END, Measured, table, write_table
 
 SIMCLR = Row("simclr")
 
@@ -64,7 +54,7 @@ def test_a_run_is_trained_judged_and_never_done_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = _Runs()
-    monkeypatch.setattr(methods_table, "_call", runs)
+    monkeypatch.setattr(methods_runs, "call", runs)
     job = Job(SIMCLR, 3, tmp_path / "simclr_seed3")
     first = scores_of(job)
     assert first == Scores(81.0, 85.0, 30.0, 40.0, "teacher")
@@ -77,7 +67,7 @@ def test_the_cost_is_of_a_short_run_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = _Runs()
-    monkeypatch.setattr(methods_table, "_call", runs)
+    monkeypatch.setattr(methods_runs, "call", runs)
     # Without the first entry the median speed is 200 images a second: 50 of them take 250 ms.
     assert cost_of(SIMCLR, tmp_path) == Cost(batch=50, step_ms=250.0, memory_mib=700.0)
     assert runs.calls == [("simclr", ["config.OPTIMIZER.num_epochs=2", "config.LOG_FREQUENCY=5"])]
@@ -87,7 +77,7 @@ def test_what_is_measured_is_kept_until_the_config_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = _Runs()
-    monkeypatch.setattr(methods_table, "_call", runs)
+    monkeypatch.setattr(methods_runs, "call", runs)
     doc = tmp_path / "methods.md"
     doc.write_text(f"{BEGIN}{END}")
     call = [
@@ -102,7 +92,7 @@ def test_what_is_measured_is_kept_until_the_config_changes(
     assert made == 5  # two seeds trained and judged, and the cost
     assert methods_table.main(call) == 0
     assert len(runs.calls) == made
-    monkeypatch.setattr(methods_table, "_digest", lambda config, overrides: "another")
+    monkeypatch.setattr(methods_table, "digest", lambda config, overrides: "another")
     assert Measured(tmp_path / "methods.json").of(SIMCLR)["scores"] == {}
 
 
@@ -110,7 +100,7 @@ def test_what_a_config_says_counts_wherever_it_says_so(tmp_path: Path) -> None:
     def digest(name: str, text: str) -> str:
         file = tmp_path / f"{name}.yaml"
         file.write_text(f"# @package _global_\n{text}")
-        return methods_table._digest(file)
+        return methods_runs.digest(file)
 
     one = digest("one", "config: {SEED_VALUE: 1, VERBOSE: True}\n")
     assert one == digest("same", "# a comment\nconfig:\n  VERBOSE:   True\n  SEED_VALUE: 1\n")
@@ -129,7 +119,7 @@ def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = _Runs()
-    monkeypatch.setattr(methods_table, "_call", runs)
+    monkeypatch.setattr(methods_runs, "call", runs)
     job = Job(SIMCLR, 0, tmp_path / "run")
     scores_of(job)
     (job.folder / "evaluation.json").unlink()
@@ -142,7 +132,7 @@ def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(
 def test_a_failed_run_is_told_with_what_it_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(methods_table, "RUN", ["sh", "-c", "echo out of luck; exit 3"])
+    monkeypatch.setattr(methods_runs, "RUN", ["sh", "-c", "echo out of luck; exit 3"])
     with pytest.raises(SystemExit, match=r"simclr, seed 0, failed:\nout of luck"):
         scores_of(Job(SIMCLR, 0, tmp_path / "run"))
 
@@ -150,7 +140,7 @@ def test_a_failed_run_is_told_with_what_it_said(
 @pytest.mark.slow
 def test_the_real_command_takes_the_folder_of_a_job(tmp_path: Path) -> None:
     job = Job(Row("simclr"), 0, tmp_path / "simclr_seed0")
-    methods_table._call(job, ["config.DATA.TRAIN.DATA_LIMIT=128", "config.OPTIMIZER.num_epochs=1"])
+    methods_runs.call(job, ["config.DATA.TRAIN.DATA_LIMIT=128", "config.OPTIMIZER.num_epochs=1"])
     assert (job.folder / "checkpoints" / "checkpoint.torch").exists()
 
 
@@ -183,7 +173,7 @@ def test_rows_of_other_code_say_so_and_are_measured_again_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = _Runs()
-    monkeypatch.setattr(methods_table, "_call", runs)
+    monkeypatch.setattr(methods_runs, "call", runs)
     for code, more, made in (
         ("old", [], 3), ("new", [], 3), ("new", ["--again"], 6), ("new", ["--again"], 6)
     ):  # fmt: skip
@@ -199,7 +189,7 @@ def test_rows_of_other_code_say_so_and_are_measured_again_when_asked(
 def test_code_that_changes_meanwhile_is_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(methods_table, "_call", _Runs())
+    monkeypatch.setattr(methods_runs, "call", _Runs())
     commits = iter(["old", "old", "new"])
     monkeypatch.setattr(methods_table, "code_commit", lambda: next(commits))
     with pytest.raises(SystemExit, match="changed from old to new"):
@@ -210,7 +200,7 @@ def test_code_that_changes_meanwhile_is_not_mixed(
 
 def test_a_variant_is_a_row_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = _Runs()
-    monkeypatch.setattr(methods_table, "_call", runs)
+    monkeypatch.setattr(methods_runs, "call", runs)
     monkeypatch.setattr(methods_table, "code_commit", lambda: "abc")
     methods_table.main(_call(tmp_path))
     assert {name for name, _ in runs.calls} == {"simclr"}
@@ -280,3 +270,58 @@ def test_a_method_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         methods_table.main(["simklr"])
     assert "no configs/quickstart/simklr.yaml; known:" in capsys.readouterr().err
+
+
+def test_other_images_and_a_probe_that_attends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a table of their own, with columns for what was measured."""
+    calls: list[list[str]] = []
+
+    def run(job: Job, more: list[str]) -> float:
+        calls.append([*job.overrides, *more])
+        if any("sweep=attentive" in each for each in more):
+            for start, value in (("trained", 70.0), ("untrained", 60.0)):
+                folder = job.folder / "sweep" / f"attentive-{start}-0123"
+                folder.mkdir(parents=True)
+                row = {"features": start, "metrics": {"top_1": value}}
+                (folder / "swept.json").write_text(json.dumps(row))
+        elif more:
+            rows = (("trained", 81.0), ("untrained", 30.0), ("raw pixels", 50.0))
+            scores = [{"features": name, "knn": {"20": v}, "linear": v + 1} for name, v in rows]
+            report = {"network": "model", "scores": scores}
+            (job.folder / "evaluation.json").write_text(json.dumps(report))
+        job.folder.mkdir(parents=True, exist_ok=True)
+        return 0.0
+
+    monkeypatch.setattr(methods_runs, "call", run)
+    monkeypatch.setattr(methods_table, "code_commit", lambda: "abc")
+    doc = tmp_path / "methods.md"
+    doc.write_text(f"{BEGIN}{END}{BEGINS['fashion']}{END}")
+    arguments = [*_call(tmp_path), "--images", "fashion"]
+    methods_table.main(arguments)
+    assert "attentive" not in doc.read_text()
+    methods_table.main([*arguments, "--attentive"])
+    text = doc.read_text()
+    assert (
+        "| simclr | model | 1 | 81.0 | 82.0 | 70.0 | 30.0 | 31.0 | 60.0 | 50.0 | 51.0 | abc |"
+        in text
+    )
+    assert text.startswith(f"{BEGIN}{END}")
+    trained, judged, _ = calls
+    assert "config.DATA.TRAIN.DATA_SOURCES=[array_file]" in trained
+    assert "config.OPTIMIZER.num_iterations=624" in trained  # 16 epochs of 5,000 images by 128
+    assert "config.DATA.TRAIN.DATA_LIMIT=10000" in judged
+    methods_table.main([*arguments, "--attentive"])
+    assert len(calls) == 3
+    assert Measured(tmp_path / "methods.json").rows("shapes") == []
+    assert Measured(tmp_path / "methods.json").rows() == [Row("simclr", images="fashion")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("images", ["shapes", "fashion", "emoji"])
+def test_the_real_commands_are_understood(images: str, tmp_path: Path) -> None:
+    """Training, judging and probing of a recipe with several inputs, resolved and checked."""
+    job = Job(Row("dinov2", images=images), 0, tmp_path)
+    for more in ([], job.row.judging(), job.row.attentive()):
+        resolve([*job.overrides, *more])

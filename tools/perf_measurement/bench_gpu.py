@@ -5,10 +5,11 @@
     python tools/perf_measurement/bench_gpu.py --case simclr --batch 256
 
 SimCLR and MoCo with a ResNet-50, DINO and MAE with a ViT-S/16, in bfloat16 and channels-last: our
-step on a batch in the GPU's memory, the same from JPEG files by loader workers, and for SimCLR a
-loop written by hand (and lightly's loss in it, where lightly is installed). For each: images and
-milliseconds a step, the launches of a step, peak memory, the operations that torch counts and their
-share of the peak that --tflops names (MFU). Then SimCLR with one switch changed at a time.
+step with the default hooks on a batch in the GPU's memory, and a loop written by hand (for SimCLR
+also with lightly's loss, where lightly is installed). For each: images and milliseconds a step, the
+launches of a step, peak memory, the operations that torch counts and their share of the peak that
+--tflops names (MFU). Then the time of each stage of a step; SimCLR with one switch changed at a
+time; and each method from JPEG files, by loader workers alone and with the GPU's help.
 
 Contestants take turns, and the median of the rounds counts. `--device cpu --tiny` tries the tool
 itself.
@@ -29,17 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import by_hand
 from bench_data import make_images
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve
-from sslengine.optim.lars import LARS
 from sslengine.registry import TASKS
-from sslengine.services.order import Services
 
 CASES = {
     "simclr": "pretrain/simclr/simclr_64gpu_resnet50",
@@ -53,6 +53,7 @@ MAE_SMALL = [
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=12",
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=1536",
 ]
+CUDNN_BENCHMARK = "torch.backends.cudnn.benchmark"
 # The switches: what is changed for a row of the ablation.
 SWITCHES: dict[str, dict[str, str]] = {
     "as it is": {},
@@ -61,12 +62,15 @@ SWITCHES: dict[str, dict[str, str]] = {
     "float16": {"MACHINE.PRECISION": "fp16"},
     "rows, not channels, last": {"MODEL.CHANNELS_LAST": "false"},
     "compiled": {"MODEL.COMPILE.USE_COMPILE": "true"},
+    "optimizer not fused": {"OPTIMIZER.args.fused": "false"},
+    "cuDNN does not try its algorithms": {CUDNN_BENCHMARK: "false"},
 }
 WARM_UP = 5  # steps that are not counted
-TURN = 10
+TURN = 10  # steps; the engine logs once in so many
 
 
 Rows = list[dict[str, Any]]
+Loss = Callable[[Tensor], Tensor]
 
 
 class Ours:
@@ -74,25 +78,32 @@ class Ours:
 
     def __init__(self, case: str, given: argparse.Namespace, changed: Mapping[str, str]) -> None:
         self.device = torch.device(given.device)
+        values = {"MACHINE.PRECISION": "bf16", CUDNN_BENCHMARK: "true", **changed}
+        self.tries = values.pop(CUDNN_BENCHMARK) == "true"
         words = [f"config={CASES[case]}", *_sizes(case, given)]
-        words += [
-            f"config.{key}={value}"
-            for key, value in {"MACHINE.PRECISION": "bf16", **changed}.items()
-        ]
-        config = resolve(words).config
+        config = resolve(
+            [*words, *(f"config.{key}={value}" for key, value in values.items())]
+        ).config
         self.folder = tempfile.TemporaryDirectory(prefix="bench_gpu_")  # deleted with this object
-        self.task = TASKS.get(config.TRAINER.TASK_NAME)(
-            config, Path(self.folder.name), self.device, hooks=[], services=Services()
-        )
+        self.task = TASKS.get(config.TRAINER.TASK_NAME)(config, Path(self.folder.name), self.device)
         self.task.prepare()
         self.task.on_start()
         self.task.start_phase()
         self.task.on_phase_start()
         if not given.jpegs:
-            batch = self.task.next_batch()
-            self.task.next_batch = lambda: batch
+            self.batch = self.task.next_batch()
+            self.task.next_batch = lambda: self.batch
+
+    @property
+    def model(self) -> Any:
+        return self.task.base_model
+
+    @property
+    def loss(self) -> Any:
+        return self.task.loss
 
     def step(self) -> None:
+        torch.backends.cudnn.benchmark = self.tries
         if not self.task.steps_left():
             self.task.on_phase_end()
             self.task.start_phase()
@@ -109,7 +120,7 @@ def _sizes(case: str, given: argparse.Namespace) -> list[str]:
         "DISTRIBUTED.BACKEND": "gloo",
         "MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN": "false",
         "OPTIMIZER.num_iterations": 100_000,
-        "LOG_FREQUENCY": 1_000_000,
+        "LOG_FREQUENCY": TURN,
         "DATA.TRAIN.BATCHSIZE_PER_REPLICA": given.batch,
         "DATA.NUM_DATALOADER_WORKERS": given.workers if given.jpegs else 0,
         "DATA.TRAIN.DATA_SOURCES": "[disk_folder]" if given.jpegs else "[synthetic]",
@@ -122,41 +133,32 @@ def _sizes(case: str, given: argparse.Namespace) -> list[str]:
 
 
 class ByHand:
-    """SimCLR in plain PyTorch: torchvision's network, autocast, one backward, our LARS."""
+    """The same network, batch and precision in plain PyTorch, with an optimizer of torch's."""
 
-    def __init__(self, given: argparse.Namespace, loss: Callable[[Tensor], Tensor]) -> None:
-        from torchvision.models import resnet50
-
-        trunk = resnet50(num_classes=1)
-        trunk.fc = nn.Identity()
-        head = nn.Sequential(
-            nn.Linear(2048, 2048, bias=False), nn.BatchNorm1d(2048), nn.ReLU(inplace=True),
-            nn.Linear(2048, 128, bias=False), nn.BatchNorm1d(128),
-        )  # fmt: skip
-        self.device, self.loss = torch.device(given.device), loss
-        self.model = nn.Sequential(trunk, head).to(self.device, memory_format=torch.channels_last)
-        self.optimizer = LARS(self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-6)
-        side = 32 if given.tiny else 224
-        views = torch.randn(2 * given.batch, 3, side, side, device=self.device)
-        self.views = views.to(memory_format=torch.channels_last)
+    def __init__(self, case: str, given: argparse.Namespace, loss: Loss | None = None) -> None:
+        ours = Ours(case, given, {})
+        self.device, self.model = ours.device, ours.model
+        compute, self.after = getattr(by_hand, case)(ours)
+        self.compute = compute if loss is None else partial(_of_embeddings, loss)
+        kind: Any = torch.optim.SGD if case in ("simclr", "moco") else torch.optim.AdamW
+        self.optimizer = kind(self.model.parameters(), lr=1e-4, fused=True)
+        self.batch = {key: values[0] for key, values in ours.batch.items()}
 
     def step(self) -> None:
         with torch.autocast(self.device.type, torch.bfloat16):
-            output = self.model(self.views)
-        loss = self.loss(output.float())
+            loss = self.compute(self.model, self.batch)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+        for each in self.after:
+            each()
 
 
-def _plain_loss(output: Tensor) -> Tensor:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from plain_train import simclr_loss
-
-    return simclr_loss(output, 0.1)
+def _of_embeddings(loss: Loss, model: Any, batch: Mapping[str, Any]) -> Tensor:
+    return loss(model(batch["data"])[0].float())
 
 
-def _lightlys_loss() -> Callable[[Tensor], Tensor] | None:
+def _lightlys_loss() -> Loss | None:
     try:
         from lightly.loss import NTXentLoss
     except ImportError:
@@ -234,44 +236,62 @@ def _jpegs(folder: Path, count: int) -> str:
     return str(folder)
 
 
-def from_files(case: str, given: argparse.Namespace) -> Rows:
-    """With loader workers, each back-end of augmentation."""
+def from_files(given: argparse.Namespace) -> Rows:
+    """Each method with loader workers, and each back-end of augmentation."""
     with tempfile.TemporaryDirectory() as folder:
         count = 2 * given.batch if given.tiny else 8192
         files = argparse.Namespace(**{**vars(given), "jpegs": _jpegs(Path(folder), count)})
         rows = []
-        for backend in given.backends:
-            make = partial(Ours, case, files, {"DATA.AUGMENT_BACKEND": backend})
-            rows += race({f"JPEG, {backend}": make}, files)
+        for case in given.case:
+            for backend in given.backends:
+                make = partial(Ours, case, files, {"DATA.AUGMENT_BACKEND": backend})
+                rows += race({f"{case}, {backend}": make}, files)
         return rows
+
+
+def stages(case: str, given: argparse.Namespace) -> Rows:
+    """Milliseconds of each stage of our step, on the host and on the GPU."""
+    ours = Ours(case, given, {})
+    for _ in range(WARM_UP):
+        ours.step()
+    perf = ours.task.state.perf
+    perf.start(measure_gpu=True)
+    seconds(ours, given.turn)
+    return [{"name": f"{case}, {each.name}", "ms": each.host_ms, "gpu_ms": each.gpu_ms}
+            for each in perf.report()]  # fmt: skip
 
 
 def measured(given: argparse.Namespace) -> dict[str, Rows]:
     results: dict[str, Rows] = {}
     for case in given.case:
-        makers: dict[str, Callable[[], Any]] = {"sslengine": partial(Ours, case, given, {})}
-        if case == "simclr":
-            makers["by hand"] = lambda: ByHand(given, _plain_loss)
-            if (theirs := _lightlys_loss()) is not None:
-                makers["lightly's loss"] = lambda: ByHand(given, theirs)
+        makers: dict[str, Callable[[], Any]] = {
+            "sslengine": partial(Ours, case, given, {}),
+            "by hand": partial(ByHand, case, given),
+        }
+        if case == "simclr" and (theirs := _lightlys_loss()) is not None:
+            makers["lightly's loss"] = partial(ByHand, case, given, theirs)
         results[case] = race(makers, given)
         _show(case, results, given)
+    for case in given.case:
+        results.setdefault("stages", []).extend(stages(case, given))
+    _show("stages", results, given)
     for name, changed in islice(SWITCHES.items(), 2 if given.tiny else None):
         row = race({name: partial(Ours, "simclr", given, changed)}, given)
         results.setdefault("switches", []).extend(row)
     _show("switches", results, given)
-    results["files"] = from_files("simclr", given)
+    results["files"] = from_files(given)
     _show("files", results, given)
     return results
 
 
-COLUMNS = ("name", "batch", "images_per_s", "ms", "launches", "peak_gb", "tflop", "mfu")
+COLUMNS = ("name", "batch", "images_per_s", "ms", "gpu_ms", "launches", "peak_gb", "tflop", "mfu")
 
 
 def table(rows: Rows) -> str:
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    columns = [column for column in COLUMNS if any(row.get(column) is not None for row in rows)]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in rows:
-        cells = [row.get(column) for column in COLUMNS]
+        cells = [row.get(column) for column in columns]
         shown = (f"{each:.3g}" if isinstance(each, float) else str(each or "") for each in cells)
         lines.append("| " + " | ".join(shown) + " |")
     return "\n".join(lines)

@@ -4,10 +4,10 @@
 
     blkCLS{i}, lastCLS, concatCLS{n}    the class token after the final norm
     lastPATCH                           the patches after the final norm, N x L x D
-    lastPOOL                            the mean of the patches, normed
+    lastPOOL                            the mean of these patches
 
-The final feature is lastCLS. With USE_MEAN_POOLING it is lastPOOL, which exists only then, and
-class tokens are not normed.
+The final feature is lastCLS. With USE_MEAN_POOLING it is lastPOOL, the norm is then applied to the
+mean alone, and tokens are not normed; unless NORM_BEFORE_POOLING.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Beit(PatchTrunk, TimmBeit):  # type: ignore[misc] # Trunk's forward
     vissl_constants = r"(^|\.)relative_position_index$"
 
     def __init__(self, options: BeitOptions, in_chans: int = 3) -> None:
+        norm_of_mean = options.USE_MEAN_POOLING and not options.NORM_BEFORE_POOLING
         super().__init__(
             in_chans=in_chans,
-            global_pool="avg" if options.USE_MEAN_POOLING else "",
+            global_pool="avg" if norm_of_mean else "",
             mlp_ratio=options.MLP_RATIO,
             init_values=options.INIT_VALUES or None,
             use_abs_pos_emb=options.USE_ABS_POS_EMB,
@@ -83,7 +84,8 @@ def _patches(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def _pooled(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:
-    pooled: Tensor = trunk.fc_norm(outputs[0][:, 1:].mean(1))
+    # One of the two norms is the identity.
+    pooled: Tensor = trunk.fc_norm(_patches(trunk, outputs, x).mean(1))
     return pooled
 
 
@@ -95,6 +97,6 @@ def _table(depth: int, pooled: bool) -> Iterator[tuple[str, Feature]]:
     for count in range(1, depth + 1):
         yield f"concatCLS{count}", Feature(blocks[-count:], _class_tokens)
     yield "lastPATCH", Feature(blocks[-1:], _patches)
-    yield "lastCLS", Feature(blocks[-1:], _class_tokens)
-    if pooled:
-        yield "lastPOOL", Feature(blocks[-1:], _pooled)
+    last = ("lastCLS", _class_tokens), ("lastPOOL", _pooled)
+    for name, read in last if pooled else reversed(last):
+        yield name, Feature(blocks[-1:], read)

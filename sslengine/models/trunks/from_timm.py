@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TimmOptions
+from sslengine.models.trunks.patches import set_drop_path
 from sslengine.models.trunks.rotary import make_on_device
+from sslengine.models.trunks.shown import add_shown, can_show
 from sslengine.models.trunks.tokens import PATCHES_AT, is_token_network, token_features
 from sslengine.registry import register_trunk
 
@@ -60,11 +62,15 @@ class TimmTrunk(ByName):
 def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
     network = _make(options, in_chans)
     make_on_device(network)
+    if options.drop_path_uniform:
+        set_drop_path(network, options.arguments["drop_path_rate"])
     levels = _levels(network)
     table = {name: Feature((name,)) for name in levels if name != FINAL}
     tokens = token_features(network, Feature) if is_token_network(network) else {}
     trunk = adopt(network, TimmTrunk, {**table, **tokens, FINAL: Feature(("",))})
     trunk.extra_inputs = (PATCHES_AT,) if tokens else ()
+    if can_show(network):
+        add_shown(trunk)
     # Without forward_intermediates, the outputs of submodules are recorded.
     trunk._levels = levels if hasattr(network, "forward_intermediates") else {}
     trunk.block_names = _blocks(network)

@@ -50,7 +50,16 @@ class LibraryOptions:
 
 @dataclass
 class TimmOptions(LibraryOptions):
+    # Of a network with `drop_path_rate` among its arguments: all blocks have that rate, as in
+    # DINOv2 and DINOv3; false: it grows linearly from 0 to it.
+    drop_path_uniform: bool = False
+
     library: ClassVar[str] = "timm"
+
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if self.drop_path_uniform and not self.arguments.get("drop_path_rate"):
+            yield "drop_path_uniform: has an effect only with a drop_path_rate among `arguments`."
 
     def known(self) -> Collection[str]:
         import timm  # the import takes a second

@@ -343,6 +343,9 @@ class BeitOptions:
     USE_SHARED_REL_POS_BIAS: bool = False
     # true: the patches are averaged, then normed; false: all tokens are normed.
     USE_MEAN_POOLING: bool = True
+    # With USE_MEAN_POOLING: the patches are normed, then averaged. So methods that train patches
+    # train the norm of the feature that is judged.
+    NORM_BEFORE_POOLING: bool = False
     # Initial factor on each channel of every residual branch (LayerScale); false: no LayerScale.
     INIT_VALUES: bool | float | None = False
 
@@ -350,6 +353,8 @@ class BeitOptions:
         yield from no_scale(self)
         if self.INIT_VALUES is True or (self.INIT_VALUES or 0) < 0:
             yield f"INIT_VALUES: expected a number above 0, or false; got {self.INIT_VALUES}."
+        if self.NORM_BEFORE_POOLING and not self.USE_MEAN_POOLING:
+            yield "NORM_BEFORE_POOLING: has an effect only with USE_MEAN_POOLING: true."
         yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
         sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM")
         yield from cut_unevenly(self, *sizes)

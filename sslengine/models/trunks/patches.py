@@ -6,12 +6,14 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
+from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.trunks.options import BeitOptions, SwinTransformerOptions, XcitOptions
+from sslengine.precision import widest
 
 
 class PatchTrunk(LibraryTrunk):
@@ -62,13 +64,17 @@ def mlp_ratio(options: VisionTransformerOptions) -> float:
     return (width + 0.5) / options.HIDDEN_DIM
 
 
-def patch_grid(x: Tensor, patch_size: int, section: str) -> tuple[int, int]:
-    """Return the number of patches (vertical, horizontal); ConfigError if it is no integer."""
+def patch_grid(x: Tensor, patch_size: int, section: str = "") -> tuple[int, int]:
+    """Return the number of patches (vertical, horizontal); ConfigError if it is no integer.
+
+    section: of the trunk's options.
+    """
     height, width = x.shape[-2:]
     if height % patch_size or width % patch_size:
+        where = f"config.MODEL.TRUNK.{section}.PATCH_SIZE" if section else "config.MODEL.TRUNK"
         raise ConfigError(
-            f"config.MODEL.TRUNK.{section}.PATCH_SIZE: {patch_size} does not divide images of "
-            f"{height} x {width}; resize or crop them in DATA."
+            f"{where}: {patch_size} does not divide images of {height} x {width}; resize or crop "
+            f"them in DATA."
         )
     return height // patch_size, width // patch_size
 
@@ -78,6 +84,14 @@ def set_attention_scale(attentions: Iterable[Any], scale: float) -> None:
     for attention in attentions:
         # timm calls the fused kernel with the default scale, and ignores `scale`.
         attention.fused_attn, attention.scale = False, scale
+
+
+def set_drop_path(network: nn.Module, rate: float) -> None:
+    """Give all residual branches one rate of stochastic depth."""
+    for block in network.modules():
+        for name in ("drop_path", "drop_path1", "drop_path2"):
+            if isinstance(getattr(block, name, None), (DropPath, nn.Identity)):
+                setattr(block, name, DropPath(rate))
 
 
 def split_patches(images: Tensor, size: int) -> Tensor:
@@ -101,7 +115,8 @@ def sine_positions(
 
     A quarter of the width each: sine of the column, cosine of it, sine of the row, cosine of it.
     """
-    make: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    wide = torch.float64 if device is None else widest(device)
+    make: dict[str, Any] = {"dtype": wide, "device": device}
     steps = torch.arange(width // 4, **make) / (width // 4)
     frequencies = 10_000.0**-steps
     across = torch.arange(columns, **make).outer(frequencies)

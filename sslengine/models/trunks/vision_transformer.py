@@ -12,8 +12,7 @@ last blocks.
 
 The final feature is lastCLS; without a class token, lastPOOL.
 
-Extra inputs: `mask` and `patches_at` of tokens.py, and `shown`, N x K indices of patches: all other
-patches are removed, as in masked autoencoders.
+Extra inputs: `mask` and `patches_at` of tokens.py, `shown` of shown.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers.drop import DropPath
 from timm.layers.mlp import SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import Tensor, nn
@@ -38,7 +36,11 @@ from sslengine.models.trunks.patches import (
     image_arguments,
     mlp_ratio,
     set_attention_scale,
+    set_drop_path,
 )
+from sslengine.models.trunks.rotary_blocks import RotaryBlock
+from sslengine.models.trunks.rotations import CentreRotations, CornerRotations
+from sslengine.models.trunks.shown import SHOWN, add_shown
 from sslengine.models.trunks.stem import StemEmbed
 from sslengine.models.trunks.tokens import PATCHES_AT, tokens_of
 from sslengine.registry import register_trunk
@@ -47,7 +49,7 @@ from sslengine.registry import register_trunk
 @register_trunk("vision_transformer", "vision_transformer_fsdp", options=VisionTransformerOptions)
 class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc] # Trunk's forward
     section = "config.MODEL.TRUNK.VISION_TRANSFORMERS"
-    extra_inputs = ("shown", PATCHES_AT)
+    extra_inputs = (PATCHES_AT,)
     block_names = r"blocks\.\d+"
 
     def __init__(self, options: VisionTransformerOptions, in_chans: int = 3) -> None:
@@ -61,37 +63,67 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
             reg_tokens=options.REGISTER_TOKENS,
             no_embed_class=options.REGISTER_TOKENS > 0,  # registers have no position
             init_values=options.LAYER_SCALE or None,
+            proj_bias=options.PROJ_BIAS,
             **image_arguments(options),
             **block_arguments(options),
             **_mlp_arguments(options),
             **_stem_arguments(options),
+            **_position_arguments(options),
+            **_norm_arguments(options),
         )
-        self.patch_size = options.PATCH_SIZE
+        add_shown(self)
+        self.rotations = _rotations(options)
         self.set_features(dict(_table(options)))
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
+        if options.NORM == "RMSNorm":
+            self.norm = nn.RMSNorm(options.HIDDEN_DIM, eps=1e-5, elementwise_affine=False)
         if options.SINE_POSITIONS:
             fix_positions(self, options.IMAGE_SIZE // options.PATCH_SIZE)
         if options.QK_SCALE:
             set_attention_scale((block.attn for block in self.blocks), options.QK_SCALE)
         if options.DROP_PATH_UNIFORM and options.DROP_PATH_RATE:
-            for block in self.blocks:
-                block.drop_path1 = DropPath(options.DROP_PATH_RATE)
-                block.drop_path2 = DropPath(options.DROP_PATH_RATE)
+            set_drop_path(self, options.DROP_PATH_RATE)
         if options.CHECKPOINT_BLOCK:
             self.checkpoint_activations(options.NUM_LAYERS)
 
     def final_feature(self, x: Tensor) -> Tensor:
-        tokens: Tensor = self.norm(self.blocks(self._embed(x, self.extra.get("shown"))))
-        return tokens
+        if self.rotations is None:
+            return self.forward_features(x)  # type: ignore[no-any-return]
+        patches = self.patch_embed(x)  # N x rows x columns x D
+        tokens = self.patch_drop(self._pos_embed(patches))
+        rotation = self.rotations.of_tokens(
+            patches.shape[1:3], self.extra.get(SHOWN), self.num_prefix_tokens
+        )
+        for block in self.blocks:
+            tokens = block(tokens, rotation)
+        return self.norm(tokens)  # type: ignore[no-any-return]
 
-    def _embed(self, x: Tensor, shown: Tensor | None) -> Tensor:
-        tokens: Tensor = self._pos_embed(self.patch_embed(x))
-        if shown is None:
-            return tokens
-        patches = tokens[:, self.num_prefix_tokens :]
-        kept = patches.gather(1, shown.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
-        return torch.cat([tokens[:, : self.num_prefix_tokens], kept], dim=1)
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        if self.rotations is None:
+            return super()._pos_embed(x)  # type: ignore[no-any-return]
+        before = [each for each in (self.cls_token, self.reg_token) if each is not None]
+        tokens = torch.cat([*(each.expand(len(x), -1, -1) for each in before), x.flatten(1, 2)], 1)
+        return self.pos_drop(tokens)  # type: ignore[no-any-return]
+
+
+def _rotations(options: VisionTransformerOptions) -> CentreRotations | CornerRotations | None:
+    width = options.HIDDEN_DIM // options.NUM_HEADS
+    match options.ROPE:
+        case "centres":
+            return CentreRotations(width, options)
+        case "corners" | "corners_mixed":
+            made = CornerRotations(width, mixed=options.ROPE == "corners_mixed")
+            return made.to(torch.get_default_dtype())
+    return None
+
+
+def _position_arguments(options: VisionTransformerOptions) -> dict[str, Any]:
+    return {} if options.ROPE == "none" else {"pos_embed": "none", "block_fn": RotaryBlock}
+
+
+def _norm_arguments(options: VisionTransformerOptions) -> dict[str, Any]:
+    return {"norm_layer": partial(nn.RMSNorm, eps=1e-5)} if options.NORM == "RMSNorm" else {}
 
 
 def _stem_arguments(options: VisionTransformerOptions) -> dict[str, Any]:

@@ -87,8 +87,28 @@ def test_features_are_those_of_timm(places: str, pooled: bool) -> None:
         final = library(x) if pooled else tokens[:, 0]
         torch.testing.assert_close(model(x)[0], final)
     assert model.feature_names[-1] == ("lastPOOL" if pooled else "lastCLS")
-    assert ("lastPOOL" in found) is pooled
+    mean = tokens[:, 1:].mean(1)
+    torch.testing.assert_close(found["lastPOOL"], final if pooled else mean)
     assert not torch.allclose(found["blkCLS0"], found["blkCLS1"])
+
+
+@pytest.mark.parametrize("places", ["embedding", "shared"])
+def test_the_mean_of_normed_patches_is_judged(places: str) -> None:
+    """The network of USE_MEAN_POOLING: false; timm has it with use_fc_norm."""
+    ours, other = PLACES[places]
+    model = randomised(trunk(NORM_BEFORE_POOLING=True, **ours))
+    assert model.feature_names[-1] == "lastPOOL"
+    token = randomised(trunk(USE_MEAN_POOLING=False, **ours))
+    token.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    final, patches, classes = *model(x), *model(x, ["lastPATCH", "lastCLS"])
+    torch.testing.assert_close(final, patches.mean(1))
+    for found, expected in zip(token(x, ["lastPOOL", "lastCLS"]), (final, classes), strict=True):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(theirs(model.state_dict(), **other).forward_features(x)[:, 1:], patches)  # fmt: skip
+    final.sum().backward()
+    assert model.norm.weight.grad is not None
+    assert [*BeitOptions(NORM_BEFORE_POOLING=True, USE_MEAN_POOLING=False).check()]
 
 
 def test_a_shared_bias_is_the_same_bias_in_every_block() -> None:

@@ -99,6 +99,20 @@ def test_tokens_of_timms_networks_by_name(name: str, x: Tensor) -> None:
         torch.testing.assert_close(found, expected[key], msg=key)
 
 
+@pytest.mark.parametrize(("name", "pool"), [("vit", "CLS"), ("rope", "POOL"), ("eva", "POOL")])
+def test_what_a_network_pools(name: str, pool: str, x: Tensor) -> None:
+    """`flatten` is the mean of the patches where timm pools so; `global_pool` chooses."""
+    trunk = built(name)
+    flatten, tokens = trunk(x, ["flatten", f"last{pool}"])
+    if name != "eva":  # which normalises the mean, not the patches
+        torch.testing.assert_close(flatten, tokens)
+    assert trunk.global_pool == {"CLS": "token", "POOL": "avg"}[pool]
+    model, arguments, _, _ = NETWORKS[name]
+    section = TimmOptions(model=model, arguments={**arguments, "global_pool": "token"})
+    chosen: Any = build_trunk(ModelOptions(TRUNK=TrunkOptions("timm", TIMM=section))).eval()
+    torch.testing.assert_close(*chosen(x.float(), ["flatten", "lastCLS"]))
+
+
 @pytest.mark.parametrize("name", ["vit", "registers", "rope", "distilled"])
 def test_class_tokens_of_the_last_blocks(name: str, x: Tensor) -> None:
     """As timm reads them, and joined with the mean of the patches."""
@@ -227,3 +241,20 @@ def test_all_blocks_with_one_rate_of_stochastic_depth() -> None:
     assert isinstance(trunk, LibraryTrunk)
     assert [each.drop_path2.drop_prob for each in trunk.blocks] == [0.3, 0.3]
     assert list(VisionTransformerOptions(DROP_PATH_UNIFORM=True).check())
+
+
+@pytest.mark.parametrize("name", ["vit", "rope", "beit"])
+def test_timms_blocks_with_one_rate_of_stochastic_depth(name: str) -> None:
+    model, arguments, _, _ = NETWORKS[name]
+    arguments = {**arguments, "drop_path_rate": 0.3}
+    rising, same = (
+        build_trunk(ModelOptions(TRUNK=TrunkOptions("timm", TIMM=TimmOptions(
+            model=model, arguments=arguments, drop_path_uniform=uniform))))
+        for uniform in (False, True)
+    )  # fmt: skip
+    paths = [[getattr(block, path) for block in trunk.blocks for path in ("drop_path1", "drop_path2")]
+             for trunk in (rising, same)]  # fmt: skip
+    assert [each.drop_prob for each in paths[1]] == [0.3] * 4
+    assert [getattr(each, "drop_prob", 0.0) for each in paths[0]] == pytest.approx([0, 0, 0.3, 0.3])
+    assert same.state_dict().keys() == rising.state_dict().keys()
+    assert list(TimmOptions(model=model, drop_path_uniform=True).check())

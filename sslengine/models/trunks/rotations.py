@@ -1,0 +1,112 @@
+"""Rotary positions (RoPE): queries and keys of a token are rotated by angles that its place gives.
+
+A rotation is a tensor of cosines and sines, 2 x T x width of a head; with another place for each
+image 2 x N x 1 x T x width. Channel i and channel i + width / 2 are a pair.
+
+centres         Places are the centres of patches, from -1 to 1 in each direction. Half of the pairs
+                turn with the row, half with the column, once in a period of 1 to nearly ROPE_BASE.
+                Tokens before the patches are not rotated. So does DINOv3. In training places may be
+                moved at random, see rotary.py.
+corners         Places go from 0 at the first patch to 1 at the last. Tokens before the patches have
+                places on the border of the patches that are shown. So does CAPI's paper.
+corners_mixed   The same, where the two channels of a pair turn by unlike angles, one of the row and
+                one of the column. So does the code of CAPI's authors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.rotary import RotaryPositions
+
+# With corners: the highest and lowest number of turns over the side of an image.
+TURNS = 7.0, 7e-4
+
+
+def rotated(x: Tensor, rotation: Tensor) -> Tensor:
+    """x: N x heads x T x width."""
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    turned: Tensor = x * cos + torch.cat([-second, first], dim=-1) * sin
+    return turned.to(x.dtype)
+
+
+class CentreRotations(RotaryPositions):
+    """centres."""
+
+    def __init__(self, width: int, options: VisionTransformerOptions) -> None:
+        moved = {
+            "shift_coords": options.ROPE_SHIFT,
+            "jitter_coords": options.ROPE_JITTER,
+            "rescale_coords": options.ROPE_RESCALE,
+        }
+        super().__init__(
+            width, options.ROPE_BASE, **{key: value or None for key, value in moved.items()}
+        )
+        self.made = {}
+
+    def of_tokens(self, grid: Sequence[int], shown: Tensor | None, before: int) -> Tensor:
+        """grid: rows and columns of patches. before: how many tokens precede the patches."""
+        sin, cos = self.get_embed(list(grid)).chunk(2, dim=-1)
+        table = torch.stack([cos, sin])
+        if shown is not None:
+            table = table[:, shown].unsqueeze(2)
+        ones = table.new_ones(*table.shape[1:-2], before, table.shape[-1])
+        still = torch.stack([ones, torch.zeros_like(ones)])
+        return torch.cat([still, table], dim=-2)
+
+
+class CornerRotations(nn.Module):
+    """corners, corners_mixed."""
+
+    frequencies: Tensor  # in float64, until it is moved
+
+    def __init__(self, width: int, mixed: bool) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", axial_frequencies(width, mixed), persistent=False)
+
+    def of_tokens(self, grid: Sequence[int], shown: Tensor | None, before: int) -> Tensor:
+        if shown is None:
+            shown = torch.arange(grid[0] * grid[1], device=self.frequencies.device).unsqueeze(0)
+        places = self.places(shown, grid)
+        return self(torch.cat([around(places, before), places], dim=1))
+
+    def places(self, patches: Tensor, grid: Sequence[int]) -> Tensor:
+        """Row and column of each patch, from 0 to 1: N x K to N x K x 2."""
+        row, column = patches // grid[1], patches % grid[1]
+        ends = (max(1, side - 1) for side in grid)
+        like = self.frequencies.dtype
+        return torch.stack([at.to(like) / end for at, end in zip((row, column), ends)], dim=-1)
+
+    def forward(self, places: Tensor) -> Tensor:
+        """N x T x 2 to 2 x N x 1 x T x width; not by a product of matrices, which autocast would
+        round."""
+        angles = (places.unsqueeze(-1) * self.frequencies).sum(dim=-2).unsqueeze(1)
+        return torch.stack([angles.cos(), angles.sin()])
+
+
+def axial_frequencies(width: int, mixed: bool) -> Tensor:
+    """2 x width: the angles of a head's channels at the last row and at the last column."""
+    high, low = TURNS
+    steps = torch.linspace(0, -1, width // 4, dtype=torch.float64)
+    each = 2 * math.pi * high * (high / low) ** steps
+    none = torch.zeros_like(each)
+    if mixed:
+        axes = [each, each, none, none], [none, none, each, each]
+    else:
+        axes = [each, none, each, none], [none, each, none, each]
+    return torch.stack([torch.cat(axis) for axis in axes])
+
+
+def around(places: Tensor, count: int) -> Tensor:
+    """N x count x 2: evenly spaced along the border of the places' box."""
+    low, high = places.amin(dim=1, keepdim=True), places.amax(dim=1, keepdim=True)
+    along = torch.arange(count, device=places.device, dtype=places.dtype) * 4 / max(1, count)
+    row = torch.minimum(along, 3 - along).clamp(0, 1)
+    column = torch.minimum(along - 1, 4 - along).clamp(0, 1)
+    return low + torch.stack([row, column], dim=-1) * (high - low)
