@@ -88,7 +88,7 @@ class Samples:
         found = torch.zeros(self.width, dtype=torch.float64, device=self.labels.device)
         for features, _ in self.pieces(rows_at_once(self.width, self.width)):
             found += features.square().sum(dim=0)
-        return max(1.0, float(self.summed(found).max() / len(self)) ** 0.5)
+        return max(1.0, float((self.summed(found).max() / len(self)).sqrt()))
 
     def pieces(self, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's samples."""
