@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,12 @@ def below(tree: Any, keys: Iterable[str], default: Any = None) -> Any:
             return default
         tree = tree[key]
     return tree
+
+
+def full_metric_name(name: str) -> str:
+    """Return `train.online.knn_20` for `online.knn20`, and any other name unchanged."""
+    name = f"train.{name}" if name.startswith("online.") else name
+    return re.sub(r"^(train\.online\.knn)(\d+)$", r"\1_\2", name)
 
 
 def no_such_metric(name: str, known: Iterable[str]) -> str:

@@ -6,22 +6,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sslengine.config.sections import iterations, one_of, section
+from sslengine.dotted import full_metric_name
 
 
 @dataclass
 class BestOptions:
-    # The metric that decides: test.accuracy_list_meter.top_1.0, train.loss, ...
+    # The metric that decides: test.accuracy_list_meter.top_1.0, train.loss, online.knn20, ...
     METRIC: str = ""
     # Is a higher (max) or a lower (min) value better?
     MODE: str = "max"
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "MODE", "max", "min")
-        if self.METRIC and not self.METRIC.startswith(("train.", "test.")):
+        if self.METRIC and not self.metric.startswith(("train.", "test.")):
             yield (
-                f"METRIC: expected train.<metric> or test.<metric>, by the names in "
-                f"metrics.jsonl, got {self.METRIC!r}."
+                f"METRIC: expected train.<metric>, test.<metric> or online.<metric>, by the names "
+                f"in metrics.jsonl; got {self.METRIC!r}."
             )
+
+    @property
+    def metric(self) -> str:
+        """METRIC by its full name."""
+        return full_metric_name(self.METRIC)
 
 
 @section("CHECKPOINT")

@@ -57,7 +57,7 @@ def keep_best(folder: Path, options: BestOptions) -> None:
 
 def best_of(manifests: list[Manifest], options: BestOptions) -> Manifest | None:
     """The best checkpoint, the newest if several are equally good; None without a metric."""
-    scored = [(value_at(each.results, options.METRIC), each) for each in manifests]
+    scored = [(value_at(each.results, options.metric), each) for each in manifests]
     known = [(value, each) for value, each in scored if value is not None]
     if not options.METRIC or not known:
         return None
@@ -73,9 +73,11 @@ def value_at(results: Mapping[str, Any], path: str) -> float | None:
 
 def unknown_metric(results: Mapping[str, Any], path: str) -> str | None:
     """The warning for a metric that is missing although its phase has reported others."""
-    split = path.partition(".")[0]
+    split, _, rest = path.partition(".")
     if split not in results or value_at(results, path) is not None:
         return None
+    if rest.startswith("online.") and "online" not in results[split]:
+        return None  # not every phase is evaluated: HOOKS.ONLINE_EVAL.EVERY
     known = dict(leaves({split: results[split]}))
     return f"config.CHECKPOINT.BEST.METRIC: {no_such_metric(path, known)}"
 

@@ -150,7 +150,7 @@ class Saver:
 
     def _tidy(self) -> None:
         """Remove older checkpoints: only after the newest is on the disk."""
-        metric = self.options.BEST.METRIC
+        metric = self.options.BEST.metric
         if metric and self._newest is not None:
             problem = unknown_metric(self._newest.results, metric)
             if problem is not None and not self._warned:

@@ -18,8 +18,8 @@ def add_columns(parser: argparse.ArgumentParser, group: str = "") -> None:
     """group: the help of --group; empty: the verb holds nothing out."""
     add = parser.add_argument
     add("--image-column", metavar="NAME", help="of a table: what holds the images, or their paths")
-    add("--label-column", action="append", metavar="NAME",
-        help="what holds the labels; given twice or more: a column of 0 and 1 for each class")  # fmt: skip
+    labels = "what holds the labels; given twice or more: a column of 0 and 1 for each class"
+    add("--label-column", action="append", metavar="NAME", help=labels)
     if group:
         add("--group", metavar="COLUMN", help=group)
 

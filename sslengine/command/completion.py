@@ -110,7 +110,7 @@ def _bash() -> str:
 
 
 def _zsh() -> str:
-    """The last line completes the first time, when zsh reads the file; `complete` the other times."""
+    """The last line completes the first time, when zsh reads the file; `complete` after that."""
     return (
         f"#compdef sslengine\nautoload -U +X bashcompinit && bashcompinit\n{_words_of_bash()}"
         f"complete {_TAKEN} sslengine\n_bash_complete {_TAKEN}\n"
@@ -134,8 +134,10 @@ def _fish() -> str:
         for verb, what in VERBS.items()
     ]
     configs = " ".join(f"config={name}" for name in _configs())
-    for place in ("__sslengine_first", "'__sslengine_verb train'"):
-        lines.append(f"complete -c sslengine -n {place} -a {_quoted(configs)}")
+    lines += [
+        f"complete -c sslengine -n {place} -a {_quoted(configs)}"
+        for place in ("__sslengine_first", "'__sslengine_verb train'")
+    ]
     for verb in VERBS:
         given = f"complete -c sslengine -n '__sslengine_verb {verb}'"
         for flag, values in _flags(verb).items():

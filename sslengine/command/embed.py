@@ -95,9 +95,7 @@ def embed(
     own = columns.of_split(image_column, label_column)
     with import_dotted("sslengine.command.in_memory:as_files")(data) as files:
         said = columns.of_run(Path(run), files.images, own)
-        found = import_dotted("sslengine.command.images:look")(
-            files.images, said.get, files.labels
-        )
+        found = import_dotted("sslengine.command.images:look")(files.images, said.get, files.labels)
         values = {**ALL_OF_IT, **found.keys_over(labels=found.has_classes)}
         if batch_size is not None:
             values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size

@@ -24,13 +24,13 @@ from typing import Any
 
 from sslengine import catalog
 from sslengine.command.embed import ALL_OF_IT
+from sslengine.command.judged_parts import start_parts
 from sslengine.command.text import DEVICES, overrides, typed
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError
 from sslengine.evaluation.options import SUITES
-from sslengine.launch.cli import start
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
 from sslengine.trust import closed
@@ -39,6 +39,8 @@ assert catalog  # importing it declares all names
 
 NEIGHBOURS = [1, 20]
 HELD_OUT = 0.2  # of a run without test images
+# What a suite trains with labels: functions of with_labels.py.
+TRAINED = {"quick": (), "frozen": ("swept",), "full": ("swept", "fine_tuned")}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -99,12 +101,11 @@ def main(arguments: Sequence[str]) -> int:
         trusted=trusted, judged=True,
     )  # fmt: skip
     runs = [run]
-    of_labels = "sslengine.command.with_labels"
-    if given.suite != "quick":
-        runs += import_dotted(f"{of_labels}:swept")(given, images, entries)
-    if given.suite == "full":
-        runs += import_dotted(f"{of_labels}:fine_tuned")(given, images, entries)
-    return start([settle_widths(each) for each in runs])
+    notes: list[str] = []
+    for part in TRAINED[given.suite]:
+        more, why = import_dotted(f"sslengine.command.with_labels:{part}")(given, images, entries)
+        runs, notes = [*runs, *more], [*notes, *filter(None, [why])]
+    return start_parts([settle_widths(each) for each in runs], notes)
 
 
 # Both sets are decoded as the images that the network was trained on.
@@ -123,15 +124,15 @@ def _features(given: argparse.Namespace) -> int:
 
 
 def _images(given: argparse.Namespace) -> dict[str, Any]:
-    """Of --train and --val; with labels if both have classes."""
+    """Of --train and --val; with labels if they have classes, --val only if --train has some."""
     look = import_dotted("sslengine.command.images:look")
     found = {"TRAIN": look(given.train), "TEST": look(given.val)}
-    labels = all(each.has_classes for each in found.values())
     values: dict[str, Any] = {
         **ALL_OF_IT, "DATA.TEST.DATA_LIMIT": -1, "DATA.TEST.DATASET_NAMES": [],
         "DATA.TEST.LABEL_PATHS": [],
     }  # fmt: skip
     for split, each in found.items():
+        labels = each.has_classes and found["TRAIN"].has_classes
         values |= each.keys(split, labels=labels)
         if not labels:
             values[f"DATA.{split}.LABEL_SOURCES"] = []
@@ -144,15 +145,15 @@ def _own_images(given: argparse.Namespace) -> dict[str, Any]:
     data = read(opened.config, DataOptions)
     splits = ("TRAIN", "TEST")
     values: dict[str, Any] = {}
+    with closed(opened.opened):
+        source, *_ = import_dotted("sslengine.data.sources.base:build_sources")(data.TRAIN, "TRAIN")
     if not data.TEST.DATA_SOURCES and not data.HOLD_OUT.SHARE:
-        values |= {"DATA.HOLD_OUT.SHARE": HELD_OUT, "DATA.TRAIN.DATA_LIMIT": -1}
+        values["DATA.TRAIN.DATA_LIMIT"] = -1
+        if round(HELD_OUT * len(source)):  # otherwise kNN leaves one out
+            values["DATA.HOLD_OUT.SHARE"] = HELD_OUT
     labelled = bool(data.TRAIN.LABEL_SOURCES)
     if not labelled:
-        with closed(opened.opened):
-            sources = import_dotted("sslengine.data.sources.base:build_sources")(
-                data.TRAIN, "TRAIN"
-            )
-        labelled = sources[0].num_classes > 1
+        labelled = source.num_classes > 1
         if labelled:
             own = {"TRAIN": data.TRAIN.DATA_SOURCES[:1], "TEST": data.TEST.DATA_SOURCES[:1]}
             values |= {f"DATA.{split}.LABEL_SOURCES": own[split] for split in splits if own[split]}

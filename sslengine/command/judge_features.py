@@ -52,7 +52,7 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     scores = asked.by_labels(sets, lambda text: _note(text, notes), lambda _: None)
     asked.rest(scores, sets, lambda _: None)
     labels, wanted = sets[0].labels, sets[0].wanted
-    by_chance = chance(labels, wanted) if labels is not None and wanted is not None else None
+    by_chance = None if labels is None else chance(labels, labels if wanted is None else wanted)
     metric = "mAP" if labels is not None and labels.ndim > 1 else "accuracy"
     show_all(_console(), scores, metric, by_chance, notes)
     if given.out is not None:
@@ -98,9 +98,11 @@ def _labelled(
     name: str, train: Given, test: Given | None, held_out: Tensor | None, notes: list[str]
 ) -> Sets:
     about: dict[str, Any] = {"source": train.source, "layer": train.layer}
-    if test is None or train.labels is None or test.labels is None:
-        _note("there are no labels of both splits: only metrics that need none are computed", notes)
+    if train.labels is None:
+        _note("there are no training labels: only metrics that need none are computed", notes)
         return Sets(name, train.layer, train.rows, about=about)
+    if test is None or test.labels is None:
+        return _without_test(name, train, about, notes)
     labels, wanted, _ = numbered(train.labels, test.labels)
     assert labels is not None
     assert wanted is not None
@@ -110,15 +112,32 @@ def _labelled(
         used[held_out] = False
         rows, labels = _of(rows, labels, used)
         tested, wanted = _of(tested, wanted, ~used)
-    rows, labels = _of(rows, labels, _known(labels, "training", notes))
-    tested, wanted = _of(tested, wanted, _known(wanted, "test", notes))
+    known = _known(labels, "training", notes), _known(wanted, "test", notes)
+    if not all(each.any() for each in known):
+        return _without_test(name, train, about, notes)
+    rows, labels = _of(rows, labels, known[0])
+    tested, wanted = _of(tested, wanted, known[1])
     about |= {"test source": test.source, "images": {"train": len(labels), "test": len(wanted)}}
     return Sets(name, train.layer, rows, labels, tested, wanted, about)
 
 
+def _without_test(name: str, train: Given, about: dict[str, Any], notes: list[str]) -> Sets:
+    """With the labels of training rows, for kNN among themselves."""
+    assert train.labels is not None
+    labels, _, _ = numbered(train.labels, train.labels)
+    assert labels is not None
+    known = _known(labels, "training", notes)
+    if not known.any():
+        return Sets(name, train.layer, train.rows, about=about)
+    rows, labels = _of(train.rows, labels, known)
+    return Sets(name, train.layer, rows, labels, about=about)
+
+
 def _known(labels: Tensor, split: str, notes: list[str]) -> Tensor:
     known = (labels >= 0).any(dim=1) if labels.ndim > 1 else labels >= 0
-    if not known.all():
+    if not known.any():
+        _note(f"no {split} row has a label", notes)
+    elif not known.all():
         _note(f"{int((~known).sum())} {split} rows have no label: left out", notes)
     return known
 

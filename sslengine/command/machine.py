@@ -58,8 +58,8 @@ class Machine:
 
     @property
     def workers(self) -> int:
-        """Of each rank. A core stays with the process that computes on the CPU, or feeds a GPU whose
-        memory is the machine's."""
+        """Of each rank. A core stays with the process that computes on the CPU, or feeds a GPU
+        whose memory is the machine's."""
         if self.gpus:
             return max(1, min(12, self.cores // self.gpus))
         return max(0, min(8, self.cores - 1))

@@ -5,12 +5,12 @@
     sslengine train ~/photos --recipe dino/1gpu/continued --pretrained
     sslengine train config=quickstart/simclr config.SEED_VALUE=1
 
-DATA is a folder of images (folders in it are classes, which training does not read), a .csv, .tsv or
-.parquet table, a list of paths (.txt, or .npy), .npy or .npz arrays, videos, .tar shards (a folder, a
-pattern, addresses on a server). Images of many bands, or of more than 8 bits, keep their values,
-and the recipe's views change no colours. Options stand for keys of the config, and the command that
-says the same with config=... is printed. Any other key: --set KEY=VALUE. The config with all that
-was chosen: --show.
+DATA is a folder of images (folders in it are classes, which training does not read), a .csv, .tsv
+or .parquet table, a list of paths (.txt, or .npy), .npy or .npz arrays, videos, .tar shards (a
+folder, a pattern, addresses on a server). Images of many bands, or of more than 8 bits, keep their
+values, and the recipe's views change no colours. Options stand for keys of the config, and the
+command that says the same with config=... is printed. Any other key: --set KEY=VALUE. The config
+with all that was chosen: --show.
 """
 
 from __future__ import annotations

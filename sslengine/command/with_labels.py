@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,9 +18,11 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.judged_view import augmented
 from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.engines.sweep_options import HELD_OUT as CHOSEN_ON_TRAIN
 from sslengine.engines.sweep_options import SweepOptions
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, DataError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.optim.layer_depth import layer_depth
@@ -31,39 +34,37 @@ SWEPT_EPOCHS, FEWEST_STEPS = 10, 1000
 SHARE_TRAINED_ON = 1 - SweepOptions().HELD_OUT
 
 Entries = list[dict[str, Any]]
+# Runs, or why there are none.
+Parts = tuple[list[Resolved], str]
+HEADS = ("linear", "attentive")
 
 
-def swept(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> list[Resolved]:
-    """A run for each kind of heads; none if they have no labels or no test images.
+def swept(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> Parts:
+    """A run for each kind of heads.
 
     images: the keys of labelled images. entries: the transforms of test images.
     """
     runs: list[Resolved] = []
-    for heads in ("linear", "attentive"):
+    for heads in HEADS:
         values, recipe = _values(given, images, entries), f"sweep/{heads}"
         opened = _open(given, values, recipe)
         data = read(opened.config, DataOptions)
-        if not _labelled(data.TRAIN) or not data.TEST.DATA_SOURCES or data.HOLD_OUT.SHARE:
-            return []
         with closed(opened.opened):
+            if why := _no_classes(opened) or _none_to_choose_on(opened):
+                return [], f"{', '.join(f'{each}_sweep' for each in HEADS)}: left out, {why}"
             values |= {**_batch(opened, SHARE_TRAINED_ON), "HEAD_SWEEP.UNTRAINED": True}
         values["DATA.TRAIN.TRANSFORMS"] = augmented(entries, data)
         runs.append(_open(given, values | _length(given, opened, values), recipe))
-    return runs
+    return runs, ""
 
 
-def fine_tuned(
-    given: argparse.Namespace, images: Mapping[str, Any], entries: Entries
-) -> list[Resolved]:
+def fine_tuned(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> Parts:
     """By a recipe that fits the trunk: with all labels, with 10 % and with 1 % of them."""
     values = _values(given, images, entries)
     opened = _open(given, values, "finetune/cnn")
-    if not _labelled(read(opened.config, DataOptions).TRAIN):
-        raise ConfigError(
-            "--suite full: fine-tuning needs labels: images of several classes for --train and "
-            "--val. Without labels take --suite quick."
-        )
     with closed(opened.opened):
+        if why := _no_classes(opened):
+            return [], f"finetune: left out, {why}"
         recipe, numbered = _recipe(read(opened.config, ModelOptions))
         values |= _batch(opened)
     values["DATA.TRAIN.TRANSFORMS"] = augmented(entries, read(opened.config, DataOptions))
@@ -71,8 +72,8 @@ def fine_tuned(
         values["OPTIMIZER.param_group_constructor"] = "default"
     of_all = _open(given, values, f"finetune/{recipe}")
     if _one_class_each(opened):
-        return [of_all, *(_of_few(given, values, recipe, share) for share in (10, 1))]
-    return [of_all]
+        return [of_all, *(_of_few(given, values, recipe, share) for share in (10, 1))], ""
+    return [of_all], ""
 
 
 def _of_few(
@@ -110,8 +111,38 @@ def _values(
     }
 
 
-def _labelled(train: SplitOptions) -> bool:
-    return train.LABEL_TYPE == "standard" and bool(train.LABEL_SOURCES)
+def _no_classes(opened: Resolved) -> str:
+    """Why nothing can be trained with the labels."""
+    data = read(opened.config, DataOptions)
+    classes: list[Classes] = []
+    for split in ("TRAIN", "TEST"):
+        options: SplitOptions = getattr(data, split)
+        if options.LABEL_TYPE != "standard" or not options.LABEL_SOURCES:
+            return f"the images of {split} have no labels"
+        try:
+            dataset = _dataset(opened, split, classes)
+        except DataError as error:
+            return str(error)
+        classes, labels = dataset.classes, np.asarray(dataset.labels[0])
+        known = labels[labels >= 0]
+        if not len(known):
+            return f"no image of {split} has a label"
+        if split == "TRAIN" and len(np.unique(known)) < 2:
+            return f"the {len(known)} labels of TRAIN are all the same"
+    return ""
+
+
+def _none_to_choose_on(opened: Resolved) -> str:
+    options, data = read(opened.config, SweepOptions), read(opened.config, DataOptions)
+    if not data.TEST.DATA_SOURCES or data.HOLD_OUT.SHARE:
+        return "there are no separate test images"
+    count = _count(opened)
+    if options.SELECT_ON == CHOSEN_ON_TRAIN and round(options.HELD_OUT * count) == 0:
+        return (
+            f"{count} training images are too few to hold some out, on which the head is chosen "
+            f"(HEAD_SWEEP.HELD_OUT={options.HELD_OUT:g})"
+        )
+    return ""
 
 
 def _length(
@@ -153,5 +184,9 @@ def _batch(opened: Resolved, share: float = 1.0) -> dict[str, Any]:
 
 def _count(opened: Resolved) -> int:
     """Of training images."""
+    return len(_dataset(opened, "TRAIN"))
+
+
+def _dataset(opened: Resolved, split: str, classes: Sequence[Classes] = ()) -> SSLDataset:
     data, seed = read(opened.config, DataOptions), read(opened.config, RunOptions).SEED_VALUE
-    return len(SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT))
+    return SSLDataset(getattr(data, split), split, seed, classes=classes, hold_out=data.HOLD_OUT)

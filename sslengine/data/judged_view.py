@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.pipeline import Pipeline, build_transform
 from sslengine.data.augment.transform import MakesViews, TakesAll
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.registry import TRANSFORMS
 
 DEFAULT_SIZE = 224
 
@@ -57,6 +58,25 @@ def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
     text = f"{why}: resized to {margin}, cropped to {side} in the centre"
     text += "" if size else " (config.DATA.TRAIN names no size)"
     return entries, text + (", normalised as in training" if normalise else ", not normalised")
+
+
+def described(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries for a report: with the interpolation, also where it is the default."""
+    return [_described(each) for each in entries]
+
+
+def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        key: described(value)
+        for key, value in entry.items()
+        if isinstance(value, list) and any(isinstance(each, Mapping) for each in value)
+    }
+    made = {**entry, **nested}
+    kind = TRANSFORMS.get(TRANSFORMS.name_in(entry))
+    if not getattr(kind, "takes_long_to_make", False):
+        mode = getattr(build_transform(entry, "view"), "interpolation", None)
+        made |= {} if mode is None else {"interpolation": str(getattr(mode, "value", mode))}
+    return made
 
 
 def augmented(entries: list[dict[str, Any]], data: DataOptions) -> list[dict[str, Any]]:

@@ -43,9 +43,7 @@ def of_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
     options: CorruptionOptions = judged.corruptions
-    probes, about = {}, {}
-    for each in judged.sets:
-        probes[each.features, each.layer], about[each.features, each.layer] = _probe(judged, each)
+    probes, about, outcomes = _probes(judged)
     counts: dict[Key, Counts] = {key: {} for key in probes}
     kept = _kept(judged, probes)
     for kind in options.KINDS:
@@ -55,14 +53,10 @@ def of_corruptions(judged: Judged) -> Found:
             for key, found in _once(kept, f"{kind}-{severity}", right, probes).items():
                 counts[key][kind, severity] = found
     errors = {key: _errors(of) for key, of in counts.items()}
-    return {
-        key: _outcome(
-            errors[key],
-            errors.get((UNTRAINED, key[1])),
-            {**about[key], "severities": [*options.SEVERITIES]},
-        )
-        for key in probes
-    }
+    for key in probes:
+        details = {**about[key], "severities": [*options.SEVERITIES]}
+        outcomes[key] = _outcome(errors[key], errors.get((UNTRAINED, key[1])), details)
+    return outcomes
 
 
 def _kept(judged: Judged, probes: Mapping[Key, Fitted]) -> Kept:
@@ -83,6 +77,23 @@ def _once(
     if is_primary():
         kept.put(name, {"counts": torch.stack([found[key] for key in keys]).numpy()})
     return found
+
+
+def _probes(judged: Judged) -> tuple[dict[Key, Fitted], dict[Key, dict[str, Any]], Found]:
+    """Also what is reported of them, and why some features have none."""
+    probes: dict[Key, Fitted] = {}
+    about: dict[Key, dict[str, Any]] = {}
+    without: Found = {}
+    for each in judged.sets:
+        key = each.features, each.layer
+        try:
+            probes[key], about[key] = _probe(judged, each)
+        except DataError as reason:
+            without[key] = Outcome({}, (str(reason),))
+            why = reason
+    if not probes:
+        raise why
+    return probes, about, without
 
 
 def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any]]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.sections import read
+from sslengine.data.judged_view import described
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
@@ -64,7 +65,7 @@ def of_maps(judged: Judged) -> Found:
     }
     if not is_primary():
         return {}
-    about = {"layer": layer, "pooling": "none", "view": view}
+    about = {"layer": layer, "pooling": "none", "view": described(view)}
     return {(each.name, layer): _judge(judged, each, found, masks, about) for each in networks}
 
 

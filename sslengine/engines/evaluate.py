@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from sslengine.atomic import write_json
+from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.data.judged_view import described
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
@@ -49,7 +51,7 @@ from sslengine.monitor import history
 from sslengine.precision import for_float64
 from sslengine.registry import register_engine
 
-NO_LABELS = "the images have no labels: kNN, the linear probe and the protocols are left out"
+NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
 
 
 @register_engine("evaluate")
@@ -95,6 +97,7 @@ class _Judge:
         by = (read(run.config, NearestNeighborOptions), read(run.config, LinearProbeOptions))
         machines, device = read(run.config, SvmOptions), for_float64(run.device)
         self.asked = Asked(options, *published(options.PUBLISHED, *by), machines, device)
+        self.seed = read(run.config, RunOptions).SEED_VALUE
         self.notes: list[str] = []
         self.class_names: list[str] = []
         self.metric = "accuracy"
@@ -106,9 +109,8 @@ class _Judge:
         tested = bool(self.data.TEST.DATA_SOURCES or self.data.HOLD_OUT.SHARE)
         return ["TRAIN", "TEST"] if tested else ["TRAIN"]
 
-    @property
-    def labelled(self) -> bool:
-        return all(getattr(self.data, split).LABEL_TYPE == "standard" for split in self.splits)
+    def labelled(self, split: str) -> bool:
+        return bool(getattr(self.data, split).LABEL_TYPE == "standard")
 
     def sets(self, networks: Sequence[Network]) -> list[Sets]:
         """Each image is read once, and only where no store has its features. Collective."""
@@ -119,7 +121,7 @@ class _Judge:
                 self.run, split, networks, self.folder, classes, self.asked.evaluate.DTYPE
             )
             classes = found[split].classes
-        if not self.labelled:
+        if not self.labelled("TRAIN"):
             self.note(NO_LABELS)
         else:
             self.class_names = list(classes[0].names)
@@ -135,14 +137,15 @@ class _Judge:
 
     def _of(self, network: Network, found: Mapping[str, StoredSplit]) -> list[Sets]:
         """A network's layers."""
-        view = [dict(each) for each in self.data.TRAIN.TRANSFORMS]
+        view = described([dict(each) for each in self.data.TRAIN.TRANSFORMS])
         halves = {split: self._half(stored.stores[network.name], split)
                   for split, stored in found.items()}  # fmt: skip
         train, test = halves["TRAIN"], halves.get("TEST")
-        if self.chance is None and train.labels is not None and test and test.labels is not None:
-            self.chance = chance(train.labels, test.labels)
+        if self.chance is None and train.labels is not None:
+            wanted = None if test is None else test.labels
+            self.chance = chance(train.labels, train.labels if wanted is None else wanted)
         images = {split.lower(): len(half.numbers) for split, half in halves.items()}
-        about = {**network.about, "view": view, "images": images}
+        about = {"seeds": [self.seed], **network.about, "view": view, "images": images}
         other = test or _Half({}, None, torch.empty(0))
         return [
             Sets(network.name, layer, rows, train.labels, other.layers.get(layer), other.labels,
@@ -153,10 +156,13 @@ class _Judge:
     def _half(self, store: Store, split: str) -> _Half:
         """Without images that have no class."""
         layers: dict[str, Rows] = {name: store.layer(name) for name in store.layers}
-        if not self.labelled:
+        if not self.labelled(split):
             return _Half(layers, None, store.indices)
         targets = store.targets
         keep = (targets >= 0).any(dim=1) if targets.ndim > 1 else targets >= 0
+        if not keep.any():
+            self.note(f"no image of {split} has a label: what needs them is left out")
+            return _Half(layers, None, store.indices)
         if not keep.all():
             self.note(
                 f"{int((~keep).sum())} of {len(keep)} images of {split} have no label: left out"

@@ -28,12 +28,14 @@ from sslengine.engines.sub_run import digest_of, folder_of, sub_run
 from sslengine.engines.train import train_task
 from sslengine.engines.trained_results import (
     FINETUNE,
+    about_of,
     add_to_report,
     as_protocols,
     results_of,
     write_result,
 )
 from sslengine.errors import ConfigError
+from sslengine.evaluation.versions import VERSIONS
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
 
@@ -81,12 +83,14 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
     metrics = broadcast_object(_short(task.results["test"]) if is_primary() else {})
     row = {
         "protocol": read(run.config, FinetuneOptions).NAME,
+        "version": VERSIONS["finetune"],
         "features": start,
         "metrics": metrics,
         "weights": str(weights or "as initialised"),
         "weights_sha256": digest,
         "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
-        "seed": read(run.config, RunOptions).SEED_VALUE,
+        "layer": "all layers",
+        **about_of(run),
         "steps": task.iteration,
         "folder": str(folder.relative_to(run.run_dir)),
         "chosen_on": "nothing: the test after the last epoch, of a recipe that is given",

@@ -45,7 +45,7 @@ def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
         if not number:
             trained = deepcopy(model)
         name = f"{UNTRAINED} {number + 1}" if number else UNTRAINED
-        found.append(_network(name, model, options, {"seed": seed + number}))
+        found.append(_network(name, model, options, {"seeds": [seed + number]}))
     loaded = init_weights(trained, options)
     about = {"network": loaded.network, "weights": loaded.source}
     found.insert(0, _network("trained", trained, options, about))
@@ -60,12 +60,12 @@ def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
 def _network(name: str, model: nn.Module, options: ModelOptions, about: dict[str, Any]) -> Network:
     depends_on = of_weights(model, options)
     pooled = options.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP
-    about = {**about, "trunk": _trunk(options), "weights_sha256": depends_on["weights_sha256"],
+    about = {**about, "trunk": trunk_name(options), "weights_sha256": depends_on["weights_sha256"],
              "pooling": {each[0]: each[1] for each in pooled} or "the trunk's own"}  # fmt: skip
     return Network(name, layers_of(model), depends_on, about)
 
 
-def _trunk(options: ModelOptions) -> str:
+def trunk_name(options: ModelOptions) -> str:
     library = options.TRUNK.library()
     return f"{options.TRUNK.NAME} {library.model}" if library else options.TRUNK.NAME
 

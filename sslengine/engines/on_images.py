@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from sslengine.data.judged_view import described
 from sslengine.engines.corruptions import of_corruptions
 from sslengine.engines.dense import of_maps
 from sslengine.engines.judged_images import FIRST, Found, Judged
-from sslengine.engines.protocols import as_json
+from sslengine.engines.protocols import row_of
 from sslengine.engines.scoring import Score
 from sslengine.errors import DataError
 from sslengine.evaluation.options import OutsideOptions
@@ -72,8 +73,9 @@ def _views(judged: Judged) -> Found:
     for each in judged.sets:
         queries, database = (one.stores[each.features].layer(each.layer) for one in both)
         originals = torch.arange(len(queries))
-        found[each.features, each.layer] = _with(
-            copy_detection(queries, database, originals, judged.run.device), {"view": entries}
+        outcome = copy_detection(queries, database, originals, judged.run.device)
+        found[each.features, each.layer] = replace(
+            _with(outcome, {"view": described(entries)}), seeds=(seed + 1, seed + 2)
         )
     return found
 
@@ -107,7 +109,8 @@ def run_on_images(
             of = [each for each in scores if each.features == network]
             score = next((each for each in of if each.layer == layer), of[0])
             about = {"network": score.about.get("network", network)}
-            score.protocols[name] = as_json(_with(outcome, {**about, **_layer_of(layer, outcome)}))
+            outcome = _with(outcome, {**about, **_layer_of(layer, outcome)})
+            score.protocols[name] = row_of(name, outcome)
         write([*scores])
 
 

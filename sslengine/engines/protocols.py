@@ -19,8 +19,10 @@ from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
 from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
 from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluation.per_class import per_class
 from sslengine.evaluation.retrieval.labelled import retrieval
 from sslengine.evaluation.svm import Svm, svm
+from sslengine.evaluation.versions import VERSIONS
 
 # Training features and labels, test features and labels.
 Sets = tuple[Rows, Tensor, Rows, Tensor]
@@ -39,6 +41,7 @@ COMPUTE: Mapping[str, Callable[..., Outcome]] = {
     "low_shot_svm": low_shot_svm,
     "retrieval": _among_test_images,
     "calibration": calibration_of_probe,
+    "per_class": per_class,
 }
 
 
@@ -48,17 +51,36 @@ def run_protocols(
     few: dict[str, Any] = {"options": Svm.of(machines)}
     options: dict[str, dict[str, Any]] = {
         "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)},
-        "few_labels": {"options": probe}, "calibration": {"options": probe},
+        "few_shot_linear": {"options": probe}, "few_labels": {"options": probe},
+        "calibration": {"options": probe}, "per_class": {"options": probe},
     }  # fmt: skip
     return {
-        name: as_json(COMPUTE[name](*sets, **options.get(name, {})))
+        name: row_of(name, COMPUTE[name](*sets, **options.get(name, {})))
         for name in names
         if name in COMPUTE
     }
 
 
-def as_json(found: Outcome) -> dict[str, Any]:
-    return {"metrics": dict(found.metrics), "notes": list(found.notes), "details": found.details}
+# Where hyper-parameters are chosen, of protocols whose details do not say it.
+CHOSEN_ON = {
+    "few_shot_linear": "cross-validation on the drawn images; of fewer than 5 nothing: it is fixed",
+    "svm": "cross-validation on the training images",
+}
+NOTHING = "nothing: there is nothing to choose"
+
+
+def row_of(name: str, found: Outcome) -> dict[str, Any]:
+    """What the report has of a protocol. The rest is in `about` of the features, or in details."""
+    return {
+        "protocol": name,
+        "version": VERSIONS[name],
+        "metrics": dict(found.metrics),
+        "notes": list(found.notes),
+        "seeds": list(found.seeds),
+        "number_of_seeds": len(found.seeds),
+        "chosen_on": found.details.get("chosen_on", CHOSEN_ON.get(name, NOTHING)),
+        "details": found.details,
+    }
 
 
 def show_protocols(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:

@@ -64,6 +64,7 @@ def _chosen(scores: Sequence[Score]) -> list[str]:
         if chosen := score.about.get("chosen_on", {}).get("linear"):
             by.setdefault(chosen, []).append(score.features)
     found = [f"the linear probe's penalty by {chosen}" for chosen in by]
-    found += [f"{each.features}: the mean of {each.about['seeds']} seeds, the interval over these"
-              for each in scores if "seeds" in each.about]  # fmt: skip
+    several = [each for each in scores if each.about.get("number_of_seeds", 1) > 1]
+    found += [f"{each.features}: the mean of {each.about['number_of_seeds']} seeds, the interval "
+              f"over these" for each in several]  # fmt: skip
     return found

@@ -19,17 +19,19 @@ from sslengine.engines.label_free import label_free
 from sslengine.engines.protocols import run_protocols
 from sslengine.errors import DataError
 from sslengine.evaluation.draws import Interval
-from sslengine.evaluation.features import Rows, held
+from sslengine.evaluation.features import Rows, check_features, held, own_share
 from sslengine.evaluation.intervals import of_accuracy, of_resamples
-from sslengine.evaluation.knn import knn_curve, knn_scores_curve
+from sslengine.evaluation.knn import curve, knn_curve, knn_scores_curve
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
+from sslengine.evaluation.neighbours import search
 from sslengine.evaluation.options import (
     EvaluateOptions,
     LinearProbeOptions,
     NearestNeighborOptions,
     SvmOptions,
 )
+from sslengine.evaluation.versions import VERSIONS
 
 log = logging.getLogger("sslengine")
 
@@ -93,11 +95,18 @@ class Asked:
         self, sets: Sequence[Sets], note: Callable[[str], None], write: Callable[..., None]
     ) -> list[Score]:
         """All ranks call it. kNN first: it needs less time and fewer labels than a probe."""
-        scores = [self._neighbours(each, note) for each in sets]
-        write(scores)
-        for score, each in zip(scores, sets, strict=True):
-            self._linear(score, each, note)
-            write(scores)
+        scores = [Score(each.features, each.layer, about=self._about(each)) for each in sets]
+        for compute in (self._neighbours, self._linear):
+            why: dict[str, list[str]] = {}  # reason -> the features for which there is no score
+            for score, each in zip(scores, sets, strict=True):
+                try:
+                    compute(score, each, note)
+                except DataError as error:  # the other scores are still reported
+                    log.warning("%s", error)
+                    why.setdefault(str(error), []).append(f"{each.features}, {each.layer}")
+                write(scores)
+            for reason, which in why.items():
+                note(reason if len(which) == len(sets) else f"{'; '.join(which)}: {reason}")
         return scores
 
     def rest(self, scores: list[Score], sets: Sequence[Sets], write: Callable[..., None]) -> None:
@@ -111,18 +120,19 @@ class Asked:
                 )
                 write(scores)
 
-    def _neighbours(self, each: Sets, note: Callable[[str], None]) -> Score:
-        score = Score(each.features, each.layer, about=dict(each.about))
+    def _about(self, each: Sets) -> dict[str, Any]:
+        versions = {name: VERSIONS[name] for name in ("knn", "linear", "label_free")}
+        about = {"seeds": [0], **each.about, "published": self.evaluate.PUBLISHED}
+        return {**about, "number_of_seeds": len(about["seeds"]), "versions": versions}
+
+    def _neighbours(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
+        if each.labels is not None and each.wanted is None:
+            self._among_themselves(score, each, note)
         if each.labelled is None:
-            return score
+            return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
-        count, options = len(labels), self.neighbours
-        for k in options.neighbours:
-            if k > count:
-                note(
-                    f"kNN with k={k}: there are only {count} training images, and all of them vote"
-                )
-        used = {k: min(k, count) for k in options.neighbours}
+        options, used = self.neighbours, self._used(len(labels), note)
+        score.about["knn_on"] = "TEST"
         how: dict[str, Any] = {
             "ks": [*used.values()], "sigma": options.SIGMA, "metric": options.metric,
             "device": self.device, "over_ranks": True,
@@ -133,26 +143,45 @@ class Asked:
                 measure = partial(_map_of, found[fewer], wanted)
                 score.knn[k] = measure()
                 score.intervals[f"knn_{k}"] = of_resamples(measure, wanted)
-            return score
-        curve = knn_curve(train, labels, test, wanted, **how, top=(1, 5))
+            return
+        shares = knn_curve(train, labels, test, wanted, **how, top=(1, 5))
         for k, fewer in used.items():
-            score.knn[k], score.knn_top5[k] = curve[fewer]
+            score.knn[k], score.knn_top5[k] = shares[fewer]
             score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(wanted))
-        return score
+
+    def _among_themselves(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
+        """Without test labels: each training image by its neighbours among the others."""
+        train, labels = _near(each.train), each.labels
+        assert labels is not None
+        if labels.ndim > 1 or len(labels) < 2:
+            return
+        note("kNN: without test labels each image of TRAIN is classified by the others")
+        options, used = self.neighbours, self._used(len(labels) - 1, note)
+        check_features("Nearest neighbours", train, labels, train, over_ranks=True)
+        among, ks = own_share(len(labels), over_ranks=True), [*used.values()]
+        found = search(train, train, max(ks), options.metric, self.device, own=True, among=among)
+        wanted = labels[among.start : among.stop]
+        shares = curve(found, labels, wanted, ks, options.SIGMA, (1, 5), over_ranks=True)
+        score.about["knn_on"] = "TRAIN, each image by the others"
+        for k, fewer in used.items():
+            score.knn[k], score.knn_top5[k] = shares[fewer]
+            score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(labels))
+
+    def _used(self, count: int, note: Callable[[str], None]) -> dict[int, int]:
+        """For each k how many neighbours there are."""
+        for k in self.neighbours.neighbours:
+            if k > count:
+                note(
+                    f"kNN with k={k}: there are only {count} training images, and all of them vote"
+                )
+        return {k: min(k, count) for k in self.neighbours.neighbours}
 
     def _linear(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         if each.labelled is None:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
         probe = linear_probe_of_many if labels.ndim > 1 else linear_probe
-        try:
-            found = probe(
-                train, labels, test, wanted, self.probe, device=self.device, over_ranks=True
-            )
-        except DataError as error:  # kNN scores are still reported
-            log.warning("%s", error)
-            note(str(error))
-            return
+        found = probe(train, labels, test, wanted, self.probe, device=self.device, over_ranks=True)
         note(f"linear probe: {found.note}" if found.note else "")
         score.linear = found.test_accuracy
         score.intervals["linear"] = found.interval or of_accuracy(found.test_accuracy, len(wanted))
@@ -186,6 +215,7 @@ def averaged(scores: Sequence[Score]) -> Score:
         return first
     values = {name: [each.metrics[name] for each in scores if name in each.metrics]
               for name in first.metrics}  # fmt: skip
+    seeds = [seed for each in scores for seed in each.about.get("seeds", ())]
     means = {name: Interval.of(some) for name, some in values.items()}
     return Score(
         first.features,
@@ -196,5 +226,5 @@ def averaged(scores: Sequence[Score]) -> Score:
         first.protocols,
         first.label_free,
         {name: [each.mean - each.half, each.mean + each.half] for name, each in means.items()},
-        {**first.about, "seeds": len(scores), "values": values},
+        {**first.about, "seeds": seeds, "number_of_seeds": len(seeds), "values": values},
     )

@@ -69,6 +69,11 @@ def paths_of(dataset: SSLDataset, indices: Tensor) -> list[str]:
     return [source.path(int(rows[each])) for each in indices.tolist()]
 
 
+def _relative_paths(dataset: SSLDataset, indices: Tensor) -> list[str]:
+    rows, source = dataset.rows, dataset.sources[0]
+    return [source.relative_path(int(rows[each])) for each in indices.tolist()]
+
+
 def of_weights(model: nn.Module, options: ModelOptions) -> dict[str, Any]:
     """What a model's features depend on."""
     layers = asdict(options.FEATURE_EVAL_SETTINGS)
@@ -114,7 +119,8 @@ def store_split(
             some = islice(batches, len(pieces))
             needed = [each for each in networks if each.name in missing]
             for name, found in _computed(needed, some, options, precision).items():
-                stores[name].write(shard, found.layers, found.targets, found.indices)
+                paths = _relative_paths(feed.dataset, found.indices)
+                stores[name].write(shard, found.layers, found.targets, found.indices, paths)
         barrier()
         return StoredSplit(stores, feed.classes, len(feed.unreadable), feed.dataset)
     finally:

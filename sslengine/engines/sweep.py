@@ -38,12 +38,14 @@ from sslengine.engines.sweep_options import BLOCK, HELD_OUT, LINEAR, SweepOption
 from sslengine.engines.train import train_task
 from sslengine.engines.trained_results import (
     SWEEP,
+    about_of,
     add_to_report,
     as_protocols,
     results_of,
     write_result,
 )
 from sslengine.errors import ConfigError
+from sslengine.evaluation.versions import VERSIONS
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import JOIN, Trunk
@@ -112,12 +114,15 @@ def _swept(
         best = _best(grid, chosen_on)
         row = {
             "protocol": f"{options.HEAD}_sweep",
+            "version": VERSIONS[f"{options.HEAD}_sweep"],
             "features": start,
             "metrics": {"mAP" if several else "top_1": tested[best.name]},
             "best": best.name,
             "weights": str(weights or "as initialised"),
             "weights_sha256": digest,
             "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
+            "layer": best.feature,
+            **about_of(run),
             "steps": task.iteration,
             "folder": str(folder.relative_to(run.run_dir)),
             "chosen_on": _images_to_choose_on(options, grid),

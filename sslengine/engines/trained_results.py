@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.atomic import write_json
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read
+from sslengine.data.judged_view import described
+from sslengine.data.options import DataOptions
+from sslengine.engines.judged_networks import trunk_name
+from sslengine.engines.run import Run
+from sslengine.models.options import ModelOptions
 
 FINETUNE, SWEEP = "finetune", "sweep"  # folders in the run's
 REPORT = "evaluation.json"
@@ -16,6 +23,20 @@ _RESULT = {FINETUNE: "finetuned.json", SWEEP: "swept.json"}
 
 def write_result(folder: Path, kind: str, row: dict[str, Any]) -> None:
     write_json(folder / _RESULT[kind], row)
+
+
+def about_of(run: Run) -> dict[str, Any]:
+    """What a row says of how a network was trained and tested."""
+    data, seed = read(run.config, DataOptions), read(run.config, RunOptions).SEED_VALUE
+    views = {split: described([dict(each) for each in getattr(data, split).TRANSFORMS])
+             for split in ("TRAIN", "TEST")}  # fmt: skip
+    return {
+        "trunk": trunk_name(read(run.config, ModelOptions)),
+        "train_view": views["TRAIN"],
+        "view": views["TEST"],
+        "seeds": [seed],
+        "number_of_seeds": 1,
+    }
 
 
 def results_of(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
@@ -39,6 +60,17 @@ def as_protocols(results: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str
 
 
 def add_to_report(run_dir: Path) -> None:
+    write_json(run_dir / REPORT, _report(run_dir) | results_of(run_dir))
+
+
+def add_notes(run_dir: Path, notes: Sequence[str]) -> None:
+    """On what was left out of all that was asked for."""
+    report = _report(run_dir)
+    known = report.get("notes", [])
+    if new := [each for each in notes if each not in known]:
+        write_json(run_dir / REPORT, {**report, "notes": [*known, *new]})
+
+
+def _report(run_dir: Path) -> dict[str, Any]:
     path = run_dir / REPORT
-    report = json.loads(path.read_text()) if path.exists() else {}
-    write_json(path, report | results_of(run_dir))
+    return json.loads(path.read_text()) if path.exists() else {}

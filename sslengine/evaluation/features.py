@@ -16,6 +16,10 @@ from sslengine.errors import DataError
 BLOCK = 8192
 # Numbers of a matrix that is read whole: 256 MB in single precision.
 SMALL = 2**26
+OVERFLOW = (
+    " float16, as which they are stored, ends at 65,504; for the features of a run there is "
+    "config.EVALUATE.DTYPE=bfloat16."
+)
 
 
 class Rows(Protocol):
@@ -80,7 +84,8 @@ def expect_finite(features: Rows, split: str, over_ranks: bool = False) -> None:
     among = own_share(len(features), over_ranks)
     bad = not all(block.isfinite().all() for block in blocks(features, among=among))
     if any_rank(bad) if over_ranks else bad:
-        raise DataError(f"some {split} features are NaN or infinite.")
+        half = torch.as_tensor(features[0:1]).dtype == torch.float16
+        raise DataError(f"some {split} features are NaN or infinite.{OVERFLOW * half}")
 
 
 def check_features(

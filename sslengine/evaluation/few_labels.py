@@ -53,7 +53,8 @@ def few_labels(
                 f"raised to one image"
             )
     details["intervals"] = {name: each.half for name, each in intervals.items()}
-    return Outcome({name: each.mean for name, each in intervals.items()}, tuple(notes), details)
+    metrics = {name: each.mean for name, each in intervals.items()}
+    return Outcome(metrics, tuple(notes), details, seeds=tuple(range(draws)))
 
 
 def name_of(share: float) -> str:

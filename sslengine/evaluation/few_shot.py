@@ -3,8 +3,8 @@
 few_shot_knn        nearest neighbours among the drawn images
 few_shot_logistic   logistic regression on the drawn images. With CROSS_VALIDATED or more of each
                     class the penalty is chosen by cross-validation on them; with fewer it is
-                    FIXED_PENALTY. Features are standardised by all training images, which needs no
-                    labels.
+                    FIXED_PENALTY, on the mean of the losses. Features are standardised by all
+                    training images, which needs no labels.
 
 `details["intervals"]` has half the width of each 95 % confidence interval.
 """
@@ -12,6 +12,7 @@ few_shot_logistic   logistic regression on the drawn images. With CROSS_VALIDATE
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def few_shot_logistic(
     for rows, split in ((train, "training"), (test, "test")):
         expect_finite(rows, split)
     options = options or LinearProbeOptions()
-    scale = standardisation(train)
+    scale = standardisation(train) if options.STANDARDISE else None
     numbers = labels[labels >= 0].unique()
     places = torch.searchsorted(numbers, labels)
     judged = Samples(test, test_labels, len(numbers), scale)
@@ -89,11 +90,11 @@ def few_shot_logistic(
             rows = shots_of_each_class(labels, n, seed)
             some = Samples(rows_at(train, rows), places[rows], len(numbers), scale)
             penalty = _penalty(some, options) if n >= CROSS_VALIDATED else FIXED_PENALTY
-            best = _fitted(some, [penalty], options)[0]
+            best = _fitted(some, [penalty], options, fixed=n < CROSS_VALIDATED)[0]
             found.setdefault(f"{n} shots", []).append(accuracy_of(best, judged, numbers))
             penalties.setdefault(f"{n} shots", []).append(penalty)
     outcome = _outcome(found, missing_shots(counts, shots), draws)
-    return Outcome(outcome.metrics, outcome.notes, {**outcome.details, "penalties": penalties})
+    return replace(outcome, details={**outcome.details, "penalties": penalties})
 
 
 def _penalty(samples: Samples, options: LinearProbeOptions) -> float:
@@ -128,9 +129,11 @@ def _part(samples: Samples, held: Tensor, inside: bool) -> Samples:
 
 
 def _fitted(
-    samples: Samples, penalties: Sequence[float], options: LinearProbeOptions
+    samples: Samples, penalties: Sequence[float], options: LinearProbeOptions, fixed: bool = False
 ) -> list[Classifier]:
-    return fit_path(samples, penalties, TOLERANCE, options.MAX_ITERATIONS).classifiers
+    of_sum = len(samples) if options.PENALTY_ON == "sum" and not fixed else 1
+    strengths = [each / of_sum for each in penalties]
+    return fit_path(samples, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
 
 
 def _outcome(found: dict[str, list[float]], notes: tuple[str, ...], draws: int) -> Outcome:
@@ -139,4 +142,5 @@ def _outcome(found: dict[str, list[float]], notes: tuple[str, ...], draws: int) 
         {name: each.mean for name, each in intervals.items()},
         notes,
         {"draws": draws, "intervals": {name: each.half for name, each in intervals.items()}},
+        seeds=tuple(range(draws)),
     )

@@ -55,6 +55,17 @@ class Fitted:
             found.append(self.classifier.scores(rows))
         return torch.cat(found)
 
+    def answers(self, features: Rows, among: Tensor | None = None) -> Tensor:
+        """Class numbers, on the CPU. among: the numbers of the classes that may be answered."""
+        found = []
+        for block in blocks(features, ROWS):
+            scores = self.logits(block)
+            if among is not None:
+                allowed = torch.isin(self.numbers, among.to(self.numbers.device))
+                scores = scores.masked_fill(~allowed, -torch.inf)
+            found.append(self.numbers[scores.argmax(dim=1)].cpu())
+        return torch.cat(found)
+
     def places(self, labels: Tensor) -> Tensor:
         """Of class numbers; of a class that no training image has, the number of classes."""
         labels = labels.to(self.numbers.device)

@@ -50,6 +50,9 @@ def of_low_shot(options: LowShotOptions) -> dict[str, Any]:
     }  # fmt: skip
 
 
+CHOSEN_ON = {"train": "training images that are not drawn", "test": "the test images"}
+
+
 @protocol("Low-shot SVM")
 def low_shot_svm(
     train: Rows,
@@ -76,7 +79,8 @@ def low_shot_svm(
         if kept
         else None
     )
-    metrics, details, notes, unfinished = {}, {}, left_out(rows, classes), 0
+    metrics, notes, unfinished = {}, left_out(rows, classes), 0
+    details: dict[str, Any] = {}
     tables: dict[str, Features] = {}
     for k in shots:
         few = int(((sets.rows > 0).sum(dim=0) < k).sum())
@@ -102,7 +106,8 @@ def low_shot_svm(
         }  # fmt: skip
         unfinished += sum(each.unfinished for each in found)
     notes += ("costs are chosen on the test set",) * (choose == "test")
-    return Outcome(metrics, notes + not_converged(unfinished), details, tables)
+    details["chosen_on"] = CHOSEN_ON[choose]
+    return Outcome(metrics, notes + not_converged(unfinished), details, tables, tuple(seeds))
 
 
 @dataclass(frozen=True)

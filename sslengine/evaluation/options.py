@@ -13,7 +13,7 @@ from sslengine.registry import LABEL_FREE
 # On features, and on the images of another view or set.
 ON_FEATURES = (
     "few_shot_knn", "few_shot_linear", "few_labels", "svm", "low_shot_svm", "retrieval",
-    "calibration",
+    "calibration", "per_class",
 )  # fmt: skip
 ON_IMAGES = ("out_of_set", "view_retrieval", "dense", "corruptions")
 PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
@@ -114,7 +114,7 @@ class EvaluateOptions:
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
-    # calibration, out_of_set, view_retrieval, dense, corruptions.
+    # calibration, per_class, out_of_set, view_retrieval, dense, corruptions.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.

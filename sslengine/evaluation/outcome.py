@@ -34,6 +34,8 @@ class Outcome:
     details: Mapping[str, Any] = field(default_factory=dict)
     # For separate files: too long for a report.
     tables: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    # Of the draws that the metrics are the means over.
+    seeds: tuple[int, ...] = (0,)
 
 
 def protocol(name: str) -> Callable[[Callable[Given, Outcome]], Callable[Given, Outcome]]:
@@ -44,7 +46,8 @@ def protocol(name: str) -> Callable[[Callable[Given, Outcome]], Callable[Given, 
                 return compute(*args, **kwargs)
             except DataError as reason:
                 log.warning("%s: %s", name, reason)
-                return Outcome({}, (f"{name}: {reason}",))
+                said = str(reason).removeprefix(f"{name}: ")
+                return Outcome({}, (f"{name}: {said}",))
 
         return guarded
 

@@ -8,14 +8,17 @@ A folder has `manifest.json`, which says what the features depend on, and shards
 range of the dataset, whichever rank computes it, so the files are the same for any number of ranks,
 and a run that was killed computes only the shards that are missing. A shard is complete when its
 `indices` are there; they are the image numbers of its rows (an image that cannot be read has none).
+`rows.csv` has the same numbers with the paths of the images below the folder of their source.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -36,6 +39,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 # Images of a shard: a power of two, so that batches fill it, and at least 16 shards of a large set.
 SMALLEST, LARGEST = 256, 4096
 INDICES, TARGETS = "indices", "targets"
+ROWS = "rows.csv"
 
 
 def name_of(depends_on: Mapping[str, Any]) -> str:
@@ -131,13 +135,21 @@ class Store:
         return [each for each in self.shards() if not self._path(each.number, INDICES).exists()]
 
     def write(
-        self, shard: Shard, layers: Mapping[str, Tensor], targets: Tensor, indices: Tensor
+        self,
+        shard: Shard,
+        layers: Mapping[str, Tensor],
+        targets: Tensor,
+        indices: Tensor,
+        paths: Sequence[str] = (),
     ) -> None:
+        """paths: of the images of the rows."""
         for name, rows in layers.items():
             with whole_file(self._path(shard.number, file_name(name))) as file:
                 _save(file, rows.to(DTYPES[self.dtype]))
         with whole_file(self._path(shard.number, TARGETS)) as file:
             _save(file, targets)
+        if paths:
+            write_whole(self._table(shard.number), _table(indices, paths))
         with whole_file(self._path(shard.number, INDICES)) as file:  # last: now it is complete
             _save(file, indices)
 
@@ -165,6 +177,17 @@ class Store:
     def indices(self) -> Tensor:
         return Rows(self._parts(INDICES)).tensor()
 
+    @cached_property
+    def paths(self) -> list[str]:
+        """Of the images of all rows."""
+        found: list[str] = []
+        for each in self.shards():
+            if not (path := self._table(each.number)).exists():
+                raise DataError(f"{path}: is missing: the store has no paths of images.")
+            with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+                found += [row["path"] for row in csv.DictReader(file)]
+        return found
+
     def _parts(self, name: str) -> list[NDArray[Any]]:
         if lacking := self.missing():
             raise DataError(
@@ -179,9 +202,20 @@ class Store:
     def _path(self, number: int, name: str) -> Path:
         return self.folder / f"{number:05d}.{name}.npy"
 
+    def _table(self, number: int) -> Path:
+        return self.folder / f"{number:05d}.{ROWS}"
+
 
 def file_name(layer: str) -> str:
     return re.sub(r"[^\w.-]+", "_", layer)
+
+
+def _table(indices: Tensor, paths: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["index", "path"])
+    table.writerows(zip(indices.tolist(), paths, strict=True))
+    return text.getvalue().encode(errors="surrogateescape")
 
 
 def _save(file: BinaryIO, rows: Tensor) -> None:

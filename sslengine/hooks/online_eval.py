@@ -7,7 +7,8 @@ as for an evaluation (resized, not augmented), and the metrics of WHAT added to 
     online.linear      of a linear probe, fitted on one half of the images and scored on the other
     online.rankme ...  metrics that need no labels
 
-The run does not change by a bit. `CHECKPOINT.BEST.METRIC: train.online.knn_20` keeps the best one.
+The run does not change by a bit. `CHECKPOINT.BEST.METRIC: online.knn20` (short for
+train.online.knn_20) keeps the best one.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.config.sections import named, one_of, section
+from sslengine.dotted import full_metric_name
 from sslengine.errors import nearest
 from sslengine.registry import HOOKS, LABEL_FREE, WRITERS
 
@@ -117,11 +118,20 @@ class OnlineEvalOptions:
         if min(self.TOPK, default=0) < 1:
             yield f"TOPK: expected numbers of neighbours, 1 or more; got {self.TOPK}."
 
+    def names(self) -> Iterator[str]:
+        """Of the metrics."""
+        if "knn" in self.WHAT:
+            yield from (f"knn_{k}" for k in self.TOPK)
+        if "probe" in self.WHAT:
+            yield "linear"
+        if "label_free" in self.WHAT:
+            yield from self.LABEL_FREE
+
 
 @dataclass
 class EarlyStoppingOptions:
-    # End the run when this metric no longer improves: train.loss, or a metric of a test phase,
-    # such as test.loss or test.accuracy_list_meter.top_1.0. Empty: never.
+    # End the run when this metric no longer improves: train.loss, online.knn20, or a metric of a
+    # test phase, such as test.loss or test.accuracy_list_meter.top_1.0. Empty: never.
     MONITOR: str = ""
     # Is a lower (min) or a higher (max) value better?
     MODE: str = "min"
@@ -132,7 +142,7 @@ class EarlyStoppingOptions:
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "MODE", "min", "max")
-        split, _, metric = self.MONITOR.partition(".")
+        split, _, metric = self.metric.partition(".")
         if self.MONITOR and (split not in ("train", "test") or not metric):
             expected = "train.loss, test.loss or test.<meter>.<key>"
             yield f"MONITOR: expected {expected}; got {self.MONITOR!r}."
@@ -140,6 +150,11 @@ class EarlyStoppingOptions:
             yield f"PATIENCE: expected 1 or more, got {self.PATIENCE}."
         if self.MIN_DELTA < 0:
             yield f"MIN_DELTA: expected 0 or more, got {self.MIN_DELTA:g}."
+
+    @property
+    def metric(self) -> str:
+        """MONITOR by its full name."""
+        return full_metric_name(self.MONITOR)
 
 
 @section("HOOKS")

@@ -123,23 +123,31 @@ def start(runs: Sequence[Resolved]) -> int:
     """Run all of them, or submit them to SLURM. Returns the exit status, as main does."""
     try:
         return run_all(runs)
-    except Preempted as preempted:
-        _print_error(str(preempted))
-        return os.EX_TEMPFAIL
-    except KeyboardInterrupt:  # not during training, which would have saved
+    except (SSLEngineError, KeyboardInterrupt) as error:
+        return ended_by(error)
+
+
+def ended_by(error: SSLEngineError | KeyboardInterrupt, printed: bool = True) -> int:
+    """The exit status. printed: say what it was."""
+    if isinstance(error, KeyboardInterrupt):  # not during training, which would have saved
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
-    except SSLEngineError as error:
-        _print_error(f"error: {error}")
-        return 2 if isinstance(error, ConfigError) else 1
+    if printed:
+        _print_error(str(error) if isinstance(error, Preempted) else f"error: {error}")
+    if isinstance(error, Preempted):
+        return os.EX_TEMPFAIL
+    return 2 if isinstance(error, ConfigError) else 1
 
 
 def run_all(runs: Sequence[Resolved]) -> int:
     """The same; an error is raised."""
     # Imported only now: --help and a config error should not wait for torch.
     expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
+    expect_known_metrics = import_dotted("sslengine.launch.metric_names:expect_known_metrics")
     for run in runs:
         with closed(run.opened):
+            if run.engine_name == "train":
+                expect_known_metrics(run.config)
             expect_fitting_shapes(run.config)
     startup.mark("check")
     if any(run.config.SLURM.USE_SLURM for run in runs):

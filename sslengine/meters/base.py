@@ -35,6 +35,10 @@ class Meter(ABC):
     def measure(self, totals: list[float]) -> dict[str, Any]:
         """The value, from totals over all ranks."""
 
+    def names(self) -> list[str]:
+        """The dotted names of the numbers in `value`; `AP.*`: all that begin with `AP.`"""
+        return ["*"]
+
     def add(self, batch: Tensor) -> None:
         """Add one batch's sums. float64 represents whole numbers up to 2^53 exactly."""
         if self.totals is None:

@@ -49,6 +49,9 @@ class MeanAPListMeter(Meter):
         self._scores: list[Tensor] = []  # outputs x images x classes of each step
         self._targets: list[Tensor] = []
 
+    def names(self) -> list[str]:
+        return [f"mAP.{name}" for name in self.output_names] + ["AP.*"]
+
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
         outputs = as_outputs(self.name, output, self.output_names)
         width = outputs[0].shape[1]

@@ -27,6 +27,9 @@ class TopKMeter(Meter):
         self.topk_values = list(topk_values)
         self.output_names = output_names(num_meters, meter_names)
 
+    def names(self) -> list[str]:
+        return [f"top_{k}.{name}" for k in self.topk_values for name in self.output_names]
+
     def predictions(self, logits: Tensor) -> Tensor:
         """The classes of the largest outputs, best first, for the largest k."""
         largest = max(self.topk_values)

@@ -27,10 +27,10 @@ class StopEarly(Hook):
     """`HOOKS.EARLY_STOPPING`."""
 
     def __init__(self, options: EarlyStoppingOptions) -> None:
-        self.split = options.MONITOR.partition(".")[0]
+        self.monitor = options.metric
+        self.split = self.monitor.partition(".")[0]
         self.sign = -1.0 if options.MODE == "max" else 1.0
         self.patience, self.min_delta = options.PATIENCE, options.MIN_DELTA
-        self.monitor = options.MONITOR
         self.best = math.inf  # times the sign: less is better
         self.waited = 0  # phases since
 
@@ -41,6 +41,8 @@ class StopEarly(Hook):
     def on_phase_end(self, task: TaskView) -> None:
         if task.train != (self.split == "train") or not task.phase.complete:
             return
+        if self.monitor.startswith("train.online.") and "online" not in task.phase_results:
+            return  # not every phase is evaluated
         value = self.sign * self._read(task.phase_results)
         if value < self.best - self.min_delta:
             self.best, self.waited = value, 0

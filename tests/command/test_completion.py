@@ -18,6 +18,7 @@ from sslengine.command import completion
 from sslengine.command.front import VERBS
 from sslengine.config.compose import shipped_configs
 
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_verbs_and_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     completion.main(["bash"])
@@ -131,7 +132,9 @@ def test_zsh(written: Callable[[str], Path]) -> None:
     try:
         for line, words in TYPED.items():  # the first of them, too
             head = line.rpartition(" ")[0]
-            assert shell.completed(f"sslengine {line}") == " ".join(filter(None, ["sslengine", head, words[0]]))
+            assert shell.completed(f"sslengine {line}") == " ".join(
+                filter(None, ["sslengine", head, words[0]])
+            )
     finally:
         shell.close()
 
@@ -147,4 +150,6 @@ def test_every_verb_and_flag_is_in_each(shell: str, written: Callable[[str], Pat
     text = written(shell).read_text()
     for verb in VERBS:
         for word in completion.words(verb):
-            assert f"-l {word[2:]}" in text if shell == "fish" and word[:2] == "--" else word in text
+            assert (
+                f"-l {word[2:]}" in text if shell == "fish" and word[:2] == "--" else word in text
+            )

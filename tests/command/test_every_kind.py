@@ -4,6 +4,7 @@ features for each image, with its path and label."""
 from __future__ import annotations
 
 import csv
+import gzip
 import shutil
 import subprocess
 import threading
@@ -176,7 +177,9 @@ def shards(root: Path, of_package: bool = False) -> list[str]:
             with webdataset.TarWriter(str(place)) as writer:
                 for name in part:
                     image, stem = Image.open(root / name), name[:3]
-                    writer.write({"__key__": stem, "png": image, "cls": (root / f"{stem}.cls").read_text()})
+                    writer.write(
+                        {"__key__": stem, "png": image, "cls": (root / f"{stem}.cls").read_text()}
+                    )
         else:
             both = [each for name in part for each in (name, f"{name[:3]}.cls")]
             subprocess.run(["tar", "-cf", str(place), *both], cwd=root, check=True)
@@ -240,9 +243,7 @@ def fashion_of_debian(_: Path) -> Kind:
     if not FASHION.is_dir():
         pytest.skip("needs Debian's package dataset-fashion-mnist")
     test = FASHION / "t10k-images-idx3-ubyte.gz"
-    import gzip
-
-    labels = gzip.open(FASHION / "t10k-labels-idx1-ubyte.gz").read()[8:]
+    labels = gzip.decompress((FASHION / "t10k-labels-idx1-ubyte.gz").read_bytes())[8:]
     return Kind(test, numbered("image", test, 10_000), [*map(str, labels)],
                 trained_on=str(FASHION))  # fmt: skip
 
@@ -339,7 +340,10 @@ def test_arrays_in_memory_on_two_ranks_with_workers(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (np.zeros(5), r"expected images as an array .* got the shape \(5,\)"),
-        ((np.zeros((2, 8, 8)), np.zeros(3, int)), r"one for each of 2 images; got the shape \(3,\)"),
+        (
+            (np.zeros((2, 8, 8)), np.zeros(3, int)),
+            r"one for each of 2 images; got the shape \(3,\)",
+        ),
         ({"images": 1}, r"expected a path, an array of images, or \(images, labels\); got a dict"),
     ],
 )

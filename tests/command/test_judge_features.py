@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.neighbors import KNeighborsClassifier
 
 from sslengine.command.front import main
@@ -93,7 +94,7 @@ def test_matrices_with_labels_elsewhere_and_one_file(
         report = judged(tmp_path / f"none{len(given)}.json", *given)
         assert report["scores"][0]["knn"] == {}
         assert report["scores"][0]["label_free"]["rankme"]["value"] > 1
-        assert "there are no labels" in report["notes"][0]
+        assert "there are no training labels" in report["notes"][0]
     np.save(tmp_path / "same.npy", np.zeros(100, int))
     report = judged(tmp_path / "same.json", files["features"][0], "--labels", tmp_path / "same.npy")
     assert "It is judged without labels" in report["notes"][0]
@@ -110,6 +111,46 @@ def test_matrices_with_labels_elsewhere_and_one_file(
     for arguments, told in wrong:
         assert main(["judge", "--features", *arguments]) in (1, 2)
         assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_rows_that_cannot_be_scored(tmp_path: Path) -> None:
+    """Without a label in one split; NaN; too large for float16. What needs no labels is computed."""
+    none, first = np.full(160, -1), np.arange(160) < 100
+    cases: dict[str, tuple[NDArray[Any], NDArray[Any], str]] = {
+        "unlabelled": (ROWS, np.where(first, none, LABELS), "no training row has a label"),
+        "nan": (np.where(first[:, None], ROWS, np.nan), LABELS, "NaN or infinite"),
+        "inf": (np.sign(ROWS).astype(np.float16) * np.inf, LABELS, "EVALUATE.DTYPE=bfloat16"),
+    }
+    for name, (rows, labels, told) in cases.items():
+        for split, some in SPLITS.items():
+            np.savez(tmp_path / f"{name}_{split}.npz", features=rows[some], labels=labels[some])
+        files = [tmp_path / f"{name}_{split}.npz" for split in SPLITS]
+        report = judged(tmp_path / f"{name}.json", *files)
+        (score,) = report["scores"]
+        assert (score["knn"], score["linear"]) == ({}, None)
+        assert any(told in each for each in report["notes"]), report["notes"]
+        assert (score["label_free"]["rankme"]["value"] is None) == (name == "inf")
+
+
+def test_training_rows_among_themselves(tmp_path: Path) -> None:
+    """Where test rows have no labels, or there are none but -1: each row is left out once."""
+    unit = ROWS[:100] / np.linalg.norm(ROWS[:100], axis=1, keepdims=True)
+    judge = KNeighborsClassifier(1, algorithm="brute")
+    found = cross_val_predict(judge, unit, LABELS[:100], cv=LeaveOneOut())
+    expected = 100 * float((found == LABELS[:100]).mean())
+    np.savez(tmp_path / "train.npz", features=ROWS[:100], labels=LABELS[:100])
+    np.savez(tmp_path / "bare.npz", features=ROWS[100:])
+    np.savez(tmp_path / "none.npz", features=ROWS[100:], labels=np.full(60, -1))
+    for name in ("bare", "none"):
+        files = [tmp_path / "train.npz", tmp_path / f"{name}.npz"]
+        report = judged(tmp_path / f"{name}.json", *files)
+        (score,) = report["scores"]
+        assert score["knn"]["1"] == pytest.approx(expected)
+        assert score["about"]["knn_on"] == "TRAIN, each image by the others"
+        assert score["linear"] is None
+        most = np.bincount(LABELS[:100]).max()
+        assert report["chance"] == most
+        assert any("each image of TRAIN is classified by the others" in n for n in report["notes"])
 
 
 def test_test_rows_that_are_training_rows_too(tmp_path: Path) -> None:

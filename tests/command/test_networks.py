@@ -126,7 +126,9 @@ def test_weights_and_arguments_of_a_recipes_own_network(photos: Path) -> None:
     arguments = config.MODEL.TRUNK.TIMM.arguments
     assert (arguments["img_size"], arguments["embed_dim"]) == (96, 128)
     assert not config.MODEL.TRUNK.TIMM.pretrained
-    assert config_of(str(photos), "--recipe=simclr/continued", "--pretrained").MODEL.TRUNK.TIMM.pretrained
+    assert config_of(
+        str(photos), "--recipe=simclr/continued", "--pretrained"
+    ).MODEL.TRUNK.TIMM.pretrained
 
 
 def test_a_trunk_of_a_plugin_is_listed_and_trained(
@@ -140,9 +142,9 @@ def test_a_trunk_of_a_plugin_is_listed_and_trained(
     arguments = ["--method=simclr", "--model=my_own_trunk", *SMALL, "--out", str(tmp_path / "run")]
     assert main(["train", str(photos), *arguments, "--plugin", plugin]) == 0
     config = open_run(tmp_path / "run", trusted=True).config
-    assert (config.MODEL.TRUNK.NAME, config.PLUGINS) == ("my_own_trunk", [plugin])
+    assert ("my_own_trunk", [plugin]) == (config.MODEL.TRUNK.NAME, config.PLUGINS)
     dotted = config_of(str(photos), "--method=simclr", f"--model={plugin}:Mine", *SMALL)
-    assert dotted.MODEL.TRUNK.NAME == f"{plugin}:Mine"
+    assert f"{plugin}:Mine" == dotted.MODEL.TRUNK.NAME
     assert dotted.CHECKPOINT.DIR == "runs/simclr-Mine"
 
 
@@ -150,4 +152,3 @@ def test_a_plugin_that_is_not_there(photos: Path, capsys: pytest.CaptureFixture[
     for verb in (["train", str(photos), "--method=simclr"], ["list", "models"]):
         assert main([*verb, "--plugin=not_there"]) == 2
         assert "cannot import 'not_there'" in capsys.readouterr().err
-

@@ -12,7 +12,6 @@ from sslengine.command import judge
 from sslengine.command.front import main as command
 from sslengine.config.resolve import Resolved
 from sslengine.engines.train import train
-from sslengine.errors import ConfigError
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run
 from tests.tail import slow_but
@@ -49,7 +48,14 @@ def test_the_recipe_fits_the_trunk(
     of_pretraining = {"OPTIMIZER__use_larc": True, "EXPECTED_RESULTS": [["train.loss", 1.0, 9.0]]}
     make_run(tmp_path / "run", **{**OTHER, **of_pretraining, **trunk}).describe()
     started: list[Resolved] = []
-    monkeypatch.setattr(judge, "start", lambda runs: started.extend(runs) or 0)
+    notes: list[str] = []
+
+    def start(runs: list[Resolved], left_out: list[str]) -> int:
+        started.extend(runs)
+        notes.extend(left_out)
+        return 0
+
+    monkeypatch.setattr(judge, "start_parts", start)
     images = _images(tmp_path)
     arguments = [str(tmp_path / "run"), *images, "--suite", "full"]
     assert judge.main([*arguments, "--set", "OPTIMIZER.num_epochs=7"]) == 0
@@ -92,8 +98,12 @@ def test_the_recipe_fits_the_trunk(
     assert {each.config.OPTIMIZER.num_iterations for each in started[1:3]} == {1000}
     if mixed:
         bare = [str(tmp_path / "train" / "a"), "--val", str(tmp_path / "val" / "a")]
-        with pytest.raises(ConfigError, match="--suite full: fine-tuning needs labels"):
-            judge.main([str(tmp_path / "run"), "--train", *bare, "--suite", "full"])
+        started.clear()
+        assert notes == []
+        assert judge.main([str(tmp_path / "run"), "--train", *bare, "--suite", "full"]) == 0
+        assert [each.engine_name for each in started] == ["evaluate"]
+        why = "left out, the images of TRAIN have no labels"
+        assert notes == [f"linear_sweep, attentive_sweep: {why}", f"finetune: {why}"]
 
 
 @pytest.mark.slow

@@ -17,9 +17,12 @@ from sslengine.engines.on_images import ON_IMAGES
 from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
+from sslengine.evaluation.knn import knn_within
 from sslengine.evaluation.options import DEFAULT_LABEL_FREE, PROTOCOLS
 from sslengine.evaluation.store import Store
+from sslengine.evaluation.versions import VERSIONS
 from tests.data.pictures import write_picture
+from tests.engines.rows import expect_complete
 from tests.engines.runs import make_run, screen
 
 SHAPES: dict[str, Any] = {
@@ -173,6 +176,72 @@ def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
     assert judged("without")[1] == scores
 
 
+@pytest.mark.parametrize("split", ["TRAIN", "TEST"])
+def test_a_split_of_which_no_image_has_a_label(split: str, tmp_path: Path) -> None:
+    """All labels in a .npy are -1: as images without labels, and a note."""
+    labels = {name: tmp_path / f"{name}.npy" for name in ("TRAIN", "TEST")}
+    for name, path in labels.items():
+        numbers = np.arange(5000 if name == "TRAIN" else 2000)
+        np.save(path, numbers * 0 - 1 if name == split else numbers % 2)
+    given = {**FROZEN, "DATA__TRAIN__LABEL_SOURCES": ["disk_filelist"],
+             "DATA__TRAIN__LABEL_PATHS": [str(labels["TRAIN"])],
+             "DATA__TEST": {**FROZEN["DATA__TEST"], "LABEL_SOURCES": ["disk_filelist"],
+                            "LABEL_PATHS": [str(labels["TEST"])]}}  # fmt: skip
+    train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
+    evaluate(make_run(tmp_path, "evaluate", **given, EVALUATE__PROTOCOLS=["few_labels"]))
+    report, scores = _scores(tmp_path)
+    assert report["notes"][0] == f"no image of {split} has a label: what needs them is left out"
+    assert report["chance"] == (None if split == "TRAIN" else 50.0)
+    for score in scores.values():
+        # With labels of TRAIN alone each image is classified by the others.
+        assert bool(score["knn"]) == (split == "TEST")
+        assert (score["linear"], score["protocols"]) == (None, {})
+        assert score["label_free"]["rankme"]["n"] == score["about"]["images"]["train"] == 60
+    assert not (tmp_path / "few_labels").exists() or split == "TEST"
+
+
+def test_without_test_images_each_training_image_by_the_others(tmp_path: Path) -> None:
+    train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
+    run = make_run(tmp_path, "evaluate", **{**FROZEN, "DATA__TEST": {"DATA_SOURCES": []}})
+    evaluate(run)
+    report, scores = _scores(tmp_path)
+    (store,) = (each for each in map(Store.read, _stores(tmp_path)) if each.layers == ["16x16"])
+    pixels = store.layer("16x16").tensor().flatten(1)
+    assert report["chance"] == pytest.approx(100 * float(store.targets.bincount().max()) / 60)
+    for k in (1, 5):
+        expected = knn_within(pixels, store.targets, [k])[k]
+        assert scores["raw pixels"]["knn"][str(k)] == pytest.approx(expected)
+    assert scores["trained"]["about"]["knn_on"] == "TRAIN, each image by the others"
+    assert "kNN: without test labels each image of TRAIN is classified by the others" in screen(run)
+
+
+def _stores(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.rglob("manifest.json")]
+
+
+def test_features_that_float16_cannot_hold(tmp_path: Path) -> None:
+    """Those of one network: the others are scored, the note says what to do."""
+    train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
+    path = tmp_path / "checkpoints" / "checkpoint.torch"
+    kept = torch.load(path, weights_only=False)
+    trunk = kept["classy_state_dict"]["base_model"]["model"]["trunk"]
+    last = [name for name in trunk if name.endswith("bn2.weight")][-1]
+    trunk[last] *= 1e7
+    torch.save(kept, tmp_path / "large.torch")
+    file = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": str(tmp_path / "large.torch")}
+    evaluate(make_run(tmp_path, "evaluate", **FROZEN, **file, EVALUATE__DTYPE="float16"))
+    report, scores = _scores(tmp_path)
+    assert [len(score["knn"]) for score in scores.values()] == [0, 2, 2]
+    for what in ("Nearest neighbours", "Linear probe"):
+        (note,) = [each for each in report["notes"] if what in each]
+        assert note.startswith(f"trained, flatten: {what}: some training features are NaN or inf")
+        assert "config.EVALUATE.DTYPE=bfloat16" in note
+    evaluate(make_run(tmp_path, "evaluate", **FROZEN, **file, EVALUATE__DTYPE="bfloat16"))
+    report, scores = _scores(tmp_path)
+    assert [len(score["knn"]) for score in scores.values()] == [2, 2, 2]
+    assert not any("NaN" in each for each in report["notes"])
+
+
 def test_neighbours_are_saved_before_a_probe_is_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +303,7 @@ def test_a_reference_several_seeds_and_a_published_protocol(
     assert scores["trained"]["about"]["chosen_on"] == {"linear": "10 of 60 training images"}
     seeds = scores["untrained"]
     drawn = seeds["about"]["values"]["knn_10"]
-    assert len(drawn) == seeds["about"]["seeds"] == 3
+    assert len(drawn) == seeds["about"]["number_of_seeds"] == len(seeds["about"]["seeds"]) == 3
     assert seeds["knn"]["10"] == pytest.approx(np.mean(drawn))
     half = stats.t.ppf(0.975, 2) * np.std(drawn, ddof=1) / np.sqrt(3)
     wanted = [np.mean(drawn) - half, np.mean(drawn) + half]
@@ -258,9 +327,16 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
     """Those that have too few images say so; the others have metrics."""
     train(make_run(tmp_path, **SHAPES))
     names = ["few_shot_knn", "svm", "retrieval"]
-    run = make_run(tmp_path, "evaluate", **FROZEN, EVALUATE__PROTOCOLS=names)
+    resized = [{"name": "Resize", "size": 16}, {"name": "ToTensor"}]
+    given = {**FROZEN, "DATA__TRAIN__TRANSFORMS": resized,
+             "DATA__TEST": {**FROZEN["DATA__TEST"], "TRANSFORMS": resized}}  # fmt: skip
+    run = make_run(tmp_path, "evaluate", **given, EVALUATE__PROTOCOLS=names)
     evaluate(run)
-    _, scores = _scores(tmp_path)
+    report, scores = _scores(tmp_path)
+    expect_complete(report)
+    view = scores["trained"]["about"]["view"]
+    assert view == [{**resized[0], "interpolation": "bilinear"}, {"name": "ToTensor"}]
+    assert scores["trained"]["protocols"]["few_shot_knn"]["seeds"] == [0, 1, 2, 3, 4]
     for score in scores.values():
         assert list(score["protocols"]) == names
         for name, found in score["protocols"].items():
@@ -277,6 +353,7 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
 
 def test_every_protocol_that_a_config_may_name_is_there() -> None:
     assert (*COMPUTE, *ON_IMAGES) == PROTOCOLS
+    assert {*PROTOCOLS} <= {*VERSIONS}
 
 
 def test_a_protocol_that_is_misspelt(tmp_path: Path) -> None:

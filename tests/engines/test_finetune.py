@@ -27,6 +27,7 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
+from tests.engines.rows import expect_complete
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.engines.test_evaluate import FROZEN, SHAPES
 from tests.ranks import RankPool
@@ -173,6 +174,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert "resumed from" in screen(run)
     whole, cut_rows = (_rows(tmp_path / name)["trained"] for name in ("whole", "cut"))
     assert {**cut_rows, "weights": ""} == {**whole, "weights": ""}
+    expect_complete({"scores": [], "swept": [], "finetuned": [whole]})
     ends = [_trunk(tmp_path / name / whole["folder"]) for name in ("whole", "cut")]
     assert all(torch.equal(ends[0][name], each) for name, each in ends[1].items())
     # Complete: read, not trained again.

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import os
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from sslengine.data.options import split_options
+from sslengine.data.sources.base import build_sources
+from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.features import pixels
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.evaluation import store as module
 from sslengine.evaluation.store import Store
+from sslengine.testing.ranks import RankError
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run, screen
 from tests.ranks import RankPool
@@ -55,7 +64,49 @@ def on_rank(folder: Path, photos: Path) -> int:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.npy")}
+    found = [path for path in folder.rglob("*") if path.suffix in (".npy", ".csv", ".json")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def killed_on_rank(folder: Path, photos: Path, files: int) -> None:
+    """SIGKILL in the middle of a file, after so many; another rank waits for this one."""
+    save, left = module._save, [files]
+
+    def half(file: BinaryIO, rows: Tensor) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            save(file, rows)
+            return
+        whole = io.BytesIO()
+        save(whole, rows)
+        file.write(whole.getvalue()[: whole.tell() // 2])
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank() == world_size() - 1:
+        module._save = half
+    stored(folder, photos)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "files"),
+    [(1, 4), (2, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+        (1, 0), (1, 6), (1, 11), (2, 0), (2, 4)))],
+)  # fmt: skip
+def test_killed_in_the_middle_of_a_file(
+    ranks: int, files: int, alone: tuple[Path, StoredSplit], photos: Path, tmp_path: Path
+) -> None:
+    """A shard has six files: features, targets and indices of two networks."""
+    with pytest.raises(RankError), RankPool(ranks) as pool:
+        pool.run(killed_on_rank, tmp_path, photos, files)
+    halves = [*tmp_path.rglob("*.tmp")]  # another rank is ended by the pool, wherever it is
+    assert any(each.stat().st_size > 0 for each in halves)
+    before = contents(tmp_path)
+    whole = contents(alone[0])
+    assert before.items() < whole.items()
+    with RankPool(ranks) as pool:
+        pool.run(on_rank, tmp_path, photos)
+    assert contents(tmp_path) == whole
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +127,43 @@ def test_a_row_for_each_image_that_can_be_read(alone: tuple[Path, StoredSplit]) 
     assert means.targets.tolist() == [0] * 10 + [1] * 8
     rows: Tensor = found.stores["pixels"].layer("16x16").tensor().view(-1, 3, 256).mean(2)
     torch.testing.assert_close(rows, means.layer("mean").tensor())
+
+
+def test_each_row_has_the_number_and_the_path_of_its_image(
+    alone: tuple[Path, StoredSplit],
+) -> None:
+    """Below the folder of the images; another program reads the tables."""
+    folder, found = alone
+    wanted = [f"{'ab'[number % 2]}/{number:02d}.png" for number in range(IMAGES) if number != 5]
+    assert found.stores["means"].paths == sorted(wanted)
+    rows: list[list[str]] = []
+    for path in sorted(found.stores["pixels"].folder.glob("*.rows.csv")):
+        with path.open(newline="") as file:
+            head, *more = csv.reader(file)
+        assert head == ["index", "path"]
+        rows += more
+    assert [path for _, path in rows] == sorted(wanted)
+    assert [int(index) for index, _ in rows] == found.stores["means"].indices.tolist()
+    assert not any(
+        b"ab" in each and str(folder).encode() in each for each in contents(folder).values()
+    )
+
+
+def test_names_of_images_that_are_no_files(tmp_path: Path) -> None:
+    """Of a list: as it has them. Of a tar: the member. Of drawn images what they are called."""
+    source = build_sources(split_options(DATA_SOURCES=["shapes"], DATA_LIMIT=4), "TRAIN")[0]
+    assert source.relative_path(3) == source.path(3) == "image 3 of ShapesSource"
+    (tmp_path / "some").mkdir()
+    listed = [str(write_picture(tmp_path / "some" / f"{n}, ü.png", n)) for n in range(3)]
+    np.save(tmp_path / "list.npy", np.array(listed))
+    given = {"DATA_SOURCES": ["disk_filelist"], "DATA_PATHS": [str(tmp_path / "list.npy")],
+             "LABEL_SOURCES": [], "LABEL_TYPE": "sample_index"}  # fmt: skip
+    found = stored(tmp_path / "run", tmp_path, MEANS, **given)[0].stores["means"]
+    assert found.paths == listed
+    (tmp_path / "list.csv").write_text("path\n" + "\n".join(f'"some/{n}, ü.png"' for n in range(3)))
+    given |= {"DATA_SOURCES": ["csv_filelist"], "DATA_PATHS": [str(tmp_path / "list.csv")]}
+    found = stored(tmp_path / "run", tmp_path, MEANS, **given)[0].stores["means"]
+    assert found.paths == [f"some/{n}, ü.png" for n in range(3)]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, UnexpectedResultError
 from sslengine.launch import cli
 from sslengine.launch.widths import settle_widths
+from sslengine.monitor.history import columns
+from sslengine.monitor.history import read as read_records
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
+from tests.engines.rows import expect_complete
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.integration.test_several_classes import several_classes, write_images
 from tests.ranks import RankPool
+from tests.tail import slow_but
 
 SIDE = 16
 TRUNK: dict[str, Any] = {
@@ -110,11 +115,16 @@ def test_heads_do_not_depend_on_each_other(trained: Path, tmp_path_factory: Any)
     assert torch.equal(*found)
 
 
-@pytest.mark.slow
-def test_it_goes_on_after_a_kill(trained: Path, tmp_path_factory: Any) -> None:
+@pytest.mark.parametrize(
+    "grid", [{"LR": [0.1, 1.0], "SELECT_ON": "test"},
+             pytest.param(HEAD_SWEEP["HEAD_SWEEP"], marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_it_goes_on_after_a_kill(
+    grid: dict[str, Any], trained: Path, tmp_path_factory: Any
+) -> None:
     whole = tmp_path_factory.mktemp("whole")
     weights = str(trained / "checkpoints" / "checkpoint.torch")
-    given = {**HEAD_SWEEP, "MODEL__WEIGHTS_INIT__PARAMS_FILE": weights}
+    given = {**HEAD_SWEEP, "HEAD_SWEEP": grid, "MODEL__WEIGHTS_INIT__PARAMS_FILE": weights}
     sweep(make_run(whole, "sweep", **given))
     cut = {**given, "HOOKS__EXTRA": [{"name": "test_power_cut", "after": 6}]}
     other = tmp_path_factory.mktemp("cut")
@@ -254,7 +264,9 @@ def test_images_of_several_classes(tmp_path: Path) -> None:
     assert _report(tmp_path)["test"] == high["test"]
     (line,) = [each for each in screen(run).splitlines() if "linear_sweep" in each]
     assert line.split()[:2] == ["linear_sweep", "mAP"]
-    swept = json.loads((tmp_path / "evaluation.json").read_text())["swept"]
+    report = json.loads((tmp_path / "evaluation.json").read_text())
+    expect_complete({"scores": [], **report})
+    swept = report["swept"]
     assert [row["features"] for row in swept] == ["trained", "untrained"]
     assert swept[0]["metrics"] == {"mAP": high["test"]}
 
@@ -274,14 +286,80 @@ def test_what_cannot_be(trained: Path, tmp_path_factory: Any) -> None:
         sweep(make_run(trained, "sweep", **unlabelled))
 
 
-def _on_ranks(folder: str) -> None:
-    sweep(make_run(Path(folder), "sweep", **HEAD_SWEEP, DISTRIBUTED__NUM_PROC_PER_NODE=2))
+RATES = {
+    "lr": {
+        "auto_lr_scaling": {"auto_scale": True, "base_value": 1.0, "base_lr_batch_size": 256},
+        "name": "cosine", "start_value": 1.0, "end_value": 0.0, "update_interval": "step",
+    },
+}  # fmt: skip
+GLOBAL = 12  # images of a step
 
 
-@pytest.mark.slow
-def test_two_ranks(trained: Path, two_ranks: RankPool) -> None:
-    two_ranks.run(_on_ranks, str(trained))
-    assert len(_report(trained)["heads"]) == 6
+def _on_ranks(folder: Path, weights: str, ranks: int, **grid: Any) -> None:
+    given = {**HEAD_SWEEP, "HEAD_SWEEP": {**HEAD_SWEEP["HEAD_SWEEP"], **grid}, "LOG_FREQUENCY": 1,
+             "DATA__TRAIN__BATCHSIZE_PER_REPLICA": GLOBAL // ranks,
+             "OPTIMIZER__param_schedulers": RATES}  # fmt: skip
+    sweep(make_run(folder, "sweep", **given, DISTRIBUTED__NUM_PROC_PER_NODE=ranks,
+                   MODEL__WEIGHTS_INIT__PARAMS_FILE=weights))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks", "grid"),
+    [(2, {"SELECT_ON": "test"}),
+     *(pytest.param(each, {}, marks=pytest.mark.slow) for each in (2, 4))],
+)  # fmt: skip
+def test_heads_and_their_rates_are_those_of_one_rank(
+    ranks: int, grid: dict[str, Any], trained: Path, tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    """With the same images in a step. Features of other batch sizes are rounded otherwise."""
+    weights = str(trained / "checkpoints" / "checkpoint.torch")
+    one, several = tmp_path / "one", tmp_path / "several"
+    _on_ranks(one, weights, 1, **grid)
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    pool.run(partial(_on_ranks, several, weights, ranks, **grid))
+    heads = _heads(one)
+    assert len(heads) == 2 * 6
+    for name, each in _heads(several).items():
+        torch.testing.assert_close(each, heads[name], rtol=1e-4, atol=1e-6)
+    rates = [columns(read_records(next(each.glob("sweep/linear-*"))))["lr"]
+             for each in (one, several)]  # fmt: skip
+    assert rates[0] == rates[1]
+    assert rates[0][0] == pytest.approx(10.0 * GLOBAL / 256)  # the largest of the heads
+    assert _report(several)["heads"] == [
+        {**each, **{name: pytest.approx(each[name]) for name in ("chosen_on", "test")}}
+        for each in _report(one)["heads"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    slow_but(
+        [("linear", 4)],
+        [("linear", 4), ("attentive", 4), ("mae", 4), ("lejepa", 1), ("vjepa", 1)],
+    ),
+)
+def test_published_rates_follow_the_images_of_a_step(name: str, factor: int) -> None:
+    """1,024 images of one rank, shared by four, and of each of four. Two recipes have fixed rates."""
+    highest = []
+    for ranks, images in ((1, 1024), (4, 256), (4, 1024)):
+        run = settle_widths(resolve([
+            "config=quickstart/mae", f"+config/benchmark/sweep={name}",
+            f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={images}",
+            f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+            "config.DATA.TRAIN.LABEL_SOURCES=[shapes]",
+            "config.DATA.TEST={DATA_SOURCES: [shapes], LABEL_SOURCES: [shapes], DATA_LIMIT: 20}",
+            "config.MODEL.TRUNK.VISION_TRANSFORMERS.USE_CLASS_TOKEN=true",
+        ]))  # fmt: skip
+        options = read(run.config, OptimizerOptions)
+        optimizer = build_optimizer(torch.nn.Linear(2, 2), options, torch.device("cpu"), 10)
+        rates = []
+        for where in (0.0, 0.1, 0.12):  # before, at and after the end of a warm-up
+            optimizer.schedule(where)
+            rates.append(optimizer.param_groups[0]["lr"])
+        highest.append(max(rates))
+    assert highest[1] == pytest.approx(highest[0])
+    assert highest[2] == pytest.approx(factor * highest[0])
 
 
 @pytest.mark.slow

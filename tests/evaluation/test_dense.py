@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from scipy import stats  # type: ignore[import-untyped]
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, jaccard_score
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import StandardScaler
 
-from sslengine.evaluation.dense import Confusion, Patches, dense
+from sslengine.evaluation.dense import PENALTIES, Confusion, Patches, dense
 
 
 def test_jaccard_is_that_of_scikit_learn() -> None:
@@ -51,6 +57,70 @@ def test_neighbours_answer_pixels_and_the_linear_one_patches() -> None:
     found = dense(maps, whole, maps, whole)
     assert found.metrics["linear mIoU"] == 100
     assert found.metrics["linear accuracy"] == 100
+
+
+def _as_rows(maps: torch.Tensor, masks: torch.Tensor) -> tuple[Any, Any, Any]:
+    """Of 2 x 2 pixels: features, pixels and numbers of the images of all patches."""
+    count, width, high, wide = maps.shape
+    features = maps.permute(0, 2, 3, 1).reshape(-1, width).numpy()
+    parts = masks.numpy().reshape(count, high, 2, wide, 2).transpose(0, 1, 3, 2, 4)
+    return features, parts.reshape(-1, 4), np.repeat(np.arange(count), high * wide)
+
+
+def _noisy(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps that say roughly what the masks of four classes show, in steps of a patch and within."""
+    draw = torch.Generator().manual_seed(seed)
+    kinds = torch.randint(0, 4, (count, 5, 5), generator=draw)
+    masks = kinds.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    other = torch.randint(0, 4, masks.shape, generator=draw)
+    masks = torch.where(torch.rand(masks.shape, generator=draw) < 0.15, other, masks)
+    noise = 0.7 * torch.randn(count, 6, 5, 5, generator=draw)
+    return torch.eye(4, 6)[kinds].permute(0, 3, 1, 2) + noise, masks
+
+
+def test_the_whole_protocol_is_that_of_scikit_learn() -> None:
+    """What is chosen on the held-out images, and the answers for the test images, pixel by pixel."""
+    known, judged = _noisy(30, 0), _noisy(8, 1)
+    found = dense(*known, *judged)
+    features, pixels, image = _as_rows(*known)
+    tested, wanted, _ = _as_rows(*judged)
+    scale = StandardScaler().fit(features)
+    features, tested = (scale.transform(each) for each in (features, tested))
+    held = torch.randperm(30, generator=torch.Generator().manual_seed(0))[:3].numpy()
+    inside = np.isin(image, held)
+
+    def knn(k: int, metric: str, some: Any, rows: Any) -> Any:
+        """A vote for each pixel of a patch; of equal ones the lowest class."""
+        name = {"euclid": "euclidean"}.get(metric, metric)
+        judge = KNeighborsClassifier(k, metric=name, algorithm="brute")
+        return judge.fit(features[some], pixels[some]).predict(rows)
+
+    def linear(penalty: float, some: Any, rows: Any) -> Any:
+        most = stats.mode(pixels[some], axis=1).mode
+        judge = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=5000)
+        return np.repeat(judge.fit(features[some], most).predict(rows)[:, None], 4, 1)
+
+    def miou(answers: Any, truth: Any) -> float:
+        return 100 * jaccard_score(truth.ravel(), answers.ravel(), average="macro")
+
+    every = np.full(len(image), True)
+    settings = [(k, metric) for metric in ("cosine", "euclid") for k in (1, 3, 10, 30)]
+    tried = {each: miou(knn(*each, ~inside, features[inside]), pixels[inside]) for each in settings}
+    assert found.details["kNN"] == max(tried, key=lambda each: tried[each])
+    answers = knn(*found.details["kNN"], every, tested)
+    assert found.metrics["kNN mIoU"] == pytest.approx(miou(answers, wanted), rel=1e-9)
+    assert found.metrics["kNN accuracy"] == pytest.approx(100 * (answers == wanted).mean())
+    scored = {each: miou(linear(each, ~inside, features[inside]), pixels[inside])
+              for each in PENALTIES}  # fmt: skip
+    chosen = found.details["linear"]
+    # Fitted in single precision: a patch on the boundary may be answered otherwise.
+    assert scored[chosen] > max(scored.values()) - 1
+    answers = linear(chosen, every, tested)
+    assert found.metrics["linear mIoU"] == pytest.approx(miou(answers, wanted), abs=1)
+    assert found.metrics["linear accuracy"] == pytest.approx(
+        100 * (answers == wanted).mean(), abs=1
+    )
+    assert 30 < found.metrics["linear mIoU"] < 90
 
 
 def test_ignored_pixels_neither_vote_nor_count() -> None:

@@ -9,12 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslengine.engines.scoring import Asked, Sets
 from sslengine.evaluation.features import Rows
 from sslengine.evaluation.knn import knn_curve, knn_scores_curve
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
 from sslengine.evaluation.logistic import fit
-from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.options import (
+    EvaluateOptions,
+    LinearProbeOptions,
+    NearestNeighborOptions,
+    SvmOptions,
+)
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.labelled import retrieval, view_retrieval
 from sslengine.evaluation.samples import Samples, standardisation
@@ -83,6 +89,28 @@ def stored(tmp_path: Path) -> Path:
         rows = torch.tensor(shard.images)
         store.write(shard, {"f": features[rows]}, labels[rows], rows)
     return tmp_path
+
+
+def _among_themselves(rows: int) -> tuple[dict[int, float], dict[int, float], list[str]]:
+    features, labels = noisy()
+    neighbours = NearestNeighborOptions(TOPK=[1, 5, 200])
+    asked = Asked(EvaluateOptions(), neighbours, LinearProbeOptions(), SvmOptions())
+    notes: list[str] = []
+    sets = [Sets("some", "f", features[:rows], labels[:rows])]
+    (score,) = asked.by_labels(sets, notes.append, lambda _: None)
+    return score.knn, score.knn_top5, notes
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_share_images_that_are_classified_by_the_others(
+    count: int, request: pytest.FixtureRequest
+) -> None:
+    pool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[count])
+    for rows in (3, 150):
+        one = _among_themselves(rows)
+        assert len({*one[0].values()}) > 1 or rows == 3
+        assert any(f"only {rows - 1} training images" in each for each in one[2])
+        assert pool.run(_among_themselves, rows) == [one] * count
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])

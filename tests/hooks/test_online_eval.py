@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sslengine.checkpoint import files
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
 from sslengine.evaluation.spread import rankme
+from sslengine.monitor.history import columns, read
 from sslengine.predictor import Predictor
 from sslengine.testing.state import differences, flat
 from tests.engines.runs import PowerCut, make_run
@@ -31,6 +33,9 @@ ONLINE = {
     "EVERY": 2, "WHAT": ["knn", "probe", "label_free"], "IMAGES": 40, "TOPK": [1, 5],
     "LABEL_FREE": ["rankme", "uniformity"],
 }  # fmt: skip
+CUT: dict[str, Any] = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 5}]}
+EACH_STEP: dict[str, Any] = {"LOG_FREQUENCY": 1}  # a record of each step's loss
+TEACHER: dict[str, Any] = {**DINO, "DATA__TRAIN__DATA_LIMIT": 24}
 NAMES = {"knn_1", "knn_5", "linear", "rankme", "uniformity"}
 
 
@@ -60,21 +65,40 @@ def test_every_second_phase_and_the_last(tmp_path: Path) -> None:
     assert found[1] != found[2]
 
 
-def test_the_run_does_not_change_by_a_bit(tmp_path: Path) -> None:
-    """Weights, optimizer, batch norm and random streams. With loader workers, and dropout's draws."""
-    plain = state(trained(tmp_path / "plain"))
-    watched = state(trained(tmp_path / "watched", HOOKS__ONLINE_EVAL={**ONLINE, "EVERY": 1}))
-    assert any("rng.torch" in name for name in flat(plain))
-    assert differences(flat(plain), flat(watched)) == []
+def expect_no_trace(plain: Path, watched: Path) -> None:
+    """The same weights, optimizer, batch norm, random streams and losses of each step, to the bit."""
+    one, other = flat(state(plain)), flat(state(watched))
+    assert any("rng.torch" in name for name in one)
+    assert differences(one, other) == []
+    assert online(plain) == {}
+    assert online(watched)
+    losses = [columns(read(each))["loss"] for each in (plain, watched)]
+    assert losses[0] == losses[1] != []
 
 
-def test_killed_and_resumed_it_finds_the_same(tmp_path: Path) -> None:
-    whole = online(trained(tmp_path / "whole", HOOKS__ONLINE_EVAL=ONLINE))
-    cut = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 5}],
-           "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}  # fmt: skip
+@pytest.mark.parametrize("method", [{}, TEACHER], ids=["simclr", "dino's teacher"])
+def test_the_run_does_not_change_by_a_bit(method: dict[str, Any], tmp_path: Path) -> None:
+    """With loader workers, and dropout's draws."""
+    plain = trained(tmp_path / "plain", **EACH_STEP, **method)
+    watched = {**ONLINE, "EVERY": 1}
+    expect_no_trace(
+        plain, trained(tmp_path / "watched", **EACH_STEP, **method, HOOKS__ONLINE_EVAL=watched)
+    )
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param({}, id="simclr"),
+               pytest.param(TEACHER, id="dino's teacher", marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_killed_and_resumed_it_finds_the_same(method: dict[str, Any], tmp_path: Path) -> None:
+    """And the run is the one that nobody watched, and that was not killed."""
+    every = {**EACH_STEP, **method, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}
+    watched = {**every, "HOOKS__ONLINE_EVAL": ONLINE}
+    whole = online(trained(tmp_path / "whole", **watched))
     with pytest.raises(PowerCut):
-        trained(tmp_path / "cut", HOOKS__ONLINE_EVAL=ONLINE, **cut)
-    assert online(trained(tmp_path / "cut", HOOKS__ONLINE_EVAL=ONLINE)) == whole
+        trained(tmp_path / "cut", **watched, **CUT)
+    assert online(trained(tmp_path / "cut", **watched)) == whole
+    expect_no_trace(trained(tmp_path / "plain", **every), tmp_path / "cut")
 
 
 def test_the_neighbours_are_those_of_the_predictors_features(tmp_path: Path) -> None:
@@ -91,15 +115,28 @@ def test_the_neighbours_are_those_of_the_predictors_features(tmp_path: Path) -> 
     assert online(folder)[2]["knn_1"] == pytest.approx(100 * right / 60)
 
 
-def on_rank(folder: Path) -> None:
-    trained(folder, HOOKS__ONLINE_EVAL=ONLINE, DATA__TRAIN__BATCHSIZE_PER_REPLICA=2,
-            DISTRIBUTED__NUM_PROC_PER_NODE=2, OPTIMIZER__num_epochs=1)  # fmt: skip
+def on_rank(folder: Path, **changes: Any) -> None:
+    trained(folder, **EACH_STEP, **TEACHER, DATA__TRAIN__BATCHSIZE_PER_REPLICA=2,
+            DISTRIBUTED__NUM_PROC_PER_NODE=2, OPTIMIZER__num_epochs=2, **changes)  # fmt: skip
 
 
-def test_at_two_ranks(tmp_path: Path) -> None:
-    with RankPool(2) as pool:
-        pool.run(on_rank, tmp_path)
-    assert set(online(tmp_path)[0]) == NAMES
+def test_at_two_ranks(tmp_path: Path, two_ranks: RankPool) -> None:
+    watched = {**ONLINE, "IMAGES": 20}
+    two_ranks.run(on_rank, tmp_path / "plain")
+    two_ranks.run(partial(on_rank, HOOKS__ONLINE_EVAL=watched), tmp_path / "watched")
+    expect_no_trace(tmp_path / "plain", tmp_path / "watched")
+    assert {name for each in online(tmp_path / "watched").values() for name in each} == NAMES
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_at_two_ranks(tmp_path: Path, two_ranks: RankPool) -> None:
+    watched = {"HOOKS__ONLINE_EVAL": {**ONLINE, "EVERY": 1, "IMAGES": 20},
+               "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}  # fmt: skip
+    with pytest.raises(Exception, match="PowerCut"):
+        two_ranks.run(partial(on_rank, **watched, **CUT), tmp_path / "cut")
+    two_ranks.run(partial(on_rank, **watched), tmp_path / "cut")
+    two_ranks.run(partial(on_rank, CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=1), tmp_path / "plain")
+    expect_no_trace(tmp_path / "plain", tmp_path / "cut")
 
 
 @pytest.mark.parametrize("network", ["auto", "student", "teacher"])
@@ -117,13 +154,34 @@ def test_the_network_that_the_method_is_judged_by(network: str, tmp_path: Path) 
     assert online(tmp_path)[last]["rankme"] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_the_best_checkpoint_by_it(tmp_path: Path) -> None:
-    best = {"METRIC": "train.online.uniformity", "MODE": "min"}
-    trained(tmp_path, HOOKS__ONLINE_EVAL={**ONLINE, "EVERY": 1}, CHECKPOINT__BEST=best)
+@pytest.mark.parametrize(
+    ("metric", "mode", "name"),
+    [("train.online.uniformity", "min", "uniformity"), ("online.knn5", "max", "knn_5")],
+)
+def test_the_best_checkpoint_by_it(
+    metric: str, mode: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the last two of four phases; the others are not evaluated, which is no mistake."""
+    best = {"METRIC": metric, "MODE": mode}
+    more = {"OPTIMIZER__num_epochs": 5, "HOOKS__ONLINE_EVAL": {**ONLINE, "LABEL_FREE": [
+        "rankme", "uniformity"]}}  # fmt: skip
+    trained(tmp_path, **more, CHECKPOINT__BEST=best)
     found = online(tmp_path)
-    lowest = min(found, key=lambda phase: found[phase]["uniformity"])
+    assert list(found) == [1, 3, 4]
     (kept,) = (tmp_path / "checkpoints").glob("best*.torch*")
-    assert str(lowest) in kept.resolve().name
+    wanted = (min if mode == "min" else max)(each[name] for each in found.values())
+    # Of equally good ones the newest.
+    phase = max(phase for phase, each in found.items() if each[name] == wanted)
+    assert kept.resolve().stem.endswith(f"phase{phase}")
+    assert "there is no metric" not in caplog.text
+
+
+def test_a_run_ends_early_by_it(tmp_path: Path) -> None:
+    """Phases without an evaluation do not count."""
+    stopping = {"MONITOR": "online.rankme", "MODE": "max", "PATIENCE": 1, "MIN_DELTA": 1e9}
+    trained(tmp_path, OPTIMIZER__num_epochs=9, HOOKS__EARLY_STOPPING=stopping,
+            HOOKS__ONLINE_EVAL=ONLINE)  # fmt: skip
+    assert list(online(tmp_path)) == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,11 @@ SMALL = [
 ]
 # As the page has it; `sslengine` is `python -m sslengine`.
 COMMAND = [sys.executable, "-m", "sslengine", "config=whiten", *SMALL]
-JUDGE = ["+config/benchmark/frozen=shapes", "config.DATA.TEST.DATA_LIMIT=100"]
+JUDGE = [
+    "+config/benchmark/frozen=shapes",
+    "config.DATA.TEST.DATA_LIMIT=100",
+    "config.EVALUATE.PROTOCOLS=[]",
+]
 
 
 def _block(text: str, before: str, language: str) -> str:

@@ -18,10 +18,12 @@ random numbers except from its own generators, seeded by the index.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -46,6 +48,8 @@ class DataSource(ABC):
     num_classes: int = 0
     # What these are called, by number; empty where labels are numbers in their own right.
     class_names: Sequence[str] = ()
+    # The folder that all paths begin with, if there is one.
+    root: Path | str = ""
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         """
@@ -90,6 +94,11 @@ class DataSource(ABC):
     def path(self, index: int) -> str:
         """What to call an image in a message: its file, where there is one."""
         return f"image {index} of {type(self).__name__}"
+
+    def relative_path(self, index: int) -> str:
+        """`path` below the source's folder: the same wherever that is."""
+        path = self.path(index)
+        return path.removeprefix(os.path.join(self.root, "")) if self.root else path
 
 
 class EncodedSource(DataSource):

@@ -54,7 +54,7 @@ class FolderSource(EncodedSource):
         index = indexed(
             f"folder, {' '.join(suffixes)}: {self.root.resolve()}",
             f"looking through {self.root}",
-            lambda: find_images(self.root, suffixes),
+            lambda: find_images(Path(self.root), suffixes),
             cached=own(options, IndexOptions).CACHE_INDEX,
         )
         self._files, self._labels = index.paths(), index["labels"]
@@ -101,7 +101,7 @@ class ListedFiles(EncodedSource):
         self._list, self.where = data_path(options, split, position)
         paths = own(options, PathOptions)
         self._old_prefix, self._new_prefix = paths.REMOVE_IMG_PATH_PREFIX, paths.NEW_IMG_PATH_PREFIX
-        self._folder = data_folder(options, split, position) if self.beside_the_list else ""
+        self.root = data_folder(options, split, position) if self.beside_the_list else ""
         self._index = self._indexed(options)
         self._paths = self._index.paths()
 
@@ -133,7 +133,7 @@ class ListedFiles(EncodedSource):
         path = os.fsdecode(self._paths[index])
         if path.startswith(self._old_prefix):
             path = self._new_prefix + path[len(self._old_prefix) :]
-        return os.path.join(self._folder, path)
+        return os.path.join(self.root, path)
 
 
 @register_data_source("disk_filelist")

@@ -1,5 +1,5 @@
-"""`csv_filelist`: a table of images, .csv, .tsv or .parquet, with a column of paths; or a list, .txt,
-with a path in each line.
+"""`csv_filelist`: a table of images, .csv, .tsv or .parquet, with a column of paths; or a list,
+.txt, with a path in each line.
 
 The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
 meant; without them a column of a usual name is taken. Labels are numbers (3, or 3.0), or names,

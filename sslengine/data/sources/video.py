@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +71,7 @@ class VideoSource(DataSource):
             found = indexed(
                 f"folder, {' '.join(VIDEO_SUFFIXES)}: {self.root.resolve()}",
                 f"looking through {self.root}",
-                lambda: find_images(self.root, VIDEO_SUFFIXES),
+                lambda: find_images(Path(self.root), VIDEO_SUFFIXES),
                 cached,
             )
             self._files, labels = found.paths(), found["labels"]

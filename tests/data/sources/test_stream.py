@@ -275,7 +275,11 @@ def test_labels_of_a_stream(
 @pytest.mark.parametrize(
     ("labels", "classes", "message"),
     [
-        (["cat", "cta"], NAMES, r"1.png in .*labelled.tar has the label 'cta'; .* Did you mean 'cat'"),
+        (
+            ["cat", "cta"],
+            NAMES,
+            r"1.png in .*labelled.tar has the label 'cta'; .* Did you mean 'cat'",
+        ),
         ([0, 3], 3, r"1.png in .* has the label '3'; expected a number below 3"),
         ([0, None], 3, r"1.png in .* has no label"),
         ([0, 1], "", r"config.DATA.TRAIN.CLASSES: the labels of a stream are asked for"),
@@ -284,7 +288,9 @@ def test_labels_of_a_stream(
 def test_labels_that_are_no_classes(
     labels: list[Any], classes: Any, message: str, tmp_path: Path
 ) -> None:
-    split = labelled("webdataset_stream", tmp_path, labels, CLASSES=classes, BATCHSIZE_PER_REPLICA=2)
+    split = labelled(
+        "webdataset_stream", tmp_path, labels, CLASSES=classes, BATCHSIZE_PER_REPLICA=2
+    )
     with pytest.raises(DataError, match=message):
         numbers(split)
 

@@ -1,0 +1,17 @@
+"""The version of each protocol, which every row of a report names.
+
+It is raised when the same features would get another number: compare rows of one version alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sslengine.evaluation.options import PROTOCOLS
+
+VERSIONS: Mapping[str, int] = dict.fromkeys(
+    (
+        "knn", "linear", "label_free", *PROTOCOLS,
+        "linear_sweep", "attentive_sweep", "attentive_block_sweep", "finetune",
+    ), 1,
+)  # fmt: skip
