@@ -34,6 +34,10 @@ class DataError(SSLEngineError):
     """A dataset is missing or empty, or differs from the config."""
 
 
+class MissingDataError(DataError, ConfigError):
+    """What was named as data is not there."""
+
+
 class CheckpointError(SSLEngineError):
     """A checkpoint is missing, broken, or of another model."""
 

@@ -32,6 +32,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 _NO_AUTOCAST = nullcontext()
+WITHOUT_FLOAT64 = ("mps",)
 
 
 class Precision:
@@ -218,7 +219,7 @@ def chosen_precision(
 ) -> Precision:
     """Build it from one word, the value of MACHINE.PRECISION."""
     if choice == "auto":
-        choice = _best(device)
+        choice = best(device)
     if choice in ("fp32", "tf32"):
         return Precision()
     if choice not in CHOICES:
@@ -228,16 +229,40 @@ def chosen_precision(
         )
     on_gpu = device.type == "cuda"
     if choice == "fp16" and not on_gpu:
-        raise ConfigError(f"{where}: fp16 requires a GPU. Set bf16, or auto.")
+        raise ConfigError(f"{where}: fp16 requires a CUDA GPU. Set bf16, or auto.")
     if choice == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
         raise ConfigError(f"{where}: this GPU does not support bf16. Set fp16, or auto.")
+    if choice == "bf16" and device.type == "mps" and not _mps_has_bf16():
+        raise ConfigError(f"{where}: bf16 on Apple's GPU requires macOS 14. Set fp32, or auto.")
     return TorchAmp(device, torch.bfloat16 if choice == "bf16" else torch.float16, scaler)
 
 
-def _best(device: torch.device) -> str:
+def best(device: torch.device) -> str:
+    """What `auto` is there."""
     if device.type != "cuda":
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The type in which sums are kept on a device: Apple's GPUs have no float64."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def for_float64(device: torch.device) -> torch.device:
+    """Where float64 is computed: the device, or the CPU in place of one that has none."""
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
+
+
+def moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """The module on the device; its float64 becomes the widest type that the device has."""
+    if device.type in WITHOUT_FLOAT64:
+        module._apply(lambda each: each.float() if each.dtype == torch.float64 else each)
+    return module.to(device)
+
+
+def _mps_has_bf16() -> bool:
+    return torch.backends.mps.is_macos_or_newer(14, 0)
 
 
 def set_kernels(choice: str, benchmark: bool, deterministic: bool) -> None:

@@ -78,13 +78,41 @@ def test_one_word_chooses_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
         choice: chosen_precision(choice, CPU).name for choice in ("auto", "fp32", "tf32", "bf16")
     }
     assert names == {"auto": "fp32", "fp32": "fp32", "tf32": "fp32", "bf16": "bf16"}
-    with pytest.raises(ConfigError, match=r"MACHINE\.PRECISION: fp16 requires a GPU"):
+    with pytest.raises(ConfigError, match=r"MACHINE\.PRECISION: fp16 requires a CUDA GPU"):
         chosen_precision("fp16", CPU)
     for has_bf16, chosen in ((True, "bf16"), (False, "fp16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16: has)
-        assert precision._best(gpu) == chosen
+        assert precision.best(gpu) == chosen
     with pytest.raises(ConfigError, match=r"this GPU does not support bf16. Set fp16, or auto"):
         chosen_precision("bf16", gpu)
+
+
+def test_of_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 as torch's autocast has it there, from macOS 14 on; fp32 if nothing is said."""
+    apple = torch.device("mps")
+    assert chosen_precision("auto", apple).name == "fp32"
+    with pytest.raises(ConfigError, match="fp16 requires a CUDA GPU"):
+        chosen_precision("fp16", apple)
+    for newer in (True, False):
+        monkeypatch.setattr(
+            torch.backends.mps, "is_macos_or_newer", lambda major, minor, newer=newer: newer
+        )
+        if newer:
+            assert chosen_precision("bf16", apple).name == "bf16"
+            continue
+        with pytest.raises(ConfigError, match="bf16 on Apple's GPU requires macOS 14"):
+            chosen_precision("bf16", apple)
+
+
+def test_a_module_with_float64_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of Apple's is played by the CPU."""
+    module = nn.BatchNorm1d(3)
+    module.register_buffer("sums", torch.zeros(3, dtype=torch.float64))
+    assert precision.moved(module, CPU).sums.dtype == torch.float64
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu",))
+    assert precision.widest(CPU) == torch.float32
+    assert precision.moved(module, CPU).sums.dtype == torch.float32
+    assert module.num_batches_tracked.dtype == torch.int64
 
 
 @pytest.mark.parametrize(

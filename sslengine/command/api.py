@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sslengine.command import train as verb
 from sslengine.command.embed import Rows, embed
+from sslengine.command.in_memory import Data, as_files
 from sslengine.command.text import overrides
 from sslengine.export import export
 from sslengine.export.subject import Subject, opened
@@ -36,17 +37,19 @@ class TrainedRun:
 
     def embed(
         self,
-        data: str | Path,
+        data: Data,
         *,
         network: str = AUTO,
         device: str = "auto",
         batch_size: int | None = None,
         workers: int | None = None,
+        image_column: str | None = None,
+        label_column: str | Sequence[str] | None = None,
     ) -> Rows:
         """As `sslengine.embed`."""
         return embed(
             self.folder, data, network=network, device=device, batch_size=batch_size,
-            workers=workers,
+            workers=workers, image_column=image_column, label_column=label_column,
         )  # fmt: skip
 
     def export(
@@ -87,7 +90,7 @@ class Backbone(nn.Module):
 
 
 def train(
-    data: str | Path,
+    data: Data,
     method: str | None = None,
     model: str | None = None,
     *,
@@ -98,6 +101,10 @@ def train(
     batch_size: int | None = None,
     lr: float | None = None,
     val: float | None = None,
+    group: str | None = None,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    length: int | None = None,
     seed: int | None = None,
     device: str = "auto",
     gpus: int | None = None,
@@ -106,25 +113,34 @@ def train(
     pretrained: bool = False,
     weights: str | Path | None = None,
     freeze_trunk: int | None = None,
+    plugins: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     config_dir: Sequence[str] = (),
 ) -> TrainedRun:
-    """`sslengine train` with the options of its --help. values: keys of the config, as `--set`.
+    """`sslengine train` with the options of its --help.
+
+    data: a path; an array of images, N x height x width x channels or N x channels x height x
+        width; or (images, labels).
+    values: keys of the config, as `--set`.
 
     With several GPUs a process is started for each: call it below `if __name__ == "__main__":`.
     """
-    given = verb.make_parser().parse_args([str(data)])
-    vars(given).update(
-        method=method, model=model, recipe=recipe, out=out and str(out), epochs=epochs, size=size,
-        batch_size=batch_size, lr=lr, val=val, seed=seed, device=device, gpus=gpus,
-        precision=precision, workers=workers, pretrained=pretrained, freeze_trunk=freeze_trunk,
-        weights=weights and str(weights), config_dir=list(config_dir),
-        values=overrides(values or {}),
-    )  # fmt: skip
-    arguments, line = verb.choose(given)
-    log.info("%s", line)
-    runs = [settle_widths(run) for run in resolve_all(arguments, given.config_dir, True)]
-    run_all(runs)
+    label_columns = [label_column] if isinstance(label_column, str) else label_column
+    with as_files(data) as files:
+        given = verb.make_parser().parse_args([files.images])
+        vars(given).update(
+            method=method, model=model, recipe=recipe, out=out and str(out), epochs=epochs,
+            size=size, batch_size=batch_size, lr=lr, val=val, group=group, length=length,
+            image_column=image_column, label_column=label_columns, label_file=files.labels,
+            seed=seed, device=device, gpus=gpus, precision=precision, workers=workers,
+            pretrained=pretrained, freeze_trunk=freeze_trunk, plugin=list(plugins),
+            weights=weights and str(weights), config_dir=list(config_dir),
+            values=overrides(values or {}),
+        )  # fmt: skip
+        arguments, line = verb.choose(given)
+        log.info("%s", line)
+        runs = [settle_widths(run) for run in resolve_all(arguments, given.config_dir, True)]
+        run_all(runs)
     return TrainedRun(Path(runs[0].config.CHECKPOINT.DIR))
 
 

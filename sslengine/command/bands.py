@@ -55,9 +55,8 @@ class Bands:
 
 def look(images: Images) -> Bands | None:
     """None for images that RGB of 8 bits holds: one at least of those looked at."""
-    step = max(1, len(images.source) // LOOKED_AT)
     refused = False
-    for row in range(0, len(images.source), step):
+    for row in _some(images, LOOKED_AT):
         try:
             images.source.image(row)
         except SSLEngineError:  # more bits or bands; a broken file raises other errors
@@ -69,10 +68,16 @@ def look(images: Images) -> Bands | None:
     return _measured(images) if refused else None
 
 
+def _some(images: Images, count: int) -> range:
+    """Evenly apart; of a stream the first, for to reach others is to read all before them."""
+    step = 1 if images.is_stream else max(1, len(images.source) // count)
+    return range(0, len(images.source), step)[: count if images.is_stream else None]
+
+
 def _measured(images: Images) -> Bands | None:
     source = images.stored().source
     found = []
-    for row in range(0, len(source), max(1, len(source) // MEASURED)):
+    for row in _some(images, MEASURED):
         with suppress(Exception):
             image: Any = source.image(row)
             if is_array(image):

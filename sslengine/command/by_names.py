@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sslengine.command.api import TrainedRun, train
+from sslengine.command.in_memory import Data, is_data
 from sslengine.data.given import Collate
 from sslengine.python import fit as of_objects
 from sslengine.python.fit import Loss
@@ -24,7 +25,7 @@ from sslengine.python.session import Session
 @overload
 def fit(
     method: str,
-    data: str | Path,
+    data: Data,
     model: str | None = None,
     *,
     recipe: str | None = None,
@@ -34,6 +35,10 @@ def fit(
     batch_size: int | None = None,
     lr: float | None = None,
     val: float | None = None,
+    group: str | None = None,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    length: int | None = None,
     seed: int | None = None,
     device: str = "auto",
     gpus: int | None = None,
@@ -42,6 +47,7 @@ def fit(
     pretrained: bool = False,
     weights: str | Path | None = None,
     freeze_trunk: int | None = None,
+    plugins: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     config_dir: Sequence[str] = (),
 ) -> TrainedRun: ...
@@ -76,7 +82,7 @@ def fit(*given: Any, **options: Any) -> Session | TrainedRun:
         named["method"] = rest.pop(0)
     if rest and "method" in named and "data" not in named:
         named["data"] = rest.pop(0)
-    if "method" in named and isinstance(named.get("data"), str | Path):
+    if isinstance(named.get("method"), str) and is_data(named.get("data")):
         return train(named.pop("data"), named.pop("method"), *rest, **named)
     return of_objects.fit(*given, **options)
 

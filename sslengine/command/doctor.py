@@ -15,12 +15,13 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sslengine import __version__
+from sslengine.command import columns
 from sslengine.errors import listing
 from sslengine.registry import import_dotted
 
@@ -59,6 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         "data", nargs="?", metavar="DATA", help="images, as for `sslengine train`; or a run"
     )
     parser.add_argument("--all", action="store_true", help="open every image")
+    columns.add_columns(parser)
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -69,7 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.data and (Path(given.data) / "metrics.jsonl").is_file():
         found = list(of_run(Path(given.data)))
     else:
-        found = list(of_images(given.data, given.all) if given.data else of_machine())
+        said = columns.of_split(given.image_column, given.label_column).get
+        found = list(of_images(given.data, given.all, said) if given.data else of_machine())
     if given.json:
         print(json.dumps([each._asdict() for each in found], indent=1))
     else:
@@ -87,11 +90,10 @@ def of_machine() -> Iterator[Finding]:
 
     yield Finding("sslengine", __version__)
     yield Finding("torch", torch.__version__)
-    yield Finding("computes on", str(found), "" if found.gpus else _no_gpu())
-    precision = "fp32"
-    if found.gpus:
-        precision = "bf16 with TF32" if torch.cuda.is_bf16_supported() else "fp16"
-    yield Finding("precision auto", precision)
+    yield Finding("computes on", str(found), _no_gpu() if found.device == "cpu" else "")
+    device = torch.device({"gpu": "cuda"}.get(found.device, found.device))
+    precision = import_dotted("sslengine.precision:best")(device)
+    yield Finding("precision auto", f"{precision}{' with TF32' if precision == 'bf16' else ''}")
     yield Finding("workers", found.workers)
     yield from _room()
     for name, use in OPTIONAL.items():
@@ -102,8 +104,6 @@ def of_machine() -> Iterator[Finding]:
 def _no_gpu() -> str:
     import torch
 
-    if torch.backends.mps.is_available():
-        return "Apple's GPU is not used: the engine computes on CUDA or on the CPU."
     return "torch finds no GPU." if torch.version.cuda else "This torch is built without CUDA."
 
 
@@ -136,8 +136,8 @@ def of_run(folder: Path) -> Iterator[Finding]:
     yield Finding(COLLAPSED, len(found))
 
 
-def of_images(given: str, every: bool) -> Iterator[Finding]:
-    found = import_dotted("sslengine.command.images:look")(given)
+def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[Finding]:
+    found = import_dotted("sslengine.command.images:look")(given, said)
     count = len(found.source)
     few = (
         f"fewer than {SMALL_SET}: start from trained weights (--recipe METHOD/continued "

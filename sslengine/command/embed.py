@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sslengine.atomic import write_whole
-from sslengine.command.text import overrides
+from sslengine.command import columns
+from sslengine.command.text import DEVICES, overrides
 from sslengine.errors import DataError, listing, readable
 from sslengine.registry import import_dotted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from sslengine.command.in_memory import Data
 
 
 NAMED = 20  # images that could not be read
@@ -48,8 +51,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("run", type=Path, metavar="RUN", help="the folder of a run")
     add("data", metavar="DATA", help="images, as for `sslengine train`")
     add("--out", type=Path, required=True, metavar="FILE", help=f"ends in {listing(WRITERS)}")
+    columns.add_columns(parser)
     add("--network", choices=("auto", "student", "teacher"), default="auto")
-    add("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    add("--device", choices=DEVICES, default="auto")
     add("--batch-size", type=int, metavar="N")
     add("--workers", type=int, metavar="N", help="processes that load images")
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
@@ -62,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = embed(
         given.run, given.data, network=given.network, device=given.device,
         batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
+        image_column=given.image_column, label_column=given.label_column,
     )  # fmt: skip
     write(rows, given.out)
     print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
@@ -73,26 +78,46 @@ def main(arguments: Sequence[str]) -> int:
 
 def embed(
     run: str | Path,
-    data: str | Path,
+    data: Data,
     *,
     network: str = "auto",
     device: str = "auto",
     batch_size: int | None = None,
     workers: int | None = None,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
     trust_config: bool = False,
 ) -> Rows:
-    """The features of the images at `data`, which a run's trunk computes."""
-    found = import_dotted("sslengine.command.images:look")(str(data))
-    values = {**found.keys(labels=found.has_classes), **ALL_OF_IT}
-    if batch_size is not None:
-        values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
-    if workers is not None:
-        values["DATA.NUM_DATALOADER_WORKERS"] = workers
-    predictor = import_dotted("sslengine.predictor:Predictor")(
-        run, nearest=0, device=device, overrides=overrides(values), network=network,
-        trust_config=trust_config,
-    )  # fmt: skip
-    read = predictor.read_all()
+    """The features of images, which a run's trunk computes.
+
+    data: a path, an array of images, or (images, labels).
+    """
+    own = columns.of_split(image_column, label_column)
+    with import_dotted("sslengine.command.in_memory:as_files")(data) as files:
+        said = columns.of_run(Path(run), files.images, own)
+        found = import_dotted("sslengine.command.images:look")(files.images, said.get, files.labels)
+        values = {**ALL_OF_IT, **found.keys_over(labels=found.has_classes)}
+        if batch_size is not None:
+            values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
+        if workers is not None:
+            values["DATA.NUM_DATALOADER_WORKERS"] = workers
+        predictor = import_dotted("sslengine.predictor:Predictor")(
+            run, nearest=0, device=device, overrides=overrides(values), network=network,
+            trust_config=trust_config,
+        )  # fmt: skip
+        rows = _rows(found, predictor, predictor.read_all())
+    if isinstance(data, str | Path):
+        return rows
+    return rows._replace(paths=[_of_array(path) for path in rows.paths],
+                         unreadable=[_of_array(path) for path in rows.unreadable])  # fmt: skip
+
+
+def _of_array(path: str) -> str:
+    """`image 3` without the file that holds the array for a while."""
+    return path.partition(" of ")[0]
+
+
+def _rows(found: Any, predictor: Any, read: Any) -> Rows:
     numbers = read.indices.tolist()
     names, labels = found.source.class_names, None
     if found.has_classes and read.targets.ndim == 1:

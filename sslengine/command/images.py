@@ -2,78 +2,136 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sslengine import catalog  # noqa: F401 - declares the names of sources
-from sslengine.data.options import SplitOptions
+from sslengine.command.columns import OF_SPLIT
+from sslengine.config.components import keys_of
+from sslengine.data.options import split_options
 from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from sslengine.data.sources.paths import how_far
 from sslengine.data.sources.tables import IMAGE_NAMES, open_table
-from sslengine.errors import DataError, listing
+from sslengine.errors import ConfigError, DataError, MissingDataError, listing
+from sslengine.registry import DATA_SOURCES
 
 BY_ENDING = {
-    ".csv": "csv_filelist", ".tsv": "csv_filelist", ".npy": "array_file", ".npz": "array_file",
-    ".tar": "webdataset", ".gz": "array_file", **dict.fromkeys(VIDEO_SUFFIXES, "video"),
+    ".csv": "csv_filelist", ".tsv": "csv_filelist", ".txt": "csv_filelist", ".npy": "array_file",
+    ".npz": "array_file", ".tar": "webdataset", ".gz": "array_file",
+    **dict.fromkeys(VIDEO_SUFFIXES, "video"),
 }  # fmt: skip
+STREAM = "webdataset_stream"
+
+# The value of a key of DATA.TRAIN that the user has set, or None.
+Said = Callable[[str], Any]
+
+
+def nothing(key: str) -> Any:
+    return None
 
 
 class Images(NamedTuple):
-    path: Path
+    place: str  # a path, a pattern of shards, or their addresses
     source: DataSource
     name: str  # of the source
+    own: Mapping[str, Any]  # what the user has set of its keys
+    label_file: str = ""  # .npy, for a source without labels
+
+    @property
+    def path(self) -> Path:
+        return Path(self.place)
+
+    @property
+    def is_stream(self) -> bool:
+        return self.source.is_stream
 
     @property
     def has_classes(self) -> bool:
-        return self.source.num_classes > 1
+        return bool(self.label_file) or self.source.num_classes > 1
+
+    @property
+    def has_one_class_each(self) -> bool:
+        """Not several classes of an image, and none without a label."""
+        if self.label_file:
+            return bool(np.load(self.label_file, mmap_mode="r").ndim == 1)
+        with suppress(DataError):
+            return self.has_classes and self.source.labels().ndim == 1
+        return False
 
     def stored(self) -> Images:
         """The same images with the values of their files."""
-        options = SplitOptions(
-            DATA_SOURCES=[self.name], DATA_PATHS=[str(self.path)], IMAGE_MODE="stored"
-        )
-        (source,) = build_sources(options, "TRAIN")
-        return self._replace(source=source)
+        return self._replace(source=_source(self.name, self.place, self.own, IMAGE_MODE="stored"))
 
     def keys(self, split: str = "TRAIN", labels: bool = False) -> dict[str, Any]:
         """Keys of the config, without those of another source that were there."""
+        unlabelled = "zero" if self.is_stream else "sample_index"
         made = {
             "DATA_SOURCES": [self.name],
-            "DATA_PATHS": [str(self.path)],
+            "DATA_PATHS": [self.place],
             "LABEL_SOURCES": [self.name] if self.has_classes else [],
-            "LABEL_TYPE": "standard" if labels else "sample_index",
+            "LABEL_TYPE": "standard" if labels else unlabelled,
         }
+        if self.label_file:
+            made |= {"LABEL_SOURCES": ["disk_filelist"], "LABEL_PATHS": [self.label_file]}
         return {f"DATA.{split}.{key}": value for key, value in made.items()}
 
+    def keys_over(self, split: str = "TRAIN", labels: bool = False) -> dict[str, Any]:
+        """On top of the config of a run, whose data may have other columns."""
+        default = split_options(DATA_SOURCES=[self.name])
+        known = keys_of(DATA_SOURCES, [self.name]).intersection(OF_SPLIT)
+        columns = {key: self.own.get(key, getattr(default, key)) for key in sorted(known)}
+        made = {f"DATA.{split}.{key}": value for key, value in columns.items()}
+        return {**self.keys(split, labels), **made}
 
-def look(given: str) -> Images:
-    """Raises if there is no image."""
-    if "://" in given:
-        raise DataError(
-            f"{given}: DATA is a folder or file here. Shards on a server are a stream, for which "
-            f"a config needs the number of images too: config=photos/METHOD "
-            f"config.DATA.TRAIN.DATA_SOURCES=[webdataset_stream], DATA_PATHS, LENGTH, "
-            f"LABEL_TYPE=zero (docs/data_sources.md)."
+
+def look(given: str, said: Said = nothing, label_file: str = "") -> Images:
+    """Raises if there is no image. said: of keys by which a source is read."""
+    place, name = _found(given, said)
+    own = {key: said(key) for key in keys_of(DATA_SOURCES, [name]) if said(key) is not None}
+    if name == STREAM and not own.get("LENGTH"):
+        raise ConfigError(
+            f"{given}: shards on a server are a stream, which does not say how many images it "
+            f"holds. Give the number of images of an epoch: --length N."
         )
-    path = Path(given).expanduser().absolute()
-    if not path.exists():
-        raise DataError(f"{given}: there is no such folder or file: {how_far(path)}")
-    name = source_of(path)
-    (source,) = build_sources(SplitOptions(DATA_SOURCES=[name], DATA_PATHS=[str(path)]), "TRAIN")
+    source = _source(name, place, own)
     if not len(source):
         raise DataError(f"{given}: it holds no image.")
-    return Images(path, source, name)
+    return Images(place, source, name, own, label_file)
 
 
-def source_of(path: Path) -> str:
+def _source(name: str, place: str, own: Mapping[str, Any], **more: Any) -> DataSource:
+    options = split_options(DATA_SOURCES=[name], DATA_PATHS=[place], **own, **more)
+    return build_sources(options, "TRAIN")[0]
+
+
+def _found(given: str, said: Said) -> tuple[str, str]:
+    """The place as a config has it, and the source that reads it."""
+    if "://" in given:
+        return given, STREAM
+    path = Path(given).expanduser().absolute()
+    if path.exists():
+        return str(path), source_of(path, said("IMAGE_COLUMN") or "")
+    if "{" in given and path.suffix == ".tar":
+        return str(path), "webdataset"  # a pattern
+    raise MissingDataError(f"{given}: there is no such folder or file: {how_far(path)}")
+
+
+def source_of(path: Path, image_column: str = "") -> str:
     """The name of the source, by the endings of files."""
     if path.is_dir():
         return _of_folder(path)
     if path.suffix == ".parquet":
-        return "csv_filelist" if _holds_paths(path) else "huggingface_dataset"
+        holds_paths = _holds_paths(path, [image_column.lower()] if image_column else IMAGE_NAMES)
+        return "csv_filelist" if holds_paths else "huggingface_dataset"
+    if path.suffix == ".npy" and _is_list(path):
+        return "disk_filelist"
     if path.suffix not in BY_ENDING:
-        raise DataError(
+        raise ConfigError(
             f"{path}: expected a folder of images, or a file that ends in "
             f"{listing([*BY_ENDING, '.parquet'])}."
         )
@@ -94,8 +152,16 @@ def _of_folder(path: Path) -> str:
     return "video" if first in VIDEO_SUFFIXES else "disk_folder"
 
 
-def _holds_paths(path: Path) -> bool:
+def _holds_paths(path: Path, names_of_images: Sequence[str]) -> bool:
     names, rows = open_table(path)
-    usual = [number for number, name in enumerate(names) if name.lower() in IMAGE_NAMES]
-    first = next(iter(rows(usual[:1])), ("",)) if usual else (b"",)
+    found = [number for number, name in enumerate(names) if name.lower() in names_of_images]
+    first = next(iter(rows(found[:1])), ("",)) if found else (b"",)
     return isinstance(first[0], str)
+
+
+def _is_list(path: Path) -> bool:
+    """Does the array hold paths, and no images?"""
+    with suppress(ValueError, OSError):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return array.ndim == 1 and array.dtype.kind in "SU"
+    return False

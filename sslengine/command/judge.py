@@ -25,7 +25,7 @@ from typing import Any
 from sslengine import catalog
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.judged_parts import start_parts
-from sslengine.command.text import overrides, typed
+from sslengine.command.text import DEVICES, overrides, typed
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--labels", type=Path, nargs="+", metavar="FILE",
         help="their labels, if they are in other files")  # fmt: skip
     add("--out", type=Path, metavar="FILE", help="also write the scores here, as .json")
-    add("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    add("--device", choices=DEVICES, default="auto")
     return parser
 
 

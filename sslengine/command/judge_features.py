@@ -154,10 +154,11 @@ def _note(text: str, notes: list[str]) -> None:
 
 
 def _device(name: str) -> torch.device:
+    """Probes are computed in float64, which Apple's GPUs lack."""
     there = torch.cuda.is_available()
     if name == "gpu" and not there:
         raise ConfigError("--device gpu: torch sees no GPU.")
-    return torch.device("cuda" if there and name != "cpu" else "cpu")
+    return torch.device("cuda" if there and name in ("auto", "gpu") else "cpu")
 
 
 def _console() -> Console:

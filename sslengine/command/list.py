@@ -1,24 +1,27 @@
 """Names that a config, or another verb, may have.
 
     sslengine list methods
-    sslengine list models                 trunks that have their own names
-    sslengine list models 'vit_*'         those, and any of timm's
+    sslengine list models                 trunks of sslengine, and of plugins (--plugin MODULE)
+    sslengine list models 'vit_*dino*'    all that --model takes, timm's and torchvision's too
     sslengine list transforms --json
 
-Of torch.nn a config may name any loss too, of torchvision any transform and model.
+Of torch.nn a config may name any loss too, of torchvision any transform.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 
 from sslengine import catalog, registry
+from sslengine.command.networks import names_of, trunks
 from sslengine.command.recipes import PHOTOS, SMALL, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
 from sslengine.export import FORMATS
+from sslengine.registry import load_plugins
 
 assert catalog  # importing it declares all names
 
@@ -37,7 +40,7 @@ def _formats() -> list[str]:
 
 KINDS: dict[str, Callable[[], Sequence[str]]] = {
     "methods": methods,
-    "models": lambda: registry.TRUNKS.names(),
+    "models": trunks,
     "recipes": _recipes,
     "transforms": lambda: registry.TRANSFORMS.names(),
     "train-steps": lambda: registry.TRAIN_STEPS.names(),
@@ -60,21 +63,34 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("kind", choices=tuple(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="with * and ?, in quotes")
+    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE",
+                        help="a module of yours that registers components")  # fmt: skip
     parser.add_argument("--json", action="store_true")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
+    if given.plugin:
+        sys.path.insert(0, "")  # plugins in the current folder
+        load_plugins(given.plugin, "--plugin")
     names = list(KINDS[given.kind]())
-    if given.kind == "models" and given.pattern:
-        import timm  # and torch, for two seconds
-
-        names += [name for name in timm.list_models() if name not in names]
+    of_libraries = given.kind == "models"
+    if of_libraries and given.pattern:
+        names = list(dict.fromkeys([*names, *names_of("timm"), *names_of("torchvision")]))
     if given.pattern:
         names = [name for name in names if fnmatch(name, given.pattern)]
-    if given.json:
-        print(json.dumps(names))
-        return 0
-    print("\n".join(names))
+    print(json.dumps(names) if given.json else "\n".join(names))
+    if of_libraries and not given.json:
+        print(_of_models(len(names), given.pattern), file=sys.stderr)
     return 0
+
+
+def _of_models(count: int, pattern: str | None) -> str:
+    """Which of them --model takes."""
+    if pattern:
+        return f"{count} networks for --model; of a name that both have timm's: torchvision:NAME"
+    return (
+        f"{count} trunks for --model, and {len(names_of('timm'))} networks of timm's, "
+        f"{len(names_of('torchvision'))} of torchvision's: sslengine list models 'vit_*dino*'"
+    )

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.command.text import DEVICES
 from sslengine.errors import SSLEngineError
 from sslengine.registry import import_dotted
 
@@ -39,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
         default="auto",
         help="of a method with a teacher; auto: the one that the method's authors evaluate",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="a value of the run's config, as config.DATA.TRAIN.DATA_PATHS=[/images]; repeatable",

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sslengine.command.summary import Summary, read
+from sslengine.command.text import DEVICES
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 from sslengine.registry import import_dotted
 
@@ -44,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--views", type=_count(0), default=VIEWS, metavar="N",
         help="augmented views of an image, for LiDAR ... (%(default)s; 0: none)")  # fmt: skip
     add("--network", choices=("auto", "student", "teacher"), default="auto")
-    add("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    add("--device", choices=DEVICES, default="auto")
     add("--workers", type=int, metavar="N", help="processes that load images")
     add("--plugin", action="append", default=[], metavar="MODULE",
         help="a module that registers metrics")  # fmt: skip

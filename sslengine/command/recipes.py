@@ -3,6 +3,7 @@
     --method dino                        configs/photos/dino.yaml, and what fits this machine
     --recipe dino/8gpu                   and configs/forms/8gpu.yaml
     --recipe dino/1gpu/continued         two forms
+    --recipe dinov2/batch64              and configs/batch/dinov2/64.yaml
     --recipe simclr/cpu                  configs/small/simclr.yaml: small images, a CPU
     --recipe quickstart/simclr           any config
 
@@ -12,16 +13,21 @@ A form that names a machine is trained as written: only --method looks at this m
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sslengine.config.compose import compose, search_folders, shipped_configs
+from sslengine.command import columns
+from sslengine.command.networks import Network
+from sslengine.command.text import overrides, typed
+from sslengine.config.compose import Composition, compose, search_folders, shipped_configs
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 
 # Folders of configs: of --method, of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, FORMS = "photos", "small", "forms"
 CPU, CONTINUED = "cpu", "continued"
+# A folder for each method that depends on the number of images of a step.
+BATCH = "batch"
 
 
 def names_in(folder: str) -> list[str]:
@@ -32,9 +38,18 @@ def methods() -> list[str]:
     return names_in(PHOTOS)
 
 
+def forms_of(method: str) -> dict[str, str]:
+    """What each adds to the config; empty: it is one of its own."""
+    batches = sorted(map(int, names_in(f"{BATCH}/{method}")))
+    return {
+        **{form: f"+config/{FORMS}={form}" for form in names_in(FORMS)},
+        **{f"{BATCH}{size}": f"+config/{BATCH}/{method}={size}" for size in batches},
+        **({CPU: ""} if method in names_in(SMALL) else {}),
+    }
+
+
 def methods_with_forms() -> list[str]:
-    of_small = [f"{method}/{CPU}" for method in names_in(SMALL)]
-    return sorted([*of_small, *(f"{m}/{form}" for m in methods() for form in names_in(FORMS))])
+    return [f"{method}/{form}" for method in methods() for form in sorted(forms_of(method))]
 
 
 @dataclass(frozen=True)
@@ -42,15 +57,26 @@ class Recipe:
     """What the YAML says that options depend on."""
 
     files: list[str]  # the arguments that select them
-    said: Callable[[str], Any]  # the value of a key below `config`
+    composed: Composition  # with what the command line says of columns, and with --set
     views: list[dict[str, Any]]
 
     @classmethod
     def of(cls, given: argparse.Namespace) -> Recipe:
         files = _files(given)
-        said = compose(files, given.config_dir).last_value
-        views = said("config.DATA.TRAIN.TRANSFORMS") or []
-        return cls(files, lambda key: said(f"config.{key}"), views)
+        more = [*overrides(columns.keys(given)), *typed(given.values)]
+        composed = compose([*files, *more], given.config_dir)
+        return cls(files, composed, composed.last_value("config.DATA.TRAIN.TRANSFORMS") or [])
+
+    def said(self, key: str) -> Any:
+        """The value of a key below `config`; None if nothing sets it."""
+        return self.composed.last_value(f"config.{key}")
+
+    def typed(self, key: str) -> Any:
+        """What --set says."""
+        return replace(self.composed, layers=[]).last_value(f"config.{key}")
+
+    def plugins(self, given: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([*(self.said("PLUGINS") or []), *given]))
 
     @property
     def name(self) -> str:
@@ -58,8 +84,15 @@ class Recipe:
 
     @property
     def made_for_a_machine(self) -> bool:
-        forms = {each.rpartition("=")[2] for each in self.files[1:]}
-        return self.name.startswith(f"{SMALL}/") or bool(forms - {CONTINUED})
+        forms = {each for each in self.files[1:] if each.startswith(f"+config/{FORMS}=")}
+        continued = f"+config/{FORMS}={CONTINUED}"
+        return self.name.startswith(f"{SMALL}/") or bool(forms - {continued})
+
+    @property
+    def batch(self) -> int | None:
+        """Of all ranks; None: the recipe is for any."""
+        given = [each for each in self.files[1:] if each.startswith(f"+config/{BATCH}/")]
+        return int(given[-1].rpartition("=")[2]) if given else None
 
     @property
     def trunk(self) -> str:
@@ -78,6 +111,11 @@ class Recipe:
         return self.trunk == "timm"
 
     @property
+    def network(self) -> Network:
+        """Of a recipe that takes any: the one that it names."""
+        return Network("timm", self.said("MODEL.TRUNK.TIMM.model"))
+
+    @property
     def is_of_photos(self) -> bool:
         return self.name.startswith(f"{PHOTOS}/")
 
@@ -86,23 +124,23 @@ def _files(given: argparse.Namespace) -> list[str]:
     """Of `dino/1gpu/continued`: config=photos/dino +config/forms=1gpu +config/forms=continued."""
     name = _name_of_recipe(given)
     method, *forms = name.split("/")
-    known = names_in(FORMS)
+    known = forms_of(method)
     files = (folder / f"{name}.yaml" for folder in search_folders(given.config_dir))
     if method not in methods() or not forms or any(file.exists() for file in files):
         return [f"config={name}"]
-    if forms == [CPU] and method in names_in(SMALL):
+    if forms == [CPU] and CPU in known:
         return [f"config={SMALL}/{method}"]
     for form in forms:
-        if form not in known:
+        if not known.get(form):
             raise UnknownNameError(
                 f"--recipe {name}: there is no form {form!r} of {method}. {nearest(form, known)}\n"
-                f"  There are: {listing([*known, CPU] if method in names_in(SMALL) else known)}"
+                f"  There are: {listing([*known])}"
             )
     if CONTINUED in forms and not (given.pretrained or given.weights):
         raise ConfigError(
             f"--recipe {name}: from which weights? Add --pretrained, or --weights FILE."
         )
-    return [f"config={PHOTOS}/{method}", *(f"+config/{FORMS}={form}" for form in forms)]
+    return [f"config={PHOTOS}/{method}", *(known[form] for form in forms)]
 
 
 def _name_of_recipe(given: argparse.Namespace) -> str:

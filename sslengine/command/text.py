@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# What --device may say; see MACHINE.DEVICE.
+DEVICES = ("auto", "cpu", "gpu", "mps")
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 
 

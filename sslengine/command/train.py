@@ -5,39 +5,44 @@
     sslengine train ~/photos --recipe dino/1gpu/continued --pretrained
     sslengine train config=quickstart/simclr config.SEED_VALUE=1
 
-DATA is a folder of images (folders in it are classes, which training does not read), a .csv or
-.parquet table, .npy or .npz arrays, videos, or a folder of .tar shards. Images of many bands, or of
-more than 8 bits, keep their values, and the recipe's views change no colours. Options stand for
-keys of the config, and the command that says the same with config=... is printed. Any other key:
---set KEY=VALUE. The config with all that was chosen: --show.
+DATA is a folder of images (folders in it are classes, which training does not read), a .csv, .tsv
+or .parquet table, a list of paths (.txt, or .npy), .npy or .npz arrays, videos, .tar shards (a
+folder, a pattern, addresses on a server). Images of many bands, or of more than 8 bits, keep their
+values, and the recipe's views change no colours. Options stand for keys of the config, and the
+command that says the same with config=... is printed. Any other key: --set KEY=VALUE. The config
+with all that was chosen: --show.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sslengine.command import columns, networks
+from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
-from sslengine.command.text import overrides, typed
-from sslengine.errors import ConfigError, UnknownNameError, nearest
+from sslengine.command.text import DEVICES, overrides, typed
+from sslengine.config.options import DistributedOptions, MachineOptions
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.errors import ConfigError
 from sslengine.launch import cli
-from sslengine.registry import import_dotted
+from sslengine.registry import component_key, import_dotted, load_plugins
 
 BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"
 DEVICE, RANKS = "MACHINE.DEVICE", "DISTRIBUTED.NUM_PROC_PER_NODE"
+PRECISION = "MACHINE.PRECISION"
 # The largest side of images in the recipes.
-SIDE = 224
+SIDE = networks.SIDE
 # The side of each of nine patches in the recipes, its shift in its cell, and the side of all.
 PATCH_SIDE, SHIFT, NINE = 64, 21, 255
 # The small crops of a multi-crop list are a multiple of this, the patches of most transformers.
 PATCH = 16
 # The side of the patches that a collator masks.
 MASKED_PATCH = "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
-# Modules of timm whose networks take images of another side, by an argument.
-TRANSFORMERS = ("vision_transformer", "deit", "eva", "beit")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,7 +54,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("data", metavar="DATA", help="images: see above")
     add("--method", metavar="NAME", help="see `sslengine list methods`")
     add("--recipe", metavar="NAME", help="a config in place of the method's: `list recipes`")
-    add("--model", metavar="NAME", help="any of timm's; default: resnet50, without a GPU resnet18")
+    add("--model", metavar="NAME", help="any network of timm's or torchvision's, or a trunk: `list "
+        "models`; default: resnet50, without a GPU resnet18")  # fmt: skip
+    add("--plugin", action="append", default=[], metavar="MODULE",
+        help="a module of yours that registers trunks, methods, sources ...")  # fmt: skip
     add("--pretrained", action="store_true", help="start from the model's weights that timm has")
     add("--weights", metavar="FILE", help="start from these weights")
     add("--freeze-trunk", type=int, metavar="EPOCHS", help="train only heads in the first epochs")
@@ -58,8 +66,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, metavar="N", help="images of each GPU, or of the CPU")
     add("--lr", type=float, metavar="RATE", help="the largest learning rate, for this batch size")
     add("--val", type=float, metavar="SHARE", help="leave out a share of the images, to judge by")
+    columns.add_columns(parser, group="--val leaves out whole groups: images with one value here")
+    add("--length", type=int, metavar="N", help="images of an epoch, of shards on a server")
     add("--seed", type=int, metavar="N")
-    add("--device", choices=("auto", "gpu", "cpu"), default="auto")
+    add("--device", choices=DEVICES, default="auto")
     add("--gpus", type=int, metavar="N", help="default: all of this machine")
     add("--precision", choices=("auto", "fp32", "tf32", "bf16", "fp16"))
     add("--workers", type=int, metavar="N", help="processes of each rank that load images")
@@ -70,6 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--config-dir", action="append", default=[], metavar="DIR", help="a folder of your own YAML"
     )
     add("--show", action="store_true", help="print the config that results, without training")
+    parser.set_defaults(label_file="")  # of arrays in memory: api.py
     return parser
 
 
@@ -91,36 +102,56 @@ def _is_config(arguments: Sequence[str]) -> bool:
 def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     """The arguments of the command with config=..., and a line on what was chosen."""
     recipe = Recipe.of(given)
-    data = import_dotted("sslengine.command.images:look")(given.data)
+    _load_plugins(given, recipe)
+    data = import_dotted("sslengine.command.images:look")(
+        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file
+    )
     found = import_dotted("sslengine.command.machine:look")(given.device, given.gpus)
     bands = None if _says_pixels(given) else import_dotted("sslengine.command.bands:look")(data)
     if bands:
         recipe = replace(recipe, views=bands.views(recipe.views))
-    usual = recipe.said("MODEL.TRUNK.TIMM.model") if recipe.is_masked else found.model
-    model = _model_name(given, recipe, usual)
-    patch = _patch_side(model) if recipe.is_masked and model else PATCH
+    network = _network(given, recipe, found.model)
+    patch = network.patch_side if recipe.is_masked and network else PATCH
     count = len(data.source)
     trained_on = count - round(count * (given.val or 0))
     machine = _of_machine(given, recipe, found, trained_on)
+    name = component_key(network.name) if network else ""
+    size = given.size or SIDE
     values = {
         **data.keys(),
         **machine,
         **(bands.keys() | {"DATA.TRAIN.TRANSFORMS": recipe.views} if bands else {}),
-        "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], model))),
-        **(_network(model, given.size or SIDE, recipe.many_views) if model else {}),
+        "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], name))),
+        **(_trunk(network, given, recipe) if network else {}),
         **_given(given),
-        **_sides(recipe, given.size or SIDE, patch),
+        **_sides(recipe, size, patch),
         **({MASKED_PATCH: patch} if patch != PATCH else {}),
+        **_held_out(given, recipe, data),
     }
     batch, ranks = (int(machine.get(key) or recipe.said(key)) for key in (BATCH, RANKS))
     if frozen := _frozen(given, recipe, max(1, trained_on // (batch * ranks))):
         values["MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"] = frozen
-    if given.val is not None:
-        values |= {"DATA.HOLD_OUT.SHARE": given.val, "DATA.HOLD_OUT.STRATIFIED": data.has_classes}
-    line = f"{count} images, {model or recipe.trunk}, batch {batch}, {found}"
+    line = f"{count} images, {name or recipe.trunk}, {_computed_by(values, recipe, found)}"
     if bands:
         line += f"\n{bands}"
     return [*recipe.files, *overrides(values), *typed(given.values)], line
+
+
+def _load_plugins(given: argparse.Namespace, recipe: Recipe) -> None:
+    """Names that they register are names from here on."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # plugins in the current folder
+    load_plugins(recipe.plugins(given.plugin))
+
+
+def _held_out(given: argparse.Namespace, recipe: Recipe, data: Any) -> dict[str, Any]:
+    """With a share of every class, where each image has one and no groups are kept whole."""
+    if given.val is None:
+        if given.group:
+            raise ConfigError("--group: it says what --val leaves out. Add --val SHARE.")
+        return {}
+    stratified = data.has_one_class_each and not recipe.said(columns.GROUP)
+    return {"DATA.HOLD_OUT.SHARE": given.val, "DATA.HOLD_OUT.STRATIFIED": stratified}
 
 
 def _of_machine(
@@ -128,14 +159,44 @@ def _of_machine(
 ) -> dict[str, Any]:
     if recipe.made_for_a_machine:
         device = None if given.device == "auto" else given.device
-        asked = {BATCH: given.batch_size, RANKS: given.gpus, DEVICE: device}
+        batch = _batch_of_rank(given, recipe, given.gpus or recipe.said(RANKS) or 1)
+        asked = {BATCH: batch, RANKS: given.gpus, DEVICE: device}
         return {key: value for key, value in asked.items() if value is not None}
+    batch = _batch_of_rank(given, recipe, found.ranks)
     return {
-        BATCH: given.batch_size or found.batch(images, recipe.many_views),
+        BATCH: batch or found.batch(images, recipe.many_views),
         WORKERS: found.workers,
-        DEVICE: "gpu" if found.gpus else "cpu",
+        DEVICE: found.device,
         RANKS: found.ranks,
     }
+
+
+def _batch_of_rank(given: argparse.Namespace, recipe: Recipe, ranks: int) -> int | None:
+    """What was asked for, in the recipe's name or by itself."""
+    if recipe.batch is None or given.batch_size:
+        return given.batch_size  # type: ignore[no-any-return]
+    if recipe.batch % ranks:
+        raise ConfigError(
+            f"--recipe {given.recipe}: {recipe.batch} images of a step on {ranks} processes: it is "
+            f"not a multiple of them. Choose another number of --gpus."
+        )
+    return recipe.batch // ranks
+
+
+def _computed_by(values: Mapping[str, Any], recipe: Recipe, found: Any) -> str:
+    """Of the line on what was chosen: device, precision, workers, batch. What --set says wins."""
+    defaults = {
+        DEVICE: MachineOptions().DEVICE,
+        RANKS: DistributedOptions().NUM_PROC_PER_NODE,
+        PRECISION: "mixed" if recipe.said("MODEL.AMP_PARAMS.USE_AMP") else "fp32",
+        WORKERS: DataOptions().NUM_DATALOADER_WORKERS,
+        BATCH: SplitOptions().BATCHSIZE_PER_REPLICA,
+    }
+    said = (
+        (recipe.typed(key), values.get(key), recipe.said(key), default)
+        for key, default in defaults.items()
+    )
+    return str(found.told(*(next(each for each in some if each is not None) for some in said)))
 
 
 def _frozen(given: argparse.Namespace, recipe: Recipe, epoch: int) -> list[Any]:
@@ -151,51 +212,31 @@ def _says_pixels(given: argparse.Namespace) -> bool:
     return any(f"DATA.TRAIN.{key}" in each for each in given.values for key in keys)
 
 
-def _model_name(given: argparse.Namespace, recipe: Recipe, usual: str) -> str:
-    """Empty: the recipe's own."""
-    if recipe.takes_any_network or given.recipe:
-        return given.model or ("" if given.recipe else usual)
-    if given.model or given.pretrained:
-        raise ConfigError(
-            f"--model, --pretrained: the network of {recipe.name} is a {recipe.trunk}. Leave them "
-            f"out; its sizes are keys of MODEL.TRUNK, see --show."
-        )
-    return ""
+def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network | None:
+    """None for the recipe's own, as it is."""
+    if not recipe.takes_any_network and (given.pretrained or (given.model and given.method)):
+        raise ConfigError(_own_network(recipe))
+    if given.model:
+        return networks.find(given.model)
+    if not recipe.takes_any_network:
+        return None
+    if given.method:
+        return recipe.network if recipe.is_masked else networks.find(usual)
+    return recipe.network if given.size or given.pretrained else None
 
 
-def _network(name: str, side: int, many_views: bool) -> dict[str, Any]:
-    import timm
-
-    if not timm.is_model(name):
-        raise UnknownNameError(
-            f"--model: timm has no {name!r}. {nearest(name, timm.list_models())}".rstrip()
-        )
-    arguments: dict[str, Any] = {}
-    if timm.model_entrypoint(name).__module__.rpartition(".")[2] in TRANSFORMERS:
-        native = timm.get_pretrained_cfg(name)
-        if native is None or native.input_size[-1] != side:
-            arguments["img_size"] = side
-        if many_views:
-            arguments["dynamic_img_size"] = True
-    chosen = {"NAME": "timm", "TIMM.model": name, **({"TIMM.arguments": arguments} if arguments
-              else {})}  # fmt: skip
-    return {f"MODEL.TRUNK.{key}": value for key, value in chosen.items()}
+def _trunk(network: Network, given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    keys = network.keys(given.size or SIDE, recipe.many_views, given.pretrained)
+    arguments = "MODEL.TRUNK.TIMM.arguments"
+    if network == recipe.network and arguments in keys:
+        keys[arguments] = {**(recipe.said(arguments) or {}), **keys[arguments]}
+    return keys
 
 
-def _patch_side(name: str) -> int:
-    """Of a network whose patches are masked."""
-    import timm
-    import torch
-
-    if timm.is_model(name):
-        with torch.device("meta"):
-            embed = getattr(timm.create_model(name), "patch_embed", None)
-        side = getattr(embed, "patch_size", None)
-        if side:
-            return int(side[0])
-    raise ConfigError(
-        f"--model: this method masks patches, and {name!r} is no network of timm's that embeds "
-        f"patches. Name a vision transformer, such as vit_small_patch16_224."
+def _own_network(recipe: Recipe) -> str:
+    return (
+        f"--model, --pretrained: the network of {recipe.name} is a {recipe.trunk}. Leave them "
+        f"out; its sizes are keys of MODEL.TRUNK, see --show."
     )
 
 
@@ -207,8 +248,10 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
         "MACHINE.PRECISION": given.precision,
         WORKERS: given.workers,
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights,
-        "MODEL.TRUNK.TIMM.pretrained": given.pretrained or None,
         "CHECKPOINT.DIR": given.out,
+        "DATA.TRAIN.LENGTH": given.length,
+        "PLUGINS": given.plugin or None,
+        **columns.keys(given),
     }
     return {key: value for key, value in keys.items() if value is not None}
 

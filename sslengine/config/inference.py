@@ -123,7 +123,14 @@ def _label_type(config: DictConfig) -> Iterator[Derived]:
 
 
 def _backend(config: DictConfig) -> Iterator[Derived]:
-    if config.MACHINE.DEVICE == "cpu" and config.DISTRIBUTED.BACKEND == "nccl":
+    device, processes = config.MACHINE.DEVICE, world_size(config)
+    if device == "mps" and processes > 1:
+        raise ConfigError(
+            f"config.MACHINE.DEVICE: no library exchanges tensors between processes that compute "
+            f"on Apple's GPU (mps), and this run has {processes}. Set "
+            f"config.DISTRIBUTED.NUM_PROC_PER_NODE=1 and NUM_NODES=1, or config.MACHINE.DEVICE=cpu."
+        )
+    if device in ("cpu", "mps") and config.DISTRIBUTED.BACKEND == "nccl":
         yield Derived("DISTRIBUTED.BACKEND", "gloo", "nccl requires GPUs")
 
 

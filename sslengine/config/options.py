@@ -94,14 +94,15 @@ def _is_expectation(entry: Any) -> bool:
 @section("MACHINE")
 @dataclass
 class MachineOptions:
-    # gpu, cpu, or auto: a GPU if there is one.
+    # gpu; mps, the GPU of an Apple computer, for one process; cpu; or auto: the first of these
+    # that there is.
     DEVICE: str = "gpu"
     # fp32, tf32, bf16, fp16, or auto: on a GPU bf16 with TF32 (fp16 if it has no bf16) and
     # CUDNN_BENCHMARK, elsewhere fp32. Empty: MODEL.AMP_PARAMS decides.
     PRECISION: str = ""
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "DEVICE", "gpu", "cpu", "auto")
+        yield from one_of(self, "DEVICE", "gpu", "mps", "cpu", "auto")
         yield from one_of(self, "PRECISION", "", "auto", "fp32", "tf32", "bf16", "fp16")
 
 

@@ -137,8 +137,15 @@ class StreamOptions:
     LANES: int = 0
     # What holds the image.
     IMAGE_COLUMN: str = ""
+    # What holds the label.
+    LABEL_COLUMN: str = ""
+    # With labels: the names of the classes in the order of their numbers, or how many there are.
+    CLASSES: Any = ""
 
     def check(self) -> Iterator[str]:
+        listed = isinstance(self.CLASSES, list) and len({*map(str, self.CLASSES)}) > 1
+        if self.CLASSES != "" and not listed and not isinstance(self.CLASSES, int):
+            yield f"CLASSES: expected two names or more, or a number; got {self.CLASSES!r}."
         for key, least in (("LENGTH", 0), ("SHUFFLE", 1), ("LANES", 0)):
             if getattr(self, key) < least:
                 yield f"{key}: expected {least} or more, got {getattr(self, key)}."
@@ -339,12 +346,14 @@ class SplitOptions:
         name = " and ".join(self.DATA_SOURCES)
         if len(self.DATA_SOURCES) > 1:
             yield f"DATA_SOURCES: a stream cannot be combined with another source; got {name}."
-        if self.LABEL_TYPE != "zero":
+        if self.LABEL_TYPE == "sample_index":
             yield (
-                f"LABEL_TYPE: {name} is a stream, whose samples have neither labels nor "
-                f"numbers; expected zero, got {self.LABEL_TYPE}. A method that needs "
+                f"LABEL_TYPE: {name} is a stream, whose samples have no numbers; expected zero, or "
+                f"standard with LABEL_SOURCES: [{name}]; got sample_index. A method that needs "
                 f"sample_index takes data with random access."
             )
+        if self.LABEL_PATHS:
+            yield f"LABEL_PATHS: {name} is a stream, in which labels are beside their images."
         default = type(self)()
         for key in ("DATA_LIMIT", "DATA_LIMIT_SAMPLING", "STRATIFIED_SAMPLER", "POWER_LAW_SAMPLER",
                     "USE_DEBUGGING_SAMPLER", "COPY_TO_LOCAL_DISK"):  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from sslengine.distributed.ranks import local_rank
@@ -11,14 +13,17 @@ from sslengine.errors import LaunchError
 def pick_device(name: str) -> torch.device:
     """name: the value of config.MACHINE.DEVICE."""
     if name == "auto":
-        name = "gpu" if torch.cuda.is_available() else "cpu"
+        name = found_device(int(os.environ.get("WORLD_SIZE", "1")))
     if name == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "mps":
+        return _apple()
+    count = gpu_count()
     if count == 0:
+        hint = "mps (Apple's GPU)" if has_mps() else "cpu"
         raise LaunchError(
-            "config.MACHINE.DEVICE is gpu, but torch finds no GPU on this machine. "
-            "Set config.MACHINE.DEVICE=cpu (or auto)."
+            f"config.MACHINE.DEVICE is gpu, but torch finds no GPU on this machine. "
+            f"Set config.MACHINE.DEVICE={hint} (or auto)."
         )
     if local_rank() >= count:
         raise LaunchError(
@@ -28,3 +33,29 @@ def pick_device(name: str) -> torch.device:
     device = torch.device("cuda", local_rank())
     torch.cuda.set_device(device)
     return device
+
+
+def found_device(processes: int = 1) -> str:
+    """What `auto` is for a run of so many processes: CUDA, Apple's GPU, or the CPU."""
+    if gpu_count():
+        return "gpu"
+    return "mps" if has_mps() and processes == 1 else "cpu"
+
+
+def gpu_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def has_mps() -> bool:
+    """Does torch find Apple's GPU?"""
+    return torch.backends.mps.is_available()
+
+
+def _apple() -> torch.device:
+    if not has_mps():
+        why = "" if torch.backends.mps.is_built() else " This torch is built without MPS."
+        raise LaunchError(
+            f"config.MACHINE.DEVICE is mps, but torch finds no GPU of Apple's on this machine."
+            f"{why} Set config.MACHINE.DEVICE=cpu (or auto)."
+        )
+    return torch.device("mps")

@@ -48,6 +48,7 @@ from sslengine.evaluation.options import (
 from sslengine.evaluation.store import Store
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
+from sslengine.precision import for_float64
 from sslengine.registry import register_engine
 
 NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
@@ -94,8 +95,8 @@ class _Judge:
         options = read(run.config, EvaluateOptions)
         self.folder = Path(options.FEATURES or run.run_dir / "features")
         by = (read(run.config, NearestNeighborOptions), read(run.config, LinearProbeOptions))
-        machines = read(run.config, SvmOptions)
-        self.asked = Asked(options, *published(options.PUBLISHED, *by), machines, run.device)
+        machines, device = read(run.config, SvmOptions), for_float64(run.device)
+        self.asked = Asked(options, *published(options.PUBLISHED, *by), machines, device)
         self.seed = read(run.config, RunOptions).SEED_VALUE
         self.notes: list[str] = []
         self.class_names: list[str] = []

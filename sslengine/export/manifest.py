@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import sslengine
 from sslengine.checkpoint.manifest import read_manifest, sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.data.fingerprint import fingerprint
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.errors import SSLEngineError
@@ -70,7 +70,7 @@ def _of_run(subject: Subject, folder: Path) -> dict[str, Any]:
     return {
         "run": folder.resolve().name,
         **_of_checkpoint(subject.checkpoint),
-        "data": fingerprint(subject),
+        "data": fingerprint_of(subject),
         "evaluation": _evaluation(folder),
     }
 
@@ -88,24 +88,16 @@ def _of_checkpoint(checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def fingerprint(subject: Subject) -> dict[str, Any]:
-    """Of the names of the training images, below the folder or file that DATA_PATHS names."""
+def fingerprint_of(subject: Subject) -> dict[str, Any]:
+    """Of the training images: by what is below the folder or file that DATA_PATHS names."""
     data = read(subject.config, DataOptions).TRAIN
     try:
         dataset = SSLDataset(data, "TRAIN", read(subject.config, RunOptions).SEED_VALUE)
-        digest = sha256()
-        for source in dataset.sources:
-            for row in dataset.rows:
-                digest.update(_below(source.path(int(row)), data.DATA_PATHS) + b"\n")
+        if dataset.stream is not None:
+            return {"fingerprint": None, "why": "a stream is read once, from one end to the other"}
+        return fingerprint(dataset, data.DATA_PATHS)
     except (SSLEngineError, OSError) as error:
         return {"fingerprint": None, "why": f"the images cannot be listed here: {error}"}
-    return {"fingerprint": f"sha256:{digest.hexdigest()}", "images": len(dataset)}
-
-
-def _below(path: str, folders: Iterable[str]) -> bytes:
-    for folder in folders:
-        path = path.removeprefix(f"{folder.rstrip('/')}/")
-    return path.encode(errors="surrogateescape")
 
 
 def _evaluation(run_folder: Path) -> Any:

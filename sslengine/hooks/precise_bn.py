@@ -25,6 +25,7 @@ from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.precision import widest
 from sslengine.registry import TRAIN_STEPS
 
 log = logging.getLogger("sslengine")
@@ -88,11 +89,11 @@ def _norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 class Moments:
-    """Sums over all inputs of a layer, for each channel, in double precision."""
+    """Sums over all inputs of a layer, for each channel, in double precision where there is it."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         assert norm.running_mean is not None
-        like = norm.running_mean.double()
+        like = norm.running_mean.to(widest(norm.running_mean.device))
         self.total, self.squares = torch.zeros_like(like), torch.zeros_like(like)
         self.count = like.new_zeros(1)
 
@@ -101,8 +102,9 @@ class Moments:
         others = [dim for dim in range(values.ndim) if dim != 1]
         variance, mean = torch.var_mean(values, others, correction=0)
         count = values.numel() // values.shape[1]
-        self.total += count * mean.double()
-        self.squares += count * (variance.double() + mean.double().square())
+        mean, variance = mean.to(self.total), variance.to(self.total)
+        self.total += count * mean
+        self.squares += count * (variance + mean.square())
         self.count += count
 
     def write_to(self, norm: _BatchNorm) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.meters.options import MetersOptions
+from sslengine.precision import widest
 from sslengine.registry import METERS, component_key
 
 
@@ -40,7 +41,10 @@ class Meter(ABC):
 
     def add(self, batch: Tensor) -> None:
         """Add one batch's sums. float64 represents whole numbers up to 2^53 exactly."""
-        self.totals = batch.to(torch.float64) if self.totals is None else self.totals + batch
+        if self.totals is None:
+            self.totals = batch.to(widest(batch.device))
+        else:
+            self.totals = self.totals + batch
 
     def value(self) -> dict[str, Any]:
         """The value over all ranks. Collective; one host synchronisation."""

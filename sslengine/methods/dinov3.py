@@ -86,12 +86,14 @@ class DINOv3Loss(DINOv2Loss):
 
     def __init__(self, options: DINOv3Options, run: RunFacts) -> None:
         super().__init__(options, run)
+        if options.gram_weight:
+            follows = _Follows(self.teacher, options.gram_refresh, options.gram_refreshes)
+            self.gram = GramTeacher(None, follows)
 
     def attach(self, model: nn.Module) -> None:
         if self.options.gram_weight:
-            own = next(model.parameters()).device
-            follows = _Follows(self.teacher, self.options.gram_refresh, self.options.gram_refreshes)
-            self.gram = GramTeacher(self._gram_trunk(model), follows).to(own)
+            self.gram.trunk = self._gram_trunk(model).to(next(model.parameters()).device)
+            self.gram.train()
 
     def _gram_trunk(self, model: nn.Module) -> nn.Module:
         given = self.options.gram_teacher
@@ -131,9 +133,13 @@ class _Follows(NamedTuple):
 class GramTeacher(nn.Module):
     """A trunk that is never trained, in eval mode; checkpoints have its weights."""
 
-    def __init__(self, trunk: nn.Module, follows: _Follows | None = None) -> None:
+    trunk: nn.Module
+
+    def __init__(self, trunk: nn.Module | None, follows: _Follows | None = None) -> None:
         super().__init__()
-        self.trunk, self._follows = trunk, follows  # in a tuple, the teacher is not a submodule
+        self._follows = follows  # in a tuple, the teacher is not a submodule
+        if trunk is not None:
+            self.trunk = trunk
         self.train()
 
     def train(self, mode: bool = True) -> GramTeacher:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sslengine.precision import widest
+
 Number = Tensor | float
 HOST = torch.device("cpu")  # its tensors are read without a copy
 
@@ -30,11 +32,12 @@ class HostCopy:
 
     def _start(self, device: torch.device, columns: dict[Any, Tensor]) -> None:
         """Into pinned memory, if the device is a CUDA device: torch allocates it."""
-        parts = list(columns.values())
-        row = parts[0] if len(parts) == 1 else torch.cat([each.double() for each in parts])
         on_cuda = device.type == "cuda"
-        lengths = [(kind, len(each)) for kind, each in columns.items()]
-        self._copies.append((row.to("cpu", non_blocking=on_cuda), lengths))
+        for some in _copied_together(columns, device):
+            parts = list(some.values())
+            row = parts[0] if len(parts) == 1 else torch.cat([each.double() for each in parts])
+            lengths = [(kind, len(each)) for kind, each in some.items()]
+            self._copies.append((row.to("cpu", non_blocking=on_cuda), lengths))
         if on_cuda:
             self._events.append(torch.cuda.current_stream(device).record_event())
 
@@ -56,6 +59,13 @@ class HostCopy:
             for kind, length in lengths:
                 read[kind] = iter(list(islice(row, length)))
         return [_of_cell(cell, read) for cell in self._cells]
+
+
+def _copied_together(columns: dict[Any, Tensor], device: torch.device) -> list[dict[Any, Tensor]]:
+    """Several types in one row are float64, which holds the values of all."""
+    if widest(device) == torch.float64:
+        return [columns]
+    return [{kind: column} for kind, column in columns.items()]
 
 
 def on_host(cells: Sequence[Number]) -> list[list[float]]:

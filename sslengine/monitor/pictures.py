@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.errors import TrainingError
+from sslengine.precision import widest
 
 Image = NDArray[np.uint8]  # height, width, and 3 for colours
 
@@ -74,8 +75,9 @@ def count(name: str, tensor: Tensor, bins: int) -> OpenHistogram | None:
     index = (place * bins).clamp(0, bins - 1).nan_to_num().long()
     counts = torch.zeros(bins, dtype=torch.long, device=values.device)
     counts.scatter_add_(0, index, finite.long())
-    values = torch.where(finite, values, 0.0).double()
-    numbers = torch.stack([low.double(), high.double(), values.sum(), values.square().sum()])
+    wide = widest(values.device)
+    values = torch.where(finite, values, 0.0).to(wide)
+    numbers = torch.stack([low.to(wide), high.to(wide), values.sum(), values.square().sum()])
     return OpenHistogram(counts, numbers)
 
 

@@ -144,7 +144,7 @@ def _resolve(
             "accumulate": accumulate,
         },
         "MACHINE": {
-            "DEVICE": "gpu" if device.type == "cuda" else "cpu",
+            "DEVICE": {"cuda": "gpu", "mps": "mps"}.get(device.type, "cpu"),
             "PRECISION": known_precision(precision),
         },
         "DISTRIBUTED": {"NUM_PROC_PER_NODE": world_size()},

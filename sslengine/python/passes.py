@@ -17,7 +17,7 @@ from sslengine.distributed.collectives import gather_objects, sum_in_place
 from sslengine.errors import DataError, TrainingError
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
-from sslengine.precision import Precision
+from sslengine.precision import Precision, widest
 from sslengine.python.place import choose_device, join_others, make_precision
 from sslengine.train_steps.samples import single_input_sample
 
@@ -107,7 +107,7 @@ def _mean_loss(
 ) -> float | dict[str, float]:
     names: Sequence[str] | None = None
     with_sample, step = takes_sample(loss), Step.alone(train=False, precision=precision)
-    total = torch.zeros((), dtype=torch.float64, device=feed.device)
+    total = torch.zeros((), dtype=widest(feed.device), device=feed.device)
     for output, batch in _outputs(model, feed, precision):
         output = precision.as_full(output)
         if with_sample:
@@ -119,7 +119,7 @@ def _mean_loss(
         for part in parts:
             if part.numel() != 1:
                 raise TrainingError(not_a_scalar(loss, part))
-        values = torch.stack([part.detach().double().reshape(()) for part in parts])
+        values = torch.stack([part.detach().to(total).reshape(()) for part in parts])
         total = total + values * rows_of(batch["data"])
     means = (sum_in_place(total) / feed.num_samples).tolist()
     return means[0] if names is None else dict(zip(names, means, strict=True))

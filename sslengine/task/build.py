@@ -24,7 +24,7 @@ from sslengine.config.sections import read
 from sslengine.config.sharding import is_sharded
 from sslengine.data.feed import DataFeed
 from sslengine.data.manifest.classes import Classes
-from sslengine.data.manifest.labels import standard_labels
+from sslengine.data.manifest.labels import known_classes, standard_labels
 from sslengine.data.options import DataOptions
 from sslengine.data.sources.base import build_sources
 from sslengine.distributed import data_parallel, sharding
@@ -53,7 +53,7 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import LOSS, trains
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
-from sslengine.precision import Precision, build_precision, chosen_precision
+from sslengine.precision import Precision, build_precision, chosen_precision, moved
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
 from sslengine.task.channels import input_channels
 
@@ -90,11 +90,12 @@ def classes_of_train(config: DictConfig) -> list[Classes]:
     if options.LABEL_TYPE != "standard" or not (options.DATA_SOURCES and options.LABEL_SOURCES):
         return []
     try:
-        labels = standard_labels(options, "TRAIN", build_sources(options, "TRAIN"))
+        sources = build_sources(options, "TRAIN")
+        labels = standard_labels(options, "TRAIN", sources)
     except DataError as error:
         log.warning("TRAIN's classes are not known, TEST's are numbered by themselves: %s", error)
         return []
-    return [Classes.of(each) for each in labels]
+    return known_classes(labels, sources)
 
 
 def known_heads_of(config: DictConfig) -> list[Any]:
@@ -113,7 +114,7 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)
     # What is to be cut may be too large for a device.
-    return model if sharded else model.to(device)
+    return model if sharded else moved(model, device)
 
 
 def load_initial_weights(
@@ -154,7 +155,7 @@ def build_loss(
     model = read(config, ModelOptions)
     freeze_parameters(loss, model.NON_TRAINABLE_PARAMS, f"{LOSS}.")
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
-    return synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node).to(device)
+    return moved(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)
 
 
 def build_train_step(config: DictConfig) -> Any:

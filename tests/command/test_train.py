@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from sslengine.command import machine
@@ -13,7 +15,7 @@ from sslengine.command.front import main
 from sslengine.command.machine import Machine
 from sslengine.command.recipes import methods, methods_with_forms, names_in
 from sslengine.command.train import choose, make_parser
-from sslengine.errors import SSLEngineError
+from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
 from tests.command.photos import SMALL, write_photos
@@ -125,7 +127,10 @@ def test_what_is_chosen_is_printed_as_a_command(
     arguments = ["--show", "--method=simclr", "--model=resnet10t"]
     assert main(["train", str(photos), *arguments]) == 0
     line, command, *shown = capsys.readouterr().out.splitlines()
-    assert line.startswith("16 images, resnet10t, batch 8, ")
+    cores = r"\(\d+ cores?\)"
+    assert re.fullmatch(
+        rf"16 images, resnet10t, .+, (fp32|bf16), batch \d+.*, \d+ loader workers?.* {cores}", line
+    )
     assert command.startswith("as: sslengine config=photos/simclr ")
     assert yaml.safe_load("\n".join(shown))["config"]["MODEL"]["TRUNK"]["TIMM"]["model"]
     words = command.removeprefix("as: sslengine ")
@@ -139,7 +144,7 @@ def test_what_is_chosen_is_printed_as_a_command(
         (["PHOTOS"], r"give one of them. Methods: barlow_twins, byol"),
         (
             ["PHOTOS", "--method=simclr", "--model=resnet5"],
-            r"timm has no 'resnet5'. Did you mean 'resnet",
+            r"neither timm nor torchvision has a network 'resnet5', .* Did you mean 'resnet",
         ),
         (["PHOTOS", "--recipe=photos/dinoo"], r"photos/dino"),
         (
@@ -148,6 +153,7 @@ def test_what_is_chosen_is_printed_as_a_command(
         ),
         (["PHOTOS", "--method=mae", "--recipe=photos/mae"], r"give one of them"),
         (["PHOTOS", "--method=simclr", "--device=gpu"], r"finds no GPU"),
+        (["PHOTOS", "--method=simclr", "--group=a"], r"--group: it says what --val leaves out"),
         (["EMPTY", "--method=simclr"], r"no image in "),
         (
             ["EMPTY/not_there", "--method=simclr"],
@@ -172,7 +178,7 @@ def test_a_mistake_is_an_error_before_anything_is_trained(
         arguments = [each.replace(name, str(path)) for each in arguments]
     assert main(["train", *arguments]) in (1, 2)
     found = capsys.readouterr()
-    assert pytest.importorskip("re").search(message, " ".join(found.err.split())), found.err
+    assert re.search(message, " ".join(found.err.split())), found.err
     assert "step 1/" not in found.out
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["mine.txt"]
 
@@ -186,6 +192,43 @@ def test_the_machine_decides_on_batch_and_workers() -> None:
     assert (small.batch(10**6, False), small.workers) == (64, 4)
     cpu = Machine(gpus=0, memory=0, cores=1, name="")
     assert (cpu.ranks, cpu.workers, cpu.batch(10, False), str(cpu)) == (1, 0, 4, "CPU, 1 core")
+    apple = Machine(gpus=0, memory=11 * machine.GIB, cores=8, name="", apple=True)
+    assert (apple.device, apple.ranks, apple.workers, apple.model) == ("mps", 1, 7, "resnet50")
+    assert apple.batch(10**6, False) == 64
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "precision", "told"),
+    [
+        ("auto", 4, "auto", "4 x H100, bf16, batch 64 each, 2 loader workers each (64 cores)"),
+        ("gpu", 1, "tf32", "1 x H100, tf32, batch 64, 2 loader workers (64 cores)"),
+        ("cpu", 1, "auto", "CPU, fp32, batch 64, 2 loader workers (64 cores)"),
+        ("mps", 1, "auto", "Apple's GPU (mps), fp32, batch 64, 2 loader workers (64 cores)"),
+    ],
+)
+def test_the_line_on_what_computes(
+    device: str, ranks: int, precision: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.torch.cuda, "is_bf16_supported", lambda: True)
+    found = Machine(gpus=4, memory=80 * machine.GIB, cores=64, name="H100")
+    assert found.told(device, ranks, precision, 2, 64) == told
+
+
+def test_apples_gpu_is_taken_where_there_is_none_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for there, device in ((False, "cpu"), (True, "mps")):
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 11 * machine.GIB)
+        assert machine.look().device == device
+    assert machine.look("mps").memory == 11 * machine.GIB
+    assert machine.look("cpu").device == "cpu"
+    with pytest.raises(ConfigError, match="--device gpu: .* --device mps takes Apple's"):
+        machine.look("gpu")
+    with pytest.raises(ConfigError, match="--gpus 2: with --device mps there is one"):
+        machine.look("mps", 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="--device mps: torch finds no GPU of Apple's"):
+        machine.look("mps")
 
 
 def test_too_many_gpus() -> None:

@@ -45,6 +45,13 @@ def test_a_cpu_has_no_nccl() -> None:
         resolved(DISTRIBUTED__BACKEND="nccl", MACHINE__DEVICE="gpu").config.DISTRIBUTED.BACKEND
         == "nccl"
     )
+    assert resolved(MACHINE__DEVICE="mps").config.DISTRIBUTED.BACKEND == "gloo"
+
+
+def test_processes_on_apples_gpu_cannot_exchange_tensors() -> None:
+    message = r"config.MACHINE.DEVICE: .* \(mps\), and this run has 2. Set .*NUM_PROC_PER_NODE=1"
+    with pytest.raises(ConfigError, match=message):
+        resolved(MACHINE__DEVICE="mps", DISTRIBUTED__NUM_PROC_PER_NODE=2)
 
 
 @pytest.mark.parametrize(

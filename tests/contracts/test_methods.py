@@ -87,13 +87,10 @@ METHODS: dict[str, Of] = {
         ),
         more={"also": [EQUAL]},
     ),
-    # timm computes rotary positions on the host in each forward: tests/methods/test_dinov3.py has them.
     "dinov3_loss": Of(
         overrides=(
             "config=quickstart/dinov3", "+config/dinov3=gram", f"{CROPS}=[16,12]",
-            "config.MODEL.TRUNK.TIMM.model=vit_small_patch14_reg4_dinov2",
-            "config.MODEL.TRUNK.TIMM.arguments={img_size:16,patch_size:4,embed_dim:16,depth:1,num_heads:2,"
-            "init_values:0.1,dynamic_img_size:true}",
+            "config.MODEL.TRUNK.TIMM.arguments={img_size:16,patch_size:4,embed_dim:16,depth:1,num_heads:2}",
             f"config.MODEL.HEAD.PARAMS=[{SCORES},{SCORES},[identity,{{}}]]",
             "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
             "config.LOSS.dinov3_loss.koleo_over_ranks=true", "config.LOSS.dinov3_loss.gram_refresh=1",

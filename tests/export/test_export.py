@@ -116,8 +116,8 @@ def test_timm_gives_the_predictors_features_of_a_picture(vit: Path, tmp_path: Pa
     assert (out / "model.safetensors").stat().st_mode == (out / "README.md").stat().st_mode
 
 
-def test_the_fingerprint_is_that_of_the_images_names(vit: Path, tmp_path: Path) -> None:
-    """Where the folder lies makes no difference; another image does."""
+def test_the_fingerprint_is_that_of_the_images(vit: Path, tmp_path: Path) -> None:
+    """Where the folder lies makes no difference; another image does (tests/data/test_fingerprint.py)."""
     moved = tmp_path / "moved"
     shutil.copytree(vit.parent / "images", moved)
     prints = []
@@ -129,6 +129,7 @@ def test_the_fingerprint_is_that_of_the_images_names(vit: Path, tmp_path: Path) 
         sslengine.export(vit, out, "state-dict", overrides=overrides)
         prints.append(_manifest(out)["data"]["fingerprint"])
     assert prints[0] == prints[1] != prints[2]
+    assert _manifest(out)["data"]["read"] == 13
     gone = tmp_path / "gone"
     overrides = [f"config.DATA.TRAIN.DATA_PATHS=[{tmp_path / 'nowhere'}]"]
     sslengine.export(vit, gone, "state-dict", overrides=overrides)

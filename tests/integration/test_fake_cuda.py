@@ -51,7 +51,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "adamw": {"OPTIMIZER.name": "adamw"},
     "larc": {"OPTIMIZER.use_larc": True, "OPTIMIZER.name": "sgd"},
     "clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True},
-    "each clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True, "MODEL.GRAD_CLIP.PER_PARAMETER": True},
+    "each clipped": {
+        "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
+        "MODEL.GRAD_CLIP.PER_PARAMETER": True,
+        "MODEL.GRAD_CLIP.PER_MODULE": False,
+    },
     "modules clipped": {
         "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
         "MODEL.GRAD_CLIP.PER_MODULE": True,

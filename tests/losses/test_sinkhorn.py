@@ -152,6 +152,12 @@ def _in_evaluation() -> Tensor:
         return sinkhorn(_scores(8, 3, 5).split(sizes)[rank()], 0.1, 3)
 
 
+def _with_nothing_on_some() -> Tensor:
+    """No rows on rank 0, and on rank 2 of four."""
+    sizes = [0, 3, 0, 5] if world_size() == 4 else [0, 8]
+    return sinkhorn(_scores(8, 3, 5).split(sizes)[rank()], 0.1, 3)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_together_assign_the_whole_batch(ranks: int, request: pytest.FixtureRequest) -> None:
     pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
@@ -162,6 +168,7 @@ def test_ranks_together_assign_the_whole_batch(ranks: int, request: pytest.Fixtu
         (_on_this_rank, (False,), whole),
         (_on_this_rank, (True,), masked),
         (_in_evaluation, (), whole),
+        (_with_nothing_on_some, (), whole),
     ):
         ours = torch.cat(pool.run(function, *arguments))
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)

@@ -341,11 +341,15 @@ def _on_rank(positionwise: bool) -> tuple[list[Tensor], list[Tensor]]:
     return [losses[key].detach() for key in ("prediction", "clustering")], grads
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("positionwise", [True, False])
-def test_two_ranks_equal_one_process(two_ranks: RankPool, positionwise: bool) -> None:
+def test_ranks_equal_one_process(
+    positionwise: bool, ranks: int, request: pytest.FixtureRequest
+) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     expected = _on_rank(positionwise)
     for number, part in enumerate(expected):
-        found = [each[number] for each in two_ranks.run(_on_rank, positionwise)]
+        found = [each[number] for each in pool.run(_on_rank, positionwise)]
         for one, *theirs in zip(part, *found, strict=True):
             torch.testing.assert_close(torch.stack(theirs).mean(0), one, rtol=1e-9, atol=1e-12)
 

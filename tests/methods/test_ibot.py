@@ -1,4 +1,4 @@
-"""iBOT and DINOv2 against their formulas, term by term in float64, at one rank and two."""
+"""iBOT and DINOv2 against their formulas, term by term in float64, at 1, 2 and 4 ranks."""
 
 from __future__ import annotations
 
@@ -52,11 +52,16 @@ class Toy(nn.Module):
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-def toy_inputs(mine: slice = slice(None)) -> dict[str, Tensor]:
-    """Two global views and two local ones; the last image of the first view has no hidden patch."""
+def toy_inputs(mine: slice = slice(None), bare: bool = False) -> dict[str, Tensor]:
+    """Two global views and two local ones; the last image of the first view has no hidden patch.
+
+    bare: nor have both views of the second half of the images.
+    """
     mask = _draw(2, IMAGES, 2, 2, seed=3) > 0.2
     mask[0, -1] = False
     mask[1, 0] = True
+    if bare:
+        mask[:, IMAGES // 2 :] = False
     mask = mask[:, mine].flatten(0, 1)
     return {
         "global_views": _draw(2, IMAGES, 1 + PATCHES, WIDTH, seed=4)[:, mine].flatten(0, 1),
@@ -114,9 +119,11 @@ def _koleo(rows: Tensor) -> Tensor:
     return total / len(unit)
 
 
-def _expected(loss: IBOTLoss, model: Toy, targets: str = "center") -> dict[str, Tensor]:
+def _expected(
+    loss: IBOTLoss, model: Toy, targets: str = "center", bare: bool = False
+) -> dict[str, Tensor]:
     """Of all images in one process."""
-    inputs = toy_inputs()
+    inputs = toy_inputs(bare=bare)
     (student, _, cls), local = model(
         {key: each for key, each in inputs.items() if key != "patches_at"}
     )
@@ -157,6 +164,10 @@ CASES = {
     "sinkhorn": ("dinov2", {"targets": "sinkhorn", "koleo_weight": 0.3, "koleo_over_ranks": True},
                  {"classes": 1, "patches": 1, "koleo": 0.3}),
     "no koleo": ("dinov2", {"koleo_weight": 0.0}, {"classes": 1, "patches": 1}),
+    # Of several ranks, half have no hidden patch.
+    "bare ibot": ("ibot", {}, {"classes": 1, "patches": 1}),
+    "bare sinkhorn": ("dinov2", {"targets": "sinkhorn", "koleo_weight": 0.0},
+                      {"classes": 1, "patches": 1}),
 }  # fmt: skip
 
 
@@ -167,7 +178,7 @@ def _gradients(value: Any, model: Toy) -> list[Tensor]:
 def _check(name: str, made: list[Any], loss: IBOTLoss, model: Toy) -> None:
     """made: of each rank losses, gradients and centres."""
     _, changes, weights = CASES[name]
-    expected = _expected(loss, model, changes.get("targets", "center"))
+    expected = _expected(loss, model, changes.get("targets", "center"), "bare" in name)
     expected = {key: expected[key] for key in weights}
     total = sum(weights[key] * value for key, value in expected.items())
     for key, value in {**expected, "loss": total}.items():
@@ -182,7 +193,7 @@ def _run(name: str) -> tuple[Any, IBOTLoss, Toy]:
     method, changes, _ = CASES[name]
     loss, model = _loss(method, **changes)
     share = IMAGES // world_size()
-    inputs = toy_inputs(slice(rank() * share, (rank() + 1) * share))
+    inputs = toy_inputs(slice(rank() * share, (rank() + 1) * share), "bare" in name)
     losses = loss(model(inputs), {"input": inputs}, Step.alone())
     gradients = _gradients(losses["loss"], model)
     centers = [loss.class_center.center, loss.patch_center.center]
@@ -196,13 +207,18 @@ def test_value_and_gradient(name: str) -> None:
     _check(name, [made], before, model)
 
 
-@pytest.mark.parametrize("name", ["ibot", "sinkhorn"])
-def test_two_ranks_are_one_process(name: str, two_ranks: RankPool) -> None:
-    """Ranks have unlike numbers of hidden patches."""
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ibot", "sinkhorn", "bare ibot", "bare sinkhorn"])
+def test_ranks_are_one_process(name: str, ranks: int, request: pytest.FixtureRequest) -> None:
+    """Ranks have unlike numbers of hidden patches; some have none."""
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     loss, model = _loss(CASES[name][0], **CASES[name][1])
-    counts = [len(toy_inputs(each)["patches_at"]) for each in (slice(0, 2), slice(2, 4))]
+    counts = [
+        len(toy_inputs(each, "bare" in name)["patches_at"]) for each in (slice(0, 2), slice(2, 4))
+    ]
     assert counts[0] != counts[1]
-    _check(name, two_ranks.run(_of_rank, name), loss, model)
+    assert (counts[1] == 0) == ("bare" in name)
+    _check(name, pool.run(_of_rank, name), loss, model)
 
 
 def _of_rank(name: str) -> Any:

@@ -28,7 +28,6 @@ from sslengine.models.options import (
 from sslengine.models.weights import init_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import assert_teacher_follows
-from tests.ranks import RankPool
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 IMAGES, PIXELS, WIDTH, PROTOTYPES = 4, 6, 5, 7
@@ -117,9 +116,15 @@ def of_rank(iterations: int) -> tuple[dict[str, Tensor], list[Tensor]]:
     return {name: each.detach() for name, each in losses.items()}, gradients
 
 
-@pytest.mark.parametrize(("iterations", "ranks"), [(0, 1), (3, 1), (0, 2), (3, 2)])
-def test_value_and_gradient(iterations: int, ranks: int, two_ranks: RankPool) -> None:
-    made = two_ranks.run(of_rank, iterations) if ranks == 2 else [of_rank(iterations)]
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("iterations", [0, 3])
+def test_value_and_gradient(iterations: int, ranks: int, request: pytest.FixtureRequest) -> None:
+    pools = {2: "two_ranks", 4: "four_ranks"}
+    made = (
+        request.getfixturevalue(pools[ranks]).run(of_rank, iterations)
+        if ranks > 1
+        else [of_rank(iterations)]
+    )
     method, model = loss_of_toy()
     expected = published(method, model, iterations)
     for name, value in expected.items():

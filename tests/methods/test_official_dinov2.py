@@ -4,11 +4,13 @@ The numbers are those of facebookresearch/dinov2 at commit b8931f7 (`SSLMetaArch
 Sinkhorn-Knopp computes in float32), with SGD and its schedules of momentum and temperature. Trunk and
 heads have the same weights here; crops have one size, since timm and the authors interpolate positions
 differently. With registers, it is one step: the authors train the class token's position apart from it.
+Four more steps are with AdamW and the authors' groups of parameters: layer decay and the patch embedding's
+factor, schedules of rate and decay, the gradients of trunk and head clipped separately. Their optimizer here
+is the recipe's, but for its highest rate; its factors have seven digits.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sslengine.config.facts import RunFacts
+from sslengine.hooks.gradients import ClipGradients
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
 from sslengine.models.build import build_model
@@ -25,6 +28,7 @@ from sslengine.models.options import (
     TrunkOptions,
     VisionTransformerOptions,
 )
+from tests.methods.whole_steps import RATES, fill, optimizer_of, squares, train, wave
 
 IMAGES, LOCAL, STEPS, LENGTH = 4, 2, 4, 10
 # One head for class tokens and patches, or two; registers; targets. Then class tokens, patches and
@@ -52,12 +56,6 @@ OFFICIAL: dict[tuple[int, int, str], tuple[list[list[float]], list[float]]] = {
 }  # fmt: skip
 
 
-def wave(shape: tuple[int, ...], number: int) -> Tensor:
-    """Values that any machine computes."""
-    steps = torch.arange(math.prod(shape), dtype=torch.float64)
-    return torch.sin(steps * (0.37 + 0.11 * number) + number).view(shape)
-
-
 def batch(step: int) -> dict[str, Tensor]:
     mask = ((torch.arange(2 * IMAGES * 16) * 7 + step * 3) % 5 < 2).view(2 * IMAGES, 16)
     mask[step] = False
@@ -70,8 +68,10 @@ def batch(step: int) -> dict[str, Tensor]:
     }
 
 
-def made(heads: int, registers: int) -> Any:
-    head = ["dino_head", {"in_dim": 8, "num_clusters": [12], "hidden_dim": 7, "bottleneck_dim": 5}]
+HEAD = ["dino_head", {"in_dim": 8, "num_clusters": [12], "hidden_dim": 7, "bottleneck_dim": 5}]
+
+
+def made(heads: int, registers: int, head: list[Any] = HEAD) -> Any:
     features = {"feat_names": ["lastCLS", "lastPATCH", "lastCLS"], "head_index": [0, heads - 1, heads],
                 "additional_keys": ["mask", "patches_at"]}  # fmt: skip
     trunk = VisionTransformerOptions(
@@ -109,10 +109,6 @@ def _fill(part: Any, number: int) -> None:
         part.cls_token.add_(positions)
 
 
-def _squares(part: Any) -> float:
-    return sum(float(each.detach().square().sum()) for each in part.parameters())
-
-
 @pytest.mark.parametrize("case", OFFICIAL, ids=["one head", "registers", "sinkhorn"])
 def test_four_steps(case: tuple[int, int, str]) -> None:
     heads, registers, targets = case
@@ -139,5 +135,42 @@ def test_four_steps(case: tuple[int, int, str]) -> None:
         optimizer.step()
         loss.teacher.after_update(step)
     teacher: Any = loss.teacher.module
-    found = [_squares(each) for each in (model.trunk, teacher.trunk, teacher.heads[0])]
+    found = [squares(each) for each in (model.trunk, teacher.trunk, teacher.heads[0])]
     assert found[: len(norms)] == pytest.approx(norms, **close)
+
+
+# Class tokens, patches and KoLeo of each step; the squared norms of the student's trunk and head, and
+# of the teacher's, at the end.
+WITH_GROUPS = (
+    [[0.8437870892979953, 0.6249466296537811, 6.117019350559808],
+     [0.8766565773896373, 0.647948753514151, 5.966784162771555],
+     [0.9654984341758837, 0.594056716308555, 4.334317567219464],
+     [1.0118653088616645, 0.6793973954893446, 4.625614967795696]],
+    [121.04018901705149, 21.674437758037104, 118.65056121708618, 21.585535378167815],
+)  # fmt: skip
+
+
+def test_four_steps_with_the_authors_groups_and_clipping() -> None:
+    head = ["dino_head", {"in_dim": 8, "num_clusters": [12], "hidden_dim": 7, "bottleneck_dim": 5,
+                          "normalize_last_layer": False}]  # fmt: skip
+    model = made(1, 0, head).train()
+    for part, prefix in ((model.trunk, "backbone"), (model.heads[0], "dino_head")):
+        fill((f"{prefix}.{name.replace('prototypes0', 'last_layer')}", each)
+             for name, each in part.named_parameters())  # fmt: skip
+    options = DINOv2Options(
+        momentum=0.9, patch_temp_max=0.07, teacher_temp_warmup_iters=4, targets="center",
+        output_dim=12, patch_output_dim=12, num_crops=2 + LOCAL,
+    )  # fmt: skip
+    loss = DINOv2Loss(options, RunFacts()).double().train()
+    loss.teacher.attach(model)
+    steps = train(
+        model, loss, optimizer_of("pretrain/dinov2/dinov2_32gpu_vitl16", *RATES),
+        [ClipGradients(0.3, 2.0, per_module=True)], map(batch, range(STEPS)), LENGTH,
+    )  # fmt: skip
+    expected, norms = WITH_GROUPS
+    names = ("classes", "patches", "koleo")
+    for found, each in zip(steps, expected, strict=True):
+        assert [found[name].item() for name in names] == pytest.approx(each, rel=1e-8)
+    teacher: Any = loss.teacher.module
+    ends = (model.trunk, model.heads[0], teacher.trunk, teacher.heads[0])
+    assert [squares(each) for each in ends] == pytest.approx(norms, rel=1e-8)

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from sslengine.config.facts import RunFacts
+from sslengine.distributed.ranks import rank, world_size
 from sslengine.hooks.gradients import ClipGradients
+from sslengine.methods.base import Step
 from sslengine.methods.dinov3 import DINOv3Loss, DINOv3Options
 from sslengine.models.build import build_model
 from sslengine.models.options import HeadOptions, ModelOptions, TimmOptions, TrunkOptions
 from tests.methods.whole_steps import RATES, fill, optimizer_of, squares, train, wave
+from tests.ranks import RankPool
 
 IMAGES, LOCAL, LENGTH = 4, 2, 10
 # The total, class tokens of local crops and of global ones, KoLeo, patches and Gram of each step.
@@ -86,19 +89,25 @@ def _batch(step: int) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def test_four_steps() -> None:
+def _with_loss(**changes: Any) -> tuple[Any, DINOv3Loss]:
     model = _made().train()
     for part, prefix in zip((model.trunk, *model.heads), ("backbone", "dino_head", "ibot_head", ""), strict=True):  # fmt: skip
         fill(_named(part, prefix))
     options = DINOv3Options(
         momentum=0.9, momentum_schedule="cosine", teacher_temp_warmup_iters=4, gram_weight=2.0,
         gram_refresh=2, gram_refreshes=1, output_dim=12, patch_output_dim=12, num_crops=2 + LOCAL,
+        **changes,
     )  # fmt: skip
     loss = DINOv3Loss(options, RunFacts()).double().train()
     loss.attach(model)
     loss.teacher.attach(model)
     fill([(name.replace("backbone", "gram"), each)
           for name, each in _named(loss.gram.trunk, "backbone")])  # fmt: skip
+    return model, loss
+
+
+def test_four_steps() -> None:
+    model, loss = _with_loss()
     recipe = "pretrain/dinov3/dinov3_32gpu_vitl16"
     steps = train(
         model, loss, optimizer_of(recipe, *RATES),
@@ -112,3 +121,33 @@ def test_four_steps() -> None:
     ends = (model.trunk, model.heads[0], model.heads[1], teacher.trunk, teacher.heads[0],
             loss.gram.trunk)  # fmt: skip
     assert [squares(each) for each in ends] == pytest.approx(NORMS, rel=1e-8)
+
+
+# ---- several ranks
+
+
+def _on_rank() -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The first step of this rank's images."""
+    model, loss = _with_loss(koleo_over_ranks=True)
+    share = IMAGES // world_size()
+    mine = slice(rank() * share, (rank() + 1) * share)
+    inputs = {name: each.unflatten(0, (-1, IMAGES))[:, mine].flatten(0, 1)
+              for name, each in _batch(0).items() if name != "patches_at"}  # fmt: skip
+    inputs["patches_at"] = inputs["mask"].flatten().nonzero().flatten()
+    losses = loss(model(inputs), {"input": inputs}, Step.alone())
+    trained = [each for each in model.parameters() if each.requires_grad]
+    gradients = list(torch.autograd.grad(losses["loss"], trained))
+    return {name: each.detach() for name, each in losses.items()}, gradients
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_are_one_process(ranks: int, request: pytest.FixtureRequest) -> None:
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    losses, gradients = _on_rank()
+    made = pool.run(_on_rank)
+    for name in ("loss", "classes", "patches", "koleo", "gram"):
+        mean = torch.stack([each[name] for each, _ in made]).mean()
+        torch.testing.assert_close(mean, losses[name], rtol=1e-9, atol=1e-12)
+    for number, gradient in enumerate(gradients):
+        mean = torch.stack([each[number] for _, each in made]).mean(0)
+        torch.testing.assert_close(mean, gradient, rtol=1e-7, atol=1e-10)

@@ -37,7 +37,13 @@ from sslengine.data.loading.seeding import (
 from sslengine.data.manifest.classes import Classes, Column
 from sslengine.data.manifest.few_labels import with_labels_in_use
 from sslengine.data.manifest.hold_out import rows_of as hold_out_rows
-from sslengine.data.manifest.labels import in_train_numbers, label_columns, shared, standard_labels
+from sslengine.data.manifest.labels import (
+    in_train_numbers,
+    known_classes,
+    label_columns,
+    shared,
+    standard_labels,
+)
 from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.manifest.subset import Rows, choose_rows, part
 from sslengine.data.options import HoldOut, SplitOptions
@@ -104,7 +110,7 @@ class SSLDataset(Dataset[Sample]):
         self.stream = first if isinstance(first, StreamSource) else None
         found = standard_labels(options, stored, self.sources, hold_out.STRATIFIED)
         # Those of the run: TRAIN's, if they are known.
-        self.classes = list(classes) or [Classes.of(each) for each in found]
+        self.classes = list(classes) or known_classes(found, self.sources)
         standard = in_train_numbers(found, classes, self.sources)
         of_split = hold_out_rows(hold_out, split, self.sources, found[0].column if found else None)
         chosen = choose_rows(
@@ -117,7 +123,8 @@ class SSLDataset(Dataset[Sample]):
         used = [part(column, rows) for column in standard]
         # What grows with the number of samples is shared with the loader workers.
         self._rows = rows if isinstance(rows, range) else SharedArray.of(rows)
-        self._labels = shared(label_columns(options, split, used, len(rows)))
+        kinds = label_columns(options, split, used, len(rows)) if not self.stream else []
+        self._labels = shared(kinds)
         # What LABEL_SOURCES has of the samples, for samplers; workers are not sent it.
         self.standard_labels = used
         self._seed = seed
@@ -179,7 +186,11 @@ class SSLDataset(Dataset[Sample]):
         return self._of_another(key) if self._replace else None
 
     def _of(self, images: list[Any], index: int) -> Sample:
-        labels = [0] if self.stream else [labels[index] for labels in self.labels]
+        labels = (
+            [self.stream.label(index) if self.stream.reads_labels else 0]
+            if self.stream
+            else [labels[index] for labels in self.labels]
+        )
         sample: Sample = {
             "data": images,
             "data_valid": [1] * len(images),

@@ -27,8 +27,13 @@ from sslengine.errors import DataError
 def standard_labels(
     options: SplitOptions, split: str, sources: Sequence[DataSource], needed: bool = False
 ) -> list[Labels]:
-    """What LABEL_SOURCES has, one column for each data source; none where nothing asks for it."""
+    """What LABEL_SOURCES has, one column for each data source; none where nothing asks for it.
+
+    Nor of a stream, which has the label of a sample when it comes to it.
+    """
     columns: list[Labels] = []
+    if any(source.is_stream for source in sources):
+        return columns
     if options.LABEL_TYPE != "standard" and not (options.chooses_by_class or needed):
         return columns
     by_column = bool(own(options, TableOptions).LABEL_COLUMNS)
@@ -58,7 +63,10 @@ def standard_labels(
 
 def count_classes(options: SplitOptions) -> int:
     """The number of TRAIN's classes: those that have names, or one more than the largest number."""
-    labels = standard_labels(options, "TRAIN", build_sources(options, "TRAIN"))
+    sources = build_sources(options, "TRAIN")
+    if sources[0].is_stream and sources[0].num_classes:
+        return sources[0].num_classes
+    labels = standard_labels(options, "TRAIN", sources)
     if not labels:
         raise DataError(
             "config.DATA.TRAIN: the number of classes is `auto`, and there are no labels. Set "
@@ -66,6 +74,16 @@ def count_classes(options: SplitOptions) -> int:
         )
     classes = Classes.of(labels[0])
     return classes.width or len(classes.names) or max(classes.numbers, default=-1) + 1
+
+
+def known_classes(found: Sequence[Labels], sources: Sequence[DataSource]) -> list[Classes]:
+    """Of a split's labels; a stream says its classes before it is read."""
+    first = sources[0]
+    if first.is_stream and first.num_classes:
+        names = tuple(first.class_names)
+        numbers = frozenset() if names else frozenset(range(first.num_classes))
+        return [Classes(names, numbers, first.where)]
+    return [Classes.of(each) for each in found]
 
 
 def label_columns(

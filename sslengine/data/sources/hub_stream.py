@@ -2,13 +2,15 @@
 the package `datasets` in streaming mode: nothing is stored.
 
 DATA_PATHS is the dataset's name (user/name) or the folder. IMAGE_COLUMN names the column; without
-it the image is the one column of images. Its shards are the parts of the stream.
+it the image is the one column of images. The label is in LABEL_COLUMN, else in the one column of
+class labels, or in `label`. Its shards are the parts of the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from sslengine.data.options import HubStreamOptions, SplitOptions, own
 from sslengine.data.sources.hugging_face import image_column
 from sslengine.data.sources.regular_file import read_file
 from sslengine.data.sources.stream import Streamed, StreamSource
-from sslengine.errors import DataError
+from sslengine.data.sources.tables import expect_column
+from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
 
 AT_ONCE = 16  # rows
@@ -50,17 +53,37 @@ class HubStream(StreamSource):
                 f"{self.where}: `datasets` cannot stream {name!r}: {type(error).__name__}: {error}"
             ) from error
         self._column = image_column(features, chosen.IMAGE_COLUMN, self, split, name)
-        rows = rows.select_columns([self._column])
+        self._label = self._label_of(features, name) if self.reads_labels else ""
+        if self._label:
+            self.know_classes(getattr(features[self._label], "names", None) or ())
+        rows = rows.select_columns([each for each in (self._column, self._label) if each])
         self._rows = rows.cast_column(self._column, datasets.Image(decode=False))
         self.parts = int(self._rows.num_shards)
 
     def part(self, number: int) -> Iterator[Streamed]:
         rows = self._rows.shard(num_shards=self.parts, index=number)
         # By `iter`: as an iterator it would leave out what it takes for other loader workers' part.
-        stored = (each for some in rows.iter(AT_ONCE) for each in some[self._column])
-        for row, image in enumerate(stored):
+        stored = (
+            (image, label)
+            for some in rows.iter(AT_ONCE)
+            for image, label in zip(some[self._column], some.get(self._label) or repeat(None))
+        )
+        for row, (image, label) in enumerate(stored):
             content = image["bytes"] or _content(image["path"])
-            yield Streamed(f"row {row} of shard {number}", content)
+            yield Streamed(f"row {row} of shard {number}", content, label)
+
+    def _label_of(self, features: Any, name: str) -> str:
+        key = f"config.DATA.{self._split}.LABEL_COLUMN"
+        if self._label_column:
+            expect_column(list(features), self._label_column, key, name)
+            return self._label_column
+        found = [each for each, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+        if len(found) == 1 or "label" in features:
+            return str(found[0]) if len(found) == 1 else "label"
+        raise DataError(
+            f"{self.where}: labels are asked for, and no column is one of class labels or called "
+            f"label. Name it with {key}.\n  It has: {listing(features)}"
+        )
 
 
 def _content(path: str) -> bytes:

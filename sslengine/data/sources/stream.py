@@ -26,6 +26,7 @@ from sslengine.data.loading.seeding import generator
 from sslengine.data.options import SplitOptions, StreamOptions, own
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.retries import FINAL
+from sslengine.data.sources.stream_labels import StreamClasses
 from sslengine.errors import DataError, SSLEngineError
 from sslengine.trust import expect_trust
 
@@ -37,6 +38,7 @@ class Streamed(NamedTuple):
 
     name: str
     content: bytes
+    label: Any = None
 
 
 class Lanes(NamedTuple):
@@ -87,6 +89,9 @@ class StreamSource(EncodedSource):
                 f"config.DATA.{split}.LENGTH: a stream does not say how many images it holds. Set "
                 f"the number of images of an epoch."
             )
+        self.reads_labels = options.LABEL_TYPE == "standard" and bool(options.LABEL_SOURCES)
+        self._classes: StreamClasses | None = None
+        self._label_column, self._given_classes = chosen.LABEL_COLUMN, chosen.CLASSES
         self.lanes = Lanes()
         self._reader: _Reader | None = None
         self._held: Mapping[int, Streamed] = {}
@@ -95,6 +100,18 @@ class StreamSource(EncodedSource):
     def part(self, number: int) -> Iterator[Streamed]:
         """Its samples, in order. OSError and HTTPException: it is read again from its beginning,
         and what came before is passed over."""
+
+    def know_classes(self, names: Sequence[str] = ()) -> None:
+        """names: those that the data has, by number."""
+        if self.reads_labels:
+            where = f"config.DATA.{self._split}"
+            self._classes = StreamClasses(self._given_classes, where, names)
+            self.class_names, self.num_classes = self._classes.names, self._classes.count
+
+    def label(self, index: int) -> int:
+        """Of a place that `fetch` has read."""
+        assert self._classes is not None
+        return self._classes.number(self._held[index].label, self._held[index].name)
 
     def expect_trust(self, address: str) -> None:
         """A config from elsewhere does not decide which servers are contacted."""

@@ -1,4 +1,5 @@
-"""`csv_filelist`: a table of images, .csv, .tsv or .parquet, with a column of paths.
+"""`csv_filelist`: a table of images, .csv, .tsv or .parquet, with a column of paths; or a list,
+.txt, with a path in each line.
 
 The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
 meant; without them a column of a usual name is taken. Labels are numbers (3, or 3.0), or names,
@@ -139,7 +140,17 @@ def expect_column(names: Sequence[str], wanted: str, where: str, table: Any) -> 
 
 
 def open_table(file: Path) -> Table:
+    if file.suffix == ".txt":
+        return _open_list(file)
     return _open_parquet(file) if file.suffix == ".parquet" else _open_text(file)
+
+
+def _open_list(file: Path) -> Table:
+    def rows(columns: Sequence[int]) -> Iterator[list[str]]:
+        with file.open(encoding="utf-8-sig") as stream:
+            yield from ([path] for line in stream if (path := line.rstrip("\r\n")))
+
+    return IMAGE_NAMES[:1], rows
 
 
 def _open_text(file: Path) -> Table:

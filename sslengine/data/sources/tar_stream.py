@@ -2,7 +2,8 @@
 
 DATA_PATHS is a pattern of addresses, https://server/train-{000..146}.tar; also of other kinds that
 fsspec knows (s3://, gs://), or of files. Each worker copies one shard at a time into a nameless
-temporary file, which is removed with the process. What a shard holds is as in `webdataset`.
+temporary file, which is removed with the process. What a shard holds is as in `webdataset`, labels
+too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class TarStream(StreamSource):
         else:
             self._shards = find_shards(os.path.expanduser(pattern), self.where)
         self.parts = len(self._shards)
-        self._samples = Samples(own(options, StreamOptions).IMAGE_COLUMN, None, self.where)
+        label_key = self._label_column if self.reads_labels else None
+        self._samples = Samples(own(options, StreamOptions).IMAGE_COLUMN, label_key, self.where)
+        self.know_classes()
 
     def part(self, number: int) -> Iterator[Streamed]:
         shard = self._shards[number]
@@ -51,7 +54,7 @@ class TarStream(StreamSource):
             file.seek(0)
             for sample in self._samples.in_file(file, shard):
                 content = os.pread(file.fileno(), sample.size, sample.offset)
-                yield Streamed(f"{sample.name} in {shard}", content)
+                yield Streamed(f"{sample.name} in {shard}", content, sample.label)
 
     def _copy(self, shard: str, file: BinaryIO) -> None:
         if shard.startswith(("http://", "https://")):

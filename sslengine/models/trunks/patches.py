@@ -13,6 +13,7 @@ from sslengine.errors import ConfigError
 from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.trunks.options import BeitOptions, SwinTransformerOptions, XcitOptions
+from sslengine.precision import widest
 
 
 class PatchTrunk(LibraryTrunk):
@@ -114,7 +115,8 @@ def sine_positions(
 
     A quarter of the width each: sine of the column, cosine of it, sine of the row, cosine of it.
     """
-    make: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    wide = torch.float64 if device is None else widest(device)
+    make: dict[str, Any] = {"dtype": wide, "device": device}
     steps = torch.arange(width // 4, **make) / (width // 4)
     frequencies = 10_000.0**-steps
     across = torch.arange(columns, **make).outer(frequencies)

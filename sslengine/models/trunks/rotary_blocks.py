@@ -17,14 +17,14 @@ class RotaryBlock(Block):  # type: ignore[misc]
         super().__init__(*args, **named)
         self.attn.__class__ = RotaryAttention
 
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:  # type: ignore[override]
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), rotation)))
         added: Tensor = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
         return added
 
 
 class RotaryAttention(Attention):  # type: ignore[misc]
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:  # type: ignore[override]
         """rotation: of queries and keys, see rotations.py."""
         parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = parts.unbind(0)

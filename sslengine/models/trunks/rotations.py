@@ -40,13 +40,12 @@ class CentreRotations(RotaryPositions):
     """centres."""
 
     def __init__(self, width: int, options: VisionTransformerOptions) -> None:
-        moved = {
-            "shift_coords": options.ROPE_SHIFT,
-            "jitter_coords": options.ROPE_JITTER,
-            "rescale_coords": options.ROPE_RESCALE,
-        }
         super().__init__(
-            width, options.ROPE_BASE, **{key: value or None for key, value in moved.items()}
+            width,
+            options.ROPE_BASE,
+            shift_coords=options.ROPE_SHIFT or None,
+            jitter_coords=options.ROPE_JITTER or None,
+            rescale_coords=options.ROPE_RESCALE or None,
         )
         self.made = {}
 
@@ -58,7 +57,8 @@ class CentreRotations(RotaryPositions):
             table = table[:, shown].unsqueeze(2)
         ones = table.new_ones(*table.shape[1:-2], before, table.shape[-1])
         still = torch.stack([ones, torch.zeros_like(ones)])
-        return torch.cat([still, table], dim=-2)
+        rotations: Tensor = torch.cat([still, table], dim=-2)
+        return rotations
 
 
 class CornerRotations(nn.Module):
@@ -74,7 +74,8 @@ class CornerRotations(nn.Module):
         if shown is None:
             shown = torch.arange(grid[0] * grid[1], device=self.frequencies.device).unsqueeze(0)
         places = self.places(shown, grid)
-        return self(torch.cat([around(places, before), places], dim=1))
+        rotations: Tensor = self(torch.cat([around(places, before), places], dim=1))
+        return rotations
 
     def places(self, patches: Tensor, grid: Sequence[int]) -> Tensor:
         """Row and column of each patch, from 0 to 1: N x K to N x K x 2."""

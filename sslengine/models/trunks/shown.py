@@ -33,6 +33,7 @@ class ShownPatches(nn.Module):
     def __init__(self, trunk: Any, at_random: nn.Module | None) -> None:
         """at_random: timm's own, for passes that are not told what to show."""
         super().__init__()
+        self.trunk: Any
         vars(self)["trunk"] = trunk  # not as a submodule: the trunk contains this module
         self.at_random = at_random
         self.tells_places = isinstance(trunk, Eva)

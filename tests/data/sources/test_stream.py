@@ -16,6 +16,7 @@ import pytest
 
 from sslengine.config.resolve import resolve_dict
 from sslengine.data.feed import DataFeed
+from sslengine.data.manifest.labels import count_classes
 from sslengine.data.options import DataOptions, split_options
 from sslengine.data.sources import tar_stream
 from sslengine.data.sources.base import build_sources
@@ -206,7 +207,9 @@ def test_what_a_stream_needs(folder: Path, changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ({"LABEL_TYPE": "sample_index"}, {}, "expected zero, got sample_index"),
+        ({"LABEL_TYPE": "sample_index"}, {}, "expected zero, or standard .*; got sample_index"),
+        ({"CLASSES": ["a"]}, {}, "CLASSES: expected two names or more, or a number"),
+        ({"LABEL_PATHS": ["x.npy"]}, {}, "LABEL_PATHS: .* beside their images"),
         ({"DATA_LIMIT": 5}, {}, "TRAIN.DATA_LIMIT: has no effect on webdataset_stream"),
         ({}, {"DATA_SOURCES": ["webdataset_stream"], "LABEL_TYPE": "zero"}, "TEST.DATA_SOURCES: "),
     ],
@@ -217,6 +220,79 @@ def test_what_a_stream_cannot_do_is_refused(
     split = keys("webdataset_stream", str(folder / "train-0.tar"), **train)
     with pytest.raises(ConfigError, match=message):
         resolve_dict({"DATA": {"TRAIN": split, "TEST": test}})
+
+
+NAMES = ["bird", "cat", "dog"]
+
+
+def labelled(source: str, folder: Path, labels: list[Any], **more: Any) -> dict[str, Any]:
+    """Keys of a split whose sample n has labels[n]."""
+    of_all = {"LABEL_TYPE": "standard", "LABEL_SOURCES": [source], "LENGTH": len(labels), **more}
+    if source == "webdataset_stream":
+        members = {}
+        for number, label in enumerate(labels):
+            members |= {f"{number}.png": png(number)}
+            members |= {} if label is None else {f"{number}.cls": str(label).encode()}
+        return keys(source, str(write_shard(folder / "labelled.tar", members)), **of_all)
+    datasets: Any = pytest.importorskip("datasets", reason="reads its data sets")
+    images = [{"bytes": png(number), "path": None} for number in range(len(labels))]
+    known = datasets.ClassLabel(names=NAMES) if "CLASSES" not in more else None
+    kinds = {"image": datasets.Image(), **({"label": known} if known else {})}
+    rows = datasets.Dataset.from_dict({"image": images, "label": labels})
+    rows = rows.cast(datasets.Features({**rows.features, **kinds}))
+    (folder / "data").mkdir()
+    rows.to_parquet(str(folder / "data" / "train.parquet"))
+    return keys(source, str(folder), **of_all)
+
+
+@pytest.mark.parametrize(
+    ("source", "labels", "more"),
+    [
+        ("webdataset_stream", ["cat", "dog", "bird", "cat", "dog", "bird"], {"CLASSES": NAMES}),
+        ("webdataset_stream", [1, 2, 0, 1, 2, "0.0"], {"CLASSES": 3}),
+        ("huggingface_stream", [1, 2, 0, 1, 2, 0], {}),
+    ],
+)
+def test_labels_of_a_stream(
+    source: str, labels: list[Any], more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each image comes with its own, in whatever order; the run knows the classes."""
+    split = split_options(**labelled(source, tmp_path, labels, **more))
+    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=0)
+    feed = DataFeed(options, "TRAIN", training=True, seed=5)
+    expected = [1, 2, 0, 1, 2, 0]
+    found = {}
+    for batch in feed.batches(1):
+        images = (255 * batch["data"][0]).round().byte().permute(0, 2, 3, 1).numpy()
+        found |= dict(zip((KNOWN[each.tobytes()] for each in images), batch["label"][0].tolist()))
+    feed.close()
+    assert found == dict(enumerate(expected))
+    (classes,) = feed.classes
+    assert classes.names == (() if more.get("CLASSES") == 3 else tuple(NAMES))
+    assert count_classes(split) == 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        (
+            ["cat", "cta"],
+            NAMES,
+            r"1.png in .*labelled.tar has the label 'cta'; .* Did you mean 'cat'",
+        ),
+        ([0, 3], 3, r"1.png in .* has the label '3'; expected a number below 3"),
+        ([0, None], 3, r"1.png in .* has no label"),
+        ([0, 1], "", r"config.DATA.TRAIN.CLASSES: the labels of a stream are asked for"),
+    ],
+)
+def test_labels_that_are_no_classes(
+    labels: list[Any], classes: Any, message: str, tmp_path: Path
+) -> None:
+    split = labelled(
+        "webdataset_stream", tmp_path, labels, CLASSES=classes, BATCHSIZE_PER_REPLICA=2
+    )
+    with pytest.raises(DataError, match=message):
+        numbers(split)
 
 
 def test_no_server_is_contacted_for_a_config_from_elsewhere(

@@ -1,0 +1,352 @@
+"""Data as people have it, from files that other programs wrote: two steps of training, then a row of
+features for each image, with its path and label."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import sslengine
+from sslengine.command.front import main
+from sslengine.errors import ConfigError
+from tests.command.photos import write_photos
+from tests.tail import slow_but
+
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
+
+EACH, CLASSES = 6, ("dark", "light")
+TRAINED = [
+    "--method=simclr", "--model=test_resnet", "--size=32", "--workers=0", "--device=cpu",
+    "--batch-size=4", "--set=OPTIMIZER.num_iterations=2",
+]  # fmt: skip
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+
+
+class Kind(NamedTuple):
+    """What is given to `train` and `embed`, and what is expected of each image."""
+
+    data: Any
+    paths: Sequence[str]
+    labels: Sequence[str] | None = None
+    options: Sequence[str] = ()  # of both
+    of_training: Sequence[str] = ()
+    trained_on: str = ""  # if `embed` takes other data
+
+
+def photos(root: Path) -> list[Path]:
+    return sorted(write_photos(root / "photos", each=EACH).rglob("*.png"))
+
+
+def pixels(side: int = 36) -> np.ndarray:
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 256, (2 * EACH, side, side, 3), np.uint8)
+
+
+def names(files: Sequence[Path]) -> list[str]:
+    return [file.parent.name for file in files]
+
+
+NUMBERS = [str(number % 2) for number in range(2 * EACH)]
+
+
+def folder(root: Path) -> Kind:
+    files = photos(root)
+    return Kind(root / "photos", list(map(str, files)), names(files))
+
+
+def flat_folder(root: Path) -> Kind:
+    files = photos(root)
+    (root / "flat").mkdir()
+    moved = [Path(shutil.move(file, root / "flat" / f"{n:02}.png")) for n, file in enumerate(files)]
+    return Kind(root / "flat", list(map(str, moved)))
+
+
+def found_by_find(root: Path) -> Kind:
+    """A list of paths, as `find` prints it."""
+    files = photos(root)
+    done = subprocess.run(["find", "photos", "-name", "*.png"], cwd=root, check=True,
+                          capture_output=True, text=True)  # fmt: skip
+    (root / "l.txt").write_text(done.stdout)
+    listed = [str(root / line) for line in done.stdout.splitlines()]
+    assert sorted(listed) == [*map(str, files)]
+    return Kind(root / "l.txt", listed)
+
+
+def list_of_numpy(root: Path) -> Kind:
+    files = photos(root)
+    np.save(root / "l.npy", np.array([*map(str, files)]))
+    return Kind(root / "l.npy", list(map(str, files)))
+
+
+def table_of_pandas(root: Path, ending: str = "csv") -> Kind:
+    pandas: Any = pytest.importorskip("pandas")
+    files = photos(root)
+    frame = pandas.DataFrame({
+        "id": range(len(files)), "photo": [str(file.relative_to(root)) for file in files],
+        "species": names(files),
+    })  # fmt: skip
+    place = root / f"table.{ending}"
+    if ending == "parquet":
+        frame.to_parquet(place)
+    else:
+        frame.to_csv(place, index=False, sep="\t" if ending == "tsv" else ",")
+    own = ["--image-column=photo", "--label-column=species"]
+    return Kind(place, list(map(str, files)), names(files), own)
+
+
+def array(root: Path, first: bool = False) -> Kind:
+    images = pixels()
+    np.save(root / "images.npy", images.transpose(0, 3, 1, 2) if first else images)
+    return Kind(root / "images.npy", numbered("image", root / "images.npy"))
+
+
+def arrays_with_labels(root: Path) -> Kind:
+    np.savez(root / "all.npz", images=pixels(), labels=np.arange(2 * EACH) % 2)
+    return Kind(root / "all.npz", numbered("image", root / "all.npz"), NUMBERS)
+
+
+def in_memory(root: Path, of_torch: bool = False) -> Kind:
+    images, labels = pixels(), np.arange(2 * EACH) % 2
+    given: Any = (images, labels)
+    if of_torch:
+        given = torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
+    return Kind(given, [f"image {number}" for number in range(len(images))], NUMBERS)
+
+
+def numbered(what: str, place: Any, count: int = 2 * EACH) -> list[str]:
+    return [f"{what} {number} of {place}" for number in range(count)]
+
+
+def parquet_with_images(root: Path) -> Kind:
+    """As hubs ship them: the files' bytes beside their names."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    files = photos(root)
+    images = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+    parquet.write_table(arrow.table({"image": images, "label": names(files)}), root / "a.parquet")
+    return Kind(root / "a.parquet", numbered("row", root / "a.parquet"), names(files))
+
+
+def of_datasets(root: Path, as_a_hub: bool = False) -> Kind:
+    datasets: Any = pytest.importorskip("datasets")
+    files = photos(root)
+    kinds = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))}
+    )
+    rows = datasets.Dataset.from_dict(
+        {"image": [*map(str, files)], "label": [CLASSES.index(each) for each in names(files)]},
+        features=kinds,
+    )
+    place = root / "rows"
+    if as_a_hub:
+        (place / "data").mkdir(parents=True)
+        rows.to_parquet(str(place / "data" / "train-00000-of-00001.parquet"))
+    else:
+        rows.save_to_disk(str(place))
+    return Kind(place, numbered("row", place), names(files))
+
+
+def shards(root: Path, of_package: bool = False) -> list[str]:
+    """Of the program tar, or of the package webdataset: images and .cls; the names in them."""
+    files = photos(root)
+    (root / "shards").mkdir()
+    members = []
+    for number, file in enumerate(files):
+        (root / f"{number:03}.cls").write_text(file.parent.name)
+        shutil.copy(file, root / f"{number:03}.png")
+        members.append(f"{number:03}.png")
+    for shard in range(2):
+        part = members[shard * EACH : (shard + 1) * EACH]
+        place = root / "shards" / f"train-{shard}.tar"
+        if of_package:
+            webdataset: Any = pytest.importorskip("webdataset")
+            with webdataset.TarWriter(str(place)) as writer:
+                for name in part:
+                    image, stem = Image.open(root / name), name[:3]
+                    writer.write(
+                        {"__key__": stem, "png": image, "cls": (root / f"{stem}.cls").read_text()}
+                    )
+        else:
+            both = [each for name in part for each in (name, f"{name[:3]}.cls")]
+            subprocess.run(["tar", "-cf", str(place), *both], cwd=root, check=True)
+    return [f"{name} in {root}/shards/train-{n // EACH}.tar" for n, name in enumerate(members)]
+
+
+def shards_of_tar(root: Path) -> Kind:
+    found = shards(root)
+    return Kind(root / "shards", found, ["dark"] * EACH + ["light"] * EACH)
+
+
+def shards_of_the_package(root: Path) -> Kind:
+    found = shards(root, of_package=True)
+    return Kind(root / "shards" / "train-{0..1}.tar", found, ["dark"] * EACH + ["light"] * EACH)
+
+
+def shards_on_a_server(root: Path) -> Kind:
+    found = shards(root)
+    return Kind(
+        root / "shards", found, ["dark"] * EACH + ["light"] * EACH,
+        of_training=["--length", str(2 * EACH)], trained_on="/train-{0..1}.tar",
+    )  # fmt: skip
+
+
+def videos(root: Path) -> Kind:
+    pytest.importorskip("av", reason="reads and writes videos")
+    from tests.data.sources.videos import ramp, write_video
+
+    for number, name in enumerate(CLASSES):
+        write_video(root / "clips" / name / f"{number}.mp4", ramp(), "libx264")
+    paths = [f"{root}/clips/{name}/{number}.mp4, frame {frame}" for number, name in enumerate(CLASSES)
+             for frame in range(0, 50, 30)]  # fmt: skip
+    return Kind(root / "clips", paths, [name for name in CLASSES for _ in range(2)],
+                of_training=["--batch-size=2"])  # fmt: skip
+
+
+def bands_of_tifffile(root: Path) -> Kind:
+    tifffile: Any = pytest.importorskip("tifffile")
+    draw = np.random.default_rng(0)
+    for number, name in enumerate(CLASSES * EACH):
+        values = draw.integers(100, 4000, (40, 44, 4), np.uint16)
+        (root / "bands" / name).mkdir(parents=True, exist_ok=True)
+        tifffile.imwrite(root / "bands" / name / f"{number:02}.tif", values,
+                         planarconfig="contig", photometric="minisblack")  # fmt: skip
+    files = sorted((root / "bands").rglob("*.tif"))
+    return Kind(root / "bands", list(map(str, files)), names(files))
+
+
+def bands_of_gdal(root: Path) -> Kind:
+    pytest.importorskip("tifffile")
+    from tests.data.decode.other_programs import encoded
+
+    (root / "bands").mkdir()
+    files = [root / "bands" / f"{number}.tif" for number in range(8)]
+    for file in files:
+        file.write_bytes(encoded("gdal_pixel_4"))
+    return Kind(root / "bands", list(map(str, files)))
+
+
+def fashion_of_debian(_: Path) -> Kind:
+    if not FASHION.is_dir():
+        pytest.skip("needs Debian's package dataset-fashion-mnist")
+    test = FASHION / "t10k-images-idx3-ubyte.gz"
+    labels = gzip.decompress((FASHION / "t10k-labels-idx1-ubyte.gz").read_bytes())[8:]
+    return Kind(test, numbered("image", test, 10_000), [*map(str, labels)],
+                trained_on=str(FASHION))  # fmt: skip
+
+
+KINDS: dict[str, Callable[[Path], Kind]] = {
+    "folder": folder,
+    "flat folder": flat_folder,
+    "list, find": found_by_find,
+    "list, numpy": list_of_numpy,
+    "csv, pandas": table_of_pandas,
+    "tsv, pandas": partial(table_of_pandas, ending="tsv"),
+    "parquet of paths, pandas": partial(table_of_pandas, ending="parquet"),
+    "parquet of bytes, pyarrow": parquet_with_images,
+    "parquet of a hub, datasets": partial(of_datasets, as_a_hub=True),
+    "on disk, datasets": of_datasets,
+    "npy, channels last": array,
+    "npy, channels first": partial(array, first=True),
+    "npz with labels": arrays_with_labels,
+    "in memory, numpy": in_memory,
+    "in memory, torch": partial(in_memory, of_torch=True),
+    "shards, tar": shards_of_tar,
+    "shards, webdataset": shards_of_the_package,
+    "shards on a server, tar": shards_on_a_server,
+    "videos, FFmpeg": videos,
+    "4 bands of 16 bits, tifffile": bands_of_tifffile,
+    "4 bands of 16 bits, GDAL": bands_of_gdal,
+    "Fashion-MNIST, Debian": fashion_of_debian,
+}
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", slow_but(["list, find", "in memory, torch"], KINDS))
+def test_from_files_to_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    kind, run, out = KINDS[name](tmp_path), tmp_path / "run", tmp_path / "rows.csv"
+    if not isinstance(kind.data, Path):
+        _from_python(kind, run)
+        return
+    remote = kind.trained_on.startswith("/train-")
+    with served(kind.data) if remote else nullcontext("") as address:
+        data = address + kind.trained_on if kind.trained_on else str(kind.data)
+        arguments = [*TRAINED, *kind.options, *kind.of_training, "--out", str(run)]
+        assert main(["train", data, *arguments]) == 0
+    arguments = [*kind.options, "--out", str(out), "--workers=0", "--batch-size=500"]
+    assert main(["embed", str(run), str(kind.data), *arguments]) == 0
+    with out.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    first = 1 if kind.labels is None else 2
+    assert head[:first] == ["path", "label"][:first]
+    assert [row[0] for row in rows] == list(kind.paths)
+    if kind.labels is not None:
+        assert [row[1] for row in rows] == list(kind.labels)
+    features = np.array([row[first:] for row in rows], np.float32)
+    assert np.isfinite(features).all()
+    assert features.shape[1] == len(head) - first > 1
+
+
+def _from_python(kind: Kind, run: Path) -> None:
+    trained = sslengine.train(
+        kind.data, "simclr", "test_resnet", size=32, batch_size=4, val=0.25, device="cpu",
+        workers=0, values={"OPTIMIZER.num_iterations": 2}, out=run,
+    )  # fmt: skip
+    rows = trained.embed(kind.data, workers=0)
+    assert rows.paths == list(kind.paths)
+    assert rows.labels == list(kind.labels or ())
+    assert np.isfinite(rows.features).all()
+
+
+@pytest.mark.slow
+def test_arrays_in_memory_on_two_ranks_with_workers(tmp_path: Path) -> None:
+    """Each process reads them from the memory of the one that called."""
+    values = {"OPTIMIZER.num_iterations": 2, "DISTRIBUTED.NUM_PROC_PER_NODE": 2}
+    run = sslengine.train(
+        pixels(), "simclr", "test_resnet", size=32, batch_size=2, device="cpu", workers=1,
+        values=values, out=tmp_path / "run",
+    )  # fmt: skip
+    assert "2 ranks" in (tmp_path / "run" / "log.txt").read_text()
+    assert run.load().feature_dim > 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.zeros(5), r"expected images as an array .* got the shape \(5,\)"),
+        (
+            (np.zeros((2, 8, 8)), np.zeros(3, int)),
+            r"one for each of 2 images; got the shape \(3,\)",
+        ),
+        ({"images": 1}, r"expected a path, an array of images, or \(images, labels\); got a dict"),
+    ],
+)
+def test_arrays_that_are_no_images(data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sslengine.train(data, "simclr")
