@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sslengine.atomic import write_whole
 from sslengine.command import columns
 from sslengine.command.text import DEVICES, overrides
-from sslengine.errors import DataError, listing, readable
+from sslengine.errors import OutputError, listing, readable
 from sslengine.registry import import_dotted
 
 if TYPE_CHECKING:
@@ -138,13 +138,13 @@ ALL_OF_IT = {
 
 def expect_new(out: Path) -> None:
     if out.suffix not in WRITERS:
-        raise DataError(f"--out {out}: expected a name that ends in {listing(WRITERS)}.")
+        raise OutputError(f"--out {out}: expected a name that ends in {listing(WRITERS)}.")
     if out.exists():
-        raise DataError(f"--out {out}: it is there already. Give another name, or remove it.")
+        raise OutputError(f"--out {out}: it is there already. Give another name, or remove it.")
     if not out.absolute().parent.is_dir():
-        raise DataError(f"--out {out}: there is no folder {out.absolute().parent}.")
+        raise OutputError(f"--out {out}: there is no folder {out.absolute().parent}.")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise DataError(
+        raise OutputError(
             f"--out {out}: to write .parquet install pyarrow: pip install pyarrow. A name that "
             f"ends in .csv requires no other package."
         )

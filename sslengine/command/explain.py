@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sslengine.errors import SSLEngineError
 from sslengine.registry import import_dotted
 
 
@@ -51,10 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
-    try:
-        run = import_dotted("sslengine.command.explained_views:run")  # imports torch
-        status: int = run(given)
-    except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    run = import_dotted("sslengine.command.explained_views:run")  # imports torch
+    status: int = run(given)
     return status

@@ -37,7 +37,7 @@ from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
-from sslengine.errors import DataError, SSLEngineError
+from sslengine.errors import ConfigError, DataError, OutputError, SSLEngineError
 from sslengine.registry import COLLATORS
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # of generated JPEGs
@@ -81,7 +81,7 @@ def open_subject(data: DataOptions, split: str, folder: Path, count: int) -> Sub
     options: SplitOptions = getattr(data, split)
     where = f"config.DATA.{split}.TRANSFORMS"
     if not options.TRANSFORMS:
-        raise DataError(f"{where} is empty: there is nothing to explain.")
+        raise ConfigError(f"{where} is empty: there is nothing to explain.")
     pipeline = Pipeline(options.TRANSFORMS, "TRANSFORMS")
     keys = image_keys(COLLATORS.get(options.COLLATE_FUNCTION))
     opened = partial(
@@ -348,4 +348,4 @@ def save(picture: Image.Image, path: Path) -> None:
     try:
         picture.save(path)
     except (OSError, ValueError) as error:  # PIL chooses the format by the suffix
-        raise DataError(f"{path}: the picture cannot be written: {error}") from error
+        raise OutputError(f"{path}: the picture cannot be written: {error}") from error

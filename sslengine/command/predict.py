@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command.text import DEVICES
-from sslengine.errors import SSLEngineError
 from sslengine.registry import import_dotted
 
 
@@ -53,21 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
     if given.trust_config and "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
-    try:
-        predictor = import_dotted("sslengine.predictor:Predictor")(
-            given.folder,
-            nearest=given.nearest,
-            device=given.device,
-            overrides=given.overrides,
-            trust_config=given.trust_config,
-            network=given.network,
-        )
-        found = {name: predictor(name) for name in given.images}
-        if given.picture:
-            import_dotted("sslengine.predictor.picture:save")(given.picture, predictor, found)
-    except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    predictor = import_dotted("sslengine.predictor:Predictor")(
+        given.folder,
+        nearest=given.nearest,
+        device=given.device,
+        overrides=given.overrides,
+        trust_config=given.trust_config,
+        network=given.network,
+    )
+    found = {name: predictor(name) for name in given.images}
+    if given.picture:
+        import_dotted("sslengine.predictor.picture:save")(given.picture, predictor, found)
     form = import_dotted(f"sslengine.predictor.report:as_{'json' if given.json else 'text'}")
     shown = form(predictor, found)
     print(json.dumps(shown, indent=1) if given.json else shown)

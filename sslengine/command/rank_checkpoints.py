@@ -16,7 +16,7 @@ from sslengine.checkpoint import files
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.images import look
 from sslengine.command.text import overrides, typed
-from sslengine.errors import CheckpointError, ConfigError
+from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure
 from sslengine.evaluation.label_free.ranking import Row, probe_of, ranked, score_of
@@ -74,7 +74,7 @@ def _by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
         folder = path.suffix != ".shards" and path.is_dir()
         found = files.in_order(path)[::-1] if folder else [path]
         if not found or not path.exists():
-            raise CheckpointError(f"{path}: there is no checkpoint.")
+            raise MissingCheckpointError(f"{path}: there is no checkpoint.")
         run = found[0].absolute().parent.parent
         if found[0].absolute().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
             raise ConfigError(
