@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sslengine.atomic import write_whole
-from sslengine.command import columns
+from sslengine.command import columns, documents
 from sslengine.command.text import DEVICES, overrides
 from sslengine.errors import OutputError, listing, readable
 from sslengine.registry import import_dotted
@@ -57,18 +57,25 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, metavar="N")
     add("--workers", type=int, metavar="N", help="processes that load images")
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
+    documents.add_json(parser, "print what was written, and images without a row, as JSON")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     expect_new(given.out)
-    rows = embed(
-        given.run, given.data, network=given.network, device=given.device,
-        batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
-        image_column=given.image_column, label_column=given.label_column,
-    )  # fmt: skip
+    with documents.apart(given.json):
+        rows = embed(
+            given.run, given.data, network=given.network, device=given.device,
+            batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
+            image_column=given.image_column, label_column=given.label_column,
+        )  # fmt: skip
     write(rows, given.out)
+    if given.json:
+        count, width = rows.features.shape
+        made = {"out": str(given.out), "images": count, "feature_dim": width}
+        documents.show({**made, "labels": bool(rows.labels), "unreadable": rows.unreadable})
+        return 0
     print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
     if rows.unreadable:
         print(f"no row for {len(rows.unreadable)} that could not be read:")

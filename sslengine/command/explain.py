@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.command import documents
 from sslengine.registry import import_dotted
 
 
@@ -35,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--views", type=int, metavar="N", help="of each image in the picture (at least 8)"
     )
+    documents.add_json(parser)
     return parser
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torchvision.transforms import Normalize
 
 from sslengine import catalog
+from sslengine.command import documents
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.data.augment.backends.base import Backend
@@ -204,22 +205,37 @@ def _run(
     return transform(subject.sample(number, read))
 
 
-def show(subject: Subject, name: str, backend: str, count: int, console: Console) -> None:
+def measured(subject: Subject, name: str, backend: str, count: int) -> dict[str, Any]:
+    """What is shown, and printed as JSON."""
     plan = subject.dataset.plan
     _run(subject, 0, plan, subject.dataset.read)  # a back-end may compile code on first use
     reading, alone = each_alone(subject, count)
     whole = as_a_whole(subject, count)
-    table = Table("", "transform", "segment", "what becomes of it", "ms", title=name)
+    return {
+        "name": name, "backend": backend, "images": count, "read_ms": reading,
+        "transforms": [
+            {
+                "transform": part.where.partition("(")[2].rstrip(")"),
+                "segment": part.segment, "becomes": part.what, "why": part.why,
+                # The first deferred step represents the pixels that leave the worker.
+                "ms": alone.get(part.where),
+            }
+            for part in explain(plan)
+        ],
+        "whole_ms": whole, "notes": [*_summary(subject, backend, count, whole)],
+    }  # fmt: skip
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    table = Table("", "transform", "segment", "what becomes of it", "ms", title=found["name"])
     table.columns[-1].justify = "right"
-    table.add_row("", "", "", "read and decoded", f"{reading:.2f}")
-    for number, part in enumerate(explain(plan)):
-        transform = Text(part.where.partition("(")[2].rstrip(")"))
-        what = Text(part.what + (f": {part.why}" if part.why else ""))
-        # The first deferred step represents the pixels that leave the worker.
-        time = f"{alone[part.where]:.2f}" if part.where in alone else ""
-        table.add_row(str(number), transform, str(part.segment or ""), what, time)
+    table.add_row("", "", "", "read and decoded", f"{found['read_ms']:.2f}")
+    for number, part in enumerate(found["transforms"]):
+        what = Text(part["becomes"] + (f": {part['why']}" if part["why"] else ""))
+        time = "" if part["ms"] is None else f"{part['ms']:.2f}"
+        table.add_row(str(number), Text(part["transform"]), str(part["segment"] or ""), what, time)
     console.print(table)
-    for line in _summary(subject, backend, count, whole):
+    for line in found["notes"]:
         console.print(line, markup=False, highlight=False)
 
 
@@ -329,15 +345,21 @@ def _scaled(view: Image.Image, factor: float) -> Image.Image:
 
 def run(given: argparse.Namespace) -> int:
     assert catalog  # importing it declares all names
-    console = Console()
+    console = Console(stderr=given.json)
     if not console.is_terminal:
-        console = Console(width=120)
+        console = Console(stderr=given.json, width=120)
     torch.set_num_threads(1)
     run = resolve(given.overrides, given.config_dir)
     data = read(run.config, DataOptions)
     with tempfile.TemporaryDirectory() as folder:
-        subject = open_subject(data, given.split, Path(folder), max(given.count, given.images))
-        show(subject, f"{run.name}, {given.split}", data.AUGMENT_BACKEND, given.count, console)
+        name, backend = f"{run.name}, {given.split}", data.AUGMENT_BACKEND
+        with documents.apart(given.json):
+            subject = open_subject(data, given.split, Path(folder), max(given.count, given.images))
+            found = measured(subject, name, backend, given.count)
+        if given.json:
+            documents.show(found)
+        else:
+            show(found, console)
         if given.picture:
             save(draw(subject, given.images, given.views), given.picture)
             console.print(f"picture: {given.picture}", highlight=False, soft_wrap=True)

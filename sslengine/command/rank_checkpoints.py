@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sslengine.checkpoint import files
+from sslengine.command import documents
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.images import look
 from sslengine.command.text import overrides, typed
@@ -44,7 +44,7 @@ def rank(given: argparse.Namespace) -> int:
     rows = ranked(found, scores, probes)
     notes = _notes(rows, several=len(by_run) > 1 and given.data is None)
     if given.json:
-        print(json.dumps(_as_json(paths, networks, rows, notes), indent=1))
+        documents.show(_as_json(paths, networks, rows, notes))
     else:
         _show(paths, networks, rows, notes)
     return 0

@@ -68,6 +68,6 @@ def _folds(domains: Domains) -> Iterator[Domains]:
     if len(names) <= FOLDS:
         yield from (names[place : place + 1] for place in range(len(names)))
         return
-    split: Any = GroupKFold(n_splits=FOLDS)
+    split: Any = GroupKFold(n_splits=FOLDS)  # type: ignore[no-untyped-call]
     for _, rows in split.split(domains, groups=domains):
         yield np.unique(domains[rows])
