@@ -95,5 +95,5 @@ def _of_models(count: int, pattern: str | None) -> str:
         return f"{count} networks for --model; of a name that both have timm's: torchvision:NAME"
     return (
         f"{count} trunks for --model, and {len(names_of('timm'))} networks of timm's, "
-        f"{len(names_of('torchvision'))} of torchvision's: sslengine list models 'vit_*dino*'"
+        f"{len(names_of('torchvision'))} of torchvision's: sslengine list models 'vit_small*'"
     )
