@@ -15,6 +15,7 @@ from sslengine.command.front import main
 from sslengine.command.machine import Machine
 from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
 from sslengine.command.train import choose, make_parser
+from sslengine.config.compose import compose
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
@@ -220,6 +221,17 @@ def test_networks_without_model_are_those_of_the_page() -> None:
         (f"of {', '.join(names)} it is `{each}`" for each, names in of.items()),
         key=lambda text: ("vision_transformer" in text, text),
     )
+
+
+def test_recipes_for_a_cpu_are_those_of_the_page() -> None:
+    (row,) = re.findall(
+        r"^\| `METHOD/cpu` of (.*?) \|.*: (.*) steps", PAGE.read_text("utf-8"), re.M
+    )
+    names, steps = row
+    assert names == ", ".join(f"`{each}`" for each in names_in("small"))
+    composed = (compose([f"config=small/{each}"]) for each in names_in("small"))
+    counts = {each.last_value("config.OPTIMIZER.num_iterations") for each in composed}
+    assert steps == " or ".join(f"{each:,}" for each in sorted(counts))
 
 
 @pytest.mark.parametrize(
