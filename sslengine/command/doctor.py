@@ -11,7 +11,6 @@ It exits with 1 if an image cannot be read, or if the run has collapsed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 from collections import Counter
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sslengine import __version__
-from sslengine.command import columns
+from sslengine.command import columns, documents
 from sslengine.errors import listing
 from sslengine.registry import import_dotted
 
@@ -61,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--all", action="store_true", help="open every image")
     columns.add_columns(parser)
-    parser.add_argument("--json", action="store_true")
+    documents.add_json(parser)
     return parser
 
 
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         said = columns.of_split(given.image_column, given.label_column).get
         found = list(of_images(given.data, given.all, said) if given.data else of_machine())
     if given.json:
-        print(json.dumps([each._asdict() for each in found], indent=1))
+        documents.show([each._asdict() for each in found])
     else:
         width = max(len(each.what) for each in found)
         for each in found:

@@ -39,7 +39,7 @@ def methods() -> list[str]:
 
 
 def forms_of(method: str) -> dict[str, str]:
-    """What each adds to the config; empty: it is one of its own."""
+    """What each adds to the config; empty: a config by itself."""
     batches = sorted(map(int, names_in(f"{BATCH}/{method}")))
     return {
         **{form: f"+config/{FORMS}={form}" for form in names_in(FORMS)},

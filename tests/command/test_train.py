@@ -10,11 +10,12 @@ import pytest
 import torch
 import yaml
 
-from sslengine.command import machine
+from sslengine.command import machine, train
 from sslengine.command.front import main
 from sslengine.command.machine import Machine
-from sslengine.command.recipes import methods, methods_with_forms, names_in
+from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
 from sslengine.command.train import choose, make_parser
+from sslengine.config.compose import compose
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
@@ -22,6 +23,7 @@ from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 from tests.teachers import OF_DISTILLATION, weights_of_timms
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "command.md"
 TINY = {
     **dict.fromkeys(("dino", "ibot", "dinov2"), "vit_tiny_patch16_224"),
     "swav": "resnet10t",
@@ -195,6 +197,41 @@ def test_the_machine_decides_on_batch_and_workers() -> None:
     apple = Machine(gpus=0, memory=11 * machine.GIB, cores=8, name="", apple=True)
     assert (apple.device, apple.ranks, apple.workers, apple.model) == ("mps", 1, 7, "resnet50")
     assert apple.batch(10**6, False) == 64
+
+
+def test_networks_without_model_are_those_of_the_page() -> None:
+    """With a GPU, and without one."""
+    large = Machine(gpus=1, memory=80 * machine.GIB, cores=8, name="H100")
+    cpu = Machine(gpus=0, memory=0, cores=8, name="")
+    of: dict[str, list[str]] = {}
+    for method in methods():
+        given = make_parser().parse_args(["photos", f"--method={method}"])
+        recipe = Recipe.of(given)
+        there, without = (
+            str(train._network(given, recipe, each.model) or recipe.trunk) for each in (large, cpu)
+        )
+        if (there, without) != ("resnet50", "resnet18"):
+            assert there == without
+            of.setdefault(there, []).append(f"`{method}`")
+    assert len(of["vision_transformer"]) < len(methods()) / 2
+    (row,) = re.findall(r"^\| network \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    default, *others = row.removesuffix(", a ViT-S/16").split("; ")
+    assert default == "`resnet50`, without a GPU `resnet18`"
+    assert others == sorted(
+        (f"of {', '.join(names)} it is `{each}`" for each, names in of.items()),
+        key=lambda text: ("vision_transformer" in text, text),
+    )
+
+
+def test_recipes_for_a_cpu_are_those_of_the_page() -> None:
+    (row,) = re.findall(
+        r"^\| `METHOD/cpu` of (.*?) \|.*: (.*) steps", PAGE.read_text("utf-8"), re.M
+    )
+    names, steps = row
+    assert names == ", ".join(f"`{each}`" for each in names_in("small"))
+    composed = (compose([f"config=small/{each}"]) for each in names_in("small"))
+    counts = {each.last_value("config.OPTIMIZER.num_iterations") for each in composed}
+    assert steps == " or ".join(f"{each:,}" for each in sorted(counts))
 
 
 @pytest.mark.parametrize(

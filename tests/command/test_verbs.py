@@ -19,7 +19,7 @@ import sslengine
 from sslengine.command import embed
 from sslengine.command.front import main
 from sslengine.command.images import source_of
-from sslengine.errors import DataError
+from sslengine.errors import ConfigError
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 
@@ -64,10 +64,10 @@ def test_a_file_that_is_there_is_not_overwritten(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.csv").write_text("mine")
-    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.csv")]) == 1
+    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.csv")]) == 2
     assert "it is there already" in capsys.readouterr().err
     assert (tmp_path / "rows.csv").read_text() == "mine"
-    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.xls")]) == 1
+    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.xls")]) == 2
     assert "a name that ends in .csv, .npy, .npz, .parquet" in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_what_embed_cannot_read_or_write(
     assert not [path for path in np.load(tmp_path / "rows.npz")["paths"] if "broken" in path]
     monkeypatch.setattr(embed, "find_spec", lambda name: None)
     monkeypatch.setattr(embed, "embed", None)  # found before anything is computed
-    assert main([*arguments, str(tmp_path / "rows.parquet")]) == 1
+    assert main([*arguments, str(tmp_path / "rows.parquet")]) == 2
     assert "install pyarrow" in capsys.readouterr().err
 
 
@@ -256,7 +256,7 @@ def test_a_checkpoint_of_vissl_as_a_folder_of_timm(
              "classy_state_dict": {"base_model": {"model": parts, "meta": {}}}}  # fmt: skip
     torch.save(saved, tmp_path / "model_final.torch")
     given = ["export", str(tmp_path / "model_final.torch"), str(tmp_path / "out")]
-    assert main(given) == 1
+    assert main(given) == 2
     assert "with --config the name of a config" in " ".join(capsys.readouterr().err.split())
     recipe = "--config=pretrain/simsiam/simsiam_1node_resnet50"
     assert main([*given, recipe, "--set=MODEL.TRUNK.RESNETS.DEPTH=50"]) == 1
@@ -291,7 +291,7 @@ def test_how_a_folder_is_read(tmp_path: Path, names: list[str], expected: str) -
 def test_how_a_file_is_read(tmp_path: Path) -> None:
     assert source_of(tmp_path / "a.csv") == "csv_filelist"
     assert source_of(tmp_path / "a.npz") == "array_file"
-    with pytest.raises(DataError, match=r"expected a folder of images, or a file that ends in"):
+    with pytest.raises(ConfigError, match=r"expected a folder of images, or a file that ends in"):
         source_of(tmp_path / "a.zip")
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
