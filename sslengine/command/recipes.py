@@ -3,6 +3,7 @@
     --method dino                        configs/photos/dino.yaml, and what fits this machine
     --recipe dino/8gpu                   and configs/forms/8gpu.yaml
     --recipe dino/1gpu/continued         two forms
+    --recipe dinov2/batch64              and configs/batch/dinov2/64.yaml
     --recipe simclr/cpu                  configs/small/simclr.yaml: small images, a CPU
     --recipe quickstart/simclr           any config
 
@@ -25,6 +26,8 @@ from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 # Folders of configs: of --method, of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, FORMS = "photos", "small", "forms"
 CPU, CONTINUED = "cpu", "continued"
+# A folder for each method that depends on the number of images of a step.
+BATCH = "batch"
 
 
 def names_in(folder: str) -> list[str]:
@@ -35,9 +38,18 @@ def methods() -> list[str]:
     return names_in(PHOTOS)
 
 
+def forms_of(method: str) -> dict[str, str]:
+    """What each adds to the config; empty: it is one of its own."""
+    batches = sorted(map(int, names_in(f"{BATCH}/{method}")))
+    return {
+        **{form: f"+config/{FORMS}={form}" for form in names_in(FORMS)},
+        **{f"{BATCH}{size}": f"+config/{BATCH}/{method}={size}" for size in batches},
+        **({CPU: ""} if method in names_in(SMALL) else {}),
+    }
+
+
 def methods_with_forms() -> list[str]:
-    of_small = [f"{method}/{CPU}" for method in names_in(SMALL)]
-    return sorted([*of_small, *(f"{m}/{form}" for m in methods() for form in names_in(FORMS))])
+    return [f"{method}/{form}" for method in methods() for form in sorted(forms_of(method))]
 
 
 @dataclass(frozen=True)
@@ -72,8 +84,15 @@ class Recipe:
 
     @property
     def made_for_a_machine(self) -> bool:
-        forms = {each.rpartition("=")[2] for each in self.files[1:]}
-        return self.name.startswith(f"{SMALL}/") or bool(forms - {CONTINUED})
+        forms = {each for each in self.files[1:] if each.startswith(f"+config/{FORMS}=")}
+        continued = f"+config/{FORMS}={CONTINUED}"
+        return self.name.startswith(f"{SMALL}/") or bool(forms - {continued})
+
+    @property
+    def batch(self) -> int | None:
+        """Of all ranks; None: the recipe is for any."""
+        given = [each for each in self.files[1:] if each.startswith(f"+config/{BATCH}/")]
+        return int(given[-1].rpartition("=")[2]) if given else None
 
     @property
     def trunk(self) -> str:
@@ -105,23 +124,23 @@ def _files(given: argparse.Namespace) -> list[str]:
     """Of `dino/1gpu/continued`: config=photos/dino +config/forms=1gpu +config/forms=continued."""
     name = _name_of_recipe(given)
     method, *forms = name.split("/")
-    known = names_in(FORMS)
+    known = forms_of(method)
     files = (folder / f"{name}.yaml" for folder in search_folders(given.config_dir))
     if method not in methods() or not forms or any(file.exists() for file in files):
         return [f"config={name}"]
-    if forms == [CPU] and method in names_in(SMALL):
+    if forms == [CPU] and CPU in known:
         return [f"config={SMALL}/{method}"]
     for form in forms:
-        if form not in known:
+        if not known.get(form):
             raise UnknownNameError(
                 f"--recipe {name}: there is no form {form!r} of {method}. {nearest(form, known)}\n"
-                f"  There are: {listing([*known, CPU] if method in names_in(SMALL) else known)}"
+                f"  There are: {listing([*known])}"
             )
     if CONTINUED in forms and not (given.pretrained or given.weights):
         raise ConfigError(
             f"--recipe {name}: from which weights? Add --pretrained, or --weights FILE."
         )
-    return [f"config={PHOTOS}/{method}", *(f"+config/{FORMS}={form}" for form in forms)]
+    return [f"config={PHOTOS}/{method}", *(known[form] for form in forms)]
 
 
 def _name_of_recipe(given: argparse.Namespace) -> str:

@@ -159,14 +159,28 @@ def _of_machine(
 ) -> dict[str, Any]:
     if recipe.made_for_a_machine:
         device = None if given.device == "auto" else given.device
-        asked = {BATCH: given.batch_size, RANKS: given.gpus, DEVICE: device}
+        batch = _batch_of_rank(given, recipe, given.gpus or recipe.said(RANKS) or 1)
+        asked = {BATCH: batch, RANKS: given.gpus, DEVICE: device}
         return {key: value for key, value in asked.items() if value is not None}
+    batch = _batch_of_rank(given, recipe, found.ranks)
     return {
-        BATCH: given.batch_size or found.batch(images, recipe.many_views),
+        BATCH: batch or found.batch(images, recipe.many_views),
         WORKERS: found.workers,
         DEVICE: found.device,
         RANKS: found.ranks,
     }
+
+
+def _batch_of_rank(given: argparse.Namespace, recipe: Recipe, ranks: int) -> int | None:
+    """What was asked for, in the recipe's name or by itself."""
+    if recipe.batch is None or given.batch_size:
+        return given.batch_size  # type: ignore[no-any-return]
+    if recipe.batch % ranks:
+        raise ConfigError(
+            f"--recipe {given.recipe}: {recipe.batch} images of a step on {ranks} processes: it is "
+            f"not a multiple of them. Choose another number of --gpus."
+        )
+    return recipe.batch // ranks
 
 
 def _computed_by(values: Mapping[str, Any], recipe: Recipe, found: Any) -> str:

@@ -25,16 +25,15 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.features import features_of, ordered_feed
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.judged_networks import UNTRAINED
-from sslengine.engines.scoring import Sets
+from sslengine.engines.probes import Key, probes_of
 from sslengine.errors import DataError
 from sslengine.evaluation.kept import Kept
-from sslengine.evaluation.linear import Fitted, linear_probe
+from sslengine.evaluation.linear import Fitted
 from sslengine.evaluation.options import CorruptionOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.store import name_of
 from sslengine.task.build import build_run_precision
 
-Key = tuple[str, str]  # network and layer
 # Of each corruption and severity: right answers, and images.
 Counts = dict[tuple[str, int], Tensor]
 
@@ -43,7 +42,8 @@ def of_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
     options: CorruptionOptions = judged.corruptions
-    probes, about, outcomes = _probes(judged)
+    given = probes_of(judged)
+    probes, about, outcomes = given.fitted, given.about, given.without
     counts: dict[Key, Counts] = {key: {} for key in probes}
     kept = _kept(judged, probes)
     for kind in options.KINDS:
@@ -77,32 +77,6 @@ def _once(
     if is_primary():
         kept.put(name, {"counts": torch.stack([found[key] for key in keys]).numpy()})
     return found
-
-
-def _probes(judged: Judged) -> tuple[dict[Key, Fitted], dict[Key, dict[str, Any]], Found]:
-    """Also what is reported of them, and why some features have none."""
-    probes: dict[Key, Fitted] = {}
-    about: dict[Key, dict[str, Any]] = {}
-    without: Found = {}
-    for each in judged.sets:
-        key = each.features, each.layer
-        try:
-            probes[key], about[key] = _probe(judged, each)
-        except DataError as reason:
-            without[key] = Outcome({}, (str(reason),))
-            why = reason
-    if not probes:
-        raise why
-    return probes, about, without
-
-
-def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any]]:
-    if sets.labelled is None:
-        raise DataError("the images have no labels.")
-    found = linear_probe(*sets.labelled, judged.probe, device=judged.run.device, over_ranks=True)
-    assert found.fitted is not None
-    chosen = {"clean": found.test_accuracy, "penalty": found.penalty}
-    return found.fitted, {**chosen, "chosen_on": found.chosen_on, "layer": sets.layer}
 
 
 def _right(judged: Judged, view: Sequence[Any], probes: Mapping[Key, Fitted]) -> dict[Key, Tensor]:

@@ -149,7 +149,7 @@ class _Judge:
         other = test or _Half({}, None, torch.empty(0))
         return [
             Sets(network.name, layer, rows, train.labels, other.layers.get(layer), other.labels,
-                 {"layer": layer, **about}, train.numbers)
+                 {"layer": layer, **about}, train.numbers, other.numbers)
             for layer, rows in train.layers.items()
         ]  # fmt: skip
 

@@ -18,6 +18,7 @@ from sslengine.evaluation.options import (
     DenseOptions,
     EvaluateOptions,
     LinearProbeOptions,
+    OtherSetOptions,
     OutsideOptions,
 )
 from sslengine.evaluation.outcome import Outcome
@@ -49,6 +50,14 @@ class Judged:
     @property
     def corruptions(self) -> CorruptionOptions:
         return self.options.CORRUPTIONS
+
+    @property
+    def other_sets(self) -> Mapping[str, OtherSetOptions]:
+        return self.options.OTHER_SETS
+
+    @property
+    def domain_column(self) -> str:
+        return self.options.DOMAIN_COLUMN
 
     @property
     def test(self) -> str:

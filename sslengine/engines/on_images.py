@@ -16,7 +16,9 @@ import torch
 from sslengine.data.judged_view import described
 from sslengine.engines.corruptions import of_corruptions
 from sslengine.engines.dense import of_maps
+from sslengine.engines.domains import of_domains
 from sslengine.engines.judged_images import FIRST, Found, Judged
+from sslengine.engines.other_sets import of_other_sets
 from sslengine.engines.protocols import row_of
 from sslengine.engines.scoring import Score
 from sslengine.errors import DataError
@@ -89,6 +91,8 @@ ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
     "out_of_set": _outside,
     "view_retrieval": _views,
     "dense": of_maps,
+    "other_sets": of_other_sets,
+    "domains": of_domains,
     "corruptions": of_corruptions,
 }
 

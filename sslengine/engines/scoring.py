@@ -49,8 +49,9 @@ class Sets:
     wanted: Tensor | None = None
     # What the features come from, for the report.
     about: Mapping[str, Any] = field(default_factory=dict)
-    # Of the training images in their dataset.
+    # Of the training images in their dataset, and of the test images.
     numbers: Tensor | None = None
+    tested: Tensor | None = None
 
     @property
     def labelled(self) -> tuple[Rows, Tensor, Rows, Tensor] | None:

@@ -62,6 +62,9 @@ class StoredSplit:
         """Of images of the first source."""
         return paths_of(self.dataset, indices)
 
+    def relative_paths(self, indices: Tensor) -> list[str]:
+        return _relative_paths(self.dataset, indices)
+
 
 def paths_of(dataset: SSLDataset, indices: Tensor) -> list[str]:
     """Of images of the first source."""

@@ -23,10 +23,12 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluation.features import expect_finite
-from sslengine.evaluation.logistic import Classifier, Samples, fit_path, standardisation
+from sslengine.evaluation.logistic import Classifier
 from sslengine.evaluation.neighbours import search
 from sslengine.evaluation.options import Metric
 from sslengine.evaluation.outcome import Outcome, protocol
+from sslengine.evaluation.penalty_path import fit_path
+from sslengine.evaluation.samples import Samples, standardisation
 
 IGNORED = (255,)
 NEIGHBOURS = (1, 3, 10, 30)

@@ -26,9 +26,11 @@ from sslengine.evaluation.draws import (
 from sslengine.evaluation.features import Rows, expect_finite, rows_at
 from sslengine.evaluation.knn import knn_curve
 from sslengine.evaluation.linear import FIXED_PENALTY, TOLERANCE, accuracy_of
-from sslengine.evaluation.logistic import Classifier, Samples, fit, fit_path, standardisation
+from sslengine.evaluation.logistic import Classifier
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome, protocol
+from sslengine.evaluation.penalty_path import fit_path
+from sslengine.evaluation.samples import Samples, standardisation
 
 SHOTS = (1, 2, 5, 10, 20)
 DRAWS = 5
@@ -129,14 +131,9 @@ def _part(samples: Samples, held: Tensor, inside: bool) -> Samples:
 def _fitted(
     samples: Samples, penalties: Sequence[float], options: LinearProbeOptions, fixed: bool = False
 ) -> list[Classifier]:
-    how = fit if len(penalties) == 1 else fit_path
     of_sum = len(samples) if options.PENALTY_ON == "sum" and not fixed else 1
-    return how(
-        samples,
-        [each / of_sum for each in penalties],
-        tolerance=TOLERANCE,
-        max_iterations=options.MAX_ITERATIONS,
-    ).classifiers
+    strengths = [each / of_sum for each in penalties]
+    return fit_path(samples, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
 
 
 def _outcome(found: dict[str, list[float]], notes: tuple[str, ...], draws: int) -> Outcome:

@@ -10,6 +10,7 @@ FIXED_PENALTY, and the result's note says so.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,10 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluation.features import Chosen, Rows, blocks, check_features
-from sslengine.evaluation.logistic import Classifier, Samples, fit, standardisation
+from sslengine.evaluation.logistic import Classifier, fit
 from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.penalty_path import fit_path
+from sslengine.evaluation.samples import Samples, standardisation
 
 logger = logging.getLogger(__name__)
 
@@ -197,32 +200,53 @@ def _choose_penalty(
 ) -> tuple[float, float, Classifier | None]:
     """The penalty with the best accuracy, that accuracy, and its classifier.
 
-    Tries strong penalties first, until the accuracy falls: weak ones take most of the time.
+    Unless all are to be tried: strong penalties first, until the accuracy falls; weak ones take
+    most of the time.
     """
+    order = sorted(options.PENALTIES, reverse=True)
+    if options.TRY_ALL:
+        strengths = [_strength(used, each, options) for each in order]
+        found = fit_path(used, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
+        accuracies = accuracies_of(found, held_out, numbers)
+        place = max(range(len(order)), key=lambda each: accuracies[each])  # of equal ones the first
+        return order[place], accuracies[place], found[place]
     chosen, best, classifier, last = 0.0, -1.0, None, None
-    for penalty in sorted(options.PENALTIES, reverse=True):
+    for penalty in order:
         last, _ = _fit(used, penalty, options, last)
         accuracy = accuracy_of(last, held_out, numbers)
-        if accuracy < best and not options.TRY_ALL:
+        if accuracy < best:
             break
         if accuracy > best:
             chosen, best, classifier = penalty, accuracy, last
     return chosen, best, classifier
 
 
+def _strength(samples: Samples, penalty: float, options: LinearProbeOptions) -> float:
+    """On the mean of the losses."""
+    return penalty / (len(samples) if options.PENALTY_ON == "sum" else 1)
+
+
 def _fit(
     samples: Samples, penalty: float, options: LinearProbeOptions, start: Classifier | None
 ) -> tuple[Classifier, bool]:
     """A classifier, and whether it has converged."""
-    strength = penalty / (len(samples) if options.PENALTY_ON == "sum" else 1)
+    strength = _strength(samples, penalty, options)
     found = fit(samples, [strength], start, TOLERANCE, options.MAX_ITERATIONS)
     return found.classifiers[0], found.converged[0]
 
 
 def accuracy_of(classifier: Classifier, samples: Samples, numbers: Tensor | None = None) -> float:
     """In percent. numbers: those of the classes, if the labels are not places among them."""
-    right = torch.zeros((), dtype=torch.float64, device=samples.labels.device)
+    return accuracies_of([classifier], samples, numbers)[0]
+
+
+def accuracies_of(
+    classifiers: Sequence[Classifier], samples: Samples, numbers: Tensor | None = None
+) -> list[float]:
+    """Of each, in one pass over the samples."""
+    right = torch.zeros(len(classifiers), dtype=torch.float64, device=samples.labels.device)
     for features, labels in samples.pieces(ROWS):
-        best = classifier.scores(features).argmax(dim=1)
-        right += ((best if numbers is None else numbers[best]) == labels).sum()
-    return 100.0 * float(samples.summed(right)) / len(samples)
+        for place, each in enumerate(classifiers):
+            best = each.scores(features).argmax(dim=1)
+            right[place] += ((best if numbers is None else numbers[best]) == labels).sum()
+    return (100.0 * samples.summed(right) / len(samples)).tolist()

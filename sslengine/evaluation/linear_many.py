@@ -19,15 +19,10 @@ from sslengine.errors import DataError
 from sslengine.evaluation.features import Chosen, Rows, check_features
 from sslengine.evaluation.intervals import of_resamples
 from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe
-from sslengine.evaluation.logistic import (
-    Classifier,
-    Samples,
-    curvature,
-    rows_at_once,
-    standardisation,
-)
+from sslengine.evaluation.logistic import Classifier, curvature
 from sslengine.evaluation.minimise import minimise
 from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.samples import Samples, rows_at_once, standardisation
 from sslengine.meters.average_precision import average_precision
 
 logger = logging.getLogger(__name__)

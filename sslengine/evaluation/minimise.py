@@ -86,8 +86,9 @@ class _Memory:
         self.pairs = [*self.pairs[-HISTORY + 1 :], (step, change, weight)]
 
     def keep(self, problems: Tensor) -> None:
-        self.pairs = [(step[problems], change[problems], weight[problems])
-                      for step, change, weight in self.pairs]  # fmt: skip
+        for place, pair in enumerate(self.pairs):  # one by one: not all of them twice
+            step, change, weight = (each[problems] for each in pair)
+            self.pairs[place] = step, change, weight
 
     def times(self, gradient: Tensor, first: Callable[[Tensor], Tensor]) -> Tensor:
         """The product of the inverse Hessian's estimate and the gradient: the two loops.

@@ -15,12 +15,13 @@ ON_FEATURES = (
     "few_shot_knn", "few_shot_linear", "few_labels", "svm", "low_shot_svm", "retrieval",
     "calibration", "per_class",
 )  # fmt: skip
-ON_IMAGES = ("out_of_set", "view_retrieval", "dense", "corruptions")
+ON_IMAGES = ("out_of_set", "view_retrieval", "dense", "other_sets", "domains", "corruptions")
 PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
-# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images.
+# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images, other sets and
+# domains have to be named.
 SUITES: dict[str, tuple[str, ...]] = {
     "quick": (),
-    "frozen": (*ON_FEATURES, *ON_IMAGES[:-1]),
+    "frozen": (*ON_FEATURES, "out_of_set", "view_retrieval", "dense"),
     "full": PROTOCOLS,
 }
 CORRUPTIONS = (
@@ -63,6 +64,35 @@ class OutsideOptions:
     PATH: str = ""
     # How many of them are used; -1: all.
     LIMIT: int = -1
+
+
+# Which classes other_sets may answer.
+ALL, SHOWN = "all", "shown"
+
+
+@dataclass
+class OtherSetOptions:
+    """Labelled images of another set, which test the linear probe of TRAIN's classes."""
+
+    # Source of its images, as in DATA.TEST.DATA_SOURCES.
+    SOURCE: str = "disk_folder"
+    # Where they are, if the source reads a path.
+    PATH: str = ""
+    # How many of them are used; -1: all.
+    LIMIT: int = -1
+    # A JSON file: for each class of the set the classes of TRAIN that are right, by name or number;
+    # others are left out. Empty: the names are TRAIN's, or its numbers.
+    CLASSES: str = ""
+    # A JSON file: for each image's file the classes of TRAIN that are right. Empty: the source's
+    # labels.
+    LABELS: str = ""
+    # Which classes may be answered: all of TRAIN, or those shown in the set.
+    ANSWERS: str = ALL
+
+    def check(self) -> Iterator[str]:
+        yield from one_of(self, "ANSWERS", ALL, SHOWN)
+        if self.CLASSES and self.LABELS:
+            yield "CLASSES, LABELS: give one of them; LABELS has the classes of TRAIN itself."
 
 
 @dataclass
@@ -114,7 +144,8 @@ class EvaluateOptions:
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
-    # calibration, per_class, out_of_set, view_retrieval, dense, corruptions.
+    # calibration, per_class, out_of_set, view_retrieval, dense, other_sets,
+    # domains, corruptions.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.
@@ -124,6 +155,10 @@ class EvaluateOptions:
     REFERENCE: ReferenceOptions = field(default_factory=ReferenceOptions)
     # Images that out_of_set detects.
     OUTSIDE: OutsideOptions = field(default_factory=OutsideOptions)
+    # Of other_sets, each under a name of your own.
+    OTHER_SETS: dict[str, OtherSetOptions] = field(default_factory=dict)
+    # Of the images' table (csv_filelist, huggingface_dataset): what `domains` leaves out in turn.
+    DOMAIN_COLUMN: str = ""
     DENSE: DenseOptions = field(default_factory=DenseOptions)
     # Of the test images, for the protocol corruptions.
     CORRUPTIONS: CorruptionOptions = field(default_factory=CorruptionOptions)

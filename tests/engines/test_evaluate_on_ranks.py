@@ -22,6 +22,7 @@ ASKED: dict[str, Any] = {
     "EVALUATE": {
         "DENSE": {"IMAGES": 6}, "LABEL_FREE": ["rankme", "clid"],
         "OUTSIDE": {"SOURCE": "upright_shapes", "LIMIT": 10},
+        "OTHER_SETS": {"upright": {"SOURCE": "upright_shapes", "LIMIT": 10, "ANSWERS": "shown"}},
         "CORRUPTIONS": {"KINDS": ["shot_noise", "fog"], "SEVERITIES": [3]},
     },
     "LINEAR_PROBE": {"PENALTIES": [10.0]},
@@ -46,7 +47,7 @@ def judged(folder: Path, weights: str, ranks: int, protocols: list[str]) -> dict
 
 
 # The others take seconds: regressions on few images and all pixels, and passes over the images.
-QUICK = ["few_shot_knn", "svm", "low_shot_svm", "retrieval", "calibration"]
+QUICK = ["few_shot_knn", "svm", "low_shot_svm", "retrieval", "calibration", "per_class"]
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,25 @@ def test_penalties_are_tried_from_strong_to_weak_until_the_accuracy_falls(
     assert (probe.penalty, probe.held_out_accuracy) == (1e-6, pytest.approx(60.0))
 
 
+def test_all_penalties_are_tried_on_one_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    penalties = [0.001, 10.0, 1.0, 0.1, 0.3, 0.01, 3.0]
+    alone = [linear_probe(*TRAIN, *TEST, only(each)).held_out_accuracy for each in penalties]
+    paths: list[int] = []
+
+    def fit_path(samples: Any, penalties: list[float], *others: Any) -> Any:
+        paths.append(len(penalties))
+        return real(samples, penalties, *others)
+
+    real = linear.fit_path
+    monkeypatch.setattr(linear, "fit_path", fit_path)
+    for on, size in (("mean", 1), ("sum", 96)):
+        options = LinearProbeOptions([size * each for each in penalties], on, TRY_ALL=True)
+        probe = linear_probe(*TRAIN, *TEST, options)
+        assert probe.held_out_accuracy == max(alone)
+        assert probe.penalty == size * max(p for p, a in zip(penalties, alone) if a == max(alone))
+    assert paths == [7, 7]
+
+
 def test_separable_classes_are_separated() -> None:
     labels = torch.arange(60) % 3
     features = torch.eye(3)[labels] + 0.01 * torch.arange(60)[:, None] / 60

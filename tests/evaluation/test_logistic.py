@@ -13,8 +13,10 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.evaluation import logistic
-from sslengine.evaluation.logistic import Classifier, Samples, fit, fit_path, standardisation
+from sslengine.evaluation import samples as reading
+from sslengine.evaluation.logistic import Classifier, fit
 from sslengine.evaluation.minimise import minimise
+from sslengine.evaluation.samples import Samples, room, standardisation
 from sslengine.evaluation.store import Store
 
 COUNT, WIDTH, CLASSES = 2000, 64, 10
@@ -35,6 +37,14 @@ def of_scikit_learn(penalty: float) -> Any:
     return judge.fit(FEATURES.numpy(), LABELS.numpy())
 
 
+def is_scikit_learns(classifier: Classifier, penalty: float) -> None:
+    judge = of_scikit_learn(penalty)
+    wanted = Classifier(torch.from_numpy(judge.coef_.T), torch.from_numpy(judge.intercept_))
+    same(classifier, wanted, 1e-5)
+    guessed = classifier.scores(FEATURES).argmax(dim=1)
+    assert guessed.tolist() == judge.predict(FEATURES.numpy()).tolist()
+
+
 def same(one: Classifier, other: Classifier, share: float = 1e-6) -> None:
     assert float((one.weight - other.weight).norm() / other.weight.norm()) < share
     # A number that is added to all biases changes nothing.
@@ -42,16 +52,41 @@ def same(one: Classifier, other: Classifier, share: float = 1e-6) -> None:
     torch.testing.assert_close(*biases, rtol=0, atol=100 * share)
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 4])
-def test_several_penalties_at_once_are_those_of_scikit_learn(at_once: int) -> None:
-    found = fit_path(samples(), PENALTIES, at_once, **EXACT)
+def test_several_penalties_at_once_are_those_of_scikit_learn() -> None:
+    found = fit(samples(), PENALTIES, **EXACT)
     assert found.converged == [True] * 4
     for penalty, classifier in zip(PENALTIES, found.classifiers):
-        judge = of_scikit_learn(penalty)
-        wanted = Classifier(torch.from_numpy(judge.coef_.T), torch.from_numpy(judge.intercept_))
-        same(classifier, wanted, 1e-5)
-        guessed = classifier.scores(FEATURES).argmax(dim=1)
-        assert guessed.tolist() == judge.predict(FEATURES.numpy()).tolist()
+        is_scikit_learns(classifier, penalty)
+
+
+@pytest.mark.parametrize("tolerance", [1e-5, 2e-7])
+def test_single_precision_first_is_as_exact(
+    tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 1e-5 one evaluation in float64 confirms it."""
+    exact = fit(samples(), PENALTIES, tolerance=tolerance)
+    evaluated: dict[torch.dtype, int] = {}
+
+    def evaluate(of: Samples, *others: Any) -> Any:
+        evaluated[of.dtype] = evaluated.get(of.dtype, 0) + 1
+        return real(of, *others)
+
+    real = logistic._evaluate
+    monkeypatch.setattr(logistic, "_evaluate", evaluate)
+    monkeypatch.setattr(logistic, "LARGE", 0)
+    found = fit(samples(), PENALTIES, tolerance=tolerance)
+    assert found.converged == [True] * 4
+    for one, other in zip(found.classifiers, exact.classifiers):
+        same(one, other, 1000 * tolerance)
+    if tolerance == 1e-5:
+        assert evaluated[torch.float64] == 1 < evaluated[torch.float32]
+
+
+def test_large_numbers_are_rounded_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logistic, "LARGE", 0)
+    assert logistic._in_single(samples(), 1e-5) == 0.9e-5
+    assert logistic._in_single(samples(50 + FEATURES), 1e-5) == pytest.approx(5e-5, rel=0.1)
+    assert logistic._in_single(samples(1000 + FEATURES), 1e-5) == 0
 
 
 def test_rows_of_a_store_in_pieces_are_the_same(
@@ -63,11 +98,18 @@ def test_rows_of_a_store_in_pieces_are_the_same(
         rows = torch.tensor(shard.images)
         store.write(shard, {"f": FEATURES[rows].view(-1, 8, 8)}, LABELS[rows], rows)
     whole = fit(samples(FEATURES.float()), PENALTIES, **EXACT)
-    monkeypatch.setattr(logistic, "KEPT", 0)
-    monkeypatch.setattr(logistic, "LOGITS", 300 * 4 * CLASSES)
+    monkeypatch.setattr(reading, "KEPT", 0)
+    monkeypatch.setattr(reading, "LOGITS", 300 * 4 * CLASSES)
     pieces = fit(samples(store.layer("f")), PENALTIES, **EXACT)
     for one, other in zip(whole.classifiers, pieces.classifiers):
         same(one, other)
+
+
+def test_what_fits_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the host KEPT; of a GPU half of its free memory."""
+    assert room(torch.device("cpu")) == reading.KEPT
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 2**30, 80 * 2**30))
+    assert room(torch.device("cuda")) == 30 * 2**30
 
 
 def test_a_problem_too_many_iterations_long_is_told() -> None:

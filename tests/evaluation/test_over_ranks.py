@@ -14,7 +14,7 @@ from sslengine.evaluation.features import Rows
 from sslengine.evaluation.knn import knn_curve, knn_scores_curve
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
-from sslengine.evaluation.logistic import Samples, fit, standardisation
+from sslengine.evaluation.logistic import fit
 from sslengine.evaluation.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -23,6 +23,7 @@ from sslengine.evaluation.options import (
 )
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.labelled import retrieval, view_retrieval
+from sslengine.evaluation.samples import Samples, standardisation
 from sslengine.evaluation.store import Store
 from tests.ranks import RankPool
 

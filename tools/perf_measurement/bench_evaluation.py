@@ -160,7 +160,8 @@ def _strengths(given: argparse.Namespace, count: int) -> list[float]:
 
 
 def _fitted(train: Tensor, labels: Tensor, given: Any, groups: list[list[float]]) -> float:
-    from sslengine.evaluation.logistic import Samples, fit_path, standardisation
+    from sslengine.evaluation.penalty_path import fit_path
+    from sslengine.evaluation.samples import Samples, standardisation
 
     samples = Samples(train, labels, given.classes, standardisation(train))
     right: list[float] = []

@@ -1,0 +1,50 @@
+"""The linear probe of each network and layer, for protocols that score it on further images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sslengine.engines.judged_images import Found, Judged
+from sslengine.engines.scoring import Sets
+from sslengine.errors import DataError
+from sslengine.evaluation.linear import Fitted, linear_probe
+from sslengine.evaluation.outcome import Outcome
+
+Key = tuple[str, str]  # network and layer
+
+
+@dataclass(frozen=True)
+class Probes:
+    fitted: Mapping[Key, Fitted]
+    # What is reported of each.
+    about: Mapping[Key, dict[str, Any]]
+    # Why some features have none.
+    without: Found
+
+
+def probes_of(judged: Judged) -> Probes:
+    """Collective. DataError if no features have one."""
+    probes: dict[Key, Fitted] = {}
+    about: dict[Key, dict[str, Any]] = {}
+    without: Found = {}
+    for each in judged.sets:
+        key = each.features, each.layer
+        try:
+            probes[key], about[key] = _probe(judged, each)
+        except DataError as reason:
+            without[key] = Outcome({}, (str(reason),))
+            why = reason
+    if not probes:
+        raise why
+    return Probes(probes, about, without)
+
+
+def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any]]:
+    if sets.labelled is None:
+        raise DataError("the images have no labels.")
+    found = linear_probe(*sets.labelled, judged.probe, device=judged.run.device, over_ranks=True)
+    assert found.fitted is not None
+    chosen = {"clean": found.test_accuracy, "penalty": found.penalty}
+    return found.fitted, {**chosen, "chosen_on": found.chosen_on, "layer": sets.layer}
