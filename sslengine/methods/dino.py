@@ -229,6 +229,12 @@ class DINOLoss(Method):
         self.center.lerp_(mean.to(self.center.dtype), 1.0 - self.options.ema_center)
 
 
+def mean_entropy(targets: Tensor) -> Tensor:
+    """Of the rows of targets (..., K); 0, if there are none."""
+    rows = targets.flatten(0, -2)
+    return torch.special.entr(rows).sum() / max(1, len(rows))
+
+
 @torch.no_grad()
 def prototypes_used(targets: Tensor) -> Tensor:
     """exp of the entropy of the mean target (..., K): 1, if all rows are of one prototype, to K."""

@@ -36,7 +36,7 @@ from sslengine.losses.masked_patches import Center, masked_cross_entropy
 from sslengine.losses.swapped_prediction import swapped_prediction
 from sslengine.losses.views import described, expect_crops
 from sslengine.methods.base import Method, Step
-from sslengine.methods.dino import prototypes_used, rising
+from sslengine.methods.dino import mean_entropy, prototypes_used, rising
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.registry import register_loss
 
@@ -147,9 +147,9 @@ class IBOTLoss(Method):
         }
         loss = sum(self.weights()[name] * value for name, value in losses.items())
         signs = {
-            "teacher_entropy": torch.special.entr(targets).sum(dim=-1).mean(),
+            "teacher_entropy": mean_entropy(targets),
             "prototypes_used": prototypes_used(targets),
-            "patch_teacher_entropy": torch.special.entr(patch_targets).sum(dim=-1).mean(),
+            "patch_teacher_entropy": mean_entropy(patch_targets),
             "patch_prototypes_used": prototypes_used(patch_targets),
         }
         return {"loss": loss, **losses, **signs}
