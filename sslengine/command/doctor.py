@@ -38,6 +38,7 @@ OPTIONAL = {
 }
 LOOKED_AT = 200
 SMALL_SET, SMALL_CLASS, UNEVEN, TINY_SIDE = 5000, 10, 10, 64
+COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
 SHARED = Path("/dev/shm")
 
 
@@ -186,6 +187,7 @@ def _classes(source: Any) -> Iterator[Finding]:
 
 def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
     sides: list[int] = []
+    found: Counter[int] = Counter()
     broken: list[tuple[int, str]] = []
     for row in rows:
         try:
@@ -194,9 +196,12 @@ def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
             broken.append((row, f"{source.path(row)}: {error}"))
         else:
             sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
+            found[hash(image.tobytes())] += 1
     yield Finding("opened", len(rows))
     example = f"the first is {broken[0][1]}" if broken else ""
     yield Finding("unreadable", len(broken), example)
+    if copies := len(sides) - len(found):
+        yield Finding("copies", copies, COPIES)
     if sides:
         sides.sort()
         middle = sides[len(sides) // 2]

@@ -7,7 +7,6 @@ names another. Of raw pixels it is the image averaged to 16 x 16.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +27,15 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.judged_networks import PIXELS, REFERENCE, networks_of
+from sslengine.engines.maps import as_map, judged_trunk, last_map
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit
-from sslengine.errors import ConfigError, DataError
+from sslengine.errors import DataError
 from sslengine.evaluation.dense import dense
 from sslengine.evaluation.options import DenseOptions
-from sslengine.models.build import trunk_with_heads
-from sslengine.models.trunks.base import Trunk
-from sslengine.task.build import build_base_model
 
 SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
+WHERE = "config.EVALUATE.DENSE.LAYER"
 
 
 def of_maps(judged: Judged) -> Found:
@@ -48,7 +46,7 @@ def of_maps(judged: Judged) -> Found:
     for split, each in masks.items():
         each.of(judged.splits[split].dataset, 0)  # before the features are computed
     side = options.SIDE or judged.side
-    layer = options.LAYER or _last_map(judged, side)
+    layer = options.LAYER or last_map(judged, judged_trunk(judged), side, WHERE)
     view = judged.before_tensor(
         {"name": "Resize", "size": [side, side], "interpolation": 3}, all_before=True
     )
@@ -161,50 +159,12 @@ class _Masks:
         return mask
 
 
-def _last_map(judged: Judged, side: int) -> str:
-    model = build_base_model(judged.run.config, judged.run.device)
-    trunk = trunk_with_heads(model, "reading maps").trunk.eval()
-    (image,) = judged.splits["TRAIN"].dataset[0, 0]["data"]
-    images = torch.zeros(1, len(image), side, side, device=judged.run.device)
-    return _name_of_map(trunk, images)
-
-
-@torch.no_grad()
-def _name_of_map(trunk: Trunk, images: Tensor) -> str:
-    for name in ("lastMAP", "lastPATCH"):
-        if name in trunk.feature_names:
-            return name
-    for name in reversed(trunk.feature_names):
-        try:
-            (found,) = trunk(images, [name])
-        except ConfigError:
-            continue
-        if found.ndim == 4 and found.shape[2] * found.shape[3] > 1:
-            return name
-    raise DataError(
-        f"config.EVALUATE.DENSE.LAYER: {type(trunk).__name__} has no map of features for images of "
-        f"side {images.shape[-1]}."
-    )
-
-
 def _pixel_map(images: Tensor) -> dict[str, Tensor]:
     return {"16x16": F.adaptive_avg_pool2d(images, 16)}
 
 
 def _as_map(compute: Compute) -> Compute:
     def maps(images: Any) -> dict[str, Tensor]:
-        return {name: _mapped(name, each) for name, each in compute(images).items()}
+        return {name: as_map(name, each, WHERE) for name, each in compute(images).items()}
 
     return maps
-
-
-def _mapped(name: str, features: Tensor) -> Tensor:
-    if features.ndim == 4:
-        return features
-    side = math.isqrt(features.shape[1]) if features.ndim == 3 else 0
-    if not side or side**2 != features.shape[1]:
-        raise DataError(
-            f"config.EVALUATE.DENSE.LAYER: {name} is no map: a batch of it has shape "
-            f"{tuple(features.shape)}."
-        )
-    return features.transpose(1, 2).reshape(len(features), -1, side, side)

@@ -14,6 +14,7 @@ from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
 from sslengine.evaluation.options import (
+    CopiesOptions,
     CorruptionOptions,
     DenseOptions,
     EvaluateOptions,
@@ -58,6 +59,10 @@ class Judged:
     @property
     def domain_column(self) -> str:
         return self.options.DOMAIN_COLUMN
+
+    @property
+    def copies(self) -> CopiesOptions:
+        return self.options.COPIES
 
     @property
     def test(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sslengine.data.judged_view import described
+from sslengine.engines.copies import of_copies
 from sslengine.engines.corruptions import of_corruptions
 from sslengine.engines.dense import of_maps
 from sslengine.engines.domains import of_domains
@@ -91,6 +92,7 @@ ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
     "out_of_set": _outside,
     "view_retrieval": _views,
     "dense": of_maps,
+    "copies": of_copies,
     "other_sets": of_other_sets,
     "domains": of_domains,
     "corruptions": of_corruptions,

@@ -12,7 +12,6 @@ published protocols do: the report says so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -34,7 +33,7 @@ from sslengine.engines.features import required_weights
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.sub_run import digest_of, folder_of, sub_run
-from sslengine.engines.sweep_options import BLOCK, HELD_OUT, LINEAR, SweepOptions
+from sslengine.engines.sweep_options import FORMS, HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.train import train_task
 from sslengine.engines.trained_results import (
     SWEEP,
@@ -70,6 +69,7 @@ class Cell:
     feature: str
     lr: float
     weight_decay: float
+    linear: bool = True
 
     @property
     def name(self) -> str:
@@ -122,6 +122,7 @@ def _swept(
             "weights_sha256": digest,
             "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
             "layer": best.feature,
+            "best_of_each": _best_of_each(grid, chosen_on, tested),
             **about_of(run),
             "steps": task.iteration,
             "folder": str(folder.relative_to(run.run_dir)),
@@ -152,7 +153,12 @@ def _classes(run: Run) -> Classes:
 
 def _grid(run: Run, options: SweepOptions) -> list[Cell]:
     features = options.FEATURES or _features_of(run, options)
-    return [Cell(*each) for each in product(features, options.LR, options.WEIGHT_DECAY)]
+    forms = [*((each, options.HEAD == LINEAR) for each in features),
+             *((each, True) for each in options.LINEAR_FEATURES)]  # fmt: skip
+    return [
+        Cell(feature, lr, decay, linear)
+        for (feature, linear), lr, decay in product(forms, options.LR, options.WEIGHT_DECAY)
+    ]
 
 
 def _features_of(run: Run, options: SweepOptions) -> list[str]:
@@ -191,10 +197,6 @@ def _values(
     options: SweepOptions, grid: list[Cell], outputs: int, weights: Path | None
 ) -> dict[str, Any]:
     """Of both runs: the frozen trunk with a head for each cell."""
-    form = "block" if options.HEAD == BLOCK else "query"
-    head: list[Any] = ["attentive_probe", {"in_dim": "auto", "out_dim": outputs, "form": form}]
-    if options.HEAD == LINEAR:
-        head = ["linear_probe", {"dims": ["auto", outputs], "norm": options.NORM}]
     return {
         "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or ""),
@@ -207,7 +209,7 @@ def _values(
         f"{OF_EVAL}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [
             [each.feature, ["Identity", []]] for each in grid
         ],
-        "MODEL.HEAD.PARAMS": [[deepcopy(head)] for _ in grid],
+        "MODEL.HEAD.PARAMS": [[_head(options, outputs, each)] for each in grid],
         "TRAINER.TRAIN_STEP_NAME": "many_heads_train_step",
         "OPTIMIZER.param_group_constructor": "linear_eval_heads",
         "OPTIMIZER.multipliers": [],
@@ -217,6 +219,17 @@ def _values(
         "TEST_MODEL": True,
         "METERS.enable_training_meter": False,
     }
+
+
+def _head(options: SweepOptions, outputs: int, cell: Cell) -> list[Any]:
+    if cell.linear:  # DINOv2's start, or CAPI's
+        std = 0.01 if options.HEAD == LINEAR else 0.02
+        return ["linear_probe", {"dims": ["auto", outputs], "norm": options.NORM, "std": std}]
+    form = FORMS[options.HEAD]
+    attention = {"form": form, "heads": options.ATTENTION_HEADS}
+    if form == "blocks":
+        attention["depth"] = options.DEPTH
+    return ["attentive_probe", {"in_dim": "auto", "out_dim": outputs, **attention}]
 
 
 def _judged_by(grid: list[Cell], several: bool) -> dict[str, Any]:
@@ -264,6 +277,18 @@ def _best(cells: list[Cell], chosen_on: Scores) -> Cell:
     return max(cells, key=lambda each: chosen_on[each.name])
 
 
+def _best_of_each(grid: list[Cell], chosen_on: Scores, tested: Scores) -> dict[str, Any]:
+    """By feature: its best head, where heads are chosen and on TEST."""
+    found = {}
+    for feature in dict.fromkeys(each.feature for each in grid):
+        best = _best([each for each in grid if each.feature == feature], chosen_on)
+        found[feature] = {
+            "name": best.name, "lr": best.lr, "weight_decay": best.weight_decay,
+            "chosen_on": chosen_on[best.name], "test": tested[best.name],
+        }  # fmt: skip
+    return found
+
+
 def _images_to_choose_on(options: SweepOptions, grid: list[Cell]) -> str:
     if len(grid) == 1:
         return "nothing: there is one head"
@@ -281,12 +306,13 @@ def _report(
     tested: Scores,
 ) -> None:
     best, images = _best(grid, chosen_on), _images_to_choose_on(options, grid)
-    path = run.run_dir / "sweep.json"
+    path, by_feature = run.run_dir / "sweep.json", _best_of_each(grid, chosen_on, tested)
     content = {
         "head": options.HEAD,
         "best": best.name,
         "test": tested[best.name],
         "chosen_on": images,
+        "best_of_each": by_feature,
         "heads": [
             {
                 "name": each.name, "feature": each.feature, "lr": each.lr,
@@ -298,12 +324,10 @@ def _report(
     }  # fmt: skip
     write_json(path, content)
     table = Table("feature", "best head", "chosen", "test", box=None, pad_edge=False)
-    for feature in dict.fromkeys(each.feature for each in grid):
-        rows = [each for each in grid if each.feature == feature]
-        top = _best(rows, chosen_on)
+    for feature, top in by_feature.items():
         table.add_row(
-            feature, f"lr {top.lr:g}, wd {top.weight_decay:g}",
-            f"{chosen_on[top.name]:.1f} %", f"{tested[top.name]:.1f} %",
+            feature, f"lr {top['lr']:g}, wd {top['weight_decay']:g}",
+            f"{top['chosen_on']:.1f} %", f"{top['test']:.1f} %",
         )  # fmt: skip
     run.console.print(table)
     add_to_report(run.run_dir)

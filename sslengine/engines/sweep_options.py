@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from sslengine.config.sections import one_of, section
 
-LINEAR, ATTENTIVE, BLOCK = "linear", "attentive", "attentive_block"
+LINEAR, ATTENTIVE = "linear", "attentive"
+# Of an attentive head: the form of attentive_probe.
+FORMS = {ATTENTIVE: "query", "attentive_block": "block", "attentive_blocks": "blocks"}
 # Where the best head is chosen.
 HELD_OUT, TEST = "held_out", "test"
 
@@ -15,12 +17,19 @@ HELD_OUT, TEST = "held_out", "test"
 @section("HEAD_SWEEP")
 @dataclass
 class SweepOptions:
-    # linear; attentive: a learned query on all tokens; attentive_block: in a transformer block.
+    # linear; attentive: a learned query on all tokens; attentive_block: in a transformer block;
+    # attentive_blocks: behind blocks of self-attention.
     HEAD: str = LINEAR
+    # Of attentive_blocks: the number of blocks, with that of the query.
+    DEPTH: int = 4
+    # Of attentive heads; 0: one for every 64 values of a token.
+    ATTENTION_HEADS: int = 0
     # Features that heads get, `a+b` for two joined; []: with class tokens, those of the last BLOCKS
     # blocks, without and with the mean of the patches; else the final feature; for attentive heads
     # the patches, or the last feature map.
     FEATURES: list[str] = field(default_factory=list)
+    # With attentive heads: features N x C that get linear heads, so that one sweep compares them.
+    LINEAR_FEATURES: list[str] = field(default_factory=list)
     # The class tokens of how many last blocks; all of a trunk that has fewer.
     BLOCKS: list[int] = field(default_factory=lambda: [1, 4])
     # Also each of them with the mean of the patches.
@@ -40,7 +49,9 @@ class SweepOptions:
     UNTRAINED: bool = False
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "HEAD", LINEAR, ATTENTIVE, BLOCK)
+        yield from one_of(self, "HEAD", LINEAR, *FORMS)
+        if self.LINEAR_FEATURES and self.HEAD == LINEAR:
+            yield "LINEAR_FEATURES: they belong to attentive heads; name them in FEATURES."
         yield from one_of(self, "NORM", "none", "batch", "layer")
         yield from one_of(self, "SELECT_ON", HELD_OUT, TEST)
         for key in ("LR", "WEIGHT_DECAY", "BLOCKS"):
@@ -52,5 +63,7 @@ class SweepOptions:
             yield f"WEIGHT_DECAY: expected 0 or more, got {self.WEIGHT_DECAY}."
         if self.BLOCKS and min(self.BLOCKS) < 1:
             yield f"BLOCKS: expected numbers of blocks, got {self.BLOCKS}."
+        if self.DEPTH < 1 or self.ATTENTION_HEADS < 0:
+            yield "DEPTH, ATTENTION_HEADS: expected 1 or more, and 0 or more."
         if not 0 < self.HELD_OUT < 1:
             yield f"HELD_OUT: expected a share between 0 and 1, got {self.HELD_OUT:g}."

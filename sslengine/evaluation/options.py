@@ -15,10 +15,13 @@ ON_FEATURES = (
     "few_shot_knn", "few_shot_linear", "few_labels", "svm", "low_shot_svm", "retrieval",
     "calibration", "per_class",
 )  # fmt: skip
-ON_IMAGES = ("out_of_set", "view_retrieval", "dense", "other_sets", "domains", "corruptions")
+ON_IMAGES = (
+    "out_of_set", "view_retrieval", "dense", "copies", "other_sets", "domains",
+    "corruptions",
+)  # fmt: skip
 PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
-# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images, other sets and
-# domains have to be named.
+# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images; copies, other
+# sets and domains have to be named.
 SUITES: dict[str, tuple[str, ...]] = {
     "quick": (),
     "frozen": (*ON_FEATURES, "out_of_set", "view_retrieval", "dense"),
@@ -96,6 +99,22 @@ class OtherSetOptions:
 
 
 @dataclass
+class CopiesOptions:
+    # Folder with original/ and folders of changed copies, such as Copydays' strong/; empty: none.
+    PATH: str = ""
+    # Folder of further images that are searched; empty: none.
+    DISTRACTORS: str = ""
+    # Folder of other images, by which descriptors are whitened; empty: they are not.
+    WHITENING: str = ""
+    # Side in pixels, to which images are resized.
+    SIDE: int = 320
+
+    def check(self) -> Iterator[str]:
+        if self.SIDE < 1:
+            yield f"SIDE: expected 1 or more, got {self.SIDE}."
+
+
+@dataclass
 class DenseOptions:
     """Segmentation by frozen maps; `shapes` has masks itself."""
 
@@ -144,8 +163,8 @@ class EvaluateOptions:
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
-    # calibration, per_class, out_of_set, view_retrieval, dense, other_sets,
-    # domains, corruptions.
+    # calibration, per_class, out_of_set, view_retrieval, dense, copies,
+    # other_sets, domains, corruptions.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.
@@ -157,6 +176,7 @@ class EvaluateOptions:
     OUTSIDE: OutsideOptions = field(default_factory=OutsideOptions)
     # Of other_sets, each under a name of your own.
     OTHER_SETS: dict[str, OtherSetOptions] = field(default_factory=dict)
+    COPIES: CopiesOptions = field(default_factory=CopiesOptions)
     # Of the images' table (csv_filelist, huggingface_dataset): what `domains` leaves out in turn.
     DOMAIN_COLUMN: str = ""
     DENSE: DenseOptions = field(default_factory=DenseOptions)

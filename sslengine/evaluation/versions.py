@@ -12,6 +12,7 @@ from sslengine.evaluation.options import PROTOCOLS
 VERSIONS: Mapping[str, int] = dict.fromkeys(
     (
         "knn", "linear", "label_free", *PROTOCOLS,
-        "linear_sweep", "attentive_sweep", "attentive_block_sweep", "finetune",
+        "linear_sweep", "attentive_sweep", "attentive_block_sweep", "attentive_blocks_sweep",
+        "finetune",
     ), 1,
 )  # fmt: skip

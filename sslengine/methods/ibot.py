@@ -149,6 +149,7 @@ class IBOTLoss(Method):
         signs = {
             "teacher_entropy": torch.special.entr(targets).sum(dim=-1).mean(),
             "prototypes_used": prototypes_used(targets),
+            "patch_teacher_entropy": torch.special.entr(patch_targets).sum(dim=-1).mean(),
             "patch_prototypes_used": prototypes_used(patch_targets),
         }
         return {"loss": loss, **losses, **signs}

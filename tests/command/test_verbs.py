@@ -211,18 +211,36 @@ def test_the_doctor_on_images(
 ) -> None:
     assert main(["doctor", str(photos)]) == 0
     text = capsys.readouterr().out
-    assert "fewer than 5000" in text
+    assert "fewer than 5000: start from trained weights" in text
     assert "median 52" in text
+    assert "copies" not in text
     write_photos(tmp_path / "mine", each=1)
+    shutil.copy(tmp_path / "mine" / "dark" / "0.png", tmp_path / "mine" / "light" / "copy.png")
     (tmp_path / "mine" / "dark" / "broken.png").write_bytes(b"no image")
     (tmp_path / "mine" / "dark" / "phone.HEIC").write_bytes(b"no image that Pillow reads")
     assert main(["doctor", str(tmp_path / "mine"), "--json"]) == 1
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["unreadable"]["value"] == 1
     assert "broken.png" in found["unreadable"]["advice"]
+    assert found["copies"]["value"] == 1
+    assert "KoLeo" in found["copies"]["advice"]
     assert found["other files"]["value"] == 1
     assert ".heic (1)" in found["other files"]["advice"]
     assert "can hardly be judged" in found["smallest class"]["advice"]
+
+
+def test_the_doctor_on_classes_of_unlike_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, size in (("rare", 10), ("common", 101)):
+        (tmp_path / name).mkdir()
+        for number in range(size):
+            Image.new("RGB", (8, 8), (number, size, 0)).save(tmp_path / name / f"{number}.png")
+    assert main(["doctor", str(tmp_path), "--json"]) == 0
+    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["largest class"]["value"] == "common, 101 images"
+    assert found["smallest class"]["value"] == "rare, 10 images"
+    assert "uneven: judge by the mean over classes; CLASS sam" in found["smallest class"]["advice"]
 
 
 def test_the_doctor_on_the_machine(capsys: pytest.CaptureFixture[str]) -> None:

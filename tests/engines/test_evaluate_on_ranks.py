@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from sslengine.data.sources.shapes import draw_shape
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.train import train
@@ -35,12 +37,19 @@ ASKED: dict[str, Any] = {
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("trained")
     train(make_run(folder, **SHAPES, OPTIMIZER__num_epochs=1))
+    for number in range(6):
+        for kind in ("original", "strong"):
+            path = folder / "copies" / kind / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draw_shape("TRAIN", number, 16 + 4 * (kind == "strong"))).save(path)
     return str(folder / "checkpoints" / "checkpoint.torch")
 
 
 def judged(folder: Path, weights: str, ranks: int, protocols: list[str]) -> dict[str, Any]:
     """All values of the report by their names."""
-    asked = {**ASKED, "EVALUATE": {**ASKED["EVALUATE"], "PROTOCOLS": protocols}}
+    copies = {"PATH": str(Path(weights).parents[1] / "copies"), "SIDE": 32}
+    evaluated = {**ASKED["EVALUATE"], "PROTOCOLS": protocols, "COPIES": copies}
+    asked = {**ASKED, "EVALUATE": evaluated}
     evaluate(make_run(folder, "evaluate", **asked, MODEL__WEIGHTS_INIT__PARAMS_FILE=weights,
                       DISTRIBUTED__NUM_PROC_PER_NODE=ranks))  # fmt: skip
     return flat(json.loads((folder / "evaluation.json").read_text())) if is_primary() else {}

@@ -164,11 +164,42 @@ def test_attention_over_patches(tmp_path: Path) -> None:
     assert _heads(tmp_path)["1.0.query"].ndim == 1
 
 
+def test_each_source_of_features_has_a_best_head(tmp_path: Path) -> None:
+    """Linear heads on the class token, the mean of the patches and both; blocks on the patches."""
+    given = {**HEAD_SWEEP, **VIT, "OPTIMIZER__name": "adamw", "DATA__TRAIN__DATA_LIMIT": 24}
+    train(make_run(tmp_path, **TRUNK, **VIT, MODEL__HEAD__PARAMS=[["mlp", {"dims": [24, 8]}]],
+                   DATA__TRAIN__TRANSFORMS=[{"name": "ImgReplicatePil", "num_times": 2}, {"name": "ToTensor"}]))  # fmt: skip
+    sources = ["lastPATCH", "lastCLS", "lastPOOL", "lastCLS+lastPOOL"]
+    given["HEAD_SWEEP"] = {
+        "HEAD": "attentive_blocks", "DEPTH": 2, "ATTENTION_HEADS": 3, "LR": [0.001, 0.01],
+        "FEATURES": sources[:1], "LINEAR_FEATURES": sources[1:],
+    }  # fmt: skip
+    sweep(make_run(tmp_path, "sweep", **given))
+    report, heads = _report(tmp_path), _heads(tmp_path)
+    assert list(report["best_of_each"]) == sources
+    for source, found in report["best_of_each"].items():
+        own = [each for each in report["heads"] if each["feature"] == source]
+        best = max(own, key=lambda each: each["chosen_on"])
+        assert (found["name"], found["test"]) == (best["name"], best["test"])
+    widths = [heads[f"{number}.0.linear.weight"].shape[1] for number in range(8)]
+    assert widths == [24, 24, 24, 24, 24, 24, 48, 48]
+    assert heads["0.0.before.0.query_key_value.weight"].shape == (72, 24)
+    assert "2.0.query" not in heads
+
+
+VJEPA2_DECAYS = {5e-4, 1e-3, 2e-3, 4e-3, 8e-3}
 # The published recipes: optimizer, norm or form of the head, epochs or steps, rates at 1,024 images.
 RECIPES: dict[str, tuple[str, dict[str, Any], tuple[int, int | None], dict[float, float]]] = {
     "mae": ("LARS", {"norm": "batch"}, (90, None), {0.0: 0.0, 10 / 90: 0.4, 50 / 90: 0.2}),
     "lejepa": ("AdamW", {"norm": "layer"}, (0, 12500), {0.0: 5e-7, 0.1: 5e-4, 1 - 1e-9: 5e-7}),
+    "capi": ("AdamW", {"form": "query"}, (0, 12500), {0.0: 0.0, 0.1: 4e-5, 0.55: 2e-5}),
     "vjepa": ("AdamW", {"form": "block"}, (20, None), {0.0: 1e-3, 0.5: 5e-4, 1 - 1e-9: 0.0}),
+    "vjepa2": (
+        "AdamW",
+        {"form": "blocks", "depth": 4, "heads": 16},
+        (20, None),
+        {0.0: 1e-4, 0.25: 5e-4, 0.625: 2.5e-4, 1 - 1e-9: 0.0},
+    ),
 }
 
 
@@ -184,8 +215,9 @@ def test_recipes(name: str, tmp_path: Path) -> None:
     made = Run(run, tmp_path, torch.device("cpu"), Console(file=io.StringIO()))
     options = read(run.config, SweepOptions)
     grid = _grid(made, options)
-    features = {"mae": ["concatCLS1"], "lejepa": ["concatCLS2"], "vjepa": ["lastPATCH"]}
-    assert list(dict.fromkeys(each.feature for each in grid)) == features[name]
+    sources = ["lastPATCH", "lastCLS", "lastPOOL", "lastCLS+lastPOOL"]
+    features = {"mae": ["concatCLS1"], "lejepa": ["concatCLS2"], "capi": sources}
+    assert list(dict.fromkeys(each.feature for each in grid)) == features.get(name, sources[:1])
     values = _values(options, grid, 10, None)
     assert head.items() <= values["MODEL.HEAD.PARAMS"][0][0][1].items()
     assert steps == run.config.OPTIMIZER.num_iterations
@@ -198,8 +230,10 @@ def test_recipes(name: str, tmp_path: Path) -> None:
     for where, rate in rates.items():
         optimizer.schedule(where)
         assert optimizer.param_groups[0]["lr"] * factor == pytest.approx(rate, rel=1e-3, abs=1e-9)
-    decays = {"mae": 0.0, "lejepa": 1e-6, "vjepa": 1e-3}
-    assert {each.weight_decay for each in grid} == {decays[name]}
+    decays = {"mae": {0.0}, "lejepa": {1e-6}, "vjepa": {1e-3}, "vjepa2": VJEPA2_DECAYS,
+              "capi": {5e-4, 1e-3, 5e-2}}  # fmt: skip
+    assert {each.weight_decay for each in grid} == decays[name]
+    assert len(grid) == {"lejepa": 5, "vjepa2": 20, "capi": 120}.get(name, 1)
 
 
 def test_one_head_is_not_chosen(trained: Path) -> None:
@@ -336,7 +370,7 @@ def test_heads_and_their_rates_are_those_of_one_rank(
     ("name", "factor"),
     slow_but(
         [("linear", 4)],
-        [("linear", 4), ("attentive", 4), ("mae", 4), ("lejepa", 1), ("vjepa", 1)],
+        [("linear", 4), ("attentive", 4), ("mae", 4), ("lejepa", 1), ("vjepa", 1), ("vjepa2", 1)],
     ),
 )
 def test_published_rates_follow_the_images_of_a_step(name: str, factor: int) -> None:

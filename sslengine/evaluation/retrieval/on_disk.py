@@ -5,6 +5,8 @@ Oxford, Paris          lab/*_{query,ok,good,junk}.txt, jpg/
 copydays               queries/, database/, database_and_distractors/: the number in a file's
                        name, without its last two digits, says which image it shows
 instre                 gnd_instre.mat, and the images that it names
+copies                 original/, and any folders of changed copies: of Copydays as its authors have
+                       it strong/, jpegqual/3/, crops/10/ ...
 any other folder       images, for the whitening
 """
 
@@ -66,6 +68,40 @@ class Images:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Copies:
+    originals: Sequence[Path]
+    # By kind of change: the copies, and the number of the original of each; -1: there is none.
+    kinds: Mapping[str, tuple[Sequence[Path], Sequence[int]]]
+
+
+def read_copies(folder: Path) -> Copies:
+    """The original of a copy has its name or, as in Copydays, its number without the last two
+    digits."""
+    originals = images_of(folder / "original")
+    names = {path.stem: number for number, path in enumerate(originals)}
+    shown = {_shown(path): number for number, path in enumerate(originals)}
+    shown.pop(None, None)
+    kinds = {}
+    for each in sorted(filter(Path.is_dir, folder.rglob("*"))):
+        kind = each.relative_to(folder).as_posix()
+        if kind.partition("/")[0] == "original" or not _have_images(each):
+            continue
+        paths = images_of(each)
+        of = [names.get(path.stem, shown.get(_shown(path), -1)) for path in paths]
+        kinds[kind] = paths, of
+    if not any(number >= 0 for _, numbers in kinds.values() for number in numbers):
+        raise DataError(
+            f"{folder}: no folder has copies of images in original/, which have their names, or "
+            f"their numbers without the last two digits."
+        )
+    return Copies(originals, kinds)
+
+
+def _have_images(folder: Path) -> bool:
+    return any(each.suffix.lower() in _SUFFIXES for each in folder.iterdir())
+
+
 def read_images(root: Path, name: str, distractors: bool = False) -> Images:
     folder = _folder(root, name, "EVAL_DATASET_NAME")
     if name in REVISITED:
@@ -89,7 +125,7 @@ def training_images(root: Path, name: str, listed: str = "") -> list[Path]:
         return [folder / line for line in lines if line]
     if name in REVISITED or (folder / "lab").is_dir() or name in ("copydays", "instre"):
         return list(read_images(root, name).database)
-    return _images_of(folder)
+    return images_of(folder)
 
 
 def _folder(root: Path, name: str, key: str) -> Path:
@@ -102,7 +138,7 @@ def _folder(root: Path, name: str, key: str) -> Path:
     return root / name
 
 
-def _images_of(folder: Path) -> list[Path]:
+def images_of(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"there is no folder {str(folder)!r}.")
     found = sorted(each for each in folder.iterdir() if each.suffix.lower() in _SUFFIXES)
@@ -122,7 +158,7 @@ def _revisited(folder: Path, name: str) -> Images:
 
 
 def _classic(folder: Path) -> Images:
-    database = [each for each in _images_of(folder / "jpg") if each.stem not in DAMAGED]
+    database = [each for each in images_of(folder / "jpg") if each.stem not in DAMAGED]
     numbers = {each.stem: number for number, each in enumerate(database)}
     queries, truth, boxes = [], [], []
     for path in sorted((folder / "lab").glob("*_query.txt")):
@@ -143,8 +179,8 @@ def _lines(query: Path, kind: str) -> list[str]:
 
 
 def _copydays(folder: Path, distractors: bool) -> Images:
-    queries = _images_of(folder / "queries")
-    database = _images_of(folder / ("database_and_distractors" if distractors else "database"))
+    queries = images_of(folder / "queries")
+    database = images_of(folder / ("database_and_distractors" if distractors else "database"))
     shown: dict[int, list[int]] = {}
     for number, path in enumerate(database):
         if "distractor" not in path.name:
@@ -162,10 +198,15 @@ def _is_of_kind(path: Path, kind: str) -> bool:
 
 
 def _shows(path: Path) -> int:
-    number = path.name.split(".")[0].split("_")[-1]
-    if not number.isdigit():
+    shown = _shown(path)
+    if shown is None:
         raise DataError(f"{path}: expected a name that ends with the number of the image.")
-    return int(number) // 100
+    return shown
+
+
+def _shown(path: Path) -> int | None:
+    number = path.name.split(".")[0].split("_")[-1]
+    return int(number) // 100 if number.isdigit() else None
 
 
 def _instre(folder: Path) -> Images:

@@ -29,9 +29,13 @@ class LinearProbeHeadOptions:
     dims: Sequence[int]
     # Before the linear layer: none, batch (without learned scale, as in MAE) or layer.
     norm: str = "none"
+    # Standard deviation of the initial weights.
+    std: float = 0.01
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "norm", *NORMS)
+        if self.std < 0:
+            yield f"std: expected 0 or more, got {self.std:g}."
 
 
 @dataclass
@@ -43,13 +47,18 @@ class AttentiveProbeOptions:
     # Attention heads; 0: one for every 64 values of a token.
     heads: int = 0
     # query: one learned query, without projections of it or of the output (AIM, CAPI); block: a
-    # transformer block of cross-attention, as in V-JEPA.
+    # transformer block of cross-attention, as in V-JEPA; blocks: the same without projection of the
+    # output, behind blocks of self-attention, as in V-JEPA 2.
     form: str = "query"
+    # Of `blocks`: their number, with the last one, of cross-attention.
+    depth: int = 4
     # Of a block: the width of its perceptron, as a multiple of in_dim.
     mlp_ratio: float = 4.0
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "form", "query", "block")
+        yield from one_of(self, "form", "query", "block", "blocks")
+        if self.depth < 1:
+            yield f"depth: expected 1 or more, got {self.depth}."
         if self.heads < 0:
             yield f"heads: expected 0 or more, got {self.heads}."
         if self.mlp_ratio <= 0:
@@ -82,7 +91,7 @@ class LinearProbe(Probe):
         elif options.norm == "layer":
             self.norm = nn.LayerNorm(width)
         self.linear = nn.Linear(width, outputs)
-        nn.init.normal_(self.linear.weight, std=0.01)
+        nn.init.normal_(self.linear.weight, std=options.std)
         nn.init.zeros_(self.linear.bias)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -91,26 +100,55 @@ class LinearProbe(Probe):
 
 
 class Block(nn.Module):
-    """What V-JEPA has around the attention: projections of the query and of what is found, which is
-    added to the query, and a perceptron."""
+    """What V-JEPA has around the attention: projections of the query and, not in V-JEPA 2, of what
+    is found, which is added to the query, and a perceptron."""
 
-    def __init__(self, width: int, mlp_ratio: float) -> None:
+    def __init__(self, width: int, mlp_ratio: float, projected: bool = True) -> None:
         super().__init__()
-        hidden = int(width * mlp_ratio)
         self.norm_tokens, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.output = nn.Linear(width, width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-
-    def make_smaller(self) -> None:
-        """The weights of what is added, by the square root of twice the depth, 1."""
-        with torch.no_grad():
-            for layer in (self.output, self.mlp[-1]):
-                if isinstance(layer, nn.Linear):
-                    layer.weight.div_(2**0.5)
+        self.query = nn.Linear(width, width)
+        self.output = nn.Linear(width, width) if projected else nn.Identity()
+        self.mlp = perceptron(width, mlp_ratio)
 
     def forward(self, query: Tensor, found: Tensor) -> Tensor:
         with_found = query + self.output(found)
         return with_found + self.mlp(self.norm(with_found))  # type: ignore[no-any-return]
+
+
+class SelfAttention(nn.Module):
+    """A transformer block of all tokens."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_tokens, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.mlp = perceptron(width, mlp_ratio)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        query, key, value = self.query_key_value(self.norm_tokens(tokens)).chunk(3, dim=2)
+        tokens = tokens + self.output(attended(query, key, value, self.heads))
+        return tokens + self.mlp(self.norm(tokens))  # type: ignore[no-any-return]
+
+
+def perceptron(width: int, ratio: float) -> nn.Sequential:
+    hidden = int(width * ratio)
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+
+def make_smaller(block: Block | SelfAttention, place: int) -> None:
+    """The weights of what a block adds, by the square root of twice its place, from 1."""
+    with torch.no_grad():
+        for layer in (block.output, block.mlp[-1]):
+            if isinstance(layer, nn.Linear):
+                layer.weight.div_((2 * place) ** 0.5)
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """By all heads, joined. All are N x tokens x C."""
+    apart = (each.unflatten(2, (heads, -1)).transpose(1, 2) for each in (query, key, value))
+    return F.scaled_dot_product_attention(*apart).transpose(1, 2).flatten(2)
 
 
 @register_head("attentive_probe", options=AttentiveProbeOptions)
@@ -127,34 +165,35 @@ class AttentiveProbe(Probe):
         self.query = nn.Parameter(torch.empty(width))
         self.key_value = nn.Linear(width, 2 * width)
         self.linear = nn.Linear(width, outputs)
-        self.block = Block(width, options.mlp_ratio) if options.form == "block" else None
+        self.block: Block | None = None
+        self.before = nn.Sequential()
+        if options.form != "query":
+            self.block = Block(width, options.mlp_ratio, projected=options.form == "block")
+        if options.form == "blocks":
+            self.before.extend(SelfAttention(width, self.heads, options.mlp_ratio)
+                               for _ in range(options.depth - 1))  # fmt: skip
         nn.init.trunc_normal_(self.query, std=0.02)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.trunc_normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
+        for place, block in enumerate(self.before, start=1):
+            make_smaller(block, place)  # type: ignore[arg-type]
         if self.block is not None:
-            self.block.make_smaller()
+            make_smaller(self.block, max(1, len(self.before)))  # V-JEPA 2: as the one before it
 
     def logits(self, x: Tensor) -> Tensor:
         """N x T x C, N x C x H x W, or N x C, a single token."""
         tokens = x.flatten(2).transpose(1, 2) if x.ndim == 4 else x
         tokens = tokens.unsqueeze(1) if x.ndim == 2 else tokens
         if self.block is None:
-            pooled = self._attended(self.query, tokens)
+            pooled = self._pooled(self.query, tokens)
         else:
-            asked = self.block.query(self.query)
-            found = self._attended(asked, self.block.norm_tokens(tokens))
-            pooled = self.block(self.query, found)
+            seen = self.block.norm_tokens(self.before(tokens))
+            pooled = self.block(self.query, self._pooled(self.block.query(self.query), seen))
         return self.linear(pooled)  # type: ignore[no-any-return]
 
-    def _attended(self, query: Tensor, tokens: Tensor) -> Tensor:
-        """By all heads, joined: N x C."""
-        rows, count, width = tokens.shape
-        key, value = (
-            self.key_value(tokens)
-            .view(rows, count, 2, self.heads, width // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
-        query = query.view(1, self.heads, 1, -1).expand(rows, -1, -1, -1)
-        return F.scaled_dot_product_attention(query, key, value).reshape(rows, width)
+    def _pooled(self, query: Tensor, tokens: Tensor) -> Tensor:
+        """What the query finds: N x C."""
+        key, value = self.key_value(tokens).chunk(2, dim=2)
+        return attended(query.expand(len(tokens), 1, -1), key, value, self.heads)[:, 0]

@@ -63,6 +63,52 @@ def test_a_block_of_cross_attention_as_in_v_jepa() -> None:
     torch.testing.assert_close(head(tokens), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_blocks_of_self_attention_as_in_v_jepa_2() -> None:
+    """torch's encoder layers, and its attention without a projection of the output."""
+    head = _head("attentive_probe", in_dim=WIDTH, out_dim=OUTPUTS, heads=3, form="blocks", depth=3)
+    with torch.no_grad():
+        for number, weight in enumerate(head.parameters()):
+            weight.copy_(torch.sin(torch.arange(weight.numel()) * (0.3 + number)).view_as(weight))
+    tokens = seen = _tokens()
+    assert len(head.before) == 2
+    for block in head.before:
+        layer = torch.nn.TransformerEncoderLayer(
+            WIDTH, 3, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        attention = layer.self_attn
+        with torch.no_grad():
+            attention.in_proj_weight.copy_(block.query_key_value.weight)
+            attention.in_proj_bias.copy_(block.query_key_value.bias)
+        attention.out_proj, layer.norm1, layer.norm2 = block.output, block.norm_tokens, block.norm
+        layer.linear1, layer.linear2 = block.mlp[0], block.mlp[2]
+        seen = layer(seen)
+    block = head.block
+    assert not [*block.output.parameters()]
+    attention = torch.nn.MultiheadAttention(WIDTH, 3, batch_first=True)
+    layers = (block.query, head.key_value)
+    with torch.no_grad():
+        attention.in_proj_weight.copy_(torch.cat([each.weight for each in layers]))
+        attention.in_proj_bias.copy_(torch.cat([each.bias for each in layers]))
+        attention.out_proj.weight.copy_(torch.eye(WIDTH))
+        attention.out_proj.bias.zero_()
+    query, seen = head.query.expand(3, 1, -1), block.norm_tokens(seen)
+    found = (query + attention(query, seen, seen)[0])[:, 0]
+    found = found + block.mlp(block.norm(found))
+    torch.testing.assert_close(head(tokens), head.linear(found), rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_begin_as_in_v_jepa_2() -> None:
+    """What each block adds begins at 0.02 / sqrt(2 place); the last one has the place before it."""
+    head = _head("attentive_probe", in_dim=256, out_dim=OUTPUTS, form="blocks")
+    assert len(head.before) == 3
+    for place, block in enumerate(head.before, start=1):
+        for weight in (block.output.weight, block.mlp[2].weight):
+            assert weight.std().item() == pytest.approx(0.02 / math.sqrt(2 * place), rel=0.1)
+        assert block.query_key_value.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    last = head.block.mlp[2].weight.std().item()
+    assert last == pytest.approx(0.02 / math.sqrt(2 * 3), rel=0.1)
+
+
 def test_a_block_begins_as_in_v_jepa() -> None:
     """Truncated normal 0.02, what is added by 1 / sqrt(2) of it; no bias."""
     head = _head("attentive_probe", in_dim=256, out_dim=OUTPUTS, form="block")

@@ -1,0 +1,155 @@
+"""`copies` of EVALUATE.PROTOCOLS: do changed copies of images find their originals, as on Copydays?
+
+The descriptor is DINO's: the class token, and the generalised mean of the patches with power 4.
+Without a class token the final feature takes its place; of raw pixels it is the image at 16 x 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslengine.data.judged_view import described
+from sslengine.distributed.collectives import barrier
+from sslengine.distributed.ranks import is_primary
+from sslengine.engines.benchmarks.report import save
+from sslengine.engines.features import Compute
+from sslengine.engines.judged_images import Found, Judged
+from sslengine.engines.judged_networks import PIXELS, REFERENCE, networks_of
+from sslengine.engines.maps import as_map, judged_trunk, last_map
+from sslengine.engines.stored import Network
+from sslengine.errors import DataError
+from sslengine.evaluation.options import CopiesOptions
+from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluation.retrieval.copies import copy_detection
+from sslengine.evaluation.retrieval.descriptors import Whitening, gem
+from sslengine.evaluation.retrieval.on_disk import Copies, images_of, read_copies
+
+SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
+WHERE = "config.EVALUATE.COPIES"
+LAYER, POWER = "class token + GeM", 4.0
+BATCH = 16
+
+
+def of_copies(judged: Judged) -> Found:
+    """Collective."""
+    options: CopiesOptions = judged.copies
+    if not options.PATH:
+        raise DataError(f"{WHERE}.PATH names no folder of originals and copies.")
+    images = read_copies(Path(options.PATH))
+    more = images_of(Path(options.DISTRACTORS)) if options.DISTRACTORS else []
+    others = images_of(Path(options.WHITENING)) if options.WHITENING else []
+    maker = _Maker.of(judged)
+    database = maker.rows("database", [*images.originals, *more])
+    queries = {kind: maker.rows(f"copies {kind}", paths)
+               for kind, (paths, _) in images.kinds.items()}  # fmt: skip
+    whitening = maker.rows("whitening", others) if others else {}
+    about = {
+        "view": described(maker.view), "distractors": len(more), "whitened by": len(others),
+    }  # fmt: skip
+    found: Found = {}
+    for each in maker.networks:
+        rows = {kind: of[each.name] for kind, of in queries.items()}
+        try:
+            whiten = Whitening.fit(whitening[each.name]) if others else None
+        except DataError as reason:
+            found[each.name, LAYER] = Outcome({}, (str(reason),))
+            continue
+        outcome = _judged(images, rows, database[each.name], whiten, judged.run.device)
+        layer = {"layer": "16x16" if each.name == PIXELS else LAYER}
+        found[each.name, LAYER] = replace(outcome, details={**outcome.details, **layer, **about})
+    return found
+
+
+def _judged(
+    images: Copies, queries: Mapping[str, Tensor], database: Tensor,
+    whiten: Whitening | None, device: torch.device,
+) -> Outcome:  # fmt: skip
+    """Over all copies, and of several kinds also of each."""
+    if whiten is not None:
+        queries, database = {kind: whiten(of) for kind, of in queries.items()}, whiten(database)
+    numbers = {kind: of for kind, (_, of) in images.kinds.items()}
+    everything = [number for of in numbers.values() for number in of]
+    whole = copy_detection(torch.cat([*queries.values()]), database, everything, device)
+    if len(numbers) == 1 or not whole.metrics:
+        return whole
+    metrics = dict(whole.metrics)
+    for kind, of in numbers.items():
+        for name, value in copy_detection(queries[kind], database, of, device).metrics.items():
+            metrics[f"{kind} {name}"] = value
+    return replace(whole, metrics=metrics)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes descriptors of images in files."""
+
+    judged: Judged
+    networks: Sequence[Network]
+    view: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, judged: Judged) -> _Maker:
+        options: CopiesOptions = judged.copies
+        side = options.SIDE
+        resized = {"name": "Resize", "size": [side, side], "interpolation": 3}
+        trunk = judged_trunk(judged)
+        maps = last_map(judged, trunk, side, f"{WHERE}.SIDE")
+        whole = "lastCLS" if "lastCLS" in trunk.feature_names else trunk.feature_names[-1]
+        layers = [[name, ["Identity", []]] for name in (whole, maps)]
+        changes = {
+            f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": layers,
+            f"{SETTINGS}.SHOULD_FLATTEN_FEATS": False,
+        }
+        networks, _ = networks_of(judged.run_with(changes), judged.weights)
+        # A reference may be another trunk, which has no such layers.
+        kept = [each for each in networks if each.name != REFERENCE]
+        made = [each if each.name == PIXELS else _described(each, whole, maps) for each in kept]
+        return cls(judged, made, judged.before_tensor(resized, all_before=True))
+
+    def rows(self, kind: str, paths: Sequence[Path]) -> dict[str, Tensor]:
+        """By network, in the order of the paths. Collective."""
+        listed = self.judged.run.run_dir / f"{kind.replace('/', '_').replace(' ', '_')}_images.npy"
+        if is_primary():
+            save(listed, np.array([str(each) for each in paths]))
+        barrier()
+        values = {
+            "DATA_SOURCES": ["disk_filelist"], "DATA_PATHS": [str(listed)], "DATASET_NAMES": [],
+            "LABEL_SOURCES": [], "LABEL_PATHS": [], "LABEL_TYPE": "sample_index",
+            "DATA_LIMIT": -1, "BATCHSIZE_PER_REPLICA": BATCH, "TRANSFORMS": self.view,
+        }  # fmt: skip
+        changes = {f"DATA.TEST.{key}": value for key, value in values.items()}
+        changes["DATA.HOLD_OUT.SHARE"] = 0.0
+        stored = self.judged.stored("TEST", changes, self.networks)
+        if stored.unreadable:
+            raise DataError(f"{stored.unreadable} of {len(paths)} images of {kind} cannot be read.")
+        return {
+            name: store.layer(store.layers[0]).tensor().flatten(1)
+            for name, store in stored.stores.items()
+        }
+
+
+def _described(network: Network, whole: str, maps: str) -> Network:
+    of_layers: Compute = network.compute
+
+    def compute(images: Any) -> dict[str, Tensor]:
+        found = of_layers(images)
+        tokens = as_map(maps, found[maps], WHERE).flatten(2).transpose(1, 2)
+        return {LAYER: descriptor(found[whole], tokens)}
+
+    return replace(
+        network,
+        compute=compute,
+        depends_on={**network.depends_on, "descriptor": f"{LAYER} {POWER}"},
+    )
+
+
+def descriptor(whole: Tensor, tokens: Tensor) -> Tensor:
+    """whole: of the image; tokens (B, T, D)."""
+    return torch.cat([whole.flatten(1), gem(tokens, POWER)], dim=1).float()
