@@ -145,7 +145,8 @@ class IBOTLoss(Method):
             "patches": masked_cross_entropy(patch_targets, log_q_patches, mask, at),
             **self.regularizers([each.unflatten(0, (large, -1)) for each in more], inputs, step),
         }
-        loss = sum(self.weights()[name] * value for name, value in losses.items())
+        weighted = (self.weights()[name] * value for name, value in losses.items())
+        loss = cast(Tensor, sum(weighted))
         signs = {
             "teacher_entropy": mean_entropy(targets),
             "prototypes_used": prototypes_used(targets),
