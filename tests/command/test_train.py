@@ -14,7 +14,7 @@ from sslengine.command import machine, train
 from sslengine.command.front import main
 from sslengine.command.machine import Machine
 from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
-from sslengine.command.train import choose, make_parser
+from sslengine.command.train import batch_of_rank, choose, make_parser
 from sslengine.config.compose import compose
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import resolve_all
@@ -98,10 +98,44 @@ def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
     config = settle_widths(run).config
     made_for = config.DISTRIBUTED.NUM_PROC_PER_NODE, config.MACHINE.DEVICE
     form = recipe.rpartition("/")[2]
-    if form != "continued":
+    if form.startswith("batch"):
+        assert config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == int(form.removeprefix("batch"))
+    elif form != "continued":
         ranks = 8 if form == "8gpu" else 1
         device = "cpu" if form == "cpu" else "gpu"
         assert made_for == (ranks, device)
+
+
+BATCHES = [form for form in methods_with_forms() if "/batch" in form]
+
+
+@pytest.mark.parametrize("recipe", slow_but(["dino/batch32", "dinov2/batch64"], BATCHES))
+def test_presets_of_batches_follow_the_rules_of_the_page(recipe: str, photos: Path) -> None:
+    """Relative to the recipe, which is for 256 images: docs/methods.md."""
+    method, form = recipe.split("/")
+    times = int(form.removeprefix("batch")) / 256
+    given = (f"--recipe={each}" for each in (f"photos/{method}", recipe))
+    configs = [config_of(str(photos), each) for each in given]
+    usual, preset = (config.LOSS[f"{method}_loss"] for config in configs)
+    highest = configs[1].OPTIMIZER.param_schedulers.lr.schedulers[0].end_value
+    assert highest == pytest.approx(0.0005 * times**0.5)
+    clusters = "num_prototypes" if method == "msn" else "output_dim"
+    assert preset[clusters] == usual[clusters] * times
+    assert 1 - preset.momentum == pytest.approx((1 - usual.momentum) * times, abs=1e-4)
+    if method in ("dino", "ibot"):
+        assert preset.ema_center == pytest.approx(usual.ema_center**times, abs=1e-3)
+    else:  # as published: Sinkhorn, which keeps no centre
+        assert preset.get("targets", "sinkhorn") == "sinkhorn"
+
+
+def test_a_preset_of_a_batch_is_that_of_all_ranks(photos: Path) -> None:
+    eight = config_of(str(photos), "--recipe=dinov2/8gpu/batch256").DATA.TRAIN
+    assert eight.BATCHSIZE_PER_REPLICA == 32
+    other = config_of(str(photos), "--recipe=dinov2/batch256", "--batch-size=4").DATA.TRAIN
+    assert other.BATCHSIZE_PER_REPLICA == 4
+    recipe = Recipe.of(make_parser().parse_args([str(photos), "--recipe=dinov2/batch32"]))
+    with pytest.raises(ConfigError, match="32 images of a step on 3 processes"):
+        batch_of_rank(make_parser().parse_args([str(photos), "--recipe=x"]), recipe, 3)
 
 
 def test_short_options_are_keys_of_the_config(photos: Path) -> None:
