@@ -99,7 +99,7 @@ def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
     made_for = config.DISTRIBUTED.NUM_PROC_PER_NODE, config.MACHINE.DEVICE
     form = recipe.rpartition("/")[2]
     if form.startswith("batch"):
-        assert config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == int(form.removeprefix("batch"))
+        assert int(form.removeprefix("batch")) == config.DATA.TRAIN.BATCHSIZE_PER_REPLICA
     elif form != "continued":
         ranks = 8 if form == "8gpu" else 1
         device = "cpu" if form == "cpu" else "gpu"
