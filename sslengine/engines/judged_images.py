@@ -21,6 +21,7 @@ from sslengine.evaluation.options import (
     LinearProbeOptions,
     OtherSetOptions,
     OutsideOptions,
+    VideosOptions,
 )
 from sslengine.evaluation.outcome import Outcome
 
@@ -47,6 +48,10 @@ class Judged:
     @property
     def dense(self) -> DenseOptions:
         return self.options.DENSE
+
+    @property
+    def videos(self) -> VideosOptions:
+        return self.options.VIDEOS
 
     @property
     def corruptions(self) -> CorruptionOptions:

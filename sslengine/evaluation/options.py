@@ -16,12 +16,12 @@ ON_FEATURES = (
     "calibration", "per_class",
 )  # fmt: skip
 ON_IMAGES = (
-    "out_of_set", "view_retrieval", "dense", "copies", "other_sets", "domains",
+    "out_of_set", "view_retrieval", "dense", "videos", "copies", "other_sets", "domains",
     "corruptions",
 )  # fmt: skip
 PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
-# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images; copies, other
-# sets and domains have to be named.
+# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images; videos, copies,
+# other sets and domains have to be named.
 SUITES: dict[str, tuple[str, ...]] = {
     "quick": (),
     "frozen": (*ON_FEATURES, "out_of_set", "view_retrieval", "dense"),
@@ -139,6 +139,26 @@ class DenseOptions:
 
 
 @dataclass
+class VideosOptions:
+    """The masks of each video's first frame are carried to the others."""
+
+    # Folder laid out as DAVIS-2017: JPEGImages/480p, Annotations/480p, ImageSets/2017/val.txt;
+    # empty: none.
+    PATH: str = ""
+    # Short side in pixels, to which frames are resized.
+    SIDE: int = 480
+    # The long side is rounded down to a multiple of this: of the trunk's patch.
+    MULTIPLE: int = 64
+    # The feature of the trunk; empty: its last map.
+    LAYER: str = ""
+
+    def check(self) -> Iterator[str]:
+        for key in ("SIDE", "MULTIPLE"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+
+
+@dataclass
 class CorruptionOptions:
     # Which of the fifteen.
     KINDS: list[str] = field(default_factory=lambda: [*CORRUPTIONS])
@@ -163,8 +183,8 @@ class EvaluateOptions:
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
-    # calibration, per_class, out_of_set, view_retrieval, dense, copies,
-    # other_sets, domains, corruptions.
+    # calibration, per_class, out_of_set, view_retrieval, dense, videos, copies, other_sets,
+    # domains, corruptions.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.
@@ -180,6 +200,7 @@ class EvaluateOptions:
     # Of the images' table (csv_filelist, huggingface_dataset): what `domains` leaves out in turn.
     DOMAIN_COLUMN: str = ""
     DENSE: DenseOptions = field(default_factory=DenseOptions)
+    VIDEOS: VideosOptions = field(default_factory=VideosOptions)
     # Of the test images, for the protocol corruptions.
     CORRUPTIONS: CorruptionOptions = field(default_factory=CorruptionOptions)
 
