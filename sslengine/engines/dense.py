@@ -7,11 +7,13 @@ names another. Of raw pixels it is the image averaged to 16 x 16.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,11 +27,74 @@ from sslengine.engines.stored import Network, StoredSplit
 from sslengine.errors import DataError
 from sslengine.evaluation.dense import dense
 from sslengine.evaluation.options import DenseOptions
+from sslengine.evaluation.outcome import Outcome
 
 WHERE = "config.EVALUATE.DENSE.LAYER"
 
 
 def of_maps(judged: Judged) -> Found:
+    """Collective."""
+    maps = stored_maps(judged)
+    if not is_primary():
+        return {}
+    return {(each.name, maps.layer): _judge(judged, each, maps) for each in maps.networks}
+
+
+def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
+    (train, known), (test, wanted) = (_with_masks(maps, each, network) for each in maps.splits)
+    options: DenseOptions = judged.dense
+    outcome = dense(train, known, test, wanted, options.IGNORED, judged.run.device)
+    return replace(outcome, details={**outcome.details, **maps.about(network, train, test)})
+
+
+def _with_masks(maps: Maps, split: str, network: Network) -> tuple[Tensor, Tensor]:
+    """Masks of whole patches."""
+    found = maps.of(split, network)
+    patch, (high, wide) = maps.patch(found), found.shape[2:]
+    rows = [*maps.masks_of(split, network, (wide * patch, high * patch))]
+    return found, torch.from_numpy(np.stack(rows))
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Of the images of both splits, and their masks."""
+
+    networks: Sequence[Network]
+    splits: Mapping[str, StoredSplit]
+    masks: Mapping[str, Masks]
+    layer: str
+    side: int
+    view: list[dict[str, Any]]
+
+    def of(self, split: str, network: Network) -> Tensor:
+        """N x D x h x w."""
+        store = self.splits[split].stores[network.name]
+        return store.layer(store.layers[0]).tensor()
+
+    def masks_of(
+        self, split: str, network: Network, size: tuple[int, int] | None = None
+    ) -> Iterator[NDArray[np.int32]]:
+        """Of the network's images. size: width and height."""
+        stored = self.splits[split]
+        for each in stored.stores[network.name].indices:
+            yield self.masks[split].of(stored.dataset, int(each), size)
+
+    def patch(self, maps: Tensor) -> int:
+        """Its side in pixels."""
+        return max(1, round(self.side / maps.shape[2]))
+
+    def about(self, network: Network, train: Tensor, test: Tensor) -> dict[str, Any]:
+        (layer,) = self.splits["TRAIN"].stores[network.name].layers
+        return {
+            "layer": layer if network.name == PIXELS else self.layer, "pooling": "none",
+            "view": described(self.view), "map": [*train.shape[2:]], "patch": self.patch(train),
+            "images": {"train": len(train), "test": len(test)},
+            "network": network.about.get("network", network.name),
+        }  # fmt: skip
+
+
+def stored_maps(judged: Judged) -> Maps:
+    """Collective."""
     if judged.test != "TEST":
         raise DataError("there are no test images.")
     options: DenseOptions = judged.dense
@@ -43,58 +108,19 @@ def of_maps(judged: Judged) -> Found:
     )
     pixels = Network(PIXELS, _pixel_map, {"map": "16x16"})
     networks = [*networks_with_maps(judged, layer, WHERE), pixels]
-    found = {
+    splits = {
         split: judged.stored(
             split, {**_some(judged, split), f"DATA.{split}.TRANSFORMS": view}, networks
         )
         for split in masks
     }
-    if not is_primary():
-        return {}
-    about = {"layer": layer, "pooling": "none", "view": described(view)}
-    return {(each.name, layer): _judge(judged, each, found, masks, about) for each in networks}
+    return Maps(networks, splits, masks, layer, side, view)
 
 
 def _some(judged: Judged, split: str) -> dict[str, Any]:
     options: DenseOptions = judged.dense
     limit, count = options.IMAGES, len(judged.splits[split].dataset)
     return {f"DATA.{split}.DATA_LIMIT": limit} if 0 < limit < count else {}
-
-
-def _judge(
-    judged: Judged,
-    network: Network,
-    found: dict[str, StoredSplit],
-    masks: dict[str, Masks],
-    about: dict[str, Any],
-) -> Any:
-    options: DenseOptions = judged.dense
-    maps_of: list[Tensor] = []
-    masks_of: list[Tensor] = []
-    for split, stored in found.items():
-        store = stored.stores[network.name]
-        (name,) = store.layers
-        maps = store.layer(name).tensor()
-        high, wide = maps.shape[2:]
-        patch = max(1, round((options.SIDE or judged.side) / high))
-        size = (wide * patch, high * patch)
-        rows = [masks[split].of(stored.dataset, int(each), size) for each in store.indices]
-        maps_of.append(maps)
-        masks_of.append(torch.from_numpy(np.stack(rows)))
-    (train, test), (train_masks, test_masks) = maps_of, masks_of
-    ignored = tuple(options.IGNORED)
-    outcome = dense(train, train_masks, test, test_masks, ignored, judged.run.device)
-    images = {"train": len(train), "test": len(test)}
-    patches = {"map": [*train.shape[2:]], "patch": patch, "images": images}
-    details = {
-        **outcome.details,
-        **about,
-        **patches,
-        "network": network.about.get("network", network.name),
-    }
-    if network.name == PIXELS:
-        details["layer"] = name
-    return replace(outcome, details=details)
 
 
 def _pixel_map(images: Tensor) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from sslengine.evaluation.options import (
     LinearProbeOptions,
     OtherSetOptions,
     OutsideOptions,
+    SegmentationOptions,
     VideosOptions,
 )
 from sslengine.evaluation.outcome import Outcome
@@ -48,6 +49,10 @@ class Judged:
     @property
     def dense(self) -> DenseOptions:
         return self.options.DENSE
+
+    @property
+    def segmentation(self) -> SegmentationOptions:
+        return self.options.SEGMENTATION
 
     @property
     def videos(self) -> VideosOptions:

@@ -62,4 +62,5 @@ def test_none_is_forgotten() -> None:
     # Protocols with further arguments: each has its tests in tests/evaluation.
     protocols = {"calibration", "dense", "few_labels", "few_shot", "low_shot", "out_of_set", "svm"}
     protocols |= {"per_class", "other_classes", "domains", "propagation", "region_contour"}
+    protocols |= {"segmentation"}
     assert judges - parts - protocols == told
