@@ -38,8 +38,16 @@ class MissingDataError(DataError, ConfigError):
     """What was named as data is not there."""
 
 
+class OutputError(ConfigError):
+    """What is to be written cannot have this name: it is taken, or has the wrong ending."""
+
+
 class CheckpointError(SSLEngineError):
     """A checkpoint is missing, broken, or of another model."""
+
+
+class MissingCheckpointError(CheckpointError, ConfigError):
+    """What was named as a checkpoint, or as a run, is not one."""
 
 
 class ExportError(SSLEngineError):

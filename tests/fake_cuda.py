@@ -290,7 +290,8 @@ def _backward(
                 continue
             slots = grads.setdefault(after, [None] * max(1, len(after._input_metadata)))
             if grad is not None:
-                grad = grad.sum_to_size(after._input_metadata[index].shape)
+                meant = after._input_metadata[index]  # the engine sums and casts to it, too
+                grad = grad.sum_to_size(meant.shape).to(meant.dtype)
                 slots[index] = grad if slots[index] is None else slots[index] + grad
             waiting[after] -= 1
             if waiting[after] == 0:

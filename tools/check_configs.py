@@ -5,6 +5,6 @@ import sys
 
 if __name__ == "__main__":
     # Inside the guard: child processes import this file too.
-    from sslengine.command.check import main
+    from sslengine.command.front import run
 
-    sys.exit(main())
+    sys.exit(run("check", sys.argv[1:]))

@@ -23,6 +23,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.command import documents
 from sslengine.registry import import_dotted
 
 
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="store verdicts here, and resume"
     )
+    documents.add_json(parser, "print all verdicts as one JSON document")
     return parser
 
 

@@ -42,7 +42,7 @@ def keys(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def of_run(run: Path, data: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `given`; for the images that a run was trained on also those that it was told."""
+    """Those of `given`; for the images that a run was trained on also those that it has."""
     file = run / "config.yaml"
     if not file.is_file():
         return dict(given)

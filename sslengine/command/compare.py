@@ -9,13 +9,13 @@ What is compared is read from the files of the runs.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from sslengine.command import documents
 from sslengine.command.summary import Summary, read
 
 
@@ -25,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
-    parser.add_argument("--json", action="store_true")
+    documents.add_json(parser)
     return parser
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     found = [read(each) for each in given.runs]
     if given.json:
-        print(json.dumps([each.as_dict() for each in found], indent=1))
+        documents.show([each.as_dict() for each in found])
         return 0
     console = Console()
     (console if console.is_terminal else Console(width=160)).print(table(found))

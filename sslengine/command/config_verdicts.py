@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sslengine import catalog
+from sslengine.command import documents
 from sslengine.config.compose import compose
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
@@ -440,9 +441,19 @@ def _stage(
             pool.shutdown(cancel_futures=True)
 
 
+def state(verdict: Verdict) -> str:
+    return "left out" if verdict.left_out else "wrong" if verdict.problem else "right"
+
+
+def as_json(file: File, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "file": file.name, "folder": str(file.root), "role": file.role, "verdict": state(verdict),
+        "problem": verdict.problem, "tried_as": verdict.arguments, "seconds": verdict.seconds,
+    }  # fmt: skip
+
+
 def tell(number: int, of: int, file: File, verdict: Verdict, console: Console) -> None:
-    state = "left out" if verdict.left_out else "wrong" if verdict.problem else "right"
-    line = f"[{number}/{of}] {state:8} {file.role:7} {file.name}  {verdict.seconds:.1f} s"
+    line = f"[{number}/{of}] {state(verdict):8} {file.role:7} {file.name}  {verdict.seconds:.1f} s"
     console.print(Text(line), soft_wrap=True)
     if verdict.problem:
         tried = " ".join(verdict.arguments)
@@ -476,9 +487,9 @@ def run(options: argparse.Namespace) -> int:
     """0 if every file is right, else 1."""
     assert catalog  # importing it declares all names
     files = [file for path in options.paths for file in find(path)]
-    console = Console()
+    console = Console(stderr=options.json)
     if not console.is_terminal:
-        console = Console(width=140)
+        console = Console(stderr=options.json, width=140)
     results: list[tuple[File, Verdict]] = []
     for number, (file, verdict) in enumerate(verdicts(files, options), start=1):
         results.append((file, verdict))
@@ -486,4 +497,6 @@ def run(options: argparse.Namespace) -> int:
             tell(number, len(files), file, verdict, console)
     for line in summary(results):
         console.print(Text(line), soft_wrap=True)
+    if options.json:
+        documents.show([as_json(*each) for each in results])
     return int(any(verdict.problem and not verdict.left_out for _, verdict in results))

@@ -11,7 +11,6 @@ It exits with 1 if an image cannot be read, or if the run has collapsed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 from collections import Counter
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sslengine import __version__
-from sslengine.command import columns
+from sslengine.command import columns, documents
 from sslengine.errors import listing
 from sslengine.registry import import_dotted
 
@@ -39,6 +38,7 @@ OPTIONAL = {
 }
 LOOKED_AT = 200
 SMALL_SET, SMALL_CLASS, UNEVEN, TINY_SIDE = 5000, 10, 10, 64
+COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
 SHARED = Path("/dev/shm")
 
 
@@ -61,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--all", action="store_true", help="open every image")
     columns.add_columns(parser)
-    parser.add_argument("--json", action="store_true")
+    documents.add_json(parser)
     return parser
 
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         said = columns.of_split(given.image_column, given.label_column).get
         found = list(of_images(given.data, given.all, said) if given.data else of_machine())
     if given.json:
-        print(json.dumps([each._asdict() for each in found], indent=1))
+        documents.show([each._asdict() for each in found])
     else:
         width = max(len(each.what) for each in found)
         for each in found:
@@ -187,6 +187,7 @@ def _classes(source: Any) -> Iterator[Finding]:
 
 def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
     sides: list[int] = []
+    found: Counter[int] = Counter()
     broken: list[tuple[int, str]] = []
     for row in rows:
         try:
@@ -195,9 +196,12 @@ def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
             broken.append((row, f"{source.path(row)}: {error}"))
         else:
             sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
+            found[hash(image.tobytes())] += 1
     yield Finding("opened", len(rows))
     example = f"the first is {broken[0][1]}" if broken else ""
     yield Finding("unreadable", len(broken), example)
+    if copies := len(sides) - len(found):
+        yield Finding("copies", copies, COPIES)
     if sides:
         sides.sort()
         middle = sides[len(sides) // 2]

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sslengine.atomic import write_whole
-from sslengine.command import columns
+from sslengine.command import columns, documents
 from sslengine.command.text import DEVICES, overrides
-from sslengine.errors import DataError, listing, readable
+from sslengine.errors import OutputError, listing, readable
 from sslengine.registry import import_dotted
 
 if TYPE_CHECKING:
@@ -57,18 +57,25 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, metavar="N")
     add("--workers", type=int, metavar="N", help="processes that load images")
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
+    documents.add_json(parser, "print what was written, and images without a row, as JSON")
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     expect_new(given.out)
-    rows = embed(
-        given.run, given.data, network=given.network, device=given.device,
-        batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
-        image_column=given.image_column, label_column=given.label_column,
-    )  # fmt: skip
+    with documents.apart(given.json):
+        rows = embed(
+            given.run, given.data, network=given.network, device=given.device,
+            batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
+            image_column=given.image_column, label_column=given.label_column,
+        )  # fmt: skip
     write(rows, given.out)
+    if given.json:
+        count, width = rows.features.shape
+        made = {"out": str(given.out), "images": count, "feature_dim": width}
+        documents.show({**made, "labels": bool(rows.labels), "unreadable": rows.unreadable})
+        return 0
     print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
     if rows.unreadable:
         print(f"no row for {len(rows.unreadable)} that could not be read:")
@@ -138,13 +145,13 @@ ALL_OF_IT = {
 
 def expect_new(out: Path) -> None:
     if out.suffix not in WRITERS:
-        raise DataError(f"--out {out}: expected a name that ends in {listing(WRITERS)}.")
+        raise OutputError(f"--out {out}: expected a name that ends in {listing(WRITERS)}.")
     if out.exists():
-        raise DataError(f"--out {out}: it is there already. Give another name, or remove it.")
+        raise OutputError(f"--out {out}: it is there already. Give another name, or remove it.")
     if not out.absolute().parent.is_dir():
-        raise DataError(f"--out {out}: there is no folder {out.absolute().parent}.")
+        raise OutputError(f"--out {out}: there is no folder {out.absolute().parent}.")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise DataError(
+        raise OutputError(
             f"--out {out}: to write .parquet install pyarrow: pip install pyarrow. A name that "
             f"ends in .csv requires no other package."
         )

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sslengine.errors import SSLEngineError
+from sslengine.command import documents
 from sslengine.registry import import_dotted
 
 
@@ -36,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--views", type=int, metavar="N", help="of each image in the picture (at least 8)"
     )
+    documents.add_json(parser)
     return parser
 
 
@@ -51,10 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
-    try:
-        run = import_dotted("sslengine.command.explained_views:run")  # imports torch
-        status: int = run(given)
-    except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    run = import_dotted("sslengine.command.explained_views:run")  # imports torch
+    status: int = run(given)
     return status

@@ -23,6 +23,7 @@ from torch import Tensor
 from torchvision.transforms import Normalize
 
 from sslengine import catalog
+from sslengine.command import documents
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.data.augment.backends.base import Backend
@@ -37,7 +38,7 @@ from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
-from sslengine.errors import DataError, SSLEngineError
+from sslengine.errors import ConfigError, DataError, OutputError, SSLEngineError
 from sslengine.registry import COLLATORS
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # of generated JPEGs
@@ -81,7 +82,7 @@ def open_subject(data: DataOptions, split: str, folder: Path, count: int) -> Sub
     options: SplitOptions = getattr(data, split)
     where = f"config.DATA.{split}.TRANSFORMS"
     if not options.TRANSFORMS:
-        raise DataError(f"{where} is empty: there is nothing to explain.")
+        raise ConfigError(f"{where} is empty: there is nothing to explain.")
     pipeline = Pipeline(options.TRANSFORMS, "TRANSFORMS")
     keys = image_keys(COLLATORS.get(options.COLLATE_FUNCTION))
     opened = partial(
@@ -204,22 +205,37 @@ def _run(
     return transform(subject.sample(number, read))
 
 
-def show(subject: Subject, name: str, backend: str, count: int, console: Console) -> None:
+def measured(subject: Subject, name: str, backend: str, count: int) -> dict[str, Any]:
+    """What is shown, and printed as JSON."""
     plan = subject.dataset.plan
     _run(subject, 0, plan, subject.dataset.read)  # a back-end may compile code on first use
     reading, alone = each_alone(subject, count)
     whole = as_a_whole(subject, count)
-    table = Table("", "transform", "segment", "what becomes of it", "ms", title=name)
+    return {
+        "name": name, "backend": backend, "images": count, "read_ms": reading,
+        "transforms": [
+            {
+                "transform": part.where.partition("(")[2].rstrip(")"),
+                "segment": part.segment, "becomes": part.what, "why": part.why,
+                # The first deferred step represents the pixels that leave the worker.
+                "ms": alone.get(part.where),
+            }
+            for part in explain(plan)
+        ],
+        "whole_ms": whole, "notes": [*_summary(subject, backend, count, whole)],
+    }  # fmt: skip
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    table = Table("", "transform", "segment", "what becomes of it", "ms", title=found["name"])
     table.columns[-1].justify = "right"
-    table.add_row("", "", "", "read and decoded", f"{reading:.2f}")
-    for number, part in enumerate(explain(plan)):
-        transform = Text(part.where.partition("(")[2].rstrip(")"))
-        what = Text(part.what + (f": {part.why}" if part.why else ""))
-        # The first deferred step represents the pixels that leave the worker.
-        time = f"{alone[part.where]:.2f}" if part.where in alone else ""
-        table.add_row(str(number), transform, str(part.segment or ""), what, time)
+    table.add_row("", "", "", "read and decoded", f"{found['read_ms']:.2f}")
+    for number, part in enumerate(found["transforms"]):
+        what = Text(part["becomes"] + (f": {part['why']}" if part["why"] else ""))
+        time = "" if part["ms"] is None else f"{part['ms']:.2f}"
+        table.add_row(str(number), Text(part["transform"]), str(part["segment"] or ""), what, time)
     console.print(table)
-    for line in _summary(subject, backend, count, whole):
+    for line in found["notes"]:
         console.print(line, markup=False, highlight=False)
 
 
@@ -329,15 +345,21 @@ def _scaled(view: Image.Image, factor: float) -> Image.Image:
 
 def run(given: argparse.Namespace) -> int:
     assert catalog  # importing it declares all names
-    console = Console()
+    console = Console(stderr=given.json)
     if not console.is_terminal:
-        console = Console(width=120)
+        console = Console(stderr=given.json, width=120)
     torch.set_num_threads(1)
     run = resolve(given.overrides, given.config_dir)
     data = read(run.config, DataOptions)
     with tempfile.TemporaryDirectory() as folder:
-        subject = open_subject(data, given.split, Path(folder), max(given.count, given.images))
-        show(subject, f"{run.name}, {given.split}", data.AUGMENT_BACKEND, given.count, console)
+        name, backend = f"{run.name}, {given.split}", data.AUGMENT_BACKEND
+        with documents.apart(given.json):
+            subject = open_subject(data, given.split, Path(folder), max(given.count, given.images))
+            found = measured(subject, name, backend, given.count)
+        if given.json:
+            documents.show(found)
+        else:
+            show(found, console)
         if given.picture:
             save(draw(subject, given.images, given.views), given.picture)
             console.print(f"picture: {given.picture}", highlight=False, soft_wrap=True)
@@ -348,4 +370,4 @@ def save(picture: Image.Image, path: Path) -> None:
     try:
         picture.save(path)
     except (OSError, ValueError) as error:  # PIL chooses the format by the suffix
-        raise DataError(f"{path}: the picture cannot be written: {error}") from error
+        raise OutputError(f"{path}: the picture cannot be written: {error}") from error

@@ -10,9 +10,11 @@ The export proves itself where the target library is installed; see docs/export.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.command import documents
 from sslengine.command.text import typed
 from sslengine.errors import UnknownNameError, listing, nearest
 from sslengine.export import FORMATS, export
@@ -34,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--license", default="", metavar="NAME", help="of the weights, which are yours")
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
+    documents.add_json(parser, "print the folder and its manifest as one JSON document")
     return parser
 
 
@@ -44,9 +47,14 @@ def main(arguments: Sequence[str]) -> int:
             f"--to: there is no format {given.to!r}. {nearest(given.to, FORMATS)}\n  "
             f"There is: {listing(FORMATS)}"
         )
-    made = export(
-        given.run, given.out, given.to, network=given.network, license=given.license,
-        trust_config=given.trust_config, overrides=typed(given.values), config=given.config,
-    )  # fmt: skip
+    with documents.apart(given.json):
+        made = export(
+            given.run, given.out, given.to, network=given.network, license=given.license,
+            trust_config=given.trust_config, overrides=typed(given.values), config=given.config,
+        )  # fmt: skip
+    if given.json:
+        manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))
+        documents.show({"folder": str(made), **manifest})
+        return 0
     print(f"{made}: {made / 'README.md'} says how it is read")
     return 0

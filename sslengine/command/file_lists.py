@@ -21,7 +21,7 @@ import numpy as np
 from sslengine import catalog  # noqa: F401 - declares all names
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FolderSource
-from sslengine.errors import DataError
+from sslengine.errors import DataError, MissingDataError, OutputError
 
 SPLITS = ("train", "val", "test")
 
@@ -41,6 +41,8 @@ def read_split(folder: Path) -> tuple[list[str], list[int] | None, Sequence[str]
 
 def write(root: Path, out: Path, name: str) -> list[str]:
     """Write the lists; returns what was written, line by line."""
+    if not root.is_dir():
+        raise MissingDataError(f"the image folder {root} is not there.")
     parts = {split: read_split(folder) for split, folder in splits_of(root).items()}
     classes = parts["train"][2]
     for split, (_, labels, names) in parts.items():
@@ -81,4 +83,4 @@ def write(root: Path, out: Path, name: str) -> list[str]:
 def _refuse_to_overwrite(files: Sequence[Path]) -> None:
     for file in files:
         if file.exists():
-            raise DataError(f"{file} exists; it is not overwritten. Name another folder.")
+            raise OutputError(f"{file} exists; it is not overwritten. Name another folder.")

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sslengine import __version__
-from sslengine.errors import ConfigError, SSLEngineError, nearest
+from sslengine.errors import SSLEngineError, nearest
 from sslengine.launch import cli
-from sslengine.screen import columns, wrapped
 
 VERBS = {
     "train": "train on a folder of images, or a config (the default: config=...)",
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if first in VERBS:
         return run(first, rest)
     if "=" in first or first.startswith(("-", "+", "~")):
-        return cli.main(given)
+        return _status_of(cli.main, given)
     hint = nearest(first, VERBS)
     print(f"error: {first!r} is no verb of sslengine. {hint}".rstrip(), file=sys.stderr)
     print(f"expected one of: {', '.join(VERBS)}; or config=NAME", file=sys.stderr)
@@ -61,14 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(verb: str, arguments: Sequence[str]) -> int:
-    """A user's mistake is one message and the exit status 1 or 2."""
-    module = importlib.import_module(f"sslengine.command.{verb}")
+    """The exit status of a verb: docs/command.md has the table. An error is one message."""
+    return _status_of(importlib.import_module(f"sslengine.command.{verb}").main, arguments)
+
+
+def _status_of(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     try:
-        status: int = module.main(arguments)
-    except SSLEngineError as error:
-        print(wrapped(f"error: {error}", columns(sys.stderr)), file=sys.stderr)
-        return USAGE if isinstance(error, ConfigError) else 1
-    return status
+        return main(arguments)
+    except (SSLEngineError, KeyboardInterrupt) as error:
+        return cli.ended_by(error)
 
 
 def _help() -> str:

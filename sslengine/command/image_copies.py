@@ -41,7 +41,7 @@ from sslengine.data.loading.progress import Progress
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.image_cache import MANIFEST, PLAN, VERSION, part_name
-from sslengine.errors import ConfigError, DataError
+from sslengine.errors import ConfigError, DataError, OutputError
 
 IN_A_PART = 1000
 
@@ -127,18 +127,18 @@ def write_part(source: DataSource, out: Path, copies: Copies, number: int) -> No
 
 def _begin(out: Path, plan: dict[str, Any]) -> None:
     if (out / MANIFEST).exists():
-        raise DataError(f"{out} already has a complete cache. Name another folder.")
+        raise OutputError(f"{out} already has a complete cache. Name another folder.")
     if (out / PLAN).exists():
         begun = json.loads((out / PLAN).read_text())
         changed = [key for key in plan if begun.get(key) != plan[key]]
         if changed:
-            raise DataError(
+            raise OutputError(
                 f"{out} was begun with other settings: {', '.join(changed)}. Remove it, or name "
                 f"another folder."
             )
         return
     if out.exists() and any(out.iterdir()):
-        raise DataError(f"{out} is not empty, and holds no cache. Name another folder.")
+        raise OutputError(f"{out} is not empty, and holds no cache. Name another folder.")
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / PLAN, json.dumps(plan, indent=2).encode())
 

@@ -18,11 +18,14 @@ are test rows. More: docs/judging/.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sslengine import catalog
+from sslengine.command import documents
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.judged_parts import start_parts
 from sslengine.command.text import DEVICES, overrides, typed
@@ -64,6 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
         help="any key of the config")  # fmt: skip
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
+    documents.add_json(parser, "print evaluation.json on stdout, and all else on stderr")
     add = parser.add_argument_group("of features in files").add_argument
     add("--features", type=Path, nargs="+", metavar="FILE", help="of training and test images")
     add("--labels", type=Path, nargs="+", metavar="FILE",
@@ -105,7 +109,13 @@ def main(arguments: Sequence[str]) -> int:
     for part in TRAINED[given.suite]:
         more, why = import_dotted(f"sslengine.command.with_labels:{part}")(given, images, entries)
         runs, notes = [*runs, *more], [*notes, *filter(None, [why])]
-    return start_parts([settle_widths(each) for each in runs], notes)
+    if given.json and any(run.config.SLURM.USE_SLURM for run in runs):
+        raise ConfigError("--json: a job of SLURM writes evaluation.json when it has ended.")
+    with documents.apart(given.json):
+        status: int = start_parts([settle_widths(each) for each in runs], notes)
+    if given.json and not status and os.environ.get("RANK", "0") == "0":
+        documents.show(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
+    return status
 
 
 # Both sets are decoded as the images that the network was trained on.

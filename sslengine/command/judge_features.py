@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from sslengine.atomic import write_json
+from sslengine.command import documents
 from sslengine.command.text import typed
 from sslengine.config.sections import sections_of
 from sslengine.engines.score_table import show_all
@@ -54,9 +54,13 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     labels, wanted = sets[0].labels, sets[0].wanted
     by_chance = None if labels is None else chance(labels, labels if wanted is None else wanted)
     metric = "mAP" if labels is not None and labels.ndim > 1 else "accuracy"
-    show_all(_console(), scores, metric, by_chance, notes)
+    content = _document(scores, metric, by_chance, notes, nearest, probe)
+    if given.json:
+        documents.show(content)
+    else:
+        show_all(_console(), scores, metric, by_chance, notes)
     if given.out is not None:
-        _write(given.out, scores, metric, by_chance, notes, nearest, probe)
+        write_json(given.out, content)
     return 0
 
 
@@ -166,13 +170,12 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=200)
 
 
-def _write(
-    out: Path, scores: Sequence[Score], metric: str, by_chance: float | None, notes: list[str],
+def _document(
+    scores: Sequence[Score], metric: str, by_chance: float | None, notes: list[str],
     neighbours: NearestNeighborOptions, probe: LinearProbeOptions,
-) -> None:  # fmt: skip
-    content = {
+) -> dict[str, Any]:  # fmt: skip
+    return {
         "metric": metric, "knn": {"metric": neighbours.metric, "sigma": neighbours.SIGMA},
         "linear_probe": vars(probe), "chance": by_chance, "notes": notes,
         "scores": [vars(score) for score in scores],
     }  # fmt: skip
-    write_json(out, content)

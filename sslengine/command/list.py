@@ -11,12 +11,12 @@ Of torch.nn a config may name any loss too, of torchvision any transform.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 
 from sslengine import catalog, registry
+from sslengine.command import documents
 from sslengine.command.networks import names_of, trunks
 from sslengine.command.recipes import PHOTOS, SMALL, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="with * and ?, in quotes")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE",
                         help="a module of yours that registers components")  # fmt: skip
-    parser.add_argument("--json", action="store_true")
+    documents.add_json(parser)
     return parser
 
 
@@ -80,7 +80,10 @@ def main(arguments: Sequence[str]) -> int:
         names = list(dict.fromkeys([*names, *names_of("timm"), *names_of("torchvision")]))
     if given.pattern:
         names = [name for name in names if fnmatch(name, given.pattern)]
-    print(json.dumps(names) if given.json else "\n".join(names))
+    if given.json:
+        documents.show(names)
+    else:
+        print("\n".join(names))
     if of_libraries and not given.json:
         print(_of_models(len(names), given.pattern), file=sys.stderr)
     return 0
@@ -92,5 +95,5 @@ def _of_models(count: int, pattern: str | None) -> str:
         return f"{count} networks for --model; of a name that both have timm's: torchvision:NAME"
     return (
         f"{count} trunks for --model, and {len(names_of('timm'))} networks of timm's, "
-        f"{len(names_of('torchvision'))} of torchvision's: sslengine list models 'vit_*dino*'"
+        f"{len(names_of('torchvision'))} of torchvision's: sslengine list models 'vit_small*'"
     )

@@ -16,7 +16,7 @@ from typing import Any
 from sslengine import catalog
 from sslengine.config.signature_in_source import folder_of
 from sslengine.errors import ConfigError, UnknownNameError, nearest
-from sslengine.registry import TRUNKS
+from sslengine.registry import TRUNKS, import_dotted
 
 assert catalog  # importing it declares all names
 
@@ -38,7 +38,7 @@ def names_of(library: str) -> tuple[str, ...]:
 
 
 def trunks() -> list[str]:
-    """Those that have names of their own; those of the libraries are named by their networks."""
+    """Without those of the libraries, which are named by their networks."""
     return [name for name in TRUNKS.names() if name not in LIBRARIES]
 
 
@@ -56,7 +56,7 @@ class Network:
             if pretrained:
                 raise ConfigError(
                     f"--pretrained: {self.name} is a trunk of sslengine's or of a plugin's, which "
-                    f"has no weights of its own. Give a file with --weights."
+                    f"has no weights that were trained elsewhere. Give a file with --weights."
                 )
             sized = self.section if side != SIDE and self.section else ""
             return {
@@ -90,10 +90,8 @@ class Network:
     @property
     def section(self) -> str:
         """The section of a trunk's sizes, if it is made for images of one side."""
-        from sslengine.models.options import TrunkOptions
-
         made_by = TRUNKS.options(self.name)
-        sections = vars(TrunkOptions()).items()
+        sections = vars(import_dotted("sslengine.models.options:TrunkOptions")()).items()
         found = (key for key, each in sections if type(each) is made_by)
         return next((key for key in found if hasattr(made_by, "IMAGE_SIZE")), "")
 

@@ -11,13 +11,12 @@ classifier. The features of the training images are computed once and kept in th
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.command import documents
 from sslengine.command.text import DEVICES
-from sslengine.errors import SSLEngineError
 from sslengine.registry import import_dotted
 
 
@@ -30,7 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, help="the run's folder")
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     parser.add_argument("--nearest", type=int, default=5, metavar="N", help="neighbours to find")
-    parser.add_argument("--json", action="store_true", help="print all results as JSON")
+    documents.add_json(parser, "print all results as one JSON document")
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw the images and their neighbours"
     )
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
     if given.trust_config and "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
-    try:
+    with documents.apart(given.json):
         predictor = import_dotted("sslengine.predictor:Predictor")(
             given.folder,
             nearest=given.nearest,
@@ -63,12 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             network=given.network,
         )
         found = {name: predictor(name) for name in given.images}
-        if given.picture:
-            import_dotted("sslengine.predictor.picture:save")(given.picture, predictor, found)
-    except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if given.picture:
+        import_dotted("sslengine.predictor.picture:save")(given.picture, predictor, found)
     form = import_dotted(f"sslengine.predictor.report:as_{'json' if given.json else 'text'}")
-    shown = form(predictor, found)
-    print(json.dumps(shown, indent=1) if given.json else shown)
+    (documents.show if given.json else print)(form(predictor, found))
     return 0

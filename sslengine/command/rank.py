@@ -15,10 +15,10 @@ No metric is right for all methods: docs/label_free.md.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sslengine.command import documents
 from sslengine.command.summary import Summary, read
 from sslengine.command.text import DEVICES
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN",
         help="folders of runs; or their folders `checkpoints`, or single checkpoints")  # fmt: skip
-    add("--json", action="store_true")
+    documents.add_json(parser)
     runs = parser.add_argument_group("of runs")
     runs.add_argument("--by", metavar="SCORE", help="linear (the default), knn@20, ...")
     add = parser.add_argument_group("of checkpoints").add_argument
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     found = ordered([read(each) for each in given.runs], by)
     rows = [{"run": str(each.folder), by: each.scores.get(by)} for each in found]
     if given.json:
-        print(json.dumps(rows, indent=1))
+        documents.show(rows)
         return 0
     for row in rows:
         score = row[by]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from sslengine.checkpoint import files
+from sslengine.command import documents
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.images import look
 from sslengine.command.text import overrides, typed
-from sslengine.errors import CheckpointError, ConfigError
+from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure
 from sslengine.evaluation.label_free.ranking import Row, probe_of, ranked, score_of
@@ -44,7 +44,7 @@ def rank(given: argparse.Namespace) -> int:
     rows = ranked(found, scores, probes)
     notes = _notes(rows, several=len(by_run) > 1 and given.data is None)
     if given.json:
-        print(json.dumps(_as_json(paths, networks, rows, notes), indent=1))
+        documents.show(_as_json(paths, networks, rows, notes))
     else:
         _show(paths, networks, rows, notes)
     return 0
@@ -74,7 +74,7 @@ def _by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
         folder = path.suffix != ".shards" and path.is_dir()
         found = files.in_order(path)[::-1] if folder else [path]
         if not found or not path.exists():
-            raise CheckpointError(f"{path}: there is no checkpoint.")
+            raise MissingCheckpointError(f"{path}: there is no checkpoint.")
         run = found[0].absolute().parent.parent
         if found[0].absolute().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
             raise ConfigError(

@@ -3,7 +3,7 @@
     --method dino                        configs/photos/dino.yaml, and what fits this machine
     --recipe dino/8gpu                   and configs/forms/8gpu.yaml
     --recipe dino/1gpu/continued         two forms
-    --recipe dinov2/batch64              and configs/batch/dinov2/64.yaml
+    --recipe dinov2/batch64              and configs/forms/dinov2/batch64.yaml
     --recipe simclr/cpu                  configs/small/simclr.yaml: small images, a CPU
     --recipe quickstart/simclr           any config
 
@@ -26,7 +26,7 @@ from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 # Folders of configs: of --method, of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, FORMS = "photos", "small", "forms"
 CPU, CONTINUED = "cpu", "continued"
-# A folder for each method that depends on the number of images of a step.
+# The forms of a method that depends on the number of images of a step.
 BATCH = "batch"
 
 
@@ -39,11 +39,10 @@ def methods() -> list[str]:
 
 
 def forms_of(method: str) -> dict[str, str]:
-    """What each adds to the config; empty: it is one of its own."""
-    batches = sorted(map(int, names_in(f"{BATCH}/{method}")))
+    """What each adds to the config; empty: a config by itself."""
     return {
         **{form: f"+config/{FORMS}={form}" for form in names_in(FORMS)},
-        **{f"{BATCH}{size}": f"+config/{BATCH}/{method}={size}" for size in batches},
+        **{form: f"+config/{FORMS}/{method}={form}" for form in names_in(f"{FORMS}/{method}")},
         **({CPU: ""} if method in names_in(SMALL) else {}),
     }
 
@@ -91,8 +90,9 @@ class Recipe:
     @property
     def batch(self) -> int | None:
         """Of all ranks; None: the recipe is for any."""
-        given = [each for each in self.files[1:] if each.startswith(f"+config/{BATCH}/")]
-        return int(given[-1].rpartition("=")[2]) if given else None
+        forms = [each.rpartition("=")[2] for each in self.files[1:]]
+        found = [each.removeprefix(BATCH) for each in forms if each.startswith(BATCH)]
+        return int(found[-1]) if found else None
 
     @property
     def trunk(self) -> str:

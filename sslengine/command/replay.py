@@ -17,7 +17,6 @@ from pathlib import Path
 from sslengine import catalog
 from sslengine.config.compose import sweep
 from sslengine.config.run_folder import open_run
-from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import start
 
 assert catalog  # importing it declares all names
@@ -40,9 +39,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.trust_config and "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
     what = ["engine_name=replay", f"config.CHECKPOINT.DIR='{given.folder}'", *given.overrides]
-    try:
-        runs = [open_run(given.folder, each, trusted=given.trust_config) for each in sweep(what)]
-    except SSLEngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return start(runs)
+    return start([open_run(given.folder, each, trusted=given.trust_config) for each in sweep(what)])

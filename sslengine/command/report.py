@@ -9,10 +9,10 @@ Nothing is computed: it is read from the files of the run.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sslengine.command import documents
 from sslengine.command.summary import Summary, read
 
 
@@ -22,14 +22,17 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    parser.add_argument("--json", action="store_true")
+    documents.add_json(parser)
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     found = read(given.run)
-    print(json.dumps(found.as_dict(), indent=1) if given.json else "\n".join(_lines(found)))
+    if given.json:
+        documents.show(found.as_dict())
+    else:
+        print("\n".join(_lines(found)))
     return 0
 
 

@@ -159,10 +159,10 @@ def _of_machine(
 ) -> dict[str, Any]:
     if recipe.made_for_a_machine:
         device = None if given.device == "auto" else given.device
-        batch = _batch_of_rank(given, recipe, given.gpus or recipe.said(RANKS) or 1)
+        batch = batch_of_rank(given, recipe, given.gpus or recipe.said(RANKS) or 1)
         asked = {BATCH: batch, RANKS: given.gpus, DEVICE: device}
         return {key: value for key, value in asked.items() if value is not None}
-    batch = _batch_of_rank(given, recipe, found.ranks)
+    batch = batch_of_rank(given, recipe, found.ranks)
     return {
         BATCH: batch or found.batch(images, recipe.many_views),
         WORKERS: found.workers,
@@ -171,7 +171,7 @@ def _of_machine(
     }
 
 
-def _batch_of_rank(given: argparse.Namespace, recipe: Recipe, ranks: int) -> int | None:
+def batch_of_rank(given: argparse.Namespace, recipe: Recipe, ranks: int) -> int | None:
     """What was asked for, in the recipe's name or by itself."""
     if recipe.batch is None or given.batch_size:
         return given.batch_size  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.errors import DataError, listing, nearest
+from sslengine.errors import ConfigError, DataError, MissingDataError, listing, nearest
 from sslengine.evaluation.feature_files import layers_in, read_features
 from sslengine.evaluation.features import Rows
 from sslengine.evaluation.store import MANIFEST, Store
@@ -47,7 +47,7 @@ class Given:
 def read_given(path: Path, labels: Path | None = None) -> Given:
     """One split, from a file or a store's folder. labels: a file of them alone."""
     if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder.")
+        raise MissingDataError(f"{path}: there is no such file or folder.")
     if path.is_dir():
         store = Store.read(path)
         found = _of_store(store, store.layers[-1])
@@ -55,7 +55,7 @@ def read_given(path: Path, labels: Path | None = None) -> Given:
         rows, own = READERS[path.suffix](path)
         found = Given(str(path), path.stem, rows, own)
     else:
-        raise DataError(f"{path}: expected a folder, or a file that ends in {listing(READERS)}.")
+        raise ConfigError(f"{path}: expected a folder, or a file that ends in {listing(READERS)}.")
     if not len(found.rows) or len(found.rows.shape) < 2:
         shape = tuple(found.rows.shape)
         raise DataError(
@@ -107,7 +107,7 @@ def _of_files(folder: Path, split: str, layer: str) -> Given:
 
 def read_labels(path: Path) -> NDArray[Any]:
     if not path.exists():
-        raise DataError(f"{path}: there is no such file.")
+        raise MissingDataError(f"{path}: there is no such file.")
     if path.suffix == ".npy":
         return _array(path)
     if path.suffix == ".txt":
@@ -117,7 +117,8 @@ def read_labels(path: Path) -> NDArray[Any]:
         if found is not None:
             return found
         raise DataError(f"{path}: has no column or array {listing(LABELS)}.")
-    raise DataError(f"{path}: expected labels in .npy, .txt (one a line), .csv, .npz or .parquet.")
+    expected = ".npy, .txt (one a line), .csv, .npz or .parquet"
+    raise ConfigError(f"{path}: expected labels in {expected}.")
 
 
 def numbered(

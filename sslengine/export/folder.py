@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.errors import ExportError
+from sslengine.errors import OutputError
 from sslengine.export import manifest
 from sslengine.export.formats import Made, find, prepare
 from sslengine.export.manifest import YOURS
@@ -39,9 +39,9 @@ def export(
 def expect_free(out: Path) -> None:
     if out.is_dir() and not out.is_symlink():
         if any(out.iterdir()):
-            raise ExportError(f"{out} is not empty, and is not overwritten. Give a new folder.")
+            raise OutputError(f"{out} is not empty, and is not overwritten. Give a new folder.")
     elif out.exists() or out.is_symlink():
-        raise ExportError(f"{out} is no folder, and is not overwritten. Give a new folder.")
+        raise OutputError(f"{out} is no folder, and is not overwritten. Give a new folder.")
 
 
 def write(

@@ -25,7 +25,7 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.judged_view import DEFAULT_SIZE
 from sslengine.data.options import DataOptions
-from sslengine.errors import CheckpointError
+from sslengine.errors import MissingCheckpointError
 from sslengine.export.preprocessing import Preprocessing, describe
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.options import ModelOptions
@@ -120,9 +120,9 @@ def _run_of(source: Path) -> tuple[Path, Path | None]:
     checkpoint = source.resolve()
     folder = checkpoint.parent.parent
     if not checkpoint.exists():
-        raise CheckpointError(f"{source}: there is no such run, and no such checkpoint.")
+        raise MissingCheckpointError(f"{source}: there is no such run, and no such checkpoint.")
     if checkpoint.parent.name != "checkpoints" or not (folder / "config.yaml").is_file():
-        raise CheckpointError(
+        raise MissingCheckpointError(
             f"{source}: a checkpoint is read with the config.yaml of its run, and this one is "
             f"not in the folder `checkpoints` of a run. Give the folder of the run; or, for "
             f"weights of VISSL and others, with --config the name of a config that has their "

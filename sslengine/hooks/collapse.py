@@ -6,6 +6,7 @@ very low loss. At the end of each train phase these metrics are computed from it
     projection_std     spread of the unit-length outputs over images: 0 when all are alike
     projection_rank    RankMe of the outputs: how many dimensions they fill
     trunk_rank         RankMe of the trunk's final feature
+    input_std          spread of the images that the trunk gets: 0 when all are copies of one
     patch_spread       how far the patches of an image are from their mean direction, from 0 to 1
     loss_scale         fp16: the factor on the loss; it falls with every overflow
 
@@ -27,7 +28,7 @@ from sslengine.distributed.collectives import any_rank
 from sslengine.errors import CollapseError, NonFiniteLossError
 from sslengine.evaluation.spread import feature_std, rankme
 from sslengine.hooks.events import OPTIONAL, Hook, TaskView
-from sslengine.monitor.collapse import LOSS_FINITE, LOSS_SCALE, READ, Finding, findings
+from sslengine.monitor.collapse import INPUT_STD, LOSS_FINITE, LOSS_SCALE, READ, Finding, findings
 
 log = logging.getLogger("sslengine")
 
@@ -43,6 +44,7 @@ class LogCollapse(Hook):
         self.stops = stops
         self._handle: Any = None
         self._trunk: Any = None
+        self._input_std: Tensor | None = None
         self._projection: Tensor | None = None
         self._ends: list[dict[str, float]] = []  # what the rules read, of each train phase
         self._told: set[str] = set()
@@ -101,11 +103,14 @@ class LogCollapse(Hook):
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._trunk is None:  # the first crop size, if there are several
             self._trunk = [each.detach() for each in tensors(output)]
+            images = first_tensor(inputs)
+            if images is not None and len(images) > 1:
+                self._input_std = feature_std(images)
 
     def _stop_recording(self) -> None:
         if self._handle is not None:
             self._handle.remove()
-        self._handle, self._trunk, self._projection = None, None, None
+        self._handle, self._trunk, self._projection, self._input_std = None, None, None, None
 
     def _compute(self) -> dict[str, float]:
         signs: dict[str, float] = {}
@@ -115,6 +120,8 @@ class LogCollapse(Hook):
             signs["projection_rank"] = rankme(projection).item()
         if features is not None and len(features) > 1:
             signs["trunk_rank"] = rankme(features).item()
+        if self._input_std is not None:
+            signs[INPUT_STD] = self._input_std.item()
         patches = patches_in(self._trunk or ())
         if patches is not None:
             signs["patch_spread"] = spread(patches).item()

@@ -60,8 +60,8 @@ class DINOHead(nn.Module):
         num_layers: the number of layers up to the bottleneck.
         hidden_dim: width of the layers before the bottleneck.
         bottleneck_dim: width of the bottleneck.
-        weight_norm: the length and direction of the last layer's rows are separate parameters;
-            false: as in DINOv3 it is a plain layer, whose rows keep no length.
+        weight_norm: the length and direction of the last layer's rows are separate parameters.
+            Without it, as in DINOv3, it is a plain layer, whose rows keep no length.
         normalize_last_layer: the rows of the last layer keep length 1; false: it is learned.
         """
         super().__init__()
@@ -227,6 +227,13 @@ class DINOLoss(Method):
         total = sum_in_place(teacher.sum(dim=(0, 1)))
         mean = total / (teacher.shape[0] * teacher.shape[1] * world_size())
         self.center.lerp_(mean.to(self.center.dtype), 1.0 - self.options.ema_center)
+
+
+def mean_entropy(targets: Tensor) -> Tensor:
+    """Of the rows of targets (..., K); 0, if there are none."""
+    rows = targets.flatten(0, -2)
+    total: Tensor = torch.special.entr(rows).sum()
+    return total / max(1, len(rows))
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ from sslengine.losses.masked_patches import Center, masked_cross_entropy
 from sslengine.losses.swapped_prediction import swapped_prediction
 from sslengine.losses.views import described, expect_crops
 from sslengine.methods.base import Method, Step
-from sslengine.methods.dino import prototypes_used, rising
+from sslengine.methods.dino import mean_entropy, prototypes_used, rising
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.registry import register_loss
 
@@ -145,10 +145,12 @@ class IBOTLoss(Method):
             "patches": masked_cross_entropy(patch_targets, log_q_patches, mask, at),
             **self.regularizers([each.unflatten(0, (large, -1)) for each in more], inputs, step),
         }
-        loss = sum(self.weights()[name] * value for name, value in losses.items())
+        weighted = (self.weights()[name] * value for name, value in losses.items())
+        loss = cast(Tensor, sum(weighted))
         signs = {
-            "teacher_entropy": torch.special.entr(targets).sum(dim=-1).mean(),
+            "teacher_entropy": mean_entropy(targets),
             "prototypes_used": prototypes_used(targets),
+            "patch_teacher_entropy": mean_entropy(patch_targets),
             "patch_prototypes_used": prototypes_used(patch_targets),
         }
         return {"loss": loss, **losses, **signs}

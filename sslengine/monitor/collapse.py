@@ -4,18 +4,21 @@
         print(each)
 
 Each rule is a function of this file that looks at the last phase and, where it needs them, at the
-earlier ones. Metrics that are absent say nothing. The rules know options by their names
-(`teacher_temp_max`, `momentum`, ...), whichever method has them.
+earlier ones. Metrics that are absent say nothing. remedies.py names the key to change.
 
     uniform             the teacher's entropy is ln K: its targets say nothing
+    more prototypes     than Sinkhorn can fill: each target is spread over many of them
     one prototype       all targets are one prototype
     fewer prototypes    less than a quarter of the prototypes that were in use
     without images      the targets of patches depend on their positions alone
-    equal images        the trunk gives all images the same features
+    equal images        they are copies of one, or the trunk gives all the same features
     equal patches       it gives all patches of an image the same features
     fewer dimensions    RankMe of the trunk is below a quarter of what it was
     KoLeo               nearest neighbours coincide, or there are none
     not finite          the loss is NaN or infinite, or every step overflows in fp16
+
+The rules of uniform targets and of one or fewer prototypes look at the targets of images and, where
+a method has them, at those of patches.
 """
 
 from __future__ import annotations
@@ -24,23 +27,27 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sslengine.monitor.remedies import IMAGES, PATCHES, SPREAD, Remedies
+
 Metrics = Mapping[str, float]
 
 # The metrics that the rules read.
-ENTROPY, USED, KOLEO = "loss.teacher_entropy", "loss.prototypes_used", "loss.koleo"
-INFORMATION = "loss.image_information"
-TRUNK_RANK, PATCH_SPREAD = "trunk_rank", "patch_spread"
+ENTROPY, USED = IMAGES.entropy, IMAGES.used
+PATCH_ENTROPY, PATCH_USED = PATCHES.entropy, PATCHES.used
+KOLEO, INFORMATION = "loss.koleo", "loss.image_information"
+TRUNK_RANK, PATCH_SPREAD, INPUT_STD = "trunk_rank", "patch_spread", "input_std"
 LOSS_FINITE, LOSS_SCALE = "loss_finite", "loss_scale"
-READ = (ENTROPY, USED, KOLEO, INFORMATION, TRUNK_RANK, PATCH_SPREAD, LOSS_FINITE, LOSS_SCALE)
+READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, KOLEO, INFORMATION, TRUNK_RANK, PATCH_SPREAD,
+        INPUT_STD, LOSS_FINITE, LOSS_SCALE)  # fmt: skip
 
-UNIFORM = 0.99  # of ln K
 SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
-ALIKE_RANK, ALIKE_SPREAD = 1.2, 0.05
+ALIKE_RANK, ALIKE_SPREAD, ALIKE_INPUT = 1.5, 0.05, 1e-6
 COINCIDE = 14.0  # KoLeo of two views: a mean distance of exp(-7), 1e-3
-SLOW_TEACHER = 0.9
-# What makes targets flat, and its usual value; of the first two in student's temperatures.
-USUAL = {"teacher_temp_max": 0.4, "target_temp": 0.5, "sharpen": 0.25, "temperature": 0.1}
+COPIES = (
+    "Look at the images of config.DATA.TRAIN (`sslengine doctor FOLDER` counts copies) and at "
+    "config.DATA.TRAIN.TRANSFORMS."
+)
 
 
 class Finding(NamedTuple):
@@ -54,9 +61,11 @@ class Finding(NamedTuple):
 
 def findings(ends: Sequence[Metrics], config: Mapping[str, Any]) -> Iterator[Finding]:
     """What the last phase of a run shows; config: `config` of the run, or its stored form."""
-    if ends:
+    if ends and ends[-1].get(INPUT_STD, math.nan) < ALIKE_INPUT:  # the rest follows from it
+        yield Finding("equal images", "the images of a batch are copies of one", COPIES)
+    elif ends:
         for rule in _RULES:
-            yield from rule(ends, _Run(config))
+            yield from rule(ends, Remedies(config))
 
 
 def ends_of_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -76,110 +85,48 @@ def ends_of_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return ends
 
 
-class _Run:
-    """The options that rules ask for and suggest."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-        self.method = str(config["LOSS"]["name"])
-        self.options: Mapping[str, Any] = config["LOSS"].get(self.method) or {}
-
-    def get(self, option: str, absent: float = math.nan) -> float:
-        """An option of the method; comparisons with NaN are false."""
-        value = self.options.get(option, absent)
-        return float(value) if isinstance(value, (int, float)) else absent
-
-    def set(self, option: str, value: Any) -> str:
-        return f"Set config.LOSS.{self.method}.{option}={value} (now {self.options[option]})."
-
-    def prototypes(self) -> float:
-        """K: how many scores a target has."""
-        names = ("num_prototypes", "num_clusters", "output_dim")
-        return next((self.get(each) for each in names if each in self.options), math.nan)
-
-    def is_uniform(self, entropy: float) -> bool:
-        return entropy >= UNIFORM * math.log(self.prototypes())
-
-    def sharper(self, times: float = 0.0) -> str:
-        """What to set for sharper targets, if an option is so many times its usual value."""
-        student = self.get("student_temp", 0.1)
-        usual = {name: round(value * (student if "_temp" in name else 1.0), 3)
-                 for name, value in USUAL.items() if name in self.options}  # fmt: skip
-        suspect = max(usual, key=lambda name: self.get(name) / usual[name], default="")
-        if not suspect or self.get(suspect) < times * usual[suspect]:
-            return ""
-        now, lower = self.get(suspect), usual[suspect]
-        lower = lower if now > lower else max(0.02, round(now / 2, 3))
-        return f"The targets are too flat. {self.set(suspect, lower)}"
-
-    def slow_teacher(self) -> str:
-        """What to set if the teacher is hardly behind the student."""
-        if self.get("momentum") >= SLOW_TEACHER or "momentum" not in self.options:
-            return ""
-        return f"The teacher is almost the student. {self.set('momentum', 0.99)}"
-
-    def lower_rate(self) -> str:
-        where = "config.OPTIMIZER.param_schedulers.lr"
-        schedule = self.config["OPTIMIZER"]["param_schedulers"].get("lr")
-        highest = max(_rates(schedule), default=math.nan)
-        return (
-            f"The learning rate may be too high. Lower the values of {where}: the highest is "
-            f"{highest:g}, try {highest / 3:.2g}."
-        )
-
-    def sinkhorn(self) -> str:
-        """Equal shares for all prototypes, for methods that offer it and do not use it."""
-        if self.options.get("sinkhorn_iterations") == 0:
-            return self.set("sinkhorn_iterations", 3)
-        return self.set("targets", "sinkhorn") if self.options.get("targets") == "center" else ""
+def _uniform(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+    for targets in (IMAGES, PATCHES):
+        entropy = ends[-1].get(targets.entropy, 0.0)
+        if run.is_uniform(entropy, targets):
+            advice = run.sharper(targets, times=2.5) or run.slow_teacher()
+            if not advice and targets is IMAGES:
+                advice = run.fewer_prototypes()
+            if not advice and run.get("ema_center") < 0.5:
+                advice = f"The centre follows single batches. {run.set('ema_center', 0.9)}"
+            most = math.log(run.prototypes(targets))
+            value = f"the teacher's entropy is {entropy:.3f}, ln K is {most:.3f}"
+            advice = advice or run.sharper(targets) or run.lower_rate()
+            yield Finding(f"uniform {targets.of}targets", value, advice)
 
 
-def _rates(schedule: Any, name: str = "value") -> Iterator[float]:
-    """The numbers of a schedule that are rates, at any depth."""
-    if isinstance(schedule, Mapping):
-        for key, each in schedule.items():
-            yield from _rates(each, str(key))
-    elif isinstance(schedule, (int, float)):
-        if name in ("value", "values", "start_value", "end_value"):
-            yield float(schedule)
-    elif schedule is not None and not isinstance(schedule, str):
-        for each in schedule:
-            yield from _rates(each, name)
-
-
-def _uniform(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
+def _more_prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     entropy = ends[-1].get(ENTROPY, 0.0)
-    if run.is_uniform(entropy):
-        advice = run.sharper(times=2.5) or run.slow_teacher()
-        if not advice and run.get("ema_center") < 0.5:
-            advice = f"The centre follows single batches. {run.set('ema_center', 0.9)}"
-        value = f"the teacher's entropy is {entropy:.3f}, ln K is {math.log(run.prototypes()):.3f}"
-        yield Finding("uniform targets", value, advice or run.sharper() or run.lower_rate())
+    if entropy < SPREAD * math.log(run.prototypes()) or run.is_uniform(entropy):
+        return
+    if advice := run.fewer_prototypes():
+        value = f"a target is spread over {math.exp(entropy):.0f} of {run.prototypes():g}"
+        yield Finding("more prototypes than rows", value, advice)
 
 
-def _prototypes(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
-    used = ends[-1].get(USED, math.nan)
-    most = max(each.get(USED, 0.0) for each in ends)
-    of_all = f"{used:.1f} of {run.prototypes():g} prototypes are in use"
-    if used < 2.0:
-        if run.options.get("targets", "center") == "center" and run.get("ema_center") > 0.99:
-            advice = f"The centre does not move. {run.set('ema_center', 0.9)}"
-        else:
-            advice = run.slow_teacher() or run.sinkhorn() or run.lower_rate()
-        yield Finding("one prototype", of_all, advice)
-    elif used < LEFT * most:
-        advice = (
-            run.slow_teacher()
-            or run.sinkhorn()
-            or (
+def _prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+    for targets in (IMAGES, PATCHES):
+        used = ends[-1].get(targets.used, math.nan)
+        most = max(each.get(targets.used, 0.0) for each in ends)
+        of_all = f"{used:.1f} of {run.prototypes(targets):g} prototypes are in use"
+        advice = run.fixed_centre() or run.slow_teacher() or run.sinkhorn()
+        if used < 2.0:
+            yield Finding(f"one {targets.of}prototype", of_all, advice or run.lower_rate())
+        elif used < LEFT * most:
+            too_many = (
                 f"They may be too many for the batch: set num_clusters in config.MODEL.HEAD.PARAMS "
                 f"to {max(2, round(most))}."
             )
-        )
-        yield Finding("fewer prototypes", f"{of_all}, after {most:.1f}", advice)
+            value = f"{of_all}, after {most:.1f}"
+            yield Finding(f"fewer {targets.of}prototypes", value, advice or too_many)
 
 
-def _positions(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
+def _positions(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     known = ends[-1].get(INFORMATION, math.nan)
     if known < SAYS_NOTHING and not run.is_uniform(ends[-1].get(ENTROPY, 0.0)):
         if run.options.get("positionwise", True):
@@ -190,7 +137,7 @@ def _positions(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
         yield Finding("targets without images", value, advice)
 
 
-def _equal_images(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
+def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     rank = ends[-1].get(TRUNK_RANK, math.nan)
     most = max(each.get(TRUNK_RANK, 0.0) for each in ends)
     advice = run.slow_teacher() or run.lower_rate()
@@ -200,7 +147,7 @@ def _equal_images(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
         yield Finding("fewer dimensions", f"RankMe is {rank:.1f}, after {most:.1f}", advice)
 
 
-def _equal_patches(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
+def _equal_patches(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     spread = ends[-1].get(PATCH_SPREAD, math.nan)
     if spread < ALIKE_SPREAD:
         advice = run.slow_teacher()
@@ -210,7 +157,7 @@ def _equal_patches(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
         yield Finding("equal patches", value, advice or run.lower_rate())
 
 
-def _koleo(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
+def _koleo(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     value = ends[-1].get(KOLEO, math.nan)
     if value == 0.0:
         advice = "It needs two images per rank: raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"
@@ -227,29 +174,16 @@ def _koleo(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
         yield Finding("KoLeo", f"it is {value:.1f}", advice + weight)
 
 
-def _not_finite(ends: Sequence[Metrics], run: _Run) -> Iterator[Finding]:
+def _not_finite(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     scale = ends[-1].get(LOSS_SCALE, math.nan)
     finite = ends[-1].get(LOSS_FINITE, 1.0) == 1.0
     if finite and not scale < 1.0:
         return
     value = "the loss is not finite" if not finite else f"the loss scale is down at {scale:.1e}"
-    yield Finding("not finite", value, run_without_fp16(run.config) or run.lower_rate())
+    yield Finding("not finite", value, run.without_fp16() or run.lower_rate())
 
 
-def run_without_fp16(config: Mapping[str, Any]) -> str:
-    """What to set, if the run computes in fp16."""
-    chosen, amp = config["MACHINE"]["PRECISION"], config["MODEL"]["AMP_PARAMS"]
-    if chosen == "fp16":
-        return "fp16 overflows. Set config.MACHINE.PRECISION=bf16 (or fp32)."
-    if chosen or not amp["USE_AMP"]:
-        return ""
-    if amp["AMP_TYPE"] == "apex" and amp["AMP_ARGS"].get("opt_level") != "O0":
-        return "fp16 overflows. Set config.MACHINE.PRECISION=bf16 (or fp32)."
-    if amp["AMP_TYPE"] == "pytorch" and amp["AMP_DTYPE"] == "float16":
-        return "fp16 overflows. Set config.MODEL.AMP_PARAMS.AMP_DTYPE=bfloat16."
-    return ""
-
-
-_RULES: tuple[Callable[[Sequence[Metrics], _Run], Iterator[Finding]], ...] = (
-    _uniform, _prototypes, _positions, _equal_images, _equal_patches, _koleo, _not_finite,
+_RULES: tuple[Callable[[Sequence[Metrics], Remedies], Iterator[Finding]], ...] = (
+    _uniform, _more_prototypes, _prototypes, _positions, _equal_images, _equal_patches, _koleo,
+    _not_finite,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from sslengine.errors import DataError
+from sslengine.errors import OutputError
 from sslengine.predictor.predictor import Neighbour, Prediction, Predictor
 from sslengine.predictor.report import named
 
@@ -45,7 +45,7 @@ def save(path: Path, predictor: Predictor, found: Mapping[str, Prediction]) -> N
     try:
         draw(predictor, found).save(path)
     except (OSError, ValueError) as error:  # PIL knows formats by their suffix
-        raise DataError(f"{path}: the picture cannot be written: {error}") from error
+        raise OutputError(f"{path}: the picture cannot be written: {error}") from error
 
 
 def _put(

@@ -30,7 +30,7 @@ from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import Features, extract, join
-from sslengine.errors import DataError, readable
+from sslengine.errors import DataError, MissingDataError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
 from sslengine.models.networks import AUTO
@@ -267,4 +267,5 @@ def open_image(path: Path, decoder: Decoder) -> Image.Image:
         return decoder(read_file(path))
     except Exception as error:  # decoders raise many kinds
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise DataError(f"{readable(path)} cannot be read as an image: {readable(text)}") from error
+        kind = DataError if path.exists() else MissingDataError
+        raise kind(f"{readable(path)} cannot be read as an image: {readable(text)}") from error

@@ -59,7 +59,7 @@ def test_what_is_wrong_is_told_and_nothing_written(tmp_path: Path) -> None:
     data, out = tmp_path / "birds", tmp_path / "lists"
     with pytest.raises(SSLEngineError, match="is not there"):
         main([str(data), str(out)])
-    assert make_file_lists.main([str(data), str(out)]) == 1  # by its earlier name
+    assert make_file_lists.main([str(data), str(out)]) == 2  # by its earlier name
     _images(data, "train/wren/1.png", "val/crow/2.png")
     with pytest.raises(
         SSLEngineError, match=r"val and train differ in their classes: .*crow.*wren"

@@ -17,7 +17,7 @@ from sslengine.command.image_copies import make as make_cache
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FolderSource
 from sslengine.data.sources.image_cache import ImageCacheSource
-from sslengine.errors import DataError, SSLEngineError
+from sslengine.errors import DataError, OutputError, SSLEngineError
 from tests.data.pictures import picture, write_picture
 
 
@@ -100,14 +100,14 @@ def test_interrupted_it_goes_on(
         make_cache(source, out, copies, "birds", workers=1)
     with pytest.raises(DataError, match=r"is not complete: run make_image_cache.py again"):
         cached(out)
-    with pytest.raises(DataError, match=r"was begun with other settings: changes"):
+    with pytest.raises(OutputError, match=r"was begun with other settings: changes"):
         make_cache(source, out, Copies(30, 80), "birds", workers=1)
     make_cache(source, out, copies, "birds", workers=1)
     assert written == [0, 1, 1, 2]
     make_cache(source, tmp_path / "at once", copies, "birds", workers=1)
     for index in range(5):
         assert cached(out).encoded(index) == cached(tmp_path / "at once").encoded(index)
-    with pytest.raises(DataError, match=r"already has a complete cache"):
+    with pytest.raises(OutputError, match=r"already has a complete cache"):
         make_cache(source, out, copies, "birds", workers=1)
 
 
@@ -116,9 +116,9 @@ def test_other_images_are_not_mixed_in(source: FolderSource, tmp_path: Path) -> 
     out = tmp_path / "out"
     out.mkdir()
     (out / "making.json").write_text(json.dumps({"version": 1}))
-    with pytest.raises(DataError, match=r"other settings: of, changes, images, .*names"):
+    with pytest.raises(OutputError, match=r"other settings: of, changes, images, .*names"):
         make_cache(source, out, Copies(20, 80), "birds", workers=1)
-    with pytest.raises(DataError, match=r"is not empty, and holds no cache"):
+    with pytest.raises(OutputError, match=r"is not empty, and holds no cache"):
         make_cache(source, tmp_path / "data", Copies(20, 80), "birds", workers=1)
     assert sorted(os.listdir(tmp_path / "data")) == ["a", "b"]
 

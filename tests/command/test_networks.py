@@ -120,11 +120,9 @@ def test_a_trunk_and_its_side(photos: Path) -> None:
 
 
 def test_weights_and_arguments_of_a_recipes_own_network(photos: Path) -> None:
-    config = config_of(
-        str(photos), "--recipe=quickstart/dinov3", "--size=96", "--set=OPTIMIZER.num_epochs=1"
-    )
+    config = config_of(str(photos), "--recipe=photos/dinov3", "--size=96")
     arguments = config.MODEL.TRUNK.TIMM.arguments
-    assert (arguments["img_size"], arguments["embed_dim"]) == (96, 128)
+    assert (arguments["img_size"], arguments["global_pool"]) == (96, "token")
     assert not config.MODEL.TRUNK.TIMM.pretrained
     assert config_of(
         str(photos), "--recipe=simclr/continued", "--pretrained"

@@ -10,11 +10,12 @@ import pytest
 import torch
 import yaml
 
-from sslengine.command import machine
+from sslengine.command import machine, train
 from sslengine.command.front import main
 from sslengine.command.machine import Machine
-from sslengine.command.recipes import methods, methods_with_forms, names_in
-from sslengine.command.train import choose, make_parser
+from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
+from sslengine.command.train import batch_of_rank, choose, make_parser
+from sslengine.config.compose import compose
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
@@ -22,6 +23,7 @@ from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 from tests.teachers import OF_DISTILLATION, weights_of_timms
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "command.md"
 TINY = {
     **dict.fromkeys(("dino", "ibot", "dinov2"), "vit_tiny_patch16_224"),
     "swav": "resnet10t",
@@ -96,10 +98,44 @@ def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
     config = settle_widths(run).config
     made_for = config.DISTRIBUTED.NUM_PROC_PER_NODE, config.MACHINE.DEVICE
     form = recipe.rpartition("/")[2]
-    if form != "continued":
+    if form.startswith("batch"):
+        assert config.DATA.TRAIN.BATCHSIZE_PER_REPLICA == int(form.removeprefix("batch"))
+    elif form != "continued":
         ranks = 8 if form == "8gpu" else 1
         device = "cpu" if form == "cpu" else "gpu"
         assert made_for == (ranks, device)
+
+
+BATCHES = [form for form in methods_with_forms() if "/batch" in form]
+
+
+@pytest.mark.parametrize("recipe", slow_but(["dino/batch32", "dinov2/batch64"], BATCHES))
+def test_presets_of_batches_follow_the_rules_of_the_page(recipe: str, photos: Path) -> None:
+    """Relative to the recipe, which is for 256 images: docs/methods.md."""
+    method, form = recipe.split("/")
+    times = int(form.removeprefix("batch")) / 256
+    given = (f"--recipe={each}" for each in (f"photos/{method}", recipe))
+    configs = [config_of(str(photos), each) for each in given]
+    usual, preset = (config.LOSS[f"{method}_loss"] for config in configs)
+    highest = configs[1].OPTIMIZER.param_schedulers.lr.schedulers[0].end_value
+    assert highest == pytest.approx(0.0005 * times**0.5)
+    clusters = "num_prototypes" if method == "msn" else "output_dim"
+    assert preset[clusters] == usual[clusters] * times
+    assert 1 - preset.momentum == pytest.approx((1 - usual.momentum) * times, abs=1e-4)
+    if method in ("dino", "ibot"):
+        assert preset.ema_center == pytest.approx(usual.ema_center**times, abs=1e-3)
+    else:  # as published: Sinkhorn, which keeps no centre
+        assert preset.get("targets", "sinkhorn") == "sinkhorn"
+
+
+def test_a_preset_of_a_batch_is_that_of_all_ranks(photos: Path) -> None:
+    eight = config_of(str(photos), "--recipe=dinov2/8gpu/batch256").DATA.TRAIN
+    assert eight.BATCHSIZE_PER_REPLICA == 32
+    other = config_of(str(photos), "--recipe=dinov2/batch256", "--batch-size=4").DATA.TRAIN
+    assert other.BATCHSIZE_PER_REPLICA == 4
+    recipe = Recipe.of(make_parser().parse_args([str(photos), "--recipe=dinov2/batch32"]))
+    with pytest.raises(ConfigError, match="32 images of a step on 3 processes"):
+        batch_of_rank(make_parser().parse_args([str(photos), "--recipe=x"]), recipe, 3)
 
 
 def test_short_options_are_keys_of_the_config(photos: Path) -> None:
@@ -195,6 +231,41 @@ def test_the_machine_decides_on_batch_and_workers() -> None:
     apple = Machine(gpus=0, memory=11 * machine.GIB, cores=8, name="", apple=True)
     assert (apple.device, apple.ranks, apple.workers, apple.model) == ("mps", 1, 7, "resnet50")
     assert apple.batch(10**6, False) == 64
+
+
+def test_networks_without_model_are_those_of_the_page() -> None:
+    """With a GPU, and without one."""
+    large = Machine(gpus=1, memory=80 * machine.GIB, cores=8, name="H100")
+    cpu = Machine(gpus=0, memory=0, cores=8, name="")
+    of: dict[str, list[str]] = {}
+    for method in methods():
+        given = make_parser().parse_args(["photos", f"--method={method}"])
+        recipe = Recipe.of(given)
+        there, without = (
+            str(train._network(given, recipe, each.model) or recipe.trunk) for each in (large, cpu)
+        )
+        if (there, without) != ("resnet50", "resnet18"):
+            assert there == without
+            of.setdefault(there, []).append(f"`{method}`")
+    assert len(of["vision_transformer"]) < len(methods()) / 2
+    (row,) = re.findall(r"^\| network \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    default, *others = row.removesuffix(", a ViT-S/16").split("; ")
+    assert default == "`resnet50`, without a GPU `resnet18`"
+    assert others == sorted(
+        (f"of {', '.join(names)} it is `{each}`" for each, names in of.items()),
+        key=lambda text: ("vision_transformer" in text, text),
+    )
+
+
+def test_recipes_for_a_cpu_are_those_of_the_page() -> None:
+    (row,) = re.findall(
+        r"^\| `METHOD/cpu` of (.*?) \|.*: (.*) steps", PAGE.read_text("utf-8"), re.M
+    )
+    names, steps = row
+    assert names == ", ".join(f"`{each}`" for each in names_in("small"))
+    composed = (compose([f"config=small/{each}"]) for each in names_in("small"))
+    counts = {each.last_value("config.OPTIMIZER.num_iterations") for each in composed}
+    assert steps == " or ".join(f"{each:,}" for each in sorted(counts))
 
 
 @pytest.mark.parametrize(

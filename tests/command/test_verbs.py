@@ -19,7 +19,7 @@ import sslengine
 from sslengine.command import embed
 from sslengine.command.front import main
 from sslengine.command.images import source_of
-from sslengine.errors import DataError
+from sslengine.errors import ConfigError
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 
@@ -64,10 +64,10 @@ def test_a_file_that_is_there_is_not_overwritten(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.csv").write_text("mine")
-    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.csv")]) == 1
+    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.csv")]) == 2
     assert "it is there already" in capsys.readouterr().err
     assert (tmp_path / "rows.csv").read_text() == "mine"
-    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.xls")]) == 1
+    assert main(["embed", str(run), str(photos), "--out", str(tmp_path / "rows.xls")]) == 2
     assert "a name that ends in .csv, .npy, .npz, .parquet" in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_what_embed_cannot_read_or_write(
     assert not [path for path in np.load(tmp_path / "rows.npz")["paths"] if "broken" in path]
     monkeypatch.setattr(embed, "find_spec", lambda name: None)
     monkeypatch.setattr(embed, "embed", None)  # found before anything is computed
-    assert main([*arguments, str(tmp_path / "rows.parquet")]) == 1
+    assert main([*arguments, str(tmp_path / "rows.parquet")]) == 2
     assert "install pyarrow" in capsys.readouterr().err
 
 
@@ -211,18 +211,36 @@ def test_the_doctor_on_images(
 ) -> None:
     assert main(["doctor", str(photos)]) == 0
     text = capsys.readouterr().out
-    assert "fewer than 5000" in text
+    assert "fewer than 5000: start from trained weights" in text
     assert "median 52" in text
+    assert "copies" not in text
     write_photos(tmp_path / "mine", each=1)
+    shutil.copy(tmp_path / "mine" / "dark" / "0.png", tmp_path / "mine" / "light" / "copy.png")
     (tmp_path / "mine" / "dark" / "broken.png").write_bytes(b"no image")
     (tmp_path / "mine" / "dark" / "phone.HEIC").write_bytes(b"no image that Pillow reads")
     assert main(["doctor", str(tmp_path / "mine"), "--json"]) == 1
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["unreadable"]["value"] == 1
     assert "broken.png" in found["unreadable"]["advice"]
+    assert found["copies"]["value"] == 1
+    assert "KoLeo" in found["copies"]["advice"]
     assert found["other files"]["value"] == 1
     assert ".heic (1)" in found["other files"]["advice"]
     assert "can hardly be judged" in found["smallest class"]["advice"]
+
+
+def test_the_doctor_on_classes_of_unlike_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, size in (("rare", 10), ("common", 101)):
+        (tmp_path / name).mkdir()
+        for number in range(size):
+            Image.new("RGB", (8, 8), (number, size, 0)).save(tmp_path / name / f"{number}.png")
+    assert main(["doctor", str(tmp_path), "--json"]) == 0
+    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["largest class"]["value"] == "common, 101 images"
+    assert found["smallest class"]["value"] == "rare, 10 images"
+    assert "uneven: judge by the mean over classes; CLASS sam" in found["smallest class"]["advice"]
 
 
 def test_the_doctor_on_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,7 +274,7 @@ def test_a_checkpoint_of_vissl_as_a_folder_of_timm(
              "classy_state_dict": {"base_model": {"model": parts, "meta": {}}}}  # fmt: skip
     torch.save(saved, tmp_path / "model_final.torch")
     given = ["export", str(tmp_path / "model_final.torch"), str(tmp_path / "out")]
-    assert main(given) == 1
+    assert main(given) == 2
     assert "with --config the name of a config" in " ".join(capsys.readouterr().err.split())
     recipe = "--config=pretrain/simsiam/simsiam_1node_resnet50"
     assert main([*given, recipe, "--set=MODEL.TRUNK.RESNETS.DEPTH=50"]) == 1
@@ -291,7 +309,7 @@ def test_how_a_folder_is_read(tmp_path: Path, names: list[str], expected: str) -
 def test_how_a_file_is_read(tmp_path: Path) -> None:
     assert source_of(tmp_path / "a.csv") == "csv_filelist"
     assert source_of(tmp_path / "a.npz") == "array_file"
-    with pytest.raises(DataError, match=r"expected a folder of images, or a file that ends in"):
+    with pytest.raises(ConfigError, match=r"expected a folder of images, or a file that ends in"):
         source_of(tmp_path / "a.zip")
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

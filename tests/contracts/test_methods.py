@@ -24,6 +24,10 @@ TINY_VIT = (
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=16",
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=16",
 )
+TINY_BEIT = (
+    *(each.replace("VISION_TRANSFORMERS", "BEIT") for each in TINY_VIT[:-1]),
+    "config.MODEL.TRUNK.BEIT.MLP_RATIO=1.0",
+)
 MASK_4 = (
     "config.DATA.TRAIN.TRANSFORMS.4.patch_size=4",
     "config.DATA.TRAIN.TRANSFORMS.4.cell_size=4",
@@ -90,7 +94,7 @@ METHODS: dict[str, Of] = {
     "dinov3_loss": Of(
         overrides=(
             "config=quickstart/dinov3", "+config/dinov3=gram", f"{CROPS}=[16,12]",
-            "config.MODEL.TRUNK.TIMM.arguments={img_size:16,patch_size:4,embed_dim:16,depth:1,num_heads:2}",
+            *TINY_VIT[1:],
             f"config.MODEL.HEAD.PARAMS=[{SCORES},{SCORES},[identity,{{}}]]",
             "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
             "config.LOSS.dinov3_loss.koleo_over_ranks=true", "config.LOSS.dinov3_loss.gram_refresh=1",
@@ -143,7 +147,7 @@ METHODS: dict[str, Of] = {
         "config.MODEL.HEAD.PARAMS=[[pixel_head,{in_dim:auto,stride:4}]]",
     ), more={"also": [EQUAL]}),
     "data2vec_loss": Of(overrides=(
-        "config=quickstart/data2vec", *TINY_VIT, MASK_4[0], "config.LOSS.data2vec_loss.top_layers=1",
+        "config=quickstart/data2vec", *TINY_BEIT, MASK_4[0], "config.LOSS.data2vec_loss.top_layers=1",
     ), more={"also": [EQUAL]}),
 }  # fmt: skip
 MODELS_SMALL: dict[str, Of] = {

@@ -19,9 +19,12 @@ VIT = {"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "HIDDEN_DIM": 32, "NUM_HEADS": 4, "MLP
 SIDE_32 = "config.DATA.TRAIN.TRANSFORMS.1.size=32"
 
 
-def trunk(width: int, *overrides: str, unchanged: tuple[str, ...] = (), **arguments: Any) -> Of:
+def trunk(
+    width: int, *overrides: str, unchanged: tuple[str, ...] = (), component: str = "",
+    **arguments: Any,
+) -> Of:  # fmt: skip
     head = f"config.MODEL.HEAD.PARAMS=[[mlp,{{dims:[{width},8]}}]]"
-    return Of(arguments, (head, SIDE_32, *overrides), {"unchanged": unchanged})
+    return Of(arguments, (head, SIDE_32, *overrides), {"unchanged": unchanged}, component)
 
 
 TRUNKS_SMALL: dict[str, Of] = {
@@ -29,6 +32,11 @@ TRUNKS_SMALL: dict[str, Of] = {
     "resnet_sk": trunk(512, RESNETS_SK={"DEPTH": 50, "WIDTH_MULTIPLIER": 0.25}),
     "vision_transformer": trunk(
         32, VISION_TRANSFORMERS={**VIT, **DROPS, "PATCH_SIZE": 16}),
+    "rotary": trunk(
+        32, component="vision_transformer",
+        VISION_TRANSFORMERS={**VIT, "PATCH_SIZE": 16, "ROPE": "centres", "ROPE_SHIFT": 0.3,
+                             "ROPE_JITTER": 1.2, "ROPE_RESCALE": 2.0, "REGISTER_TOKENS": 2,
+                             "NORM": "RMSNorm", "DROP_PATH_RATE": 0.3}),
     "regnet": trunk(32, REGNET={"depth": 2, "w_0": 32, "w_a": 0.0, "w_m": 2.0, "group_width": 8}),
     "efficientnet": trunk(1280, EFFICIENT_NETS={"drop_connect_rate": 0.2}),
     "xcit": trunk(32, XCIT={"IMAGE_SIZE": 32, "HIDDEN_DIM": 32, "NUM_LAYERS": 1, "NUM_HEADS": 4,

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 import sslengine
 from sslengine.checkpoint import files
 from sslengine.engines.train import train
-from sslengine.errors import CheckpointError, ExportError
+from sslengine.errors import CheckpointError, ExportError, OutputError
 from sslengine.export import FORMATS
 from sslengine.export import folder as export_folder
 from sslengine.export.formats import Made, Proof, prepare
@@ -156,7 +156,7 @@ def test_nothing_is_overwritten(narrow: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("full", "file", "link"):
-        with pytest.raises(ExportError, match="is not overwritten"):
+        with pytest.raises(OutputError, match="is not overwritten"):
             sslengine.export(narrow, tmp_path / name, "state-dict")
     (tmp_path / "empty").mkdir()
     sslengine.export(narrow, tmp_path / "empty", "state-dict")

@@ -6,11 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from sslengine.command.front import main as command
 from sslengine.launch.cli import main
-from sslengine.monitor.collapse import ENTROPY, INFORMATION, LOSS_SCALE, USED, findings
+from sslengine.monitor.collapse import (
+    ENTROPY,
+    INFORMATION,
+    INPUT_STD,
+    LOSS_SCALE,
+    PATCH_USED,
+    USED,
+    findings,
+)
+from sslengine.precision import TorchAmp
 
 TINY = {
     "DATA.NUM_DATALOADER_WORKERS": "0", "DATA.TRAIN.BATCHSIZE_PER_REPLICA": "8",
@@ -67,7 +78,24 @@ DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
                   "targets without images", "config.LOSS.capi_loss.positionwise=true (now False)"),
     "equal patches of capi": ("capi", {"momentum": 0, "OPTIMIZER.num_epochs": 6, **rate(1.0)},
                               "equal patches", "config.LOSS.capi_loss.momentum=0.99 (now 0"),
-    "equal images": ("dinov2", GREY, "KoLeo", "config.LOSS.dinov2_loss.koleo_weight=0 (now 0.1)"),
+    "warm patches": ("ibot", {"patch_temp_min": 10.0, "patch_temp_max": 10.0},
+                     "uniform patch targets", "config.LOSS.ibot_loss.patch_temp_max=0.04 (now 10"),
+    "no centre of patches": ("ibot", {"ema_center": 1.0, "momentum": 0.9, **rate(0.03),
+                                      **NEVER_FROZEN, "OPTIMIZER.num_epochs": 6},
+                             "one patch prototype", "config.LOSS.ibot_loss.ema_center=0.9"),
+    "slowly no centre": ("dino", {"ema_center": 1.0, "momentum": 0.9, **rate(0.002),
+                                  **NEVER_FROZEN, "OPTIMIZER.num_epochs": 4},
+                         "fewer prototypes", "config.LOSS.dino_loss.ema_center=0.9 (now 1.0)"),
+    "few rows": ("dinov2", {"MODEL.HEAD.PARAMS.0.1.num_clusters": [4096]},
+                 "more prototypes than rows", "num_clusters in config.MODEL.HEAD.PARAMS to 16"),
+    "few rows of msn": ("msn", {"num_prototypes": 4096, "sharpen": 0.5},
+                        "more prototypes than rows", "config.LOSS.msn_loss.num_prototypes to 16"),
+    "one image per rank": ("dinov2", {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 1,
+                                      "DATA.TRAIN.DATA_LIMIT": 4},
+                           "KoLeo", "raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"),
+    "copies of an image": ("dinov2", GREY, "equal images", "Look at the images of config.DATA"),
+    "equal features": ("msn", {"momentum": 0, **rate(1.0)},
+                       "equal images", "config.LOSS.msn_loss.momentum=0.99 (now 0"),
     "equal patches": ("ijepa", {"momentum": 0, "predictor_layers": 1, **rate(1.0)},
                       "equal patches", "config.LOSS.ijepa_loss.momentum=0.99 (now 0"),
     "fewer dimensions": (
@@ -97,7 +125,58 @@ def test_a_run_that_dies(way: str, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["ibot", "dino", "msn", "capi"])
+def test_copies_among_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Red ones and blue ones: the images differ, and the nearest ones do not."""
+    colours = np.array([[200, 0, 0], [0, 0, 200]] * 16, dtype=np.uint8)
+    np.save(tmp_path / "images.npy", np.tile(colours[:, None, None], (1, 48, 48, 1)))
+    of_data = {"DATA.TRAIN.DATA_SOURCES": "[array_file]",
+               "DATA.TRAIN.DATA_PATHS": [str(tmp_path / "images.npy")]}  # fmt: skip
+    assert train(tmp_path / "run", "dinov2", **{**GREY, **of_data}) == 0
+    found = advice(tmp_path / "run", capsys)
+    assert "Set config.LOSS.dinov2_loss.koleo_weight=0 (now 0.1)" in found["KoLeo"]
+
+
+@pytest.fixture
+def fp16_anywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """fp16 with a loss scale on the CPU too, where the engine refuses it because it is slow."""
+    monkeypatch.setattr(
+        "sslengine.task.build.chosen_precision",
+        lambda choice, device, scaler: TorchAmp(device, torch.float16, scaler),
+    )
+    return {"MACHINE.PRECISION": "fp16"}
+
+
+@pytest.mark.slow
+def test_images_that_fp16_cannot_hold(
+    fp16_anywhere: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not normalised: the values of pixels reach 500,000, fp16 ends at 65,504."""
+    large = {"DATA.TRAIN.TRANSFORMS.4.std": [1e-6] * 3}
+    assert train(tmp_path / "run", "ibot", **large, **fp16_anywhere) == 1
+    text = "".join(capsys.readouterr())
+    assert "not finite: the loss is not finite. fp16 overflows." in text
+    assert "config.MACHINE.PRECISION=bf16" in advice(tmp_path / "run", capsys)["not finite"]
+
+
+@pytest.mark.slow
+def test_the_same_images_in_fp32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "ibot", **{"DATA.TRAIN.TRANSFORMS.4.std": [1e-6] * 3}) == 0
+    assert advice(tmp_path / "run", capsys) == {}
+
+
+@pytest.mark.slow
+def test_gradients_that_fp16_cannot_hold(
+    fp16_anywhere: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss is finite; each step is left out, and the loss scale is halved."""
+    large = {"koleo_weight": 1e8, "MODEL.AMP_PARAMS.GRAD_SCALER.init_scale": 16}
+    assert train(tmp_path / "run", "dinov2", **fp16_anywhere, **large) == 0
+    assert "not finite: the loss scale is down at" in "".join(capsys.readouterr())
+    assert "config.MACHINE.PRECISION=bf16" in advice(tmp_path / "run", capsys)["not finite"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["ibot", "dino", "msn", "capi", "dinov2", "ijepa"])
 def test_a_run_that_lives(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", recipe) == 0
     assert advice(tmp_path / "run", capsys) == {}
@@ -148,7 +227,9 @@ def _config(**amp: Any) -> dict[str, Any]:
         ([{ENTROPY: 4.1, USED: 60.0}], {}, []),
         ([{"trunk_rank": 20.0}, {"trunk_rank": 4.9}], {}, ["fewer dimensions", "0.3, try 0.1"]),
         ([{"trunk_rank": 20.0}, {"trunk_rank": 5.1}], {}, []),
+        ([{PATCH_USED: 40.0}, {PATCH_USED: 8.0}], {}, ["fewer patch prototypes", "sinkhorn"]),
         ([{"trunk_rank": 1.1}], {}, ["equal images", "0.3, try 0.1"]),
+        ([{"trunk_rank": 1.1, INPUT_STD: 0.0}], {}, ["equal images", "`sslengine doctor FOLDER`"]),
         ([{INFORMATION: 0.01}], {}, ["targets without images", "0.3, try 0.1"]),
         ([{INFORMATION: 0.03}], {}, []),
         ([], {}, []),
@@ -168,6 +249,27 @@ def test_a_method_with_options_of_its_own() -> None:
     (found,) = findings([{ENTROPY: 6.93}], config)
     assert "ln K is 6.931" in found.value
     assert "0.3, try 0.1" in found.advice
+
+
+def _assigned(rows: int, entropy: float) -> list[str]:
+    config = _config()
+    config["DATA"] = {"TRAIN": {"BATCHSIZE_PER_REPLICA": rows // 4}}
+    config["DISTRIBUTED"] = {"NUM_NODES": 1, "NUM_PROC_PER_NODE": 2}
+    config["LOSS"]["any_loss"] = {
+        "output_dim": 4096, "momentum": 0.99, "targets": "sinkhorn", "sinkhorn_iterations": 3,
+    }  # fmt: skip
+    return [str(each) for each in findings([{ENTROPY: entropy}], config)]
+
+
+def test_rows_of_all_ranks_for_sinkhorn() -> None:
+    """Half of ln 4096 is the least entropy at 64 rows."""
+    assert _assigned(64, 8.0) == _assigned(32, 4.0) == []
+    (spread,), (uniform,) = _assigned(32, 5.0), _assigned(32, 8.317)
+    assert spread.startswith("more prototypes than rows: a target is spread over 148 of 4096.")
+    assert uniform.startswith("uniform targets: ")
+    for each in spread, uniform:
+        assert "to 32 or less" in each
+        assert "or set config.LOSS.any_loss.targets=center." in each
 
 
 def test_clusters_that_became_positions() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,13 @@ def test_a_file_alone_knows_the_runs_of_its_folder(root: Path) -> None:
 
 
 def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(root), "--jobs=2"]) == 1
-    told = capsys.readouterr().out
+    assert main([str(root), "--jobs=2", "--json"]) == 1
+    document, told = capsys.readouterr()
+    found = {each["file"]: each["verdict"] for each in json.loads(document)}
+    assert sorted(found) == [
+        "broken", "clr/huge", "clr/models/deep", "clr/models/odd", "clr/run", "data/small",
+    ]  # fmt: skip
+    assert {name for name in found if found[name] == "wrong"} == {"broken", "clr/models/odd"}
     assert "6 files: 4 right, 2 wrong" in told
     assert (
         "config.MODEL.TRUNC: neither a key nor the name of a model. Did you mean 'TRUNK'?" in told

@@ -10,6 +10,7 @@ from PIL import Image
 
 from sslengine.command.explain import main
 from sslengine.command.explained_views import GAP, LINE
+from sslengine.command.front import run
 from tests.config.recipes import recipe
 from tests.data.augment.lists import COLOUR, CROP, FLIP, TENSOR, TWO, own
 from tests.data.pictures import write_tree
@@ -123,11 +124,11 @@ def test_patches_that_are_tensors_are_shown(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = config(tmp_path, [TWO, CROP, *TENSOR])
-    assert main([*arguments, "--split=TEST"]) == 1
+    assert run("explain", [*arguments, "--split=TEST"]) == 2
     assert capsys.readouterr().err == (
         "error: config.DATA.TEST.TRANSFORMS is empty: there is nothing to explain.\n"
     )
-    assert main([*arguments, f"--picture={tmp_path / 'views.xyz'}"]) == 1
+    assert run("explain", [*arguments, f"--picture={tmp_path / 'views.xyz'}"]) == 2
     assert "the picture cannot be written" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*arguments, "--count=0"])

@@ -34,14 +34,10 @@ class MaskedVisionTransformer(VisionTransformer):
         super().__init__(options, in_chans)
         self.mask_token = nn.Parameter(torch.zeros(self.embed_dim))
 
-    def features(self, x: Tensor, wanted: tuple, mask: Tensor | None = None) -> dict[str, Tensor]:
-        return super().features(x, wanted, shown=mask)
-
-    def _embed(self, x: Tensor, shown: Tensor | None) -> Tensor:
-        patches = self.patch_embed(x)
-        if shown is not None:
-            patches = torch.where(shown.unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
-        return self._pos_embed(patches)
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        if (mask := self.extra.get("mask")) is not None:
+            x = torch.where(mask.unsqueeze(-1), self.mask_token.to(x.dtype), x)
+        return super()._pos_embed(x)
 
 
 class TokenHead(DINOHead):

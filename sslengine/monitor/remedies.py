@@ -1,0 +1,154 @@
+"""Which option of a run is the probable cause of a collapse, and what to set it to.
+
+The options are known by their names (`teacher_temp_max`, `momentum`, ...), whichever method has
+them. A remedy is a sentence, or empty where the run gives no reason for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+UNIFORM = 0.99  # of ln K
+SPREAD = 0.5  # of ln K: the least entropy of N equal shares of K > N prototypes is ln(K / N)
+SLOW_TEACHER = 0.9
+
+
+class Targets(NamedTuple):
+    of: str
+    entropy: str
+    used: str
+    sizes: Sequence[str]  # options that may hold K, the first that a method has
+    # What makes targets flat, and its usual value; names with _temp in student's temperatures.
+    flat: Mapping[str, float]
+
+
+IMAGES = Targets(
+    "", "loss.teacher_entropy", "loss.prototypes_used",
+    ("num_prototypes", "num_clusters", "output_dim"),
+    {"teacher_temp_max": 0.4, "target_temp": 0.5, "sharpen": 0.25, "temperature": 0.1},
+)  # fmt: skip
+PATCHES = Targets(
+    "patch ",
+    "loss.patch_teacher_entropy",
+    "loss.patch_prototypes_used",
+    ("patch_output_dim",),
+    {"patch_temp_max": 0.4},
+)
+
+
+class Remedies:
+    """For one run, of its config."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.method = str(config["LOSS"]["name"])
+        self.options: Mapping[str, Any] = config["LOSS"].get(self.method) or {}
+
+    def get(self, option: str, absent: float = math.nan) -> float:
+        """An option of the method; comparisons with NaN are false."""
+        value = self.options.get(option, absent)
+        return float(value) if isinstance(value, (int, float)) else absent
+
+    def set(self, option: str, value: Any) -> str:
+        return f"Set config.LOSS.{self.method}.{option}={value} (now {self.options[option]})."
+
+    def prototypes(self, targets: Targets = IMAGES) -> float:
+        """K: how many scores a target has."""
+        return next((self.get(each) for each in targets.sizes if each in self.options), math.nan)
+
+    def is_uniform(self, entropy: float, targets: Targets = IMAGES) -> bool:
+        return entropy >= UNIFORM * math.log(self.prototypes(targets))
+
+    def sharper(self, targets: Targets, times: float = 0.0) -> str:
+        """What to set for sharper targets, if an option is so many times its usual value."""
+        student = self.get("student_temp", 0.1)
+        usual = {name: round(value * (student if "_temp" in name else 1.0), 3)
+                 for name, value in targets.flat.items() if name in self.options}  # fmt: skip
+        suspect = max(usual, key=lambda name: self.get(name) / usual[name], default="")
+        if not suspect or self.get(suspect) < times * usual[suspect]:
+            return ""
+        now, lower = self.get(suspect), usual[suspect]
+        lower = lower if now > lower else max(0.02, round(now / 2, 3))
+        return f"The targets are too flat. {self.set(suspect, lower)}"
+
+    def rows(self) -> float:
+        """How many rows Sinkhorn assigns to prototypes together; NaN if it does not."""
+        assigns = self.options.get("targets", "sinkhorn") == "sinkhorn"
+        if not assigns or not self.get("sinkhorn_iterations") > 0:
+            return math.nan
+        if not self.options.get("positionwise", True):
+            return math.nan  # all patches
+        ranks = self.config["DISTRIBUTED"]
+        images = self.config["DATA"]["TRAIN"]["BATCHSIZE_PER_REPLICA"]
+        views = 1 if "positionwise" in self.options else 2
+        return float(views * images * ranks["NUM_NODES"] * ranks["NUM_PROC_PER_NODE"])
+
+    def fewer_prototypes(self) -> str:
+        """What to set if the targets of images have more prototypes than rows can fill."""
+        rows, k = self.rows(), self.prototypes()
+        if not math.log(k / rows) > SPREAD * math.log(k):
+            return ""
+        name = next(each for each in IMAGES.sizes if each in self.options)
+        where = f"config.LOSS.{self.method}.{name}"
+        where = "num_clusters in config.MODEL.HEAD.PARAMS" if name == "output_dim" else where
+        more = "raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"
+        if "targets" in self.options:
+            more += f", or set config.LOSS.{self.method}.targets=center"
+        return (
+            f"{k:g} prototypes have equal shares of at most {rows:g} rows. Set {where} to "
+            f"{rows:g} or less, or {more}."
+        )
+
+    def slow_teacher(self) -> str:
+        """What to set if the teacher is hardly behind the student."""
+        if self.get("momentum") >= SLOW_TEACHER or "momentum" not in self.options:
+            return ""
+        return f"The teacher is almost the student. {self.set('momentum', 0.99)}"
+
+    def fixed_centre(self) -> str:
+        if self.options.get("targets", "center") != "center" or not self.get("ema_center") > 0.99:
+            return ""
+        return f"The centre does not move. {self.set('ema_center', 0.9)}"
+
+    def lower_rate(self) -> str:
+        where = "config.OPTIMIZER.param_schedulers.lr"
+        schedule = self.config["OPTIMIZER"]["param_schedulers"].get("lr")
+        highest = max(_rates(schedule), default=math.nan)
+        return (
+            f"The learning rate may be too high. Lower the values of {where}: the highest is "
+            f"{highest:g}, try {highest / 3:.2g}."
+        )
+
+    def without_fp16(self) -> str:
+        """What to set, if the run computes in fp16."""
+        chosen, amp = self.config["MACHINE"]["PRECISION"], self.config["MODEL"]["AMP_PARAMS"]
+        if chosen == "fp16":
+            return "fp16 overflows. Set config.MACHINE.PRECISION=bf16 (or fp32)."
+        if chosen or not amp["USE_AMP"]:
+            return ""
+        if amp["AMP_TYPE"] == "apex" and amp["AMP_ARGS"].get("opt_level") != "O0":
+            return "fp16 overflows. Set config.MACHINE.PRECISION=bf16 (or fp32)."
+        if amp["AMP_TYPE"] == "pytorch" and amp["AMP_DTYPE"] == "float16":
+            return "fp16 overflows. Set config.MODEL.AMP_PARAMS.AMP_DTYPE=bfloat16."
+        return ""
+
+    def sinkhorn(self) -> str:
+        """Equal shares for all prototypes, for methods that offer it and do not use it."""
+        if self.options.get("sinkhorn_iterations") == 0:
+            return self.set("sinkhorn_iterations", 3)
+        return self.set("targets", "sinkhorn") if self.options.get("targets") == "center" else ""
+
+
+def _rates(schedule: Any, name: str = "value") -> Iterator[float]:
+    """The numbers of a schedule that are rates, at any depth."""
+    if isinstance(schedule, Mapping):
+        for key, each in schedule.items():
+            yield from _rates(each, str(key))
+    elif isinstance(schedule, (int, float)):
+        if name in ("value", "values", "start_value", "end_value"):
+            yield float(schedule)
+    elif schedule is not None and not isinstance(schedule, str):
+        for each in schedule:
+            yield from _rates(each, name)
