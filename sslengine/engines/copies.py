@@ -22,7 +22,7 @@ from sslengine.engines.benchmarks.report import save
 from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.judged_networks import PIXELS, REFERENCE, networks_of
-from sslengine.engines.maps import as_map, judged_trunk, last_map
+from sslengine.engines.maps import SETTINGS, as_map, judged_trunk, last_map
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError
 from sslengine.evaluation.options import CopiesOptions
@@ -31,7 +31,6 @@ from sslengine.evaluation.retrieval.copies import copy_detection
 from sslengine.evaluation.retrieval.descriptors import Whitening, gem
 from sslengine.evaluation.retrieval.on_disk import Copies, images_of, read_copies
 
-SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 WHERE = "config.EVALUATE.COPIES"
 LAYER, POWER = "class token + GeM", 4.0
 BATCH = 16

@@ -21,6 +21,8 @@ from sslengine.evaluation.options import (
     LinearProbeOptions,
     OtherSetOptions,
     OutsideOptions,
+    SegmentationOptions,
+    VideosOptions,
 )
 from sslengine.evaluation.outcome import Outcome
 
@@ -47,6 +49,14 @@ class Judged:
     @property
     def dense(self) -> DenseOptions:
         return self.options.DENSE
+
+    @property
+    def segmentation(self) -> SegmentationOptions:
+        return self.options.SEGMENTATION
+
+    @property
+    def videos(self) -> VideosOptions:
+        return self.options.VIDEOS
 
     @property
     def corruptions(self) -> CorruptionOptions:

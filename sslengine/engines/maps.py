@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import Judged
+from sslengine.engines.judged_networks import PIXELS, REFERENCE, networks_of
+from sslengine.engines.stored import Network
 from sslengine.errors import ConfigError, DataError
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.trunks.base import Trunk
 from sslengine.task.build import build_base_model
+
+SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 
 
 def judged_trunk(judged: Judged) -> Trunk:
@@ -45,13 +52,34 @@ def _name_of_map(trunk: Trunk, images: Tensor, where: str) -> str:
     )
 
 
-def as_map(name: str, features: Tensor, where: str) -> Tensor:
-    """Rows of patches, or a map, as a map."""
+def networks_with_maps(judged: Judged, layer: str, where: str) -> list[Network]:
+    """The networks, whose features are maps. A reference may be another trunk: it is left out."""
+    maps = {
+        f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [[layer, ["Identity", []]]],
+        f"{SETTINGS}.SHOULD_FLATTEN_FEATS": False,
+    }
+    networks, _ = networks_of(judged.run_with(maps), judged.weights)
+    return [replace(each, compute=_with_maps(each.compute, where)) for each in networks
+            if each.name not in (PIXELS, REFERENCE)]  # fmt: skip
+
+
+def _with_maps(compute: Compute, where: str) -> Compute:
+    def maps(images: Any) -> dict[str, Tensor]:
+        high, wide = images.shape[-2:]
+        return {name: as_map(name, each, where, high / wide)
+                for name, each in compute(images).items()}  # fmt: skip
+
+    return maps
+
+
+def as_map(name: str, features: Tensor, where: str, ratio: float = 1.0) -> Tensor:
+    """Rows of patches, or a map, as a map. ratio: of the image's height to its width."""
     if features.ndim == 4:
         return features
-    side = math.isqrt(features.shape[1]) if features.ndim == 3 else 0
-    if not side or side**2 != features.shape[1]:
+    count = features.shape[1] if features.ndim == 3 else 0
+    side = round(math.sqrt(count * ratio))
+    if not side or count % side or round(side / ratio) != count // side:
         raise DataError(
             f"{where}: {name} is no map: a batch of it has shape {tuple(features.shape)}."
         )
-    return features.transpose(1, 2).reshape(len(features), -1, side, side)
+    return features.transpose(1, 2).reshape(len(features), -1, side, count // side)

@@ -22,6 +22,8 @@ from sslengine.engines.judged_images import FIRST, Found, Judged
 from sslengine.engines.other_sets import of_other_sets
 from sslengine.engines.protocols import row_of
 from sslengine.engines.scoring import Score
+from sslengine.engines.segmentation import of_segmentation
+from sslengine.engines.videos import of_videos
 from sslengine.errors import DataError
 from sslengine.evaluation.options import OutsideOptions
 from sslengine.evaluation.out_of_set import out_of_set
@@ -92,6 +94,8 @@ ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
     "out_of_set": _outside,
     "view_retrieval": _views,
     "dense": of_maps,
+    "segmentation": of_segmentation,
+    "videos": of_videos,
     "copies": of_copies,
     "other_sets": of_other_sets,
     "domains": of_domains,

@@ -16,12 +16,12 @@ ON_FEATURES = (
     "calibration", "per_class",
 )  # fmt: skip
 ON_IMAGES = (
-    "out_of_set", "view_retrieval", "dense", "copies", "other_sets", "domains",
-    "corruptions",
+    "out_of_set", "view_retrieval", "dense", "segmentation", "videos", "copies", "other_sets",
+    "domains", "corruptions",
 )  # fmt: skip
 PROTOCOLS = (*ON_FEATURES, *ON_IMAGES)
-# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images; copies, other
-# sets and domains have to be named.
+# Of a suite of `sslengine judge`: corruptions takes 75 passes over the test images, segmentation
+# trains heads; videos, copies, other sets and domains have to be named.
 SUITES: dict[str, tuple[str, ...]] = {
     "quick": (),
     "frozen": (*ON_FEATURES, "out_of_set", "view_retrieval", "dense"),
@@ -139,6 +139,46 @@ class DenseOptions:
 
 
 @dataclass
+class SegmentationOptions:
+    """A linear head is trained on the maps and masks of DENSE."""
+
+    # Steps of the training; DINOv3 takes 40,000 on 20,210 images.
+    ITERATIONS: int = 2000
+    # Images of a step.
+    BATCH: int = 16
+    # The largest learning rate.
+    LR: float = 1e-3
+    WEIGHT_DECAY: float = 1e-2
+
+    def check(self) -> Iterator[str]:
+        for key in ("ITERATIONS", "BATCH"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+        if self.LR <= 0 or self.WEIGHT_DECAY < 0:
+            yield "LR, WEIGHT_DECAY: expected a rate above 0, and a decay of 0 or more."
+
+
+@dataclass
+class VideosOptions:
+    """The masks of each video's first frame are carried to the others."""
+
+    # Folder laid out as DAVIS-2017: JPEGImages/480p, Annotations/480p, ImageSets/2017/val.txt;
+    # empty: none.
+    PATH: str = ""
+    # Short side in pixels, to which frames are resized.
+    SIDE: int = 480
+    # The long side is rounded down to a multiple of this: of the trunk's patch.
+    MULTIPLE: int = 64
+    # The feature of the trunk; empty: its last map.
+    LAYER: str = ""
+
+    def check(self) -> Iterator[str]:
+        for key in ("SIDE", "MULTIPLE"):
+            if getattr(self, key) < 1:
+                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
+
+
+@dataclass
 class CorruptionOptions:
     # Which of the fifteen.
     KINDS: list[str] = field(default_factory=lambda: [*CORRUPTIONS])
@@ -163,7 +203,7 @@ class EvaluateOptions:
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
-    # calibration, per_class, out_of_set, view_retrieval, dense, copies,
+    # calibration, per_class, out_of_set, view_retrieval, dense, segmentation, videos, copies,
     # other_sets, domains, corruptions.
     PROTOCOLS: list[str] = field(default_factory=list)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
@@ -180,6 +220,8 @@ class EvaluateOptions:
     # Of the images' table (csv_filelist, huggingface_dataset): what `domains` leaves out in turn.
     DOMAIN_COLUMN: str = ""
     DENSE: DenseOptions = field(default_factory=DenseOptions)
+    SEGMENTATION: SegmentationOptions = field(default_factory=SegmentationOptions)
+    VIDEOS: VideosOptions = field(default_factory=VideosOptions)
     # Of the test images, for the protocol corruptions.
     CORRUPTIONS: CorruptionOptions = field(default_factory=CorruptionOptions)
 

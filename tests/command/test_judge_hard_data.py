@@ -46,7 +46,7 @@ ALL = [(name, suite) for suite in ("quick", "frozen", "full") for name in CASES]
 FEW = {
     "EVALUATE.CORRUPTIONS.KINDS": "[fog]", "EVALUATE.CORRUPTIONS.SEVERITIES": "[1]",
     "EVALUATE.LABEL_FREE": "[rankme]", "EVALUATE.OUTSIDE.SOURCE": "upright_shapes",
-    "EVALUATE.OUTSIDE.LIMIT": "6", "LINEAR_PROBE.PENALTIES": "[1.0]", "SVM.max_iter": "20",
+    "EVALUATE.OUTSIDE.LIMIT": "6", "EVALUATE.SEGMENTATION.ITERATIONS": "3", "LINEAR_PROBE.PENALTIES": "[1.0]", "SVM.max_iter": "20",
     "SVM.costs.costs_list": "[1.0]", "SVM.low_shot.k_values": "[1]",
     "SVM.low_shot.sample_inds": "[1]", "OPTIMIZER.num_iterations": "2", "HEAD_SWEEP.LR": "[0.1]",
     "HEAD_SWEEP.WEIGHT_DECAY": "[0.0]",

@@ -61,5 +61,6 @@ def test_none_is_forgotten() -> None:
     parts |= {"intervals", "given", "leak", "versions", "samples", "penalty_path"}
     # Protocols with further arguments: each has its tests in tests/evaluation.
     protocols = {"calibration", "dense", "few_labels", "few_shot", "low_shot", "out_of_set", "svm"}
-    protocols |= {"per_class", "other_classes", "domains"}
+    protocols |= {"per_class", "other_classes", "domains", "propagation", "region_contour"}
+    protocols |= {"segmentation"}
     assert judges - parts - protocols == told

@@ -22,7 +22,7 @@ from tests.ranks import RankPool
 ASKED: dict[str, Any] = {
     **FROZEN,
     "EVALUATE": {
-        "DENSE": {"IMAGES": 6}, "LABEL_FREE": ["rankme", "clid"],
+        "DENSE": {"IMAGES": 6}, "SEGMENTATION": {"ITERATIONS": 20}, "LABEL_FREE": ["rankme", "clid"],
         "OUTSIDE": {"SOURCE": "upright_shapes", "LIMIT": 10},
         "OTHER_SETS": {"upright": {"SOURCE": "upright_shapes", "LIMIT": 10, "ANSWERS": "shown"}},
         "CORRUPTIONS": {"KINDS": ["shot_noise", "fog"], "SEVERITIES": [3]},
