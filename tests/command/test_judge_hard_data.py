@@ -40,7 +40,7 @@ CASES: dict[str, Case] = {
 }
 UNLABELLED = {"no labels", "one class"}
 # Protocols that need data or columns which no case names: the first row has a note.
-OF_OTHER_DATA = {"copies", "domains", "other_sets", "segmentation", "videos"}
+OF_OTHER_DATA = {"copies", "domains", "other_sets", "videos"}
 QUICK = [("no labels", "full"), ("one class", "frozen"), ("NaN features", "quick")]
 ALL = [(name, suite) for suite in ("quick", "frozen", "full") for name in CASES]
 FEW = {
