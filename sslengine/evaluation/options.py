@@ -148,6 +148,7 @@ class SegmentationOptions:
     BATCH: int = 16
     # The largest learning rate.
     LR: float = 1e-3
+    # Of AdamW, apart from the gradient.
     WEIGHT_DECAY: float = 1e-2
 
     def check(self) -> Iterator[str]:

@@ -55,7 +55,7 @@ def test_all_that_a_run_reports_may_be_named(tmp_path: Path) -> None:
         (ALL, "online.knn2", "Did you mean 'train.online.knn_"),
         (ALL, "online.knn_2O", "Did you mean"),
         (ALL, "train.online.rnkme", "Did you mean 'train.online.rankme'"),
-        (SHAPES, "online.knn20", "Known: train.loss"),  # HOOKS.ONLINE_EVAL is off
+        (SHAPES, "online.knn20", "Known: train.input_std, train.loss"),  # HOOKS.ONLINE_EVAL is off
         (ALL, "test.loss", "Did you mean 'train.loss'"),  # there are no test phases
         (LABELLED, "test.accuracy_list_meter.top_1.0", "Did you mean"),
         (LABELLED, "test.accuracy_list_meter.top_2.res5", "top_1.res5'"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sslengine.errors import DataError
+from sslengine.errors import OutputError
 from sslengine.predictor import Neighbour, Prediction
 from sslengine.predictor.picture import GAP, LINE, SIDE, draw, save
 
@@ -51,7 +51,7 @@ def test_queries_and_their_neighbours_are_in_their_places(tmp_path: Path) -> Non
 
 
 def test_a_format_that_is_not_known(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"out.nothing: the picture cannot be written"):
+    with pytest.raises(OutputError, match=r"out.nothing: the picture cannot be written"):
         save(tmp_path / "out.nothing", PREDICTOR, _found(tmp_path))
     save(tmp_path / "out.png", PREDICTOR, _found(tmp_path))
     with Image.open(tmp_path / "out.png") as written:
