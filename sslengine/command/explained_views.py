@@ -33,12 +33,13 @@ from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.transform import Sample
 from sslengine.data.augment.view import View
 from sslengine.data.batch.collators import image_keys
+from sslengine.data.decode.files import save_image
 from sslengine.data.loading.dataset import Samples, SSLDataset, collate_seeded
 from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
-from sslengine.errors import ConfigError, DataError, OutputError, SSLEngineError
+from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.registry import COLLATORS
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # of generated JPEGs
@@ -361,13 +362,6 @@ def run(given: argparse.Namespace) -> int:
         else:
             show(found, console)
         if given.picture:
-            save(draw(subject, given.images, given.views), given.picture)
+            save_image(draw(subject, given.images, given.views), given.picture)
             console.print(f"picture: {given.picture}", highlight=False, soft_wrap=True)
     return 0
-
-
-def save(picture: Image.Image, path: Path) -> None:
-    try:
-        picture.save(path)
-    except (OSError, ValueError) as error:  # PIL chooses the format by the suffix
-        raise OutputError(f"{path}: the picture cannot be written: {error}") from error

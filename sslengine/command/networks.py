@@ -1,8 +1,10 @@
 """What `--model` names: a trunk of sslengine's or a plugin's, a network of timm's or torchvision's.
 
-vit_small_patch16_224       the first of these that has such a name, in this order
-torchvision:resnet50        of this library
-my_package.my_module:Mine   a class of yours
+    vit_small_patch16_224       the first that has such a name, in this order
+    torchvision:resnet50        of this library
+    my_package.my_module:Mine   a class of yours
+
+The words before the colon are a library, or a module.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.benchmarks.report import save
 from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.judged_networks import PIXELS, REFERENCE, networks_of
-from sslengine.engines.maps import SETTINGS, as_map, judged_trunk, last_map
+from sslengine.engines.judged_networks import PIXELS
+from sslengine.engines.maps import as_map, judged_trunk, last_map, networks_with
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError
 from sslengine.evaluation.options import CopiesOptions
@@ -101,15 +101,8 @@ class _Maker:
         trunk = judged_trunk(judged)
         maps = last_map(judged, trunk, side, f"{WHERE}.SIDE")
         whole = "lastCLS" if "lastCLS" in trunk.feature_names else trunk.feature_names[-1]
-        layers = [[name, ["Identity", []]] for name in (whole, maps)]
-        changes = {
-            f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": layers,
-            f"{SETTINGS}.SHOULD_FLATTEN_FEATS": False,
-        }
-        networks, _ = networks_of(judged.run_with(changes), judged.weights)
-        # A reference may be another trunk, which has no such layers.
-        kept = [each for each in networks if each.name != REFERENCE]
-        made = [each if each.name == PIXELS else _described(each, whole, maps) for each in kept]
+        made = [each if each.name == PIXELS else _described(each, whole, maps)
+                for each in networks_with(judged, [whole, maps])]  # fmt: skip
         return cls(judged, made, judged.before_tensor(resized, all_before=True))
 
     def rows(self, kind: str, paths: Sequence[Path]) -> dict[str, Tensor]:

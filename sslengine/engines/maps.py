@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,14 +54,20 @@ def _name_of_map(trunk: Trunk, images: Tensor, where: str) -> str:
 
 
 def networks_with_maps(judged: Judged, layer: str, where: str) -> list[Network]:
-    """The networks, whose features are maps. A reference may be another trunk: it is left out."""
-    maps = {
-        f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [[layer, ["Identity", []]]],
+    """The networks, whose features are maps; without pixels."""
+    return [replace(each, compute=_with_maps(each.compute, where))
+            for each in networks_with(judged, [layer]) if each.name != PIXELS]  # fmt: skip
+
+
+def networks_with(judged: Judged, layers: Sequence[str]) -> list[Network]:
+    """The networks with these features of the trunk, not pooled, and pixels. A reference may be
+    another trunk: it is left out."""
+    changes = {
+        f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [[each, ["Identity", []]] for each in layers],
         f"{SETTINGS}.SHOULD_FLATTEN_FEATS": False,
     }
-    networks, _ = networks_of(judged.run_with(maps), judged.weights)
-    return [replace(each, compute=_with_maps(each.compute, where)) for each in networks
-            if each.name not in (PIXELS, REFERENCE)]  # fmt: skip
+    networks, _ = networks_of(judged.run_with(changes), judged.weights)
+    return [each for each in networks if each.name != REFERENCE]
 
 
 def _with_maps(compute: Compute, where: str) -> Compute:

@@ -46,5 +46,4 @@ def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any]]:
         raise DataError("the images have no labels.")
     found = linear_probe(*sets.labelled, judged.probe, device=judged.run.device, over_ranks=True)
     assert found.fitted is not None
-    chosen = {"clean": found.test_accuracy, "penalty": found.penalty}
-    return found.fitted, {**chosen, "chosen_on": found.chosen_on, "layer": sets.layer}
+    return found.fitted, {"clean": found.test_accuracy, **found.chosen, "layer": sets.layer}

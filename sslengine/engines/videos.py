@@ -22,9 +22,9 @@ from sslengine.config.sections import read
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.view import size_of
 from sslengine.data.decode.decoding import Decoder
+from sslengine.data.decode.files import open_image
 from sslengine.data.judged_view import described
 from sslengine.data.options import DataOptions
-from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.davis import WHERE, Video, read_videos
@@ -140,21 +140,17 @@ class _Carrier:
     def _size(self, video: Video) -> tuple[int, int]:
         """Height and width of the resized frames."""
         options: VideosOptions = self.judged.videos
-        high, wide = size_of(self._read(video.frames[0]))
+        high, wide = size_of(open_image(video.frames[0], self.decoder))
         ratio = max(high, wide) / min(high, wide)
         several = int(options.SIDE * ratio) // options.MULTIPLE
         long = max(1, several) * options.MULTIPLE
         return (long, options.SIDE) if high > wide else (options.SIDE, long)
 
-    def _read(self, path: Path) -> Any:
-        try:
-            return self.decoder(read_file(path))
-        except Exception as error:  # decoders raise many kinds
-            raise DataError(f"{path} cannot be read as an image: {error}") from error
-
     def _image(self, video: Video, number: int, pipeline: Pipeline) -> Tensor:
-        image = self._read(video.frames[number])
-        sample = {"data": [image], "data_valid": [1], "data_idx": [number], "label": [0]}
+        image = open_image(video.frames[number], self.decoder)
+        sample: dict[str, list[Any]] = {
+            "data": [image], "data_valid": [1], "data_idx": [number], "label": [0],
+        }  # fmt: skip
         made: Tensor = pipeline(sample)["data"][0]
         if len(made) != self.channels:
             raise DataError(

@@ -60,5 +60,4 @@ def calibration_of_probe(
     probe = linear_probe(train, labels, test, test_labels, options)
     assert probe.fitted is not None
     found = calibration(probe.fitted.logits(test), probe.fitted.places(test_labels))
-    chosen = {"penalty": probe.penalty, "chosen_on": probe.chosen_on}
-    return Outcome(found.metrics, found.notes, {**chosen, **found.details})
+    return Outcome(found.metrics, found.notes, {**probe.chosen, **found.details})

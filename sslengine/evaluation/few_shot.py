@@ -25,7 +25,7 @@ from sslengine.evaluation.draws import (
 )
 from sslengine.evaluation.features import Rows, expect_finite, rows_at
 from sslengine.evaluation.knn import knn_curve
-from sslengine.evaluation.linear import FIXED_PENALTY, TOLERANCE, accuracy_of
+from sslengine.evaluation.linear import FIXED_PENALTY, TOLERANCE, accuracy_of, strength_of
 from sslengine.evaluation.logistic import Classifier
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome, protocol
@@ -131,8 +131,7 @@ def _part(samples: Samples, held: Tensor, inside: bool) -> Samples:
 def _fitted(
     samples: Samples, penalties: Sequence[float], options: LinearProbeOptions, fixed: bool = False
 ) -> list[Classifier]:
-    of_sum = len(samples) if options.PENALTY_ON == "sum" and not fixed else 1
-    strengths = [each / of_sum for each in penalties]
+    strengths = [each if fixed else strength_of(samples, each, options) for each in penalties]
     return fit_path(samples, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
 
 

@@ -92,6 +92,11 @@ class LinearProbe:
     # None: of several classes of an image.
     fitted: Fitted | None = field(default=None, compare=False)
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """For a report."""
+        return {"penalty": self.penalty, "chosen_on": self.chosen_on}
+
 
 @torch.no_grad()
 def linear_probe(
@@ -205,7 +210,7 @@ def _choose_penalty(
     """
     order = sorted(options.PENALTIES, reverse=True)
     if options.TRY_ALL:
-        strengths = [_strength(used, each, options) for each in order]
+        strengths = [strength_of(used, each, options) for each in order]
         found = fit_path(used, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
         accuracies = accuracies_of(found, held_out, numbers)
         place = max(range(len(order)), key=lambda each: accuracies[each])  # of equal ones the first
@@ -221,7 +226,7 @@ def _choose_penalty(
     return chosen, best, classifier
 
 
-def _strength(samples: Samples, penalty: float, options: LinearProbeOptions) -> float:
+def strength_of(samples: Samples, penalty: float, options: LinearProbeOptions) -> float:
     """On the mean of the losses."""
     return penalty / (len(samples) if options.PENALTY_ON == "sum" else 1)
 
@@ -230,7 +235,7 @@ def _fit(
     samples: Samples, penalty: float, options: LinearProbeOptions, start: Classifier | None
 ) -> tuple[Classifier, bool]:
     """A classifier, and whether it has converged."""
-    strength = _strength(samples, penalty, options)
+    strength = strength_of(samples, penalty, options)
     found = fit(samples, [strength], start, TOLERANCE, options.MAX_ITERATIONS)
     return found.classifiers[0], found.converged[0]
 

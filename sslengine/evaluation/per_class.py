@@ -73,5 +73,4 @@ def per_class(
     probe = linear_probe(train, labels, test, test_labels, options)
     assert probe.fitted is not None
     found = PerClass.of(probe.fitted.answers(test), test_labels)
-    chosen = {"penalty": probe.penalty, "chosen_on": probe.chosen_on}
-    return Outcome(found.metrics, details={**chosen, "classes": found.rows})
+    return Outcome(found.metrics, details={**probe.chosen, "classes": found.rows})

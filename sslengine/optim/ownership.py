@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -23,13 +22,11 @@ def owned_parameters(
 ) -> dict[str, list[Trainable]]:
     """Return the parameters of each optimizer, in the order of the model."""
     trained = list(trainable(model))
+    owned: dict[str, list[Trainable]] = {}
     for owner, its in patterns.items():
-        for pattern in its:
-            matching(model, pattern, f"{where}.{owner}.parameters")
-    owned = {
-        owner: [each for each in trained if any(fnmatchcase(each.name, one) for one in its)]
-        for owner, its in patterns.items()
-    }
+        key = f"{where}.{owner}.parameters"
+        matched = {each for pattern in its for each in matching(model, pattern, key)}
+        owned[owner] = [each for each in trained if each.parameter in matched]
     names = {each.name for its in owned.values() for each in its}
     without_owner = [each.name for each in trained if each.name not in names]
     if without_owner:

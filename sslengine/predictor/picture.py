@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from sslengine.errors import OutputError
+from sslengine.data.decode.files import save_image
 from sslengine.predictor.predictor import Neighbour, Prediction, Predictor
 from sslengine.predictor.report import named
 
@@ -42,10 +42,7 @@ def _class(predictor: Predictor, neighbour: Neighbour) -> str:
 
 
 def save(path: Path, predictor: Predictor, found: Mapping[str, Prediction]) -> None:
-    try:
-        draw(predictor, found).save(path)
-    except (OSError, ValueError) as error:  # PIL knows formats by their suffix
-        raise OutputError(f"{path}: the picture cannot be written: {error}") from error
+    save_image(draw(predictor, found), path)
 
 
 def _put(

@@ -23,14 +23,13 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.augment.transform import MakesLabel
 from sslengine.data.decode.decoding import Decoder
+from sslengine.data.decode.files import open_image
 from sslengine.data.feed import DataFeed
 from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.data.sources.regular_file import read_file
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import Features, extract, join
-from sslengine.errors import DataError, MissingDataError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
 from sslengine.models.networks import AUTO
@@ -260,12 +259,3 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
     if issubclass(loss, ONE_CLASS):
         return lambda logits: logits.float().softmax(dim=0)
     return (lambda logits: logits.float().sigmoid()) if issubclass(loss, MANY_CLASSES) else None
-
-
-def open_image(path: Path, decoder: Decoder) -> Image.Image:
-    try:
-        return decoder(read_file(path))
-    except Exception as error:  # decoders raise many kinds
-        text = error.strerror if isinstance(error, OSError) and error.strerror else error
-        kind = DataError if path.exists() else MissingDataError
-        raise kind(f"{readable(path)} cannot be read as an image: {readable(text)}") from error

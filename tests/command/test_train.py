@@ -16,6 +16,7 @@ from sslengine.command.machine import Machine
 from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
 from sslengine.command.train import batch_of_rank, choose, make_parser
 from sslengine.config.compose import compose
+from sslengine.config.run_folder import open_run
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
@@ -126,6 +127,19 @@ def test_presets_of_batches_follow_the_rules_of_the_page(recipe: str, photos: Pa
         assert preset.ema_center == pytest.approx(usual.ema_center**times, abs=1e-3)
     else:  # as published: Sinkhorn, which keeps no centre
         assert preset.get("targets", "sinkhorn") == "sinkhorn"
+
+
+def test_a_preset_trains_what_it_says(photos: Path, tmp_path: Path) -> None:
+    """Its prototypes, teacher and centre, in the run and in the checkpoint."""
+    out = tmp_path / "run"
+    small = ["--model=resnet10t", *SMALL, "--batch-size=4"]
+    assert main(["train", str(photos), "--recipe=dino/batch32", *small, "--out", str(out)]) == 0
+    kept = torch.load(out / "checkpoints" / "checkpoint.torch", weights_only=False)
+    heads = kept["classy_state_dict"]["base_model"]["model"]["heads"]
+    (prototypes,) = (each for name, each in heads.items() if name.endswith("weight_v"))
+    assert len(prototypes) == 64 * 32
+    options = open_run(out, trusted=True).config.LOSS.dino_loss
+    assert (options.momentum, options.ema_center) == (0.9995, 0.987)
 
 
 def test_a_preset_of_a_batch_is_that_of_all_ranks(photos: Path) -> None:

@@ -13,12 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sslengine.engines.train import train
 from sslengine.errors import DataError
 from sslengine.evaluation.retrieval.on_disk import read_copies
-from tests.engines.runs import make_run
-from tests.engines.test_evaluate import SHAPES
-from tests.engines.test_on_images import judged, trained
+from tests.engines.test_on_images import judged, trained, weights_of
 from tests.engines.test_sweep import VIT
 
 assert trained  # a fixture
@@ -33,8 +30,7 @@ TRUNK = {"NAME": "timm", "TIMM": {"model": "vit_tiny_patch16_224", "arguments": 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("trained")
-    train(make_run(folder, **SHAPES, MODEL__TRUNK=TRUNK, OPTIMIZER__num_epochs=1))
-    return str(folder / "checkpoints" / "checkpoint.torch")
+    return weights_of(folder, MODEL__TRUNK=TRUNK, OPTIMIZER__num_epochs=1)
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,12 @@ from tests.engines.test_evaluate import FROZEN, SHAPES
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("trained")
-    train(make_run(folder, **SHAPES))
+    return weights_of(tmp_path_factory.mktemp("trained"))
+
+
+def weights_of(folder: Path, **changes: Any) -> str:
+    """Of a run on shapes."""
+    train(make_run(folder, **SHAPES, **changes))
     return str(folder / "checkpoints" / "checkpoint.torch")
 
 

@@ -14,12 +14,11 @@ from PIL import Image
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.davis import read_videos
 from sslengine.engines.evaluate import evaluate
-from sslengine.engines.train import train
 from sslengine.errors import DataError
 from sslengine.evaluation.propagation import Propagation, answers
 from tests.engines.runs import make_run
-from tests.engines.test_evaluate import FROZEN, SHAPES
-from tests.engines.test_on_images import judged, trained
+from tests.engines.test_evaluate import FROZEN
+from tests.engines.test_on_images import judged, trained, weights_of
 from tests.ranks import RankPool
 
 assert trained  # a fixture
@@ -36,8 +35,7 @@ TRUNK = {
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("trained")
-    train(make_run(folder, **SHAPES, MODEL__TRUNK=TRUNK, OPTIMIZER__num_epochs=1))
-    return str(folder / "checkpoints" / "checkpoint.torch")
+    return weights_of(folder, MODEL__TRUNK=TRUNK, OPTIMIZER__num_epochs=1)
 
 
 @pytest.fixture(scope="module")

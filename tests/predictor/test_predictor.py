@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as T
 
 from sslengine.data.decode.decoding import Decoder
+from sslengine.data.decode.files import open_image
 from sslengine.data.options import SplitOptions
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.launch.local import launch
 from sslengine.predictor import Predictor
 from sslengine.predictor.picture import save
-from sslengine.predictor.predictor import open_image
 from sslengine.task.build import build_base_model
 from sslengine.task.trained import trunk_of
 from tests.config.recipes import resolved

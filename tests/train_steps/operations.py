@@ -20,6 +20,7 @@ from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 from tests.integration.test_configs import TWO_STEPS
 from tests.teachers import needed
+from tools.perf_measurement.by_hand import Begun
 
 _RESERVES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -38,7 +39,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Case:
+class Case(Begun):
     """A quickstart run before its second step, with the batch of that step."""
 
     def __init__(self, name: str, folder: Path, *changes: str) -> None:
@@ -46,20 +47,9 @@ class Case:
         run = resolve([f"config=quickstart/{name}", *TWO_STEPS, often, *needed(name), *changes])
         cpu = torch.device("cpu")
         self.task = SelfSupervisionTask(run.config, folder, cpu, hooks=[], services=Services())
-        self.task.prepare()
-        self.task.on_start()
-        self.task.start_phase()
-        self.task.on_phase_start()
+        self.begin()
         self.task.step()
         self.batch: dict[str, Any] = self.task.next_batch()
-
-    @property
-    def model(self) -> Any:
-        return self.task.base_model
-
-    @property
-    def loss(self) -> Any:
-        return self.task.loss
 
     def of_engine(self) -> Counter[str]:
         self.task.next_batch = lambda: self.batch  # type: ignore[method-assign]

@@ -73,7 +73,7 @@ Rows = list[dict[str, Any]]
 Loss = Callable[[Tensor], Tensor]
 
 
-class Ours:
+class Ours(by_hand.Begun):
     """The engine on one batch, again and again."""
 
     def __init__(self, case: str, given: argparse.Namespace, changed: Mapping[str, str]) -> None:
@@ -86,21 +86,10 @@ class Ours:
         ).config
         self.folder = tempfile.TemporaryDirectory(prefix="bench_gpu_")  # deleted with this object
         self.task = TASKS.get(config.TRAINER.TASK_NAME)(config, Path(self.folder.name), self.device)
-        self.task.prepare()
-        self.task.on_start()
-        self.task.start_phase()
-        self.task.on_phase_start()
+        self.begin()
         if not given.jpegs:
             self.batch = self.task.next_batch()
             self.task.next_batch = lambda: self.batch
-
-    @property
-    def model(self) -> Any:
-        return self.task.base_model
-
-    @property
-    def loss(self) -> Any:
-        return self.task.loss
 
     def step(self) -> None:
         torch.backends.cudnn.benchmark = self.tries

@@ -222,7 +222,7 @@ def measured(method: str, given: argparse.Namespace) -> dict[str, Any]:
 def added_mib(step: Step) -> float:
     """The highest resident memory of the process during a step, above that before it (Linux)."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     before = _kib("VmRSS")
     step()
     return (_kib("VmHWM") - before) / 1024

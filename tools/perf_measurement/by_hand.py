@@ -18,6 +18,26 @@ Batch = dict[str, Any]
 ByHand = tuple[Callable[[nn.Module, Batch], Tensor], list[Callable[[], None]]]
 
 
+class Begun:
+    """What the engine has built, in the first phase of its task."""
+
+    task: Any
+
+    def begin(self) -> None:
+        self.task.prepare()
+        self.task.on_start()
+        self.task.start_phase()
+        self.task.on_phase_start()
+
+    @property
+    def model(self) -> Any:
+        return self.task.base_model
+
+    @property
+    def loss(self) -> Any:
+        return self.task.loss
+
+
 class Built(Protocol):
     @property
     def model(self) -> Any: ...

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from sslengine.data.decode.decoding import Decoder
+from sslengine.data.decode.files import open_image
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FileListSource
 from sslengine.data.sources.regular_file import kind_of, read_file
 from sslengine.errors import DataError
-from sslengine.predictor.predictor import open_image
 
 
 def test_a_regular_file_or_a_link_to_one(tmp_path: Path) -> None:
