@@ -104,7 +104,8 @@ def _marked() -> list[str]:
 def _environment(given: argparse.Namespace) -> dict[str, str]:
     ours = {"SSLENGINE_GPU_TESTS": given.device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, **ours, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return {**kept, **ours, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _within(command: list[str], minutes: float, environment: dict[str, str]) -> str:

@@ -55,7 +55,10 @@ class _Shown:
                 self.put(f"{key!s}:", depth, self.origins.get(child), meaning)
                 self.put_section(value, inside, child, depth + 1)
             else:
-                first, *more = _yaml({str(key): value})
+                lines = _yaml({str(key): value})
+                if isinstance(value, str):  # a long one is folded: its origin follows its end
+                    lines = ["\n".join(lines)]
+                first, *more = lines
                 self.put(first, depth, _origin(child, self.origins), meaning)
                 registry = _registry(node, key) if self.explained else None
                 if registry is not None and isinstance(value, list):
@@ -96,7 +99,7 @@ class _Shown:
         )  # fmt: skip
 
     def put(self, text: str, depth: int, origin: str | None = None, meaning: str = "") -> None:
-        indented = "  " * depth + text
+        indented = textwrap.indent(text, "  " * depth)
         if not self.explained:
             self.lines.append(f"{indented:<60}  # {readable(origin)}" if origin else indented)
             return

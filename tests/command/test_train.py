@@ -27,6 +27,7 @@ from tests.teachers import OF_DISTILLATION, weights_of_timms
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "command.md"
 TINY = {
     **dict.fromkeys(("dino", "ibot", "dinov2"), "vit_tiny_patch16_224"),
+    "dinov3": "vit_small_patch16_dinov3",
     "swav": "resnet10t",
     "moco": "resnet10t",
 }
@@ -130,15 +131,20 @@ def test_presets_of_batches_follow_the_rules_of_the_page(recipe: str, photos: Pa
 
 
 def test_a_preset_trains_what_it_says(photos: Path, tmp_path: Path) -> None:
-    """Its prototypes, teacher and centre, in the run and in the checkpoint."""
-    out = tmp_path / "run"
+    """Its prototypes, teacher and centre, in the run and in the checkpoint; in a folder whose name
+    is folded in config.yaml."""
+    out = (
+        tmp_path / "a folder with a long name, in which spaces are, " / "and one more in it" / "run"
+    )
     small = ["--model=resnet10t", *SMALL, "--batch-size=4"]
     assert main(["train", str(photos), "--recipe=dino/batch32", *small, "--out", str(out)]) == 0
     kept = torch.load(out / "checkpoints" / "checkpoint.torch", weights_only=False)
     heads = kept["classy_state_dict"]["base_model"]["model"]["heads"]
     (prototypes,) = (each for name, each in heads.items() if name.endswith("weight_v"))
     assert len(prototypes) == 64 * 32
-    options = open_run(out, trusted=True).config.LOSS.dino_loss
+    config = open_run(out, trusted=True).config
+    assert str(out) == config.CHECKPOINT.DIR
+    options = config.LOSS.dino_loss
     assert (options.momentum, options.ema_center) == (0.9995, 0.987)
 
 

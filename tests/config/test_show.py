@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import yaml
 from omegaconf import OmegaConf
 
@@ -30,6 +31,21 @@ def test_each_changed_value_has_its_origin_beside_it() -> None:
     (backend,) = [each for each in lines if each.endswith("# derived: nccl requires GPUs")]
     assert backend.split("#")[0].strip() == "BACKEND: gloo"
     assert line("VERBOSE").strip() == "VERBOSE: false"
+
+
+@pytest.mark.parametrize("value", [
+    "/data/my photos/" + "a folder, with spaces/" * 9, "it's: a # 'long' text " * 9,
+    "é\\t \"quoted\" \t " * 9, "  two  spaces  " * 9, "lines\nof\n\na text " * 9,
+    # read as it is: not as a number, and not as true
+    "1e3", "yes",
+])  # fmt: skip
+@pytest.mark.parametrize("every", [False, True])
+def test_long_and_odd_texts_are_read_as_they_are(value: str, every: bool) -> None:
+    values = {"CHECKPOINT__DIR": value, "DATA__TRAIN__DATA_PATHS": [value],
+              "DATA__TRAIN__DATA_SOURCES": ["disk_folder"]}  # fmt: skip
+    config = OmegaConf.create(show(resolved(**values), explained=every)).config
+    assert value == config.CHECKPOINT.DIR
+    assert list(config.DATA.TRAIN.DATA_PATHS) == [value]
 
 
 def test_a_value_set_inside_a_list_is_told_at_the_list() -> None:
