@@ -1,6 +1,6 @@
 """Segmentation by a linear head that is trained on frozen maps, as DINOv2 and DINOv3 do.
 
-The head: batch normalisation, dropout of whole channels, a 1 x 1 convolution. Its map of logits is
+The head: dropout of whole channels, batch normalisation, a 1 x 1 convolution. Its map of logits is
 enlarged to the mask, for the loss and for the answers. Pixels without a class do not count.
 """
 
@@ -77,7 +77,7 @@ def trained(
         optimiser.param_groups[0]["lr"] = options.LR * rate(step, options.ITERATIONS)
         kept = torch.rand(len(images), width, 1, 1, generator=draw) >= DROPOUT
         some, wanted = (each[images].to(device) for each in (maps.float(), places))
-        logits = head(norm(some) * kept.to(device) / (1 - DROPOUT))
+        logits = head(norm(some * kept.to(device) / (1 - DROPOUT)))
         optimiser.zero_grad()
         _loss(enlarged(logits, wanted.shape[1:]), wanted).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(learnt, CLIP)

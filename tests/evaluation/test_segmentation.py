@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, jaccard_score
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.evaluation import segmentation as module
 from sslengine.evaluation.options import SegmentationOptions
@@ -138,13 +138,25 @@ def _matrix(small: int, large: int) -> Tensor:
     return (1 - (at[:, None] - torch.arange(small)).abs()).clamp(min=0)
 
 
-def test_dropout_takes_whole_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all channels dropped nothing but the bias can be learnt; the rest has no dropout."""
-    monkeypatch.setattr(module, "DROPOUT", 1 - 1e-12)
-    maps, masks = _halves(8, 0)
-    options = SegmentationOptions(ITERATIONS=40, BATCH=4, LR=0.05, WEIGHT_DECAY=0.0)
-    head = trained(maps, torch.where(masks == 3, 0, 1), 2, options)
-    assert head(maps).std(dim=(0, 2, 3)).max() < 0.1
+def test_dropout_comes_before_the_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in DINOv3's head: the statistics are of channels that may be dropped."""
+    seen: list[Tensor] = []
+
+    def normalised(self: nn.BatchNorm2d, maps: Tensor) -> Tensor:
+        seen.append(maps)
+        return maps
+
+    monkeypatch.setattr(nn.BatchNorm2d, "forward", normalised)
+    monkeypatch.setattr(module, "DROPOUT", 0.5)
+    maps, masks = (each[:1].repeat_interleave(8, dim=0) for each in _halves(1, 0))
+    options = SegmentationOptions(ITERATIONS=3, BATCH=8)
+    trained(maps, torch.where(masks == 3, 0, 1), 2, options)(maps)
+    *steps, answering = seen
+    assert torch.equal(answering, maps)
+    for each in steps:
+        dropped = each.flatten(2).eq(0).all(dim=2)  # whole channels of an image
+        assert 0.2 < dropped.float().mean() < 0.8
+        torch.testing.assert_close(each[~dropped], 2 * maps[~dropped])
 
 
 def test_the_rate_rises_and_falls() -> None:

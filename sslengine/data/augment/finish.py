@@ -50,11 +50,12 @@ class FinishOn:
     operations: list[tuple[str, Tensor]]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        if not self.operations:
-            return pixels.to(torch.float32)
-        (name, numbers), *more = self.operations
-        # In one pass over the pixels with their conversion, which float32 numbers cause.
-        values: Tensor = getattr(torch, name)(pixels, numbers)
+        if not self.operations or pixels.is_cpu:  # there one pass, as below, is slower than two
+            values, more = pixels.to(torch.float32, copy=True), self.operations
+        else:
+            (name, numbers), *more = self.operations
+            # In one pass over the pixels with their conversion, which float32 numbers cause.
+            values = getattr(torch, name)(pixels, numbers)
         for name, numbers in more:
             getattr(values, f"{name}_")(numbers)
         return values

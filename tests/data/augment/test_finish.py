@@ -35,12 +35,20 @@ def test_to_the_bit_as_torchvision_for_all_values(
 
 def test_bytes_become_numbers_in_the_launch_that_divides_them() -> None:
     """On a GPU each launch reads and writes all pixels of a batch."""
-    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).on(CPU)
-    pixels = PIXELS.expand(4, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    device = torch.device("meta")  # a CPU has another way
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).on(device)
+    pixels = PIXELS.expand(4, 3, 16, 16).contiguous(memory_format=torch.channels_last).to(device)
     with Launches() as launches:
         finished = finish(pixels)
     assert launches.counts == {"div": 1, "sub_": 1, "div_": 1}
     assert finished.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_numbers_stay_as_they_are() -> None:
+    numbers = PIXELS.float()
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).on(CPU)
+    assert torch.equal(finish(numbers), finish(PIXELS))
+    assert torch.equal(numbers, PIXELS.float())
 
 
 @pytest.mark.gpu
