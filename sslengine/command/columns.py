@@ -1,4 +1,4 @@
-"""`--image-column`, `--label-column` and `--group`: columns of tables, as keys of the config."""
+"""`--image-column`, `--label-column`, `--group`, `--length`: how images are read, as keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def keys(given: argparse.Namespace) -> dict[str, Any]:
     """Of a config, for training."""
     of_train = of_split(given.image_column, given.label_column)
     found = {f"DATA.TRAIN.{key}": value for key, value in of_train.items()}
-    return {**found, **({GROUP: given.group} if given.group else {})}
+    more = {GROUP: given.group, "DATA.TRAIN.LENGTH": given.length}
+    return {**found, **{key: value for key, value in more.items() if value}}
 
 
 def of_run(run: Path, data: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -249,7 +249,6 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
         WORKERS: given.workers,
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights,
         "CHECKPOINT.DIR": given.out,
-        "DATA.TRAIN.LENGTH": given.length,
         "PLUGINS": given.plugin or None,
         **columns.keys(given),
     }

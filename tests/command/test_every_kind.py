@@ -282,12 +282,16 @@ def served(folder: Path) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
-@pytest.mark.parametrize("name", slow_but(["list, find", "in memory, torch"], KINDS))
+@pytest.mark.parametrize(
+    "name", slow_but(["list, find", "in memory, torch", "shards on a server, tar"], KINDS)
+)
 def test_from_files_to_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     kind, run, out = KINDS[name](tmp_path), tmp_path / "run", tmp_path / "rows.csv"

@@ -31,7 +31,7 @@ LAUNCHED = {
     "one process": 0,
     "2 ranks on this node": 1,
     "2 ranks, started by torchrun": 2,
-    "node 0 of 2, 2 ranks here": 3,
+    "node 0 of 2, with 2 ranks; rendezvous at": 3,
 }
 
 
