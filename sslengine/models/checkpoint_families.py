@@ -63,15 +63,25 @@ FAMILIES = (
     ),
     Family(
         "lightly-train",
-        r"state_dict/(student_)?embedding_model\.wrapped_model\._model\.",
-        r"state_dict/teacher_embedding_model\.wrapped_model\._model\.",
+        r"state_dict/(student_)?embedding_model\.wrapped_model\._(model|features)\.",
+        r"state_dict/teacher_embedding_model\.wrapped_model\._(model|features)\.",
         TEACHER,
+    ),
+    Family(
+        "lightly-train",  # DenseCL
+        r"state_dict/query_encoder\.embedding_model\.wrapped_model\._(model|features)\.",
+        r"state_dict/key_encoder\.embedding_model\.wrapped_model\._(model|features)\.",
     ),
     Family(
         "stable-pretraining",
         r"state_dict/(backbone|encoder)\.student\.",
         r"state_dict/(backbone|encoder)\.teacher\.",
         TEACHER,
+    ),
+    Family(
+        "stable-pretraining",  # SALT, whose teacher is frozen
+        r"state_dict/student\.vit\.",
+        r"state_dict/teacher\.backbone\.vit\.",
     ),
     Family("stable-pretraining", r"state_dict/backbone\.", mark="^state_dict/callbacks_"),
     Family(

@@ -147,6 +147,11 @@ def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) 
         return torch.load(path, map_location="cpu", weights_only=not trusted, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise _refusal(path, str(error)) from error
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"{path} holds objects of {error.name}, which is not installed here. Install it, or "
+            f"save the tensors alone where it is: torch.save(model.state_dict(), ...)."
+        ) from error
     except Exception as error:  # bytes that are no pickle raise anything
         raise CheckpointError(
             f"{path} is damaged or no weights file: {first_line(error)}"

@@ -3,7 +3,8 @@
 checkpoint_layouts.json: networks whose tensors have names of their own, small, as the named version
 of a library or of the authors' code makes them: each tensor's name and shape, and the first eight
 numbers of the feature which that code computes of `images` with the values of `filled`.
-The prefixes of the families are those in the authors' code.
+The prefixes of the families are those in the authors' code. Files that lightly-train and
+stable-pretraining themselves write are in test_checkpoint_files_of_libraries.py.
 """
 
 from __future__ import annotations
@@ -188,12 +189,22 @@ FAMILIES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("lightly-train", "state_dict/student_embedding_model.wrapped_model._model.",
      "state_dict/teacher_embedding_model.wrapped_model._model.", {}, "teacher"),
     ("lightly-train", "state_dict/embedding_model.wrapped_model._model.", "", {}, "model"),
+    ("lightly-train", "state_dict/student_embedding_model.wrapped_model._features.",  # torchvision's
+     "state_dict/teacher_embedding_model.wrapped_model._features.", {}, "teacher"),
+    ("lightly-train", "state_dict/query_encoder.embedding_model.wrapped_model._model.",
+     "state_dict/key_encoder.embedding_model.wrapped_model._model.", {}, "student"),
     ("stable-pretraining", "state_dict/backbone.student.", "state_dict/backbone.teacher.",
-     {"state_dict/projector.student.0.weight": STRAY}, "teacher"),
+     {"state_dict/projector.student.0.weight": STRAY,
+      "state_dict/backbone.ema_coefficient": STRAY}, "teacher"),
+    ("stable-pretraining", "state_dict/student.vit.", "state_dict/teacher.backbone.vit.",
+     {"state_dict/student.patch_embed.proj.weight": STRAY}, "student"),
     ("stable-pretraining", "state_dict/backbone.", "",
      {"state_dict/callbacks_modules.linear.weight": STRAY}, "model"),
     ("solo-learn", "state_dict/backbone.", "state_dict/momentum_backbone.",
      {"state_dict/classifier.weight": STRAY, "state_dict/queue": STRAY}, "student"),
+    ("solo-learn", "state_dict/encoder.", "state_dict/momentum_encoder.",
+     {"state_dict/classifier.weight": STRAY, "state_dict/momentum_classifier.weight": STRAY,
+      "state_dict/projector.0.weight": STRAY, "state_dict/queue": STRAY}, "student"),
     ("lightly", "state_dict/student_backbone.", "state_dict/backbone.",
      {"state_dict/projection_head.layers.0.weight": STRAY}, "teacher"),
     ("lightly", "state_dict/backbone.", "state_dict/backbone_momentum.",

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,20 @@ def test_a_hostile_file_is_refused_by_the_name_of_what_it_holds(tmp_path: Path, 
     with pytest.raises(NeedsCodeError, match=r"holds an object of posix\.mkdir, .*no code was run"):
         read_weights(path)
     assert not mark.exists()
+
+
+def test_a_module_that_a_trusted_file_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As lightly-train's checkpoints need lightly_train."""
+    module = types.ModuleType("another_library")
+    network = type("Network", (), {"__module__": module.__name__})
+    module.__dict__["Network"] = network
+    with monkeypatch.context() as here:
+        here.setitem(sys.modules, module.__name__, module)
+        torch.save({"model": network()}, tmp_path / "last.ckpt")
+    with pytest.raises(CheckpointError, match="objects of another_library, which is not installed"):
+        read_weights(tmp_path / "last.ckpt", trusted=True)
 
 
 def test_a_file_of_ones_own_may_run_its_code(tmp_path: Path) -> None:
