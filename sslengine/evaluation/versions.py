@@ -9,10 +9,12 @@ from collections.abc import Mapping
 
 from sslengine.evaluation.options import PROTOCOLS
 
-VERSIONS: Mapping[str, int] = dict.fromkeys(
-    (
-        "knn", "linear", "label_free", *PROTOCOLS,
-        "linear_sweep", "attentive_sweep", "attentive_block_sweep", "attentive_blocks_sweep",
-        "finetune",
-    ), 1,
+_ALL = (
+    "knn", "linear", "label_free", *PROTOCOLS,
+    "linear_sweep", "attentive_sweep", "attentive_block_sweep", "attentive_blocks_sweep",
+    "finetune",
 )  # fmt: skip
+VERSIONS: Mapping[str, int] = {
+    **dict.fromkeys(_ALL, 1),
+    "segmentation": 2,  # channels are dropped before the normalisation
+}

@@ -81,13 +81,14 @@ WAYS: dict[str, Callable[[nn.Module, Sequence[Tensor]], list[Tensor]]] = {
 }
 
 
-def step(way: str, trunk: nn.Module, crops: Sequence[Tensor]) -> float:
+def step(way: str, trunk: nn.Module, crops: Sequence[Tensor], bf16: bool) -> float:
     """Seconds of a forward and a backward pass."""
     trunk.zero_grad()
     wait = torch.cuda.synchronize if crops[0].is_cuda else lambda: None
     wait()
     began = time.perf_counter()
-    features = WAYS[way](trunk, crops)
+    with torch.autocast(crops[0].device.type, torch.bfloat16, enabled=bf16):
+        features = WAYS[way](trunk, crops)
     torch.cat(features).square().mean().backward()  # type: ignore[no-untyped-call]
     wait()
     return time.perf_counter() - began
@@ -101,12 +102,10 @@ def measure(given: argparse.Namespace) -> dict[str, list[float]]:
         torch.randn(count * given.images, 3, side, side, device=given.device)
         for count, side in CROPS
     ]
-    precision = torch.autocast(given.device, torch.bfloat16, enabled=given.bf16)
     found: dict[str, list[float]] = {way: [] for way in given.ways}
     for number in range(given.rounds + 1):
         for way, seconds in found.items():
-            with precision:
-                taken = step(way, trunk, crops)
+            taken = step(way, trunk, crops, given.bf16)
             if number:  # the first one allocates
                 seconds.append(taken)
     return found

@@ -50,13 +50,14 @@ class FinishOn:
     operations: list[tuple[str, Tensor]]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        if not self.operations or pixels.is_cpu:  # there one pass, as below, is slower than two
-            values, more = pixels.to(torch.float32, copy=True), self.operations
+        operations = self.operations
+        if operations and not pixels.is_cpu:
+            # Float32 numbers convert the pixels too: one pass over them. A CPU is faster with two.
+            (name, numbers), *operations = operations
+            values: Tensor = getattr(torch, name)(pixels, numbers)
         else:
-            (name, numbers), *more = self.operations
-            # In one pass over the pixels with their conversion, which float32 numbers cause.
-            values = getattr(torch, name)(pixels, numbers)
-        for name, numbers in more:
+            values = pixels.to(torch.float32, copy=bool(operations))
+        for name, numbers in operations:
             getattr(values, f"{name}_")(numbers)
         return values
 
