@@ -86,6 +86,7 @@ def test_timm_to_sslengine_and_back(tmp_path: Path) -> None:
     assert torch.equal(_outputs(original, file, 224), _outputs(original, tmp_path / "out.pth", 224))
 
 
+@pytest.mark.slow
 def test_a_trunk_with_other_names_than_its_library(tmp_path: Path) -> None:
     config = [*RESNET, "config.MODEL.TRUNK.NAME=alexnet"]
     original = torchvision.models.alexnet()

@@ -95,6 +95,7 @@ def _score(features: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     return 100 * float(made.fit(features[train], labels[train]).score(features[test], labels[test]))
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_twice_also_after_a_kill(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

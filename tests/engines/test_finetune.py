@@ -161,6 +161,7 @@ def test_a_row_for_trained_and_for_untrained_weights(tmp_path: Path) -> None:
     assert re.search(r"finetune +top_1 +[\d.]+ % +[\d.]+ %", screen(run))
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
     _pretrained(tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")

@@ -174,6 +174,7 @@ def test_accuracy_on_corrupted_images(tmp_path: Path, trained: str) -> None:
     assert some["raw pixels"]["details"]["errors"] != some["trained"]["details"]["errors"]
 
 
+@pytest.mark.slow
 def test_after_a_kill_what_was_corrupted_is_not_computed_again(
     tmp_path: Path, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

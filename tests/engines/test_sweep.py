@@ -263,6 +263,7 @@ def test_chosen_on_the_test_images(trained: Path) -> None:
     assert not [*trained.glob("sweep/*/test")]
 
 
+@pytest.mark.slow
 def test_other_weights_and_another_recipe_are_other_runs(trained: Path) -> None:
     """Each result is of its weights and its heads, in the folder of one run."""
     short = {**HEAD_SWEEP, "HEAD_SWEEP": {"LR": [0.1, 1.0]}}
@@ -286,6 +287,7 @@ def test_expected_results_are_those_of_the_sweep(trained: Path) -> None:
         sweep(make_run(trained, "sweep", **HEAD_SWEEP, EXPECTED_RESULTS=[[name, 200.0, 1.0]]))
 
 
+@pytest.mark.slow
 def test_images_of_several_classes(tmp_path: Path) -> None:
     """Unknown labels count for no head; the best is chosen by the mean average precision."""
     images = several_classes(write_images(tmp_path), batch=24, OPTIMIZER__num_epochs=20)

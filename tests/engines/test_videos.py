@@ -174,6 +174,7 @@ def _report(folder: Path, weights: str, root: Path, ranks: int) -> Any:
     return [each["protocols"]["videos"] for each in report["scores"]]
 
 
+@pytest.mark.slow
 def test_ranks_share_the_videos(
     tmp_path: Path, weights: str, davis: Path, two_ranks: RankPool
 ) -> None:

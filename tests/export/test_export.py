@@ -75,6 +75,7 @@ def _picture() -> Image.Image:
     return Image.fromarray(pixels)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_timm_gives_the_predictors_features_of_a_picture(vit: Path, tmp_path: Path) -> None:
     """In this process; that the export did it in another is in the manifest."""

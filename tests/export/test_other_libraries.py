@@ -41,6 +41,7 @@ def test_onnx_asks_for_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         find("onnx").prepare(subject(RESNET), "")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_transformers_reads_timms_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

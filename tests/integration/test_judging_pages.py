@@ -62,6 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sections._SECTIONS.pop("MODEL.TRUNK.PLAIN", None)
 
 
+@pytest.mark.slow
 def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = "config.DATA.TRAIN"
     images = [f"{train}.DATA_SOURCES=[disk_folder]", f"{train}.DATA_PATHS=[data/train]"]

@@ -46,6 +46,7 @@ def test_alone_there_is_nobody_to_join() -> None:
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_below_torchrun_ranks_find_each_other() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
                f"--master-port={free_port()}", "--no-python", sys.executable, "-c", SCRIPT]  # fmt: skip
