@@ -92,19 +92,30 @@ class Images(NamedTuple):
         return {**self.keys(split, labels), **made}
 
 
-def look(given: str, said: Said = nothing, label_file: str = "") -> Images:
+def look(given: str, said: Said = nothing, label_file: str = "", streams: bool = False) -> Images:
     """Raises if there is no image. said: of keys by which a source is read."""
     place, name = _found(given, said)
     own = {key: said(key) for key in keys_of(DATA_SOURCES, [name]) if said(key) is not None}
-    if name == STREAM and not own.get("LENGTH"):
-        raise ConfigError(
-            f"{given}: shards on a server are a stream, which does not say how many images it "
-            f"holds. Give the number of images of an epoch: --length N."
-        )
+    if name == STREAM:
+        _expect_length(given, own.get("LENGTH") or 0, streams)
     source = _source(name, place, own)
     if not len(source):
         raise DataError(f"{given}: it holds no image.")
     return Images(place, source, name, own, label_file)
+
+
+def _expect_length(given: str, length: int, streams: bool) -> None:
+    if not streams:
+        raise ConfigError(
+            f"{given}: shards on a server are a stream, which can only be trained on. Expected a "
+            f"folder or file of this machine."
+        )
+    if length < 1:
+        raise ConfigError(
+            f"{given}: shards on a server are a stream, which does not say how many images it "
+            f"holds. Give the number of images of an epoch, 1 or more: --length N, in Python "
+            f"length=N; got {length or 'none'}."
+        )
 
 
 def _source(name: str, place: str, own: Mapping[str, Any], **more: Any) -> DataSource:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslengine.command import image_copies as module
 from sslengine.command import front, make
+from sslengine.command import image_copies as module
 from sslengine.command.image_copies import Copies, write_part
 from sslengine.command.image_copies import make as make_cache
 from sslengine.data.options import SplitOptions
