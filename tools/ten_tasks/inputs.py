@@ -1,4 +1,4 @@
-"""Inputs of the ten tasks, as other programs write them: `python inputs.py KIND`, in a new folder."""
+"""Inputs of the ten tasks, as other programs write them: `python inputs.py KIND`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Do ten tasks of the README with an installed wheel, as a user types them, and check the products.
 
-    python -m venv clean && clean/bin/pip install 'sslengine-0.1.0-py3-none-any.whl[fast,tables,export]' pandas
+    python -m venv clean
+    clean/bin/pip install 'sslengine-0.1.0-py3-none-any.whl[fast,tables,export]' pandas
     python tools/ten_tasks/run.py --python clean/bin/python
 
-Each task has a folder and a home folder of its own. Its inputs are written, and its products read, by
-other libraries (inputs.py, checks.py). The table has the number of commands and their seconds beyond
-training. The exit status is 1 if a product is wrong, a command fails or takes too long.
+Each task has a folder and a home folder of its own. Its inputs are written, and its products read,
+by other libraries (inputs.py, checks.py). The table has the number of commands and their seconds
+beyond training. The exit status is 1 if a product is wrong, a command fails or takes too long.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parents[1]))
 
-from tasks import MOST_COMMANDS, TASKS, Step, Task  # noqa: E402
+from tools.ten_tasks.tasks import MOST_COMMANDS, TASKS, Step, Task  # noqa: E402
 
 
 class Result(NamedTuple):
@@ -105,7 +105,7 @@ class User:
 
     def type(self, step: Step) -> None:
         began = time.monotonic()
-        self.run(step.line, step.environment)
+        self.run(step.line)
         took = time.monotonic() - began
         self.commands += step.count
         if step.trains:
@@ -113,16 +113,14 @@ class User:
         else:
             self.seconds += took
 
-    def run(self, line: str, environment: Mapping[str, str] | None = None) -> str:
+    def run(self, line: str) -> None:
         done = subprocess.run(
             ["bash", "-c", line], cwd=self.folder, capture_output=True, text=True, check=False,
-            env={**self.environment, **(environment or {})},
+            env=self.environment,
         )  # fmt: skip
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
             raise Failed(f"`{line}` ended with {done.returncode}: {''.join(last)}")
-        return done.stdout
-
 
     def expect(self, right: bool, problem: str) -> None:
         if not right:

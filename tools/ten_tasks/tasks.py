@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 MOST_COMMANDS = 9
@@ -13,27 +13,27 @@ TRAIN = f"sslengine train photos {SMALL} --out runs/mine"
 EMBED = "sslengine embed runs/mine photos --out photos.csv"
 # What a machine without the extra `fast` has.
 WITHOUT_NUMBA = "import sys\nfor name in ('numba', 'simplejpeg'):\n    sys.modules[name] = None\n"
-FROM_PYTHON = """
-import pandas, sslengine
-run = sslengine.train("photos", "simclr", "resnet18", size=64, batch_size=4, epochs=1, device="cpu", out="runs/mine")
-rows = run.embed("photos", device="cpu")
-frame = pandas.DataFrame(rows.features, index=rows.paths)
-frame.to_csv("photos.csv", index_label="path")
-"""
+BARE = "PYTHONPATH=bare${PYTHONPATH:+:$PYTHONPATH}"
+TRAIN_IN_PYTHON = """import sslengine
+sizes = dict(size=64, batch_size=4, epochs=1)
+sslengine.train("photos", "simclr", "resnet18", device="cpu", out="runs/mine", **sizes)"""
+EMBED_IN_PYTHON = """import pandas, sslengine
+rows = sslengine.embed("runs/mine", "photos", device="cpu")
+pandas.DataFrame(rows.features, index=rows.paths).to_csv("photos.csv", index_label="path")"""
 COMPLETED = (
     "source completions/sslengine; COMP_WORDS=(sslengine train --me); COMP_CWORD=2; "
     'set -- $(complete -p sslengine); while [ "$1" != -F ]; do shift; done; "$2"; '
     'CHECK completes "${COMPREPLY[*]}"'
 )
-# docs/command.md, "Cleaning up": what may be outside of a run's folder.
-CACHES = (".cache/sslengine", ".cache/huggingface")
+# docs/command.md, "Cleaning up": what may be outside of a run's folder, below $HOME and $TMPDIR.
+CACHES = (".cache/sslengine/", ".cache/huggingface/", ".cache/Microsoft/")
+TEMPORARY = ("torchinductor_", ".ses")
 
 
 class Step(NamedTuple):
     line: str
     trains: bool = False
     count: int = 1  # of commands or statements
-    environment: Mapping[str, str] = {}
 
 
 class Task(NamedTuple):
@@ -44,15 +44,20 @@ class Task(NamedTuple):
     looks: Sequence[Callable[[Any], None]] = ()
 
 
-def _cleaned(user: Any) -> None:
-    """Nothing is left but the photos, and the caches that are documented."""
+def _only_photos(user: Any) -> None:
     here = sorted(each.name for each in user.folder.iterdir())
     user.expect(here == ["photos"], f"left behind: {here}")
-    files = [each.relative_to(user.home) for each in user.home.rglob("*") if each.is_file()]
-    odd = [str(each) for each in files if not str(each).startswith(CACHES)]
-    user.expect(not odd, f"left behind in the home folder: {odd}")
-    kept = sorted(each.name for each in user.temporary.iterdir())
-    user.expect(not kept, f"left behind in $TMPDIR: {kept}")
+
+
+def _only_caches(user: Any) -> None:
+    """Outside of the folder that the user is in."""
+    for root, known in ((user.home, CACHES), (user.temporary, TEMPORARY)):
+        found = [str(each.relative_to(root)) for each in root.rglob("*") if not each.is_dir()]
+        odd = [each for each in found if not each.startswith(known)]
+        user.expect(not odd, f"left behind in {root.name}: {odd}")
+    folders = sorted(each.name for each in user.temporary.iterdir())
+    odd = [each for each in folders if not each.startswith(TEMPORARY)]
+    user.expect(not odd, f"left behind in tmp: {odd}")
 
 
 def _python(lines: str) -> str:
@@ -65,7 +70,8 @@ TASKS = {
         Step(_python("import pandas; assert len(pandas.read_csv('photos.csv')) == 16")),
     ], ["CHECK photos photos.csv runs/mine/weights"]),
     "python": Task("the same from Python", "photos", [
-        Step(_python(FROM_PYTHON), trains=True, count=len(FROM_PYTHON.split("\n")) - 2),
+        Step(_python(TRAIN_IN_PYTHON), trains=True, count=3),
+        Step(_python(EMBED_IN_PYTHON), count=3),
     ], ["CHECK photos photos.csv runs/mine/weights"]),
     "timm": Task("DINO continues timm's ViT-S", "timm_weights", [
         Step("sslengine train photos --recipe dino/continued --model vit_small_patch16_224 "
@@ -80,8 +86,8 @@ TASKS = {
     "numba": Task("a run of numba's, without numba", "photos", [
         Step(TRAIN, trains=True), Step(EMBED),
         Step("mkdir bare"), Step(f"printf %s {shlex.quote(WITHOUT_NUMBA)} > bare/sitecustomize.py"),
-        Step("sslengine report runs/mine", environment={"PYTHONPATH": "bare"}),
-        Step("sslengine embed runs/mine photos --out bare.csv", environment={"PYTHONPATH": "bare"}),
+        Step(f"{BARE} sslengine report runs/mine"),
+        Step(f"{BARE} sslengine embed runs/mine photos --out bare.csv"),
     ], ["CHECK same_rows bare.csv photos.csv", "CHECK photos bare.csv runs/mine/weights"]),
     "bands": Task("TIFFs of 4 bands", "bands", [
         Step("sslengine doctor bands"),
@@ -95,7 +101,7 @@ TASKS = {
     ], ["CHECK parquet hub.csv runs/mine/weights"]),
     "onnx": Task("ONNX in onnxruntime", "photos", [
         Step(TRAIN, trains=True), Step(EMBED), Step("sslengine export runs/mine out --to onnx"),
-    ], ["CHECK onnx photos.csv out"]),
+    ], ["CHECK onnx photos.csv out"], [_only_caches]),
     "completion": Task("completion in bash", "photos", [
         Step("mkdir completions"), Step("sslengine completion bash > completions/sslengine"),
     ], [COMPLETED]),
@@ -103,5 +109,5 @@ TASKS = {
         Step(TRAIN, trains=True), Step(EMBED), Step("rm -r runs/mine/weights"),
         Step("sslengine embed runs/mine photos --out again.csv"),
         Step("cmp photos.csv again.csv"), Step("rm -r runs photos.csv again.csv"),
-    ], looks=[_cleaned]),
+    ], looks=[_only_photos, _only_caches]),
 }  # fmt: skip
