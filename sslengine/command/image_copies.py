@@ -35,6 +35,7 @@ from PIL import Image
 
 from sslengine import catalog  # noqa: F401 - declares all names
 from sslengine.atomic import whole_file, write_whole
+from sslengine.command.images import there
 from sslengine.data.decode.decoding import NarrowedError
 from sslengine.data.decode.pixel_range import FORMS
 from sslengine.data.loading.progress import Progress
@@ -42,6 +43,7 @@ from sslengine.data.options import SplitOptions
 from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.image_cache import MANIFEST, PLAN, VERSION, part_name
 from sslengine.errors import ConfigError, DataError, OutputError
+from sslengine.registry import DATA_SOURCES
 
 IN_A_PART = 1000
 
@@ -173,9 +175,22 @@ def copy(given: argparse.Namespace) -> list[str]:
     )  # fmt: skip
     for problem in options.check():
         raise ConfigError(problem)
+    _expect_images(given.source, given.path)
     (source,) = build_sources(options, "TRAIN")
     told = make(source, given.out, copies, given.path, given.workers or os.cpu_count() or 1)
     return [
         f"{told['images']:,} images in {given.out}: {told['changes']}; "
         f"{told['not_resized']:,} were not larger, {told['unreadable']:,} could not be read"
     ]
+
+
+def _expect_images(name: str, path: str) -> None:
+    """Before the source is opened: what is not there was mistyped."""
+    source = DATA_SOURCES.get(name, "source")
+    if source.is_stream:
+        raise ConfigError(
+            f"{name}: a stream has no images by number, which a cache copies. Download it, and "
+            f"name the source of files, such as webdataset."
+        )
+    if source.needs_path:
+        there(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from glob import has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from sslengine.data.sources.paths import how_far
 from sslengine.data.sources.tables import IMAGE_NAMES, open_table
+from sslengine.data.sources.tar_shards import expanded
 from sslengine.errors import ConfigError, DataError, MissingDataError, listing
 from sslengine.registry import DATA_SOURCES
 
@@ -89,19 +92,30 @@ class Images(NamedTuple):
         return {**self.keys(split, labels), **made}
 
 
-def look(given: str, said: Said = nothing, label_file: str = "") -> Images:
+def look(given: str, said: Said = nothing, label_file: str = "", streams: bool = False) -> Images:
     """Raises if there is no image. said: of keys by which a source is read."""
     place, name = _found(given, said)
     own = {key: said(key) for key in keys_of(DATA_SOURCES, [name]) if said(key) is not None}
-    if name == STREAM and not own.get("LENGTH"):
-        raise ConfigError(
-            f"{given}: shards on a server are a stream, which does not say how many images it "
-            f"holds. Give the number of images of an epoch: --length N."
-        )
+    if name == STREAM:
+        _expect_length(given, own.get("LENGTH") or 0, streams)
     source = _source(name, place, own)
     if not len(source):
         raise DataError(f"{given}: it holds no image.")
     return Images(place, source, name, own, label_file)
+
+
+def _expect_length(given: str, length: int, streams: bool) -> None:
+    if not streams:
+        raise ConfigError(
+            f"{given}: shards on a server are a stream, which can only be trained on. Expected a "
+            f"folder or file of this machine."
+        )
+    if length < 1:
+        raise ConfigError(
+            f"{given}: shards on a server are a stream, which does not say how many images it "
+            f"holds. Give the number of images of an epoch, 1 or more: --length N, in Python "
+            f"length=N; got {length or 'none'}."
+        )
 
 
 def _source(name: str, place: str, own: Mapping[str, Any], **more: Any) -> DataSource:
@@ -113,12 +127,23 @@ def _found(given: str, said: Said) -> tuple[str, str]:
     """The place as a config has it, and the source that reads it."""
     if "://" in given:
         return given, STREAM
-    path = Path(given).expanduser().absolute()
+    path = there(given)
     if path.exists():
         return str(path), source_of(path, said("IMAGE_COLUMN") or "")
-    if "{" in given and path.suffix == ".tar":
-        return str(path), "webdataset"  # a pattern
-    raise MissingDataError(f"{given}: there is no such folder or file: {how_far(path)}")
+    return str(path), "webdataset"  # a pattern
+
+
+def there(given: str) -> Path:
+    """The whole path, or pattern of shards. Raises if it, or one of the shards, is not there."""
+    path = Path(given).expanduser().absolute()
+    if path.exists():
+        return path
+    if "{" not in given or path.suffix != ".tar":
+        raise MissingDataError(f"{given}: there is no such folder or file: {how_far(path)}")
+    for shard in expanded(str(path), given):
+        if not has_magic(shard) and not os.path.isfile(shard):
+            raise MissingDataError(f"{given}: there is no shard {shard}: {how_far(Path(shard))}")
+    return path
 
 
 def source_of(path: Path, image_column: str = "") -> str:

@@ -104,7 +104,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     recipe = Recipe.of(given)
     _load_plugins(given, recipe)
     data = import_dotted("sslengine.command.images:look")(
-        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file
+        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file, streams=True
     )
     found = import_dotted("sslengine.command.machine:look")(given.device, given.gpus)
     bands = None if _says_pixels(given) else import_dotted("sslengine.command.bands:look")(data)

@@ -23,6 +23,7 @@ from PIL import Image
 import sslengine
 from sslengine.command.front import main
 from sslengine.errors import ConfigError
+from sslengine.monitor import history
 from tests.command.photos import write_photos
 from tests.tail import slow_but
 
@@ -33,6 +34,10 @@ TRAINED = [
     "--method=simclr", "--model=test_resnet", "--size=32", "--workers=0", "--device=cpu",
     "--batch-size=4", "--set=OPTIMIZER.num_iterations=2",
 ]  # fmt: skip
+FROM_PYTHON: dict[str, Any] = {
+    "method": "simclr", "model": "test_resnet", "size": 32, "batch_size": 4, "workers": 0,
+    "device": "cpu", "values": {"OPTIMIZER.num_iterations": 2},
+}  # fmt: skip
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 
 
@@ -289,9 +294,7 @@ def served(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(["list, find", "in memory, torch", "shards on a server, tar"], KINDS)
-)
+@pytest.mark.parametrize("name", slow_but(["list, find", "in memory, torch"], KINDS))
 def test_from_files_to_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     kind, run, out = KINDS[name](tmp_path), tmp_path / "run", tmp_path / "rows.csv"
@@ -318,10 +321,7 @@ def test_from_files_to_rows(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _from_python(kind: Kind, run: Path) -> None:
-    trained = sslengine.train(
-        kind.data, "simclr", "test_resnet", size=32, batch_size=4, val=0.25, device="cpu",
-        workers=0, values={"OPTIMIZER.num_iterations": 2}, out=run,
-    )  # fmt: skip
+    trained = sslengine.train(kind.data, val=0.25, out=run, **FROM_PYTHON)
     rows = trained.embed(kind.data, workers=0)
     assert rows.paths == list(kind.paths)
     assert rows.labels == list(kind.labels or ())
@@ -338,6 +338,34 @@ def test_arrays_in_memory_on_two_ranks_with_workers(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "2 ranks" in (tmp_path / "run" / "log.txt").read_text()
     assert run.load().feature_dim > 1
+
+
+def test_shards_on_a_server_from_python(tmp_path: Path) -> None:
+    """The same steps as of the command."""
+    kind = shards_on_a_server(tmp_path)
+    with served(kind.data) as address:
+        data = address + kind.trained_on
+        run = sslengine.train(data, length=2 * EACH, out=tmp_path / "run", **FROM_PYTHON)
+        command = [*TRAINED, *kind.of_training, "--out", str(tmp_path / "again")]
+        assert main(["train", data, *command]) == 0
+        with pytest.raises(ConfigError, match=r"a stream, which can only be trained on"):
+            run.embed(data)
+    losses, of_the_command = (
+        [step["loss"] for step in history.read(tmp_path / name, "step")]
+        for name in ("run", "again")
+    )
+    assert len(losses) == 2
+    assert losses == of_the_command
+    assert run.embed(kind.data, workers=0).paths == list(kind.paths)
+
+
+@pytest.mark.parametrize("length", [None, 0, -3])
+@pytest.mark.parametrize("verb", ["train", "fit"])
+def test_shards_on_a_server_need_a_length(verb: str, length: int | None, tmp_path: Path) -> None:
+    given = {**FROM_PYTHON, "length": length, "out": tmp_path / "run"}
+    with pytest.raises(ConfigError, match=r"0.tar: .*1 or more: --length N, in Python length=N; g"):
+        getattr(sslengine, verb)(data="http://127.0.0.1:9/train-0.tar", **given)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

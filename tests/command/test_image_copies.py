@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sslengine.command import front, make
 from sslengine.command import image_copies as module
-from sslengine.command import make
 from sslengine.command.image_copies import Copies, write_part
 from sslengine.command.image_copies import make as make_cache
 from sslengine.data.options import SplitOptions
@@ -135,8 +135,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert np.asarray(copies.image(2)).shape == (16, 16, 3)
     with pytest.raises(DataError, match=r"the source that was cached has no labels"):
         copies.labels()
-    with pytest.raises(SSLEngineError, match=r"gone is not there"):
-        main(["disk_folder", str(tmp_path / "gone"), str(tmp_path / "x")])
+
+
+@pytest.mark.parametrize(
+    ("source", "missing", "nearest"),
+    [
+        ("disk_folder", "photo", "photos"),
+        ("disk_filelist", "list.npz", "list.npy"),
+        ("array_file", "lists.npy", "list.npy"),
+        ("webdataset", "train_{0..1}.tar", "train-0.tar"),
+    ],
+)
+def test_what_is_not_there_is_named_before_anything_is_written(
+    source: str, missing: str, nearest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("photos", "list.npy", "train-0.tar"):
+        (tmp_path / name).touch()
+    given = ["image-cache", source, f"{tmp_path}/{missing}", str(tmp_path / "out")]
+    assert front.main(["make", *given]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path}/{missing}: there is no ")
+    assert f"{tmp_path} has no " in told
+    assert f"Did you mean '{nearest}'" in told
+    assert not (tmp_path / "out").exists()
 
 
 def test_images_of_more_than_8_bits_need_a_range(

@@ -142,15 +142,6 @@ class FileListSource(ListedFiles):
 
     beside_the_list = False
 
-    def _indexed(self, options: SplitOptions) -> Index:
-        # `_find` says more of a file that is not there.
-        return indexed(
-            f"{self._kind()}: {self._list.resolve()}",
-            f"reading {self._list}",
-            self._find,
-            cached=own(options, IndexOptions).CACHE_INDEX,
-        )
-
     def _kind(self) -> str:
         return "file list"
 

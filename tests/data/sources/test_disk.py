@@ -188,6 +188,8 @@ def test_bad_file_lists(tmp_path: Path) -> None:
     ):
         file_list(tmp_path)
     np.save(tmp_path / "numbers.npy", np.arange(3))
+    with pytest.raises(DataError, match=r"no file .*has no 'number.npy'. Did you mean 'numbers"):
+        file_list(tmp_path / "number.npy")
     with pytest.raises(
         DataError, match=r"must hold a list of paths; .*shape \(3,\) and type int64"
     ):

@@ -1,0 +1,67 @@
+"""The ten tasks: what is counted and when one fails, and all of them with this environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.ten_tasks import run as module
+from tools.ten_tasks.tasks import TASKS, Step, Task
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "ten_tasks"
+
+
+def _done(monkeypatch: pytest.MonkeyPatch, task: Task, *arguments: str) -> int:
+    monkeypatch.setattr(module, "TASKS", {"one": task})
+    return module.main(list(arguments))
+
+
+def test_a_task_is_counted_and_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [Step("echo 1 > here", trains=True, count=2), Step("test -e photos/cats/0.png")]
+    assert _done(monkeypatch, Task("fine", "photos", steps, ["test -e here"])) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert row.split()[:2] == ["fine", "3"]
+    assert row.endswith("right")
+    assert head.split()[:2] == ["task", "commands"]
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        (Task("x", "photos", [Step("echo no >&2; exit 3")]), "`echo no >&2; exit 3` ended with 3: no"),
+        (Task("x", "photos", [], ["false"]), "`false` ended with 1"),
+        (Task("x", "photos", [Step("true", count=10)]), "more than 9 commands"),
+        (Task("x", "photos", [], looks=TASKS["cleaning"].looks), ""),
+        (Task("x", "photos", [Step("touch a")], looks=TASKS["cleaning"].looks), "left behind: ['a', "),
+        (Task("x", "photos", [Step("touch ~/a")], looks=TASKS["cleaning"].looks), "in home: ['a']"),
+    ],
+)  # fmt: skip
+def test_what_fails(
+    task: Task, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _done(monkeypatch, task) == int(bool(problem))
+    assert (problem or "right") in capsys.readouterr().out
+
+
+def test_the_limit_is_of_what_is_not_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _done(monkeypatch, Task("x", "photos", [Step("true", trains=True)]), "--seconds=0") == 0
+    assert _done(monkeypatch, Task("x", "photos", [Step("true")]), "--seconds=0") == 1
+    assert "more than 0 s" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_all_in_this_environment() -> None:
+    for name in ("pandas", "numba", "tifffile", "pyarrow", "datasets", "onnxruntime"):
+        pytest.importorskip(name)
+    command = [sys.executable, str(TOOL / "run.py"), "--seconds", "1500"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("right") == len(TASKS) == 10
