@@ -107,7 +107,7 @@ class DataFeed:
         self._arrival = self.dataset.arrival(self.device)
         if self.dataset.plan.backend.packs:
             self._check_what_is_left_to_the_device(
-                chosen.COLLATE_FUNCTION, bool(image_keys(collate))
+                options.AUGMENT_BACKEND, chosen.COLLATE_FUNCTION, bool(image_keys(collate))
             )
         share = (self.dataset, chosen, rank, world_size)
         stream = self.dataset.stream
@@ -208,11 +208,13 @@ class DataFeed:
         """Stop the workers."""
         self._loader.close()
 
-    def _check_what_is_left_to_the_device(self, collator: str, only_moves: bool) -> None:
+    def _check_what_is_left_to_the_device(
+        self, backend: str, collator: str, only_moves: bool
+    ) -> None:
         if not only_moves:
             raise ConfigError(
                 f"{self.where}.COLLATE_FUNCTION: {collator} may look at pixels, and with "
-                f"config.DATA.AUGMENT_BACKEND=device they are made after it. Choose another "
+                f"config.DATA.AUGMENT_BACKEND={backend} they are made after it. Choose another "
                 f"back-end; or if it is a collator of your own that only moves images, mark it "
                 f"with sslengine.data.batch.collators.only_moves."
             )
@@ -224,9 +226,10 @@ class DataFeed:
             )
         elif self.device.type == "cpu":
             logger.warning(
-                "%s: config.DATA.AUGMENT_BACKEND=device without a GPU: the main process does what "
+                "%s: config.DATA.AUGMENT_BACKEND=%s without a GPU: the main process does what "
                 "loader workers could do in parallel. Choose auto.",
                 self.where,
+                backend,
             )
 
     def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:

@@ -114,7 +114,7 @@ def test_a_schedule_runs_without_waiting() -> None:
     backend = some.dataset.plan.backend
     some._sampler.set_window(epoch=1)
     (crops,) = next(iter(some._loader.batches()))["data"]
-    _, (parcels, *_), todo = backend.opened(crops)[0]
+    _, (parcels, *_), todo, _ = backend.opened(crops)[0]
     moved = todo._replace(
         which=todo.which.cuda(),
         parameters=todo.parameters.cuda(),

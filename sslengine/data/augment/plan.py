@@ -97,9 +97,9 @@ class Plan:
         if arrival is None:
             return sample
         key = self._keys[0]
-        batches = [arrival.on_host({key: [image[None]]}) for image in sample["data"]]
-        images = [arrival.on_device(batch)[key][0][0] for batch in batches]
-        return {**sample, "data": images}
+        batch = {key: [image[None] for image in sample["data"]]}
+        arrived = arrival.on_device(arrival.on_host(batch))[key]
+        return {**sample, "data": [image[0] for image in arrived]}
 
     def arrival(self, device: torch.device) -> Arrival | None:
         """The rest of the work on a batch."""

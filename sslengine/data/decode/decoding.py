@@ -128,6 +128,12 @@ class Decoder:
         assert image is not None
         return image
 
+    def is_plain_jpeg(self, image: Any) -> bool:
+        """Is the opened image a JPEG whose stored pixels are those wanted?"""
+        if self.mode != "RGB" or self.exif_rotation or not isinstance(image, Image.Image):
+            return False
+        return (image.format, image.mode) == ("JPEG", "RGB")
+
     def pixels(self, image: Image.Image) -> Image.Image:
         """Of an opened image."""
         if not isinstance(image, Image.Image):

@@ -7,7 +7,6 @@ JPEG files are decoded by simplejpeg, without the detour over a PIL image. What 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -34,7 +33,7 @@ compile_kernels()
 class CompiledBackend(Backend):
     def decode(self, encoded: bytes, decoder: Decoder) -> Source:
         image = decoder.opened(encoded)  # Pillow's word on what is an image, for 2 % of the time
-        if _is_plain_jpeg(image) and decoder.mode == "RGB" and not decoder.exif_rotation:
+        if decoder.is_plain_jpeg(image):
             try:
                 return simplejpeg.decode_jpeg(encoded, "RGB")  # type: ignore[attr-defined, no-any-return]
             except ValueError:
@@ -59,10 +58,6 @@ class CompiledBackend(Backend):
 
     def rendered(self, source: Source, ops: Sequence[Operation]) -> NDArray[np.uint8]:
         return interleaved(_planes(source, ops)) if ops else np.asarray(source)
-
-
-def _is_plain_jpeg(image: Any) -> bool:
-    return isinstance(image, Image.Image) and (image.format, image.mode) == ("JPEG", "RGB")
 
 
 def _planes(source: Source, ops: Sequence[Operation], room: int = 0) -> Planes:

@@ -6,12 +6,13 @@ batches when they arrive. Between the two the pixels are not read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -42,6 +43,7 @@ class Together(NamedTuple):
     numbers: list[int]  # among all parcels
     parcels: list[Tensor]  # as they come from the collator
     schedule: Schedule
+    cuts: NDArray[np.int32]  # of each view
 
 
 @register_augment_backend("device")
@@ -82,10 +84,7 @@ class DeviceBackend(Backend):
         ]
 
     def finished(self, moved: Any) -> list[Tensor]:
-        groups: list[Together] = moved
-        numbers = [number for group in groups for number in group.numbers]
-        images = [image for group in groups for image in _finished(group)]
-        return [image for _, image in sorted(zip(numbers, images), key=itemgetter(0))]
+        return finished_groups(moved, [joined(group) for group in moved])
 
     def left_to_the_device(self, parcels: Sequence[Tensor]) -> str:
         codes = np.concatenate([read_below(parcel[None]).codes for parcel in parcels])
@@ -99,17 +98,32 @@ class DeviceBackend(Backend):
 
 def _together(numbers: list[int], parcels: list[Tensor]) -> Together:
     programs = [read_below(parcel) for parcel in parcels]
-    todo = schedule(Program(*(np.concatenate(parts) for parts in zip(*programs))))
+    program = Program(*(np.concatenate(parts) for parts in zip(*programs)))
+    todo = schedule(program)
     pinned = all(parcel.is_pinned() for parcel in parcels)
-    return Together(numbers, parcels, todo.pinned() if pinned else todo)
+    return Together(numbers, parcels, todo.pinned() if pinned else todo, program.cuts)
 
 
-def _finished(group: Together) -> list[Tensor]:
-    cut = [parcel[..., : height_of_pixels(parcel), :] for parcel in group.parcels]
-    together = torch.cat([each.flatten(0, -4) for each in cut])
-    run(group.schedule, together)
-    parts = together.split([each.shape[:-3].numel() for each in cut])
-    return [part.view(each.shape) for part, each in zip(parts, cut, strict=True)]
+def joined(group: Together) -> Tensor:
+    """The pixels of its views, [views, 3, height, width]: a copy."""
+    return torch.cat([pixels_of(parcel) for parcel in group.parcels])
+
+
+def pixels_of(parcel: Tensor) -> Tensor:
+    """[views, 3, height, width]"""
+    return parcel[..., : height_of_pixels(parcel), :].flatten(0, -4)
+
+
+def finished_groups(groups: Sequence[Together], pixels: Sequence[Tensor]) -> list[Tensor]:
+    """The groups' operations on their pixels, in place: an image, or several, for each parcel."""
+    images: dict[int, Tensor] = {}
+    for group, whole in zip(groups, pixels, strict=True):
+        run(group.schedule, whole)
+        shapes = [(*parcel.shape[:-2], *whole.shape[-2:]) for parcel in group.parcels]
+        parts = whole.split([math.prod(shape[:-3]) for shape in shapes])
+        made = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+        images.update(zip(group.numbers, made, strict=True))
+    return [images[number] for number in sorted(images)]
 
 
 def divided(ops: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:

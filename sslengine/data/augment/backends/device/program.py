@@ -2,6 +2,7 @@
 
 So what moves the tensor moves this too, and collators need not handle it. There are
 SLOTS places, each for one operation: the codes, a byte each, then the parameters, 4 bytes each.
+Then come the numbers of a cut, 4 bytes each, for a back-end whose device makes the pixels as well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from sslengine.errors import DataError
 
 SLOTS = 16
 MARK = b"\xa5ops"
-BYTES = len(MARK) + 5 * SLOTS
+CUT = 9  # numbers
+NO_CUT = (0,) * CUT
+BYTES = len(MARK) + 5 * SLOTS + 4 * CUT
 
 # Those that have a kernel. Code 0: nothing.
 KERNELS = tuple(each for each in OPERATIONS if has_kernel(each))
@@ -31,10 +34,11 @@ CODES: dict[type[Operation], int] = {
 
 
 class Program(NamedTuple):
-    """Of n views: codes, uint8 [n, SLOTS], and parameters, float32 [n, SLOTS]."""
+    """Of n views: codes, uint8 [n, SLOTS], parameters, float32 [n, SLOTS], cuts, int32 [n, CUT]."""
 
     codes: NDArray[np.uint8]
     parameters: NDArray[np.float32]
+    cuts: NDArray[np.int32]
 
 
 def put_below(pixels: Tensor, pending: Sequence[Operation]) -> Tensor:
@@ -42,10 +46,12 @@ def put_below(pixels: Tensor, pending: Sequence[Operation]) -> Tensor:
     return torch.cat([pixels, torch.tensor(rows_below(pixels.shape[-1], pending))], dim=1)
 
 
-def rows_below(width: int, pending: Sequence[Operation]) -> NDArray[np.uint8]:
+def rows_below(
+    width: int, pending: Sequence[Operation], cut: Sequence[int] = NO_CUT
+) -> NDArray[np.uint8]:
     """These rows alone, [3, rows, width]: as many for any operations."""
     rows = _rows(3, width)
-    encoded = _encoded(pending).ljust(3 * rows * width, b"\0")
+    encoded = _encoded(pending, cut).ljust(3 * rows * width, b"\0")
     return np.frombuffer(encoded, np.uint8).reshape(3, rows, width)
 
 
@@ -64,16 +70,17 @@ def read_below(images: Tensor) -> Program:
             f"{tuple(images.shape)}: config.DATA.AUGMENT_BACKEND=device needs a collator that "
             f"moves tensors unchanged."
         )
-    codes, parameters = np.split(read[:, len(MARK) :], [SLOTS], axis=1)
-    return Program(codes, np.ascontiguousarray(parameters).view(np.float32))
+    codes, parameters, cuts = np.split(read[:, len(MARK) :], [SLOTS, 5 * SLOTS], axis=1)
+    numbers = np.ascontiguousarray(parameters).view(np.float32)
+    return Program(codes, numbers, np.ascontiguousarray(cuts).view(np.int32))
 
 
 def _rows(channels: int, width: int) -> int:
     return -(-BYTES // (channels * width))
 
 
-def _encoded(pending: Sequence[Operation]) -> bytes:
+def _encoded(pending: Sequence[Operation], cut: Sequence[int]) -> bytes:
     codes, parameters = bytearray(SLOTS), array("f", bytes(4 * SLOTS))
     for slot, operation in enumerate(pending):
         codes[slot], parameters[slot] = CODES[type(operation)], operation.parameter
-    return b"".join((MARK, codes, parameters))
+    return b"".join((MARK, codes, parameters, array("i", cut)))
