@@ -19,6 +19,7 @@ from sslengine.data.augment.backends.device.backend import DeviceBackend
 from sslengine.data.augment.backends.device.jpeg import JpegFile
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
+from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.options import DataOptions, split_options
 from sslengine.errors import DataError
 from sslengine.trainer import loop
@@ -236,6 +237,30 @@ def test_large_images_are_decoded_some_at_a_time(
     decoded.clear()
     assert levels(folder).max() < 1.01
     assert decoded == [1] * COUNT
+
+
+def test_nothing_but_the_decoder_hangs_on_values(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors without values: what would have to wait for them fails."""
+
+    def nowhere(encoded: list[Tensor], device: torch.device) -> list[Tensor]:
+        opened = [Image.open(BytesIO(each.numpy().tobytes())) for each in encoded]
+        return [torch.empty(3, each.height, each.width, device=device) for each in opened]
+
+    keys = {
+        "TRANSFORMS": [*CROPS, COLOUR, *TENSOR],
+        "COLLATE_FUNCTION": "multicrop_collator",
+    }
+    expected = images(feed(folder, **keys))
+    monkeypatch.setattr(files, "_by_torchvision", nowhere)
+    there = feed(folder, **keys)
+    meta = torch.device("meta")
+    loaded = list(there._loader.batches())
+    made = list(on_device(loaded, meta, overlap=False, arrival=there.dataset.arrival(meta)))
+    crops = [crop for batch in made for crop in batch["data"][0]]
+    assert [crop.shape for crop in crops] == [crop.shape for crop in expected]
+    assert all(crop.is_meta for crop in crops)
 
 
 @pytest.fixture
