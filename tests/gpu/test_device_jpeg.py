@@ -17,6 +17,8 @@ from tests.data.augment.photos import photo
 
 pytestmark = [
     pytest.mark.gpu,
+    # torchvision 0.29 deprecates its decoder.
+    pytest.mark.filterwarnings("ignore:.*TorchCodec:DeprecationWarning"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -18,6 +17,7 @@ from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from sslengine.data.augment.backends.device.backend import Together, pixels_of
+from sslengine.data.augment.backends.device.program import Cut
 from sslengine.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -25,20 +25,6 @@ logger = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 # Files are decoded some at a time: with this many pixels together, or one file.
 PIXELS_AT_ONCE = 1 << 26
-
-
-class Cut(NamedTuple):
-    """What a view is of a file: numbers, in the order in which they travel."""
-
-    file: int  # its number; 0: the pixels are here
-    length: int  # of the file, where this view brings it; else 0
-    top: int
-    left: int
-    height: int
-    width: int
-    flip: int
-    cubic: int
-    pixels: int  # of the whole image
 
 
 class Use(NamedTuple):
@@ -70,9 +56,10 @@ def files_of(groups: Sequence[Together]) -> list[File]:
         for view, cut in enumerate(cuts_of(group))
         if cut.file
     ]
-    files = {
-        use.cut.file: File(_bytes_of(groups[use.group], use)) for use in uses if use.cut.length
-    }
+    files: dict[int, File] = {}
+    for use in uses:
+        if use.cut.length and use.cut.file not in files:
+            files[use.cut.file] = File(_bytes_of(groups[use.group], use))
     for use in uses:
         if use.cut.file not in files:
             raise DataError(
@@ -106,11 +93,13 @@ def cut_views(files: Sequence[File], pixels: Sequence[Tensor]) -> None:
 def _decoded(files: Sequence[File], device: torch.device) -> Iterator[tuple[File, Tensor]]:
     """Each file and its image, uint8 3 x height x width, some in memory at a time."""
     waiting: list[File] = []
+    total = 0
     for file in files:
-        if waiting and sum(each.pixels for each in (*waiting, file)) > PIXELS_AT_ONCE:
+        if waiting and total + file.pixels > PIXELS_AT_ONCE:
             yield from _images_of(waiting, device)
-            waiting = []
+            waiting, total = [], 0
         waiting.append(file)
+        total += file.pixels
     if waiting:
         yield from _images_of(waiting, device)
 
@@ -126,9 +115,7 @@ def _images_of(files: Sequence[File], device: torch.device) -> Iterator[tuple[Fi
 
 
 def _by_torchvision(encoded: list[Tensor], device: torch.device) -> list[Tensor]:
-    with warnings.catch_warnings():  # since 0.29 it is deprecated, for a package without lists
-        warnings.simplefilter("ignore")
-        images: Any = decode_jpeg(encoded, ImageReadMode.RGB, device)
+    images: Any = decode_jpeg(encoded, ImageReadMode.RGB, device)  # deprecated since 0.29
     return images  # type: ignore[no-any-return]
 
 

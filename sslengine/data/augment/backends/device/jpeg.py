@@ -29,8 +29,8 @@ from sslengine.data.augment.backends.device.backend import (
     finished_groups,
     joined,
 )
-from sslengine.data.augment.backends.device.files import Cut, cut_views, cuts_of, files_of
-from sslengine.data.augment.backends.device.program import rows_below
+from sslengine.data.augment.backends.device.files import cut_views, cuts_of, files_of
+from sslengine.data.augment.backends.device.program import Cut, rows_below
 from sslengine.data.augment.operation import Operation, Size
 from sslengine.data.augment.operations.crop import Crop
 from sslengine.data.augment.operations.flip import FlipLeftRight
@@ -38,7 +38,7 @@ from sslengine.data.augment.view import Source, View
 from sslengine.data.decode.decoding import Decoder
 from sslengine.registry import register_augment_backend
 
-END_OF_IMAGE = b"\xff\xd9"
+BEGIN, END = b"\xff\xd8\xff", b"\xff\xd9"
 
 
 class JpegFile:
@@ -62,9 +62,11 @@ class DeviceJpegBackend(DeviceBackend):
         self._numbers = iter(count(1))  # a batch comes from one worker
 
     def decode(self, encoded: bytes, decoder: Decoder) -> Any:
+        # A file that was cut off is decoded here, where another sample replaces it.
+        if not (encoded.startswith(BEGIN) and encoded.endswith(END)):
+            return super().decode(encoded, decoder)
         image = decoder.opened(encoded)
-        # A file that was cut off is found here, where another sample replaces it.
-        if not (decoder.is_plain_jpeg(image) and encoded.endswith(END_OF_IMAGE)):
+        if not decoder.is_plain_jpeg(image):
             return super().decode(encoded, decoder)
         size = (image.height, image.width)
         return JpegFile(encoded, size, next(self._numbers), decoder, self.worker)
@@ -118,11 +120,8 @@ def _cut_of(source: JpegFile, now: Sequence[Operation], room: int) -> Cut | None
     if now and type(now[0]) is Crop:
         crop, flips = now[0], now[1:]
     fits = len(source.encoded) <= room
-    if (
-        not (fits or source.travels)
-        or not crop.is_compiled((height, width))
-        or {type(op) for op in flips} - {FlipLeftRight}
-    ):
+    simple = crop.is_compiled((height, width)) and all(type(op) is FlipLeftRight for op in flips)
+    if not simple or not (fits or source.travels):
         return None
     return Cut(
         source.number, len(source.encoded) if fits else 0,

@@ -22,9 +22,6 @@ from sslengine.errors import DataError
 
 SLOTS = 16
 MARK = b"\xa5ops"
-CUT = 9  # numbers
-NO_CUT = (0,) * CUT
-BYTES = len(MARK) + 5 * SLOTS + 4 * CUT
 
 # Those that have a kernel. Code 0: nothing.
 KERNELS = tuple(each for each in OPERATIONS if has_kernel(each))
@@ -33,8 +30,27 @@ CODES: dict[type[Operation], int] = {
 }
 
 
+class Cut(NamedTuple):
+    """What a view is of an encoded file: numbers, in the order in which they travel."""
+
+    file: int  # its number; 0: the pixels are here
+    length: int  # of the file, where this view brings it; else 0
+    top: int
+    left: int
+    height: int
+    width: int
+    flip: int
+    cubic: int
+    pixels: int  # of the whole image
+
+
+NUMBERS = len(Cut._fields)
+NO_CUT = Cut(*[0] * NUMBERS)
+BYTES = len(MARK) + 5 * SLOTS + 4 * NUMBERS
+
+
 class Program(NamedTuple):
-    """Of n views: codes, uint8 [n, SLOTS], parameters, float32 [n, SLOTS], cuts, int32 [n, CUT]."""
+    """Of n views: codes, uint8 [n, SLOTS], parameters, float32 [n, SLOTS], cuts, int32 [n, 9]."""
 
     codes: NDArray[np.uint8]
     parameters: NDArray[np.float32]
@@ -46,9 +62,7 @@ def put_below(pixels: Tensor, pending: Sequence[Operation]) -> Tensor:
     return torch.cat([pixels, torch.tensor(rows_below(pixels.shape[-1], pending))], dim=1)
 
 
-def rows_below(
-    width: int, pending: Sequence[Operation], cut: Sequence[int] = NO_CUT
-) -> NDArray[np.uint8]:
+def rows_below(width: int, pending: Sequence[Operation], cut: Cut = NO_CUT) -> NDArray[np.uint8]:
     """These rows alone, [3, rows, width]: as many for any operations."""
     rows = _rows(3, width)
     encoded = _encoded(pending, cut).ljust(3 * rows * width, b"\0")
@@ -79,7 +93,7 @@ def _rows(channels: int, width: int) -> int:
     return -(-BYTES // (channels * width))
 
 
-def _encoded(pending: Sequence[Operation], cut: Sequence[int]) -> bytes:
+def _encoded(pending: Sequence[Operation], cut: Cut) -> bytes:
     codes, parameters = bytearray(SLOTS), array("f", bytes(4 * SLOTS))
     for slot, operation in enumerate(pending):
         codes[slot], parameters[slot] = CODES[type(operation)], operation.parameter

@@ -28,6 +28,9 @@ from tests.data.augment.photos import photo
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.task.runs import Watch, make_task
 
+# torchvision 0.29 deprecates its decoder.
+pytestmark = pytest.mark.filterwarnings("ignore:.*TorchCodec:DeprecationWarning")
+
 COUNT, SIDE, SMALL = 6, 48, 12
 VIEWS: list[dict[str, Any]] = [
     {"name": "ImgReplicatePil", "num_times": 2},
