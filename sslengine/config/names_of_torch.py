@@ -77,6 +77,10 @@ def names_only() -> Iterator[None]:
         yield
 
 
+def has_names_only() -> bool:
+    return any(isinstance(each, _Finder) for each in sys.meta_path)
+
+
 class _Finder:
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
         package = name.partition(".")[0]

@@ -1,6 +1,6 @@
 """One file per self-supervised method: loss, options, heads, teacher or queue."""
 
-from sslengine.registry import HEADS, LOSSES, MODELS
+from sslengine.registry import HEADS, LOSSES, MODELS, PARAM_GROUPS
 
 LOSSES.declare("sslengine.methods.simclr", "simclr_info_nce_loss", "multicrop_simclr_info_nce_loss")
 LOSSES.declare("sslengine.methods.moco", "moco_loss")
@@ -26,6 +26,8 @@ LOSSES.declare(
     "cross_entropy_multiple_output_single_target",
     "bce_logits_multiple_output_single_target",
 )
+
+PARAM_GROUPS.declare("sslengine.methods.simsiam", "predictor_alone_is_head")
 
 MODELS.declare("sslengine.methods.mae", "mae")
 

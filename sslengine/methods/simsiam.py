@@ -14,7 +14,7 @@ holds both.
 In the publication the learning rate decays for all parameters except the predictor's:
 
     OPTIMIZER:
-      param_group_constructor: "sslengine.methods.simsiam:predictor_alone_is_head"
+      param_group_constructor: predictor_alone_is_head
       head_optimizer_params: {use_different_lr: True}
       param_schedulers:
         lr_head: {name: constant, value: ...}
@@ -33,7 +33,7 @@ from sslengine.methods.base import Method
 from sslengine.models.heads.predictor import PredictorHead
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import Group, default
-from sslengine.registry import register_loss
+from sslengine.registry import register_loss, register_param_groups
 
 NAME = "simsiam_loss"
 
@@ -52,6 +52,7 @@ class SimSiamLoss(Method):
         return -cross_view_cosine(prediction, projection.detach())
 
 
+@register_param_groups("predictor_alone_is_head")
 def predictor_alone_is_head(model: nn.Module, options: OptimizerOptions) -> list[Group]:
     """The default groups, with the heads' schedules for the predictors only."""
     heads = [module for module in model.modules() if isinstance(module, PredictorHead)]

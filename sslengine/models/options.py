@@ -76,6 +76,10 @@ class ResNetOptions:
         """Return the channels of the stem; the stages have 1, 2, 4 and 8 times as many."""
         return round(64 * self.WIDTH_MULTIPLIER)
 
+    def width_of(self, features: tuple[str, ...]) -> int | None:
+        """Return the width of these features, as `told_widths` asks; without any, of the last."""
+        return None if features else 8 * self.channels() * (1 if self.is_basic() else 4)
+
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DEPTH", *RESNET_STAGES)
         yield from one_of(self, "BLOCK", "auto", "basic", "bottleneck")
@@ -164,6 +168,10 @@ class VisionTransformerOptions:
     QK_SCALE: bool | float | None = False
     # Recompute each block in the backward pass instead of keeping its activations.
     CHECKPOINT_BLOCK: bool = False
+
+    def width_of(self, features: tuple[str, ...]) -> int | None:
+        told = all(each.startswith("last") and "+" not in each for each in features)
+        return self.HIDDEN_DIM if told else None
 
     def check(self) -> Iterator[str]:
         yield from no_scale(self)

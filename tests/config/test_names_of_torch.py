@@ -13,8 +13,8 @@ from sslengine.config.signature_in_source import arguments_of
 from sslengine.launch import cli
 from tests.config.test_shipped import RUNS
 
-# A network is made for its numbers, timm is asked for a model, code is named by its path.
-WITH_TORCH = ("photos/", "small/", "testing/", "quickstart/simmim", "simsiam")
+# timm is asked for a model.
+WITH_TORCH = ("photos/", "pretrain/dinov3/")
 _SHOW_ALL = """
 import json, sys
 from sslengine import catalog
@@ -70,10 +70,11 @@ def _expect_alike(text: str, with_torch: str) -> None:
     assert {line for line in others if "  # " in line} <= lines  # set by someone, or derived
 
 
+@pytest.mark.parametrize("name", ["moco", "dinov2", "simsiam"])
 def test_show_prints_what_a_run_uses_and_imports_no_torch(
-    capsys: pytest.CaptureFixture[str],
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["config=quickstart/moco", "+config.OPTIMIZER.args.maximize=true", "--show"]
+    command = [f"config=quickstart/{name}", "+config.OPTIMIZER.args.maximize=true", "--show"]
     done = _python("-X", "importtime", "-m", "sslengine", *command)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "sslengine.data.augment.operations.crop" in imported  # its file imports torch

@@ -147,7 +147,7 @@ class Rates(Hook):
 
 PREDICTOR_APART: dict[str, Any] = {
     **RECIPE,
-    "OPTIMIZER__param_group_constructor": "sslengine.methods.simsiam:predictor_alone_is_head",
+    "OPTIMIZER__param_group_constructor": "predictor_alone_is_head",
     "OPTIMIZER__head_optimizer_params": {"use_different_lr": True},
     "OPTIMIZER__param_schedulers__lr_head": {"name": "constant", "value": 0.1},
 }
