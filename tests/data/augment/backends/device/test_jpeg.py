@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def feed(folder: Path, backend: str = "device_jpeg", workers: int = 0, **keys: Any) -> DataFeed:
-    training = keys.pop("training", True)
+    training, placing = keys.pop("training", True), keys.pop("placing", {})
     split = {
         "DATA_SOURCES": ["disk_folder"],
         "DATA_PATHS": [str(folder)],
@@ -76,7 +76,7 @@ def feed(folder: Path, backend: str = "device_jpeg", workers: int = 0, **keys: A
     options = DataOptions(
         TRAIN=split_options(**split), NUM_DATALOADER_WORKERS=workers, AUGMENT_BACKEND=backend
     )
-    return DataFeed(options, "TRAIN", training=training, seed=3)
+    return DataFeed(options, "TRAIN", training=training, seed=3, **placing)
 
 
 def images(feed: DataFeed) -> list[Tensor]:
@@ -314,6 +314,30 @@ def test_any_number_of_workers(folder: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
 
 
+def _views_by_image(folder: Path, rows: int, **placing: int) -> dict[int, Tensor]:
+    """All views of each image that this rank gets."""
+    keys = {"TRANSFORMS": [*CROPS, COLOUR, *TENSOR], "COLLATE_FUNCTION": "multicrop_collator"}
+    ours = feed(folder, placing=placing, BATCHSIZE_PER_REPLICA=rows, **keys)
+    found: dict[int, Tensor] = {}
+    for batch in ours.batches(1):
+        (views,), (labels,) = batch["data"], batch["label"]
+        of_images = zip(*(each.flatten(1) for each in views), strict=True)
+        for index, crops in zip(labels.tolist(), of_images, strict=False):
+            found[index] = torch.cat(crops)
+    ours.close()
+    return found
+
+
+def test_two_ranks_have_the_views_of_one_process(folder: Path) -> None:
+    whole = _views_by_image(folder, 4)
+    one, two = (_views_by_image(folder, 2, rank=rank, world_size=2) for rank in (0, 1))
+    assert (one | two).keys() == whole.keys()
+    assert one.keys().isdisjoint(two)
+    for index, views in (one | two).items():
+        # Sums of a batch of another size may be rounded otherwise.
+        torch.testing.assert_close(views, whole[index], atol=1e-3, rtol=0)
+
+
 RUN: dict[str, Any] = {
     "DATA__AUGMENT_BACKEND": "device_jpeg",
     "DATA__TRAIN__DATA_SOURCES": ["disk_folder"],
@@ -335,3 +359,13 @@ def test_a_run_learns_from_them(folder: Path, tmp_path: Path, decoded: list[int]
     loop.run(make_task(tmp_path, [losses], **RUN, **paths))
     assert sum(decoded) >= COUNT
     assert len(set(losses.losses)) > 1
+
+
+def test_a_run_in_bf16(folder: Path, tmp_path: Path) -> None:
+    losses, exact = Watch(), Watch()
+    fp32: dict[str, Any] = {**RUN, "DATA__TRAIN__DATA_PATHS": [str(folder)]}
+    bf16 = {**fp32, "MACHINE__PRECISION": "bf16"}
+    loop.run(make_task(tmp_path / "bf16", [losses], **bf16))
+    loop.run(make_task(tmp_path / "fp32", [exact], **fp32))
+    assert losses.losses != exact.losses
+    assert losses.losses[0] == pytest.approx(exact.losses[0], rel=0.05)
