@@ -98,7 +98,7 @@ def _filled(options: ModelOptions, trunk: Trunk, images: Tensor) -> list[Any]:
 
 
 def told_widths(options: ModelOptions) -> list[Any]:
-    """As `fill_in_widths`, without torch: for heads that get a feature whose width an option tells.
+    """As `fill_in_widths`, without torch: if options say the width of what heads get.
 
     TorchNeeded is raised for others. Nothing is checked, for example that there is such a feature.
     """

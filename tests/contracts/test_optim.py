@@ -14,6 +14,10 @@ VIT = (
     "config.MODEL.TRUNK={NAME:vision_transformer,VISION_TRANSFORMERS:{IMAGE_SIZE:16,PATCH_SIZE:8,"
     "NUM_LAYERS:2,HIDDEN_DIM:32,NUM_HEADS:2,MLP_DIM:32}}"
 )
+SIMSIAM = (
+    "config.LOSS.name=simsiam_loss",
+    "config.MODEL.HEAD.PARAMS=[[predictor_head,{dims:[32,16,8],predictor_dims:[8,4,8]}]]",
+)
 OPTIMIZERS_SMALL: dict[str, Of] = {
     "sgd": Of({"momentum": 0.9, "nesterov": True}),
     "adam": Of(),
@@ -40,6 +44,7 @@ SCHEDULES: dict[str, Of] = {
 GROUPS: dict[str, Of] = {
     "default": Of({"weight_decay": 0.01}),
     "dino": Of({"weight_decay": 0.01}, (VIT,)),
+    "predictor_alone_is_head": Of({"weight_decay": 0.01}, SIMSIAM),
     "lr_decay": Of({"weight_decay": 0.01, "layer_wise_lr_decay": {"decay": 0.5}}, (VIT,)),
     "linear_eval_heads": Of(
         {"linear_eval_heads": [{"lr": 0.5, "weight_decay": 0.1}]},
