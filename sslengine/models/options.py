@@ -77,7 +77,10 @@ class ResNetOptions:
         return round(64 * self.WIDTH_MULTIPLIER)
 
     def width_of(self, features: tuple[str, ...]) -> int | None:
-        """Return the width of these features, as `told_widths` asks; without any, of the last."""
+        """Return the channels of each of these features (of the final one if there are none).
+
+        None: a trunk must be built to know.
+        """
         return None if features else 8 * self.channels() * (1 if self.is_basic() else 4)
 
     def check(self) -> Iterator[str]:

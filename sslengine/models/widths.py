@@ -98,21 +98,20 @@ def _filled(options: ModelOptions, trunk: Trunk, images: Tensor) -> list[Any]:
 
 
 def told_widths(options: ModelOptions) -> list[Any]:
-    """As `fill_in_widths`, without torch: if options say the width of what heads get.
+    """Return what `fill_in_widths` does, without torch, where options of the trunk give the width.
 
-    TorchNeeded is raised for others. Nothing is checked, for example that there is such a feature.
+    Elsewhere TorchNeeded is raised. Nothing is checked, for example that there is such a feature.
     """
     params: list[Any] = _copied(options.HEAD.PARAMS)
     trunk = TRUNKS.options(options.TRUNK.NAME)
     sections = [each for each in vars(options.TRUNK).values() if type(each) is trunk]
-    sections = [each for each in sections if hasattr(each, "width_of")]
-    if options.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP or not sections:
+    can_say = sections and hasattr(sections[0], "width_of")
+    if options.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP or not can_say:
         raise TorchNeeded(WHERE)
     for route in plan_routes(params, [], options.MULTI_INPUT_HEAD_MAPPING, trunk_only=False):
         width = sections[0].width_of(route.features)
         for head in route.heads[:1] if route.chained else route.heads:
-            first = params[head] if isinstance(params[head][0], str) else params[head][0]
-            for arguments, key in auto_places([first] if width else []):
+            for arguments, key in auto_places(_modules(params[head])[:1] if width else []):
                 if isinstance(key, str) or not route.features:
                     arguments[key] = width
     if next(auto_places(params), None) is not None:
@@ -132,10 +131,15 @@ def _channels(shape: torch.Size) -> int:
     return shape[-1] if len(shape) == 2 else shape[0]
 
 
+def _modules(entry: Any) -> list[Any]:
+    """Of one head: an entry of HEAD.PARAMS is a module, or a list of modules."""
+    nested = not isinstance(entry, str) and not isinstance(entry[0], str)
+    return entry if nested else [entry]
+
+
 def _through(entry: Any, given: Tensor, where: str) -> Tensor:
     """Fill in the widths of a head and return its output."""
-    nested = not isinstance(entry, str) and not isinstance(entry[0], str)
-    for module in entry if nested else [entry]:
+    for module in _modules(entry):
         for arguments, key in auto_places([module]):
             shape = given.shape[1:]
             channels = shape[-1] if len(shape) == 2 else shape[0]  # tokens: N x T x D

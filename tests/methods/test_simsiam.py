@@ -165,8 +165,14 @@ def test_the_predictors_learning_rate_is_constant(tmp_path: Path) -> None:
         assert last[name] == first[name] if name in predictor else last[name] < first[name] / 2
 
 
-def test_the_predictor_alone_is_apart(tmp_path: Path) -> None:
-    task = make_task(tmp_path, [], **PREDICTOR_APART)
+def test_a_run_with_the_predictor_apart_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    assert_goes_on_bit_by_bit(tmp_path, **PREDICTOR_APART)
+
+
+@pytest.mark.parametrize("module", ["", "sslengine.methods.simsiam:"])
+def test_the_predictor_alone_is_apart(module: str, tmp_path: Path) -> None:
+    name = {"OPTIMIZER__param_group_constructor": f"{module}predictor_alone_is_head"}
+    task = make_task(tmp_path, [], **{**PREDICTOR_APART, **name})
     head = task.base_model.heads[0]
     apart = {
         id(each)
