@@ -95,6 +95,8 @@ def refuse_own_resnets(options: ResNetOptions, library: str) -> None:
     wrong = ""
     if options.WIDTH_MULTIPLIER != 1:
         wrong = f"WIDTH_MULTIPLIER {options.WIDTH_MULTIPLIER:g}"
+    elif options.CHANNELS:
+        wrong = f"CHANNELS {options.CHANNELS}"
     elif options.NORM != "BatchNorm":
         wrong = f"NORM {options.NORM}"
     elif options.STEM != "imagenet" and library == "timm":

@@ -120,13 +120,13 @@ def build_trunk(options: ModelOptions) -> Trunk:
     elif isinstance(options.TRUNK, options_class):
         trunk = make(options.TRUNK)  # a trunk that reads several sections
     else:
-        sections = [each for each in vars(options.TRUNK).values() if type(each) is options_class]
-        if not sections:
+        section = options.TRUNK.section_of(options_class)
+        if section is None:
             raise ConfigError(
                 f"{where}: the options of the trunk {name!r}, {options_class.__name__}, are not a "
                 f'section of the config; put @section("MODEL.TRUNK.<its name>") above that class.'
             )
-        trunk = make(sections[0])
+        trunk = make(section)
     if not isinstance(trunk, Trunk):
         raise ConfigError(
             f"{where}.NAME: {name!r} is not a subclass of sslengine.models.trunks.base.Trunk."

@@ -51,6 +51,9 @@ class ResNetOptions:
     BLOCK: str = "auto"
     # A factor on the channels of every layer; may be below 1.
     WIDTH_MULTIPLIER: float = 1.0
+    # Channels of the four stages, instead of 64, 128, 256 and 512 times WIDTH_MULTIPLIER. The stem
+    # has as many as the first stage; the output of a stage of bottlenecks has four times as many.
+    CHANNELS: list[int] = field(default_factory=list)
     # BatchNorm, LayerNorm or GroupNorm.
     NORM: str = "BatchNorm"
     # With NORM GroupNorm: groups of channels.
@@ -72,16 +75,17 @@ class ResNetOptions:
     def is_basic(self) -> bool:
         return self.BLOCK == "basic" or (self.BLOCK == "auto" and self.DEPTH in (18, 34))
 
-    def channels(self) -> int:
-        """Return the channels of the stem; the stages have 1, 2, 4 and 8 times as many."""
-        return round(64 * self.WIDTH_MULTIPLIER)
+    def channels(self) -> tuple[int, ...]:
+        """Return the channels of the four stages."""
+        stem = round(64 * self.WIDTH_MULTIPLIER)
+        return tuple(self.CHANNELS) or (stem, 2 * stem, 4 * stem, 8 * stem)
 
     def width_of(self, features: tuple[str, ...]) -> int | None:
         """Return the channels of each of these features (of the final one if there are none).
 
         None: a trunk must be built to know.
         """
-        return None if features else 8 * self.channels() * (1 if self.is_basic() else 4)
+        return None if features else self.channels()[-1] * (1 if self.is_basic() else 4)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DEPTH", *RESNET_STAGES)
@@ -96,16 +100,19 @@ class ResNetOptions:
         yield from self._width_problems()
 
     def _width_problems(self) -> Iterator[str]:
-        inside = int(self.channels() * self.WIDTH_PER_GROUP / 64)
-        if self.channels() < 1 or inside < 1 or self.GROUPS < 1:
+        widths = list(self.channels())
+        inside = [int(w * self.WIDTH_PER_GROUP / 64) * self.GROUPS for w in widths]
+        if self.CHANNELS and (len(widths) != 4 or min(widths) < 1):
+            yield f"CHANNELS: expected four numbers, 1 or more each; got {self.CHANNELS}."
+        elif self.CHANNELS and self.WIDTH_MULTIPLIER != 1:
+            yield "WIDTH_MULTIPLIER: CHANNELS says the channels of every stage; set one of the two."
+        elif min(*widths, *inside) < 1:
             yield f"WIDTH_MULTIPLIER: {self.WIDTH_MULTIPLIER:g} leaves a layer without channels."
         elif self.GROUPNORM_GROUPS < 1:
             yield f"GROUPNORM_GROUPS: expected 1 or more, got {self.GROUPNORM_GROUPS}."
         elif self.NORM == "GroupNorm":
-            widths = [self.channels() * 2**stage for stage in range(4)]
-            if not self.is_basic():
-                widths += [int(w * self.WIDTH_PER_GROUP / 64) * self.GROUPS for w in widths]
-            odd = [width for width in widths if width % self.GROUPNORM_GROUPS]
+            layers = widths if self.is_basic() else widths + inside
+            odd = [width for width in layers if width % self.GROUPNORM_GROUPS]
             if odd:
                 yield (
                     f"GROUPNORM_GROUPS: {self.GROUPNORM_GROUPS} groups do not divide a layer "
@@ -256,6 +263,10 @@ class TrunkOptions:
     def library(self) -> LibraryOptions | None:
         """Return the section TIMM or TORCHVISION if NAME is that library."""
         return {"timm": self.TIMM, "torchvision": self.TORCHVISION}.get(self.NAME)
+
+    def section_of(self, kind: type | None) -> Any:
+        """Return the section of an options class, here or in a plugin; None if there is none."""
+        return next((each for each in vars(self).values() if type(each) is kind), None)
 
     def check(self) -> Iterator[str]:
         chosen = self.library()

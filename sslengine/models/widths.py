@@ -103,13 +103,12 @@ def told_widths(options: ModelOptions) -> list[Any]:
     Elsewhere TorchNeeded is raised. Nothing is checked, for example that there is such a feature.
     """
     params: list[Any] = _copied(options.HEAD.PARAMS)
-    trunk = TRUNKS.options(options.TRUNK.NAME)
-    sections = [each for each in vars(options.TRUNK).values() if type(each) is trunk]
-    can_say = sections and hasattr(sections[0], "width_of")
-    if options.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP or not can_say:
+    trunk = options.TRUNK.section_of(TRUNKS.options(options.TRUNK.NAME))
+    pooled = options.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP
+    if pooled or not hasattr(trunk, "width_of"):
         raise TorchNeeded(WHERE)
     for route in plan_routes(params, [], options.MULTI_INPUT_HEAD_MAPPING, trunk_only=False):
-        width = sections[0].width_of(route.features)
+        width = trunk.width_of(route.features)
         for head in route.heads[:1] if route.chained else route.heads:
             for arguments, key in auto_places(_modules(params[head])[:1] if width else []):
                 if isinstance(key, str) or not route.features:

@@ -101,6 +101,7 @@ def test_the_lines_for_torchvision_make_the_same_network(name: str, tmp_path: Pa
 
 
 NARROW = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.0625, "STEM": "small"}}
+CHANNELS = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "CHANNELS": [4, 8, 16, 64]}}
 GROUP_NORM = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "NORM": "GroupNorm"}}
 STEM = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "STEM": "conv"}}
 ROPE = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "ROPE": "centres"}}
@@ -116,6 +117,7 @@ SCALED = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "QK_SCALE
             r"timm has no ResNet with config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER 0.0",
         ),
         (NARROW, "torchvision", r"torchvision has no ResNet with .*WIDTH_MULTIPLIER 0.0625"),
+        (CHANNELS, "torchvision", r"torchvision has no ResNet with .*CHANNELS \[4, 8, 16, 64\]"),
         (GROUP_NORM, "timm", "NORM GroupNorm"),
         (SCALED, "timm", "with the same weights gives other features than the trunk's lastCLS"),
         (STEM, "timm", "no vision transformer with .*VISION_TRANSFORMERS.STEM conv"),

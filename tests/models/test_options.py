@@ -121,6 +121,16 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
         (resnet(BLOCKS=[1, 1]), f"{RESNETS}BLOCKS: expected four numbers"),
         (resnet(DEPTH=18, GROUPS=32), f"{RESNETS}GROUPS: basic blocks have no groups"),
         (resnet(WIDTH_MULTIPLIER=0), f"{RESNETS}WIDTH_MULTIPLIER: 0 leaves a layer without"),
+        (resnet(CHANNELS=[16, 32, 64]), f"{RESNETS}CHANNELS: expected four numbers"),
+        (resnet(CHANNELS=[16, 0, 64, 256]), f"{RESNETS}CHANNELS: expected four numbers"),
+        (
+            resnet(CHANNELS=[16, 32, 64, 256], WIDTH_MULTIPLIER=0.25),
+            f"{RESNETS}WIDTH_MULTIPLIER: CHANNELS says the channels of every stage",
+        ),
+        (
+            resnet(CHANNELS=[32, 64, 80, 256], NORM="GroupNorm"),
+            f"{RESNETS}GROUPNORM_GROUPS: 32 groups do not divide a layer of 80 channels",
+        ),
         (
             resnet(WIDTH_MULTIPLIER=0.25, NORM="GroupNorm"),
             f"{RESNETS}GROUPNORM_GROUPS: 32 groups do not divide a layer of 16 channels",
@@ -194,7 +204,8 @@ def test_depth_and_blocks_decide_the_block() -> None:
     assert ResNetOptions(DEPTH=50, BLOCK="basic").is_basic()
     assert ResNetOptions(BLOCKS=[1, 2, 3, 4]).stages() == (1, 2, 3, 4)
     assert ResNetOptions(DEPTH=200).stages() == (3, 24, 36, 3)
-    assert ResNetOptions(WIDTH_MULTIPLIER=0.5).channels() == 32
+    assert ResNetOptions(WIDTH_MULTIPLIER=0.5).channels() == (32, 64, 128, 256)
+    assert ResNetOptions(CHANNELS=[16, 32, 64, 256]).channels() == (16, 32, 64, 256)
 
 
 def test_reading_the_options_does_not_import_torch() -> None:

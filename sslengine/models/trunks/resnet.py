@@ -38,7 +38,7 @@ class ResNet(LibraryTrunk, TorchvisionResNet):  # type: ignore[misc] # Trunk's f
     def __init__(self, options: ResNetOptions, in_chans: int = 3) -> None:
         # torchvision's __init__ supports only a stem of 64 channels.
         nn.Module.__init__(self)
-        self._norm_layer, self.inplanes = _norm(options), options.channels()
+        self._norm_layer, self.inplanes = _norm(options), options.channels()[0]
         self.groups, self.base_width, self.dilation = options.GROUPS, options.WIDTH_PER_GROUP, 1
         block = BasicBlock if options.is_basic() else Bottleneck
         large = options.STEM == "imagenet"
@@ -47,9 +47,9 @@ class ResNet(LibraryTrunk, TorchvisionResNet):  # type: ignore[misc] # Trunk's f
         self.bn1, self.relu = self._norm_layer(self.inplanes), nn.ReLU(inplace=True)
         self.maxpool = cast(Any, nn.MaxPool2d(3, 2, 1) if large else nn.Identity())
         strides = (1, 2, 2, options.LAYER4_STRIDE)
-        for index, (blocks, stride) in enumerate(zip(options.stages(), strides, strict=True)):
-            stage = self._make_layer(block, options.channels() * 2**index, blocks, stride)
-            setattr(self, f"layer{index + 1}", stage)
+        stages = zip(options.channels(), options.stages(), strides, strict=True)
+        for number, (channels, blocks, stride) in enumerate(stages, start=1):
+            setattr(self, f"layer{number}", self._make_layer(block, channels, blocks, stride))
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), cast(Any, nn.Identity())
         _initialise(self, options.ZERO_INIT_RESIDUAL)
         self.set_features(self.table)

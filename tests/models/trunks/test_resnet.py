@@ -96,6 +96,14 @@ def test_depths(depth: int, blocks: int) -> None:
     assert sum(len(getattr(made, f"layer{stage}")) for stage in (1, 2, 3, 4)) == blocks
 
 
+@pytest.mark.parametrize(("block", "times"), [("basic", 1), ("bottleneck", 4)])
+def test_channels_of_each_stage(block: str, times: int) -> None:
+    made = small(WIDTH_MULTIPLIER=1.0, CHANNELS=[4, 12, 8, 40], BLOCK=block)
+    found = made(torch.zeros(1, 3, 32, 32), ["conv1", "res2", "res3", "res4", "res5", "flatten"])
+    channels = [each.shape[1] for each in found]
+    assert channels == [4, *(times * each for each in (4, 12, 8, 40, 40))]
+
+
 @pytest.mark.parametrize("multiplier", [0.25, 2.0, 3.0])
 def test_the_multiplier_is_on_every_channel_count(multiplier: float) -> None:
     with torch.device("meta"):
