@@ -30,7 +30,7 @@ PACKAGE = ROOT / "sslengine"
 # Dataclasses of which fields are read at one place, whatever they are called: the place.
 READ_AS_A_WHOLE = {
     "GradScalerOptions": ("task/build.py", "vars(amp.GRAD_SCALER)"),
-    "TrunkOptions": ("models/build.py", "vars(options.TRUNK).values()"),
+    "TrunkOptions": ("models/options.py", "vars(self).values()"),
     "RegNetOptions": ("models/trunks/options.py", "{key: getattr(self, key) for key in keys}"),
     "EfficientNetOptions": ("models/trunks/efficientnet.py", "asdict(options)"),
     "ParamSchedulers": ("optim/options.py", "vars(self.param_schedulers).items()"),

@@ -112,7 +112,7 @@ def test_what_a_config_says_counts_wherever_it_says_so(tmp_path: Path) -> None:
 
 def test_the_measured_rows_are_those_of_the_configs_as_they_are() -> None:
     measured = Measured(methods_table.MEASURED)
-    assert {row.name for row in measured.rows()} == set(json.loads(measured.path.read_text()))
+    assert {row.key for row in measured.rows()} == set(json.loads(measured.path.read_text()))
 
 
 def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(
