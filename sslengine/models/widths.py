@@ -141,8 +141,7 @@ def _through(entry: Any, given: Tensor, where: str) -> Tensor:
     for module in _modules(entry):
         for arguments, key in auto_places([module]):
             shape = given.shape[1:]
-            channels = shape[-1] if len(shape) == 2 else shape[0]  # tokens: N x T x D
-            arguments[key] = channels if isinstance(key, str) else math.prod(shape)
+            arguments[key] = _channels(shape) if isinstance(key, str) else math.prod(shape)
         output = build_module(module, where).eval()(given)
         given = output if isinstance(output, Tensor) else output[0]
     return given

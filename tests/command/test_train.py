@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from sslengine.command import machine, train
+from sslengine.command.api import load
 from sslengine.command.front import main
 from sslengine.command.machine import Machine
 from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
@@ -88,6 +89,8 @@ def test_a_recipe_for_a_cpu_trains_on_photos(method: str, photos: Path, tmp_path
     out = tmp_path / "run"
     assert main(["train", str(photos), *arguments, "--precision=fp32", "--out", str(out)]) == 0
     assert (out / "checkpoints" / "checkpoint.torch").exists()
+    trunk = load(out)
+    assert trunk.feature_dim == trunk(torch.zeros(1, 3, 28, 28)).shape[1] == 224
 
 
 @pytest.mark.parametrize(

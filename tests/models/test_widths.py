@@ -182,6 +182,14 @@ def test_told_widths_are_those_of_the_built_trunk(
     assert told_widths(asked) == known_heads(asked)
 
 
+@pytest.mark.parametrize(("depth", "width"), [(18, 40), (50, 160)])
+def test_channels_of_the_last_stage_are_the_width(depth: int, width: int) -> None:
+    asked = options(MLP)
+    resnet = asked.TRUNK.RESNETS
+    resnet.DEPTH, resnet.WIDTH_MULTIPLIER, resnet.CHANNELS = depth, 1.0, [4, 8, 16, 40]
+    assert told_widths(asked) == known_heads(asked) == [["mlp", {"dims": [width, 8]}]]
+
+
 @pytest.mark.parametrize(
     ("params", "mapping", "trunk"),
     [

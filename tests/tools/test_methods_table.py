@@ -115,6 +115,14 @@ def test_the_measured_rows_are_those_of_the_configs_as_they_are() -> None:
     assert {row.key for row in measured.rows()} == set(json.loads(measured.path.read_text()))
 
 
+@pytest.mark.parametrize("images", BEGINS)
+def test_the_tables_of_the_page_are_those_of_the_measured_rows(images: str) -> None:
+    measured = Measured(methods_table.MEASURED)
+    _, _, rest = methods_table.DOC.read_text(encoding="utf-8").partition(BEGINS[images])
+    found, _, _ = rest.partition(END)
+    assert found.strip() == table({row.name: measured.of(row) for row in measured.rows(images)})
+
+
 def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
