@@ -107,7 +107,8 @@ class ResNetOptions:
         elif self.CHANNELS and self.WIDTH_MULTIPLIER != 1:
             yield "WIDTH_MULTIPLIER: CHANNELS says the channels of every stage; set one of the two."
         elif min(*widths, *inside) < 1:
-            yield f"WIDTH_MULTIPLIER: {self.WIDTH_MULTIPLIER:g} leaves a layer without channels."
+            key = "WIDTH_PER_GROUP" if self.CHANNELS else "WIDTH_MULTIPLIER"
+            yield f"{key}: {getattr(self, key):g} leaves a layer without channels."
         elif self.GROUPNORM_GROUPS < 1:
             yield f"GROUPNORM_GROUPS: expected 1 or more, got {self.GROUPNORM_GROUPS}."
         elif self.NORM == "GroupNorm":

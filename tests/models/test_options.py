@@ -128,6 +128,10 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
             f"{RESNETS}WIDTH_MULTIPLIER: CHANNELS says the channels of every stage",
         ),
         (
+            resnet(CHANNELS=[1, 2, 4, 8], WIDTH_PER_GROUP=32),
+            f"{RESNETS}WIDTH_PER_GROUP: 32 leaves a layer without channels",
+        ),
+        (
             resnet(CHANNELS=[32, 64, 80, 256], NORM="GroupNorm"),
             f"{RESNETS}GROUPNORM_GROUPS: 32 groups do not divide a layer of 80 channels",
         ),
