@@ -97,7 +97,10 @@ class ResNetOptions:
             yield f"BLOCKS: expected four numbers, 1 or more each; got {self.BLOCKS}."
         if self.is_basic() and (self.GROUPS, self.WIDTH_PER_GROUP) != (1, 64):
             yield "GROUPS: basic blocks have no groups; set BLOCK to bottleneck."
-        yield from self._width_problems()
+        if self.GROUPS < 1:
+            yield f"GROUPS: expected 1 or more, got {self.GROUPS}."
+        else:
+            yield from self._width_problems()
 
     def _width_problems(self) -> Iterator[str]:
         widths = list(self.channels())

@@ -120,6 +120,7 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
         (resnet(LAYER4_STRIDE=3), f"{RESNETS}LAYER4_STRIDE: expected one of 1, 2"),
         (resnet(BLOCKS=[1, 1]), f"{RESNETS}BLOCKS: expected four numbers"),
         (resnet(DEPTH=18, GROUPS=32), f"{RESNETS}GROUPS: basic blocks have no groups"),
+        (resnet(GROUPS=0), f"{RESNETS}GROUPS: expected 1 or more, got 0"),
         (resnet(WIDTH_MULTIPLIER=0), f"{RESNETS}WIDTH_MULTIPLIER: 0 leaves a layer without"),
         (resnet(CHANNELS=[16, 32, 64]), f"{RESNETS}CHANNELS: expected four numbers"),
         (resnet(CHANNELS=[16, 0, 64, 256]), f"{RESNETS}CHANNELS: expected four numbers"),
