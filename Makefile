@@ -52,26 +52,28 @@ bench: $(VENV)/.installed-test
 	$(VENV)/bin/python tools/perf_measurement/bench_engine.py
 	$(VENV)/bin/python -m pytest tests/peers
 
-# What is installed beside torch comes from WHEELS, a folder that `make gpu-wheels` fills where there
-# is a network: the machine with the GPU may have none.
+# A machine with a GPU may have no network, and nothing but Python, pip, torch and torchvision. `make
+# gpu-wheels` fills WHEELS where there is a network: make gpu-wheels GPU_PYTHON=3.12 HAS="scipy timm"
+# for a machine with Python 3.12 that has these two (any of them is left alone where it is installed).
 WHEELS ?= wheels
-NOT_ON_GPU_MACHINES = classy-vision fvcore iopath hydra-core omegaconf antlr4-python3-runtime==4.9.3 \
-  yacs submitit portalocker
-# The one that is compiled, for the machine's Python.
-COMPILED = simplejpeg
+GPU_VENV ?= .venv-gpu
 GPU_PYTHON ?= 3.12
+HAS ?=
 PLATFORMS = $(foreach libc,2_28 2_27 2_17,--platform manylinux_$(libc)_x86_64) --platform manylinux2014_x86_64
+# The same for every Python. A test compares both lists with what the engine and its tests ask for.
+PURE = anyio antlr4-python3-runtime==4.9.3 classy-vision click cloudpickle execnet fvcore h11 \
+  httpcore2 httpx2 huggingface-hub hydra-core idna iniconfig iopath joblib lightly markdown-it-py \
+  mdurl narwhals omegaconf packaging pluggy portalocker pygments pytest pytest-timeout pytest-xdist \
+  rich sortedcontainers submitit tabulate termcolor threadpoolctl timm tqdm truststore yacs
+COMPILED = hf-xet hypothesis llvmlite numba pyyaml safetensors scikit-learn scipy simplejpeg
 gpu:
-	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	for wheel in $(WHEELS)/*.whl; do test ! -e $$wheel || \
-	  .venv-gpu/bin/python -m pip install --quiet --no-index --no-deps $$wheel || \
-	  echo "left out: $$wheel"; done
-	.venv-gpu/bin/python tools/gpu_report.py
+	$(PYTHON) tools/gpu_packages.py $(WHEELS) $(GPU_VENV)
+	PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_VENV)/bin/python tools/gpu_report.py $(GPU_REPORT)
 
 gpu-wheels: $(VENV)/bin/python
-	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) $(NOT_ON_GPU_MACHINES)
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) $(filter-out $(HAS),$(PURE))
 	$(VENV)/bin/python -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
-	  --python-version $(GPU_PYTHON) $(PLATFORMS) --dest $(WHEELS) $(COMPILED)
+	  --python-version $(GPU_PYTHON) $(PLATFORMS) --dest $(WHEELS) $(filter-out $(HAS),$(COMPILED))
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; assert (3, 10) <= sys.version_info[:2]' 2> /dev/null || \

@@ -6,7 +6,8 @@
 
 It runs the tests marked `gpu`, then tools/perf_measurement/bench_gpu.py, and writes
 `<card>-<date>.md` and `.json` into the folder. Each part has a time limit; what a part had found
-when it was stopped is in the report, which is written after each part.
+when it was stopped is in the report, which is written after each part. So are the last lines of a
+part that ended early. The exit status is 1 if a test or a row failed, or a part did not run.
 
 `--device cpu --tiny` tests the command itself on a machine without a GPU.
 """
@@ -21,10 +22,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, Any
 
 import torch
 
@@ -32,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "perf_measurement"))
 import bench_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
-MINUTES = {"tests": 4.0, "bench": 4.0}
+MINUTES = {"tests": 3.5, "bench": 3.5}
+STOPPED = "stopped at its time limit"
 
 
 @dataclass
@@ -40,6 +45,15 @@ class Report:
     machine: dict[str, str]
     tests: dict[str, Any] = field(default_factory=dict)
     bench: dict[str, Any] = field(default_factory=dict)
+    ends: dict[str, list[str]] = field(default_factory=dict)  # of parts that ended early
+
+    def is_good(self) -> bool:
+        """Did every part run, and did all that ran pass?"""
+        rows = [row for rows in self.bench.values() for row in rows]
+        failed = self.tests.get("failed", 0) + sum("error" in row for row in rows)
+        ran = {"tests": self.tests.get("passed", 0), "bench": len(rows)}
+        ended = [part for part, (how, *_) in self.ends.items() if how != STOPPED or not ran[part]]
+        return not failed and not ended
 
     def name(self) -> str:
         card = re.sub(r"\W+", "-", self.machine["card"]).strip("-").lower()
@@ -58,10 +72,13 @@ class Report:
             counts = ", ".join(
                 f"{self.tests[key]} {key}" for key in ("passed", "failed", "skipped")
             )
-            parts.append(f"## Tests\n\n`pytest -m gpu`: {counts}{self.tests['end']}.")
+            parts.append(f"## Tests\n\n`pytest -m gpu`: {counts}.")
             parts += [f"- `{name}`: {why}" for name, why in self.tests["failures"].items()]
         for title, rows in self.bench.items():
             parts.append(f"## {title}\n\n{bench_gpu.table(rows)}")
+        for part, (how, *last) in self.ends.items():
+            parts.append(f"## The {part}: {how}")
+            parts += ["```\n" + "\n".join(last) + "\n```"] if last else []
         return "\n\n".join(parts) + "\n"
 
 
@@ -81,7 +98,7 @@ FIRST = ("tests/gpu/test_waits.py", "tests/gpu/test_methods.py", "tests/gpu")
 AT_ONCE = 4  # processes: most of a small test is spent on the host
 
 
-def run_tests(given: argparse.Namespace) -> dict[str, Any]:
+def run_tests(given: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "tests.gpu.results"]
@@ -91,7 +108,10 @@ def run_tests(given: argparse.Namespace) -> dict[str, Any]:
             command += [*FIRST, *_marked(), "-n", str(AT_ONCE), "--dist", "load"]
         environment = {**_environment(given), "SSLENGINE_RESULTS": str(results)}
         end = _within(command, MINUTES["tests"] * given.patience, environment)
-        return _counted(results) | {"end": end}
+        report.tests = _counted(results)
+        # Status 1 says that a test failed, which is counted.
+        if end and not (end[0] == _status(1) and report.tests["failed"]):
+            report.ends["tests"] = end
 
 
 def _marked() -> list[str]:
@@ -108,18 +128,41 @@ def _environment(given: argparse.Namespace) -> dict[str, str]:
     return {**kept, **ours, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def _within(command: list[str], minutes: float, environment: dict[str, str]) -> str:
-    """How it ended, where that is worth a word."""
+def _within(command: list[str], minutes: float, environment: dict[str, str]) -> list[str]:
+    """How it ended, and its last lines, unless it ended well."""
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
+    last: deque[str] = deque(maxlen=20)
+    reader = Thread(target=_shown, args=(process.stdout, last), daemon=True)
+    reader.start()
     try:
-        process.wait(timeout=60 * minutes)
+        status = process.wait(timeout=60 * minutes)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # its own processes, too
         process.wait()
-        return f"; stopped after {minutes:g} minutes"
-    return ""
+        return [STOPPED]
+    finally:
+        reader.join(timeout=10)
+    return [_status(status), *last] if status else []
+
+
+def _shown(lines: IO[str], last: deque[str]) -> None:
+    with lines:
+        for line in lines:
+            print(line, end="", flush=True)
+            last.append(line.rstrip())
+
+
+def _status(number: int) -> str:
+    return f"ended with status {number}"
 
 
 def _counted(results: Path) -> dict[str, Any]:
@@ -133,13 +176,15 @@ def _counted(results: Path) -> dict[str, Any]:
     return counts
 
 
-def run_bench(given: argparse.Namespace) -> dict[str, Any]:
+def run_bench(given: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bench.json"
         command = [sys.executable, bench_gpu.__file__, "--device", given.device, "--out", str(out)]
         command += ["--tiny", "--case", "simclr"] if given.tiny else []
-        _within(command, MINUTES["bench"] * given.patience, _environment(given))
-        return json.loads(out.read_text()) if out.exists() else {}
+        end = _within(command, MINUTES["bench"] * given.patience, _environment(given))
+        report.bench = json.loads(out.read_text()) if out.exists() else {}
+        if end:
+            report.ends["bench"] = end
 
 
 def main(arguments: list[str] | None = None) -> Report:
@@ -155,13 +200,15 @@ def main(arguments: list[str] | None = None) -> Report:
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("torch sees no CUDA device here. --device cpu --tiny tries the command.")
     report = Report(machine(given.device))
-    for part, run in {"tests": run_tests, "bench": run_bench}.items():
+    parts: dict[str, Callable[[argparse.Namespace, Report], None]]
+    parts = {"tests": run_tests, "bench": run_bench}
+    for part, run in parts.items():
         if part in given.only:
-            setattr(report, part, run(given))
+            run(given, report)
             report.write(given.out)
     print(report.markdown())
     return report
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main().is_good())

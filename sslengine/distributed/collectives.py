@@ -157,28 +157,6 @@ class _SumOverRanks(torch.autograd.Function):
         return total, None
 
 
-class Pending:
-    """A pending reduction. `wait` before reading what it reduces."""
-
-    def __init__(self, work: Any = None) -> None:
-        self._work = work
-
-    def wait(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-
-
-_DONE = Pending()
-
-
-def start_sum(tensor: Tensor) -> Pending:
-    """Start to sum `tensor` in place over ranks, without waiting for the result."""
-    if world_size() == 1:
-        return _DONE
-    return Pending(dist.all_reduce(tensor, async_op=True))
-
-
 def sum_in_place(tensor: Tensor) -> Tensor:
     """Sum over ranks, without gradient."""
     if world_size() > 1:

@@ -101,12 +101,7 @@ def test_permuted(four_ranks: RankPool, order: list[int]) -> None:
 
 
 def _all_the_rest() -> dict[str, object]:
-    pending_sum = torch.tensor([float(rank() + 1)])
-    pending = collectives.start_sum(pending_sum)
-    pending.wait()
-    pending.wait()  # a second wait is nothing
     return {
-        "start_sum": pending_sum.item(),
         "sum_in_place": collectives.sum_in_place(torch.tensor(rank() + 1)).item(),
         "max_in_place": collectives.max_in_place(torch.tensor(10 - rank())).item(),
         "broadcast": collectives.broadcast(torch.tensor(rank() + 7)).item(),
@@ -124,7 +119,6 @@ def _all_the_rest() -> dict[str, object]:
 def test_what_ranks_tell_each_other(two_ranks: RankPool) -> None:
     for told in two_ranks.run(_all_the_rest):
         assert told == {
-            "start_sum": 3.0,
             "sum_in_place": 3,
             "max_in_place": 10,
             "broadcast": 7,
@@ -144,5 +138,4 @@ def test_one_process_alone_gets_its_own_back() -> None:
     assert collectives.broadcast_object("x") == "x"
     assert collectives.any_rank(True)
     assert collectives.sum_in_place(torch.tensor(2)).item() == 2
-    collectives.start_sum(torch.tensor(2)).wait()
     collectives.barrier()

@@ -6,32 +6,37 @@
 
 SimCLR and MoCo with a ResNet-50, DINO and MAE with a ViT-S/16, in bfloat16 and channels-last: our
 step with the default hooks on a batch in the GPU's memory, and a loop written by hand (for SimCLR
-also with lightly's loss, where lightly is installed). For each: images and milliseconds a step, the
-launches of a step, peak memory, the operations that torch counts and their share of the peak that
---tflops names (MFU). Then the time of each stage of a step; SimCLR with one switch changed at a
-time; and each method from JPEG files, by loader workers alone and with the GPU's help.
+also with lightly's loss). For each: images and milliseconds a step, the launches of a step, peak
+memory, the operations that torch counts and their share of the card's peak in bfloat16 (MFU: of
+cards in PEAKS, or --tflops). Then SimCLR from JPEG files, beside a loop by hand with torchvision's
+and with lightly's transforms; the time of each stage of a step; SimCLR with one switch changed at
+a time; and the other methods from JPEG files, by loader workers alone and with the GPU's help.
 
-Contestants take turns, and the median of the rounds counts. `--device cpu --tiny` tries the tool
-itself.
+Contestants take turns, and the median of the rounds counts. One that fails, for want of memory
+say, has its error as its row. `--device cpu --tiny` tries the tool itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import by_hand
@@ -39,6 +44,7 @@ from bench_data import make_images
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve
+from sslengine.precision import set_kernels
 from sslengine.registry import TASKS
 
 CASES = {
@@ -65,6 +71,17 @@ SWITCHES: dict[str, dict[str, str]] = {
     "optimizer not fused": {"OPTIMIZER.args.fused": "false"},
     "cuDNN does not try its algorithms": {CUDNN_BENCHMARK: "false"},
 }
+# TFLOP/s in bfloat16 of dense matrices, by the makers' data sheets; the first name that fits.
+PEAKS = {
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H200": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+}
+HALF = ("bf16", "fp16")
 WARM_UP = 5  # steps that are not counted
 TURN = 10  # steps; the engine logs once in so many
 
@@ -80,6 +97,7 @@ class Ours(by_hand.Begun):
         self.device = torch.device(given.device)
         values = {"MACHINE.PRECISION": "bf16", CUDNN_BENCHMARK: "true", **changed}
         self.tries = values.pop(CUDNN_BENCHMARK) == "true"
+        self.precision = values["MACHINE.PRECISION"]
         words = [f"config={CASES[case]}", *_sizes(case, given)]
         config = resolve(
             [*words, *(f"config.{key}={value}" for key, value in values.items())]
@@ -92,7 +110,7 @@ class Ours(by_hand.Begun):
             self.task.next_batch = lambda: self.batch
 
     def step(self) -> None:
-        torch.backends.cudnn.benchmark = self.tries
+        set_kernels(self.precision, self.tries, deterministic=False)
         if not self.task.steps_left():
             self.task.on_phase_end()
             self.task.start_phase()
@@ -124,18 +142,46 @@ def _sizes(case: str, given: argparse.Namespace) -> list[str]:
 class ByHand:
     """The same network, batch and precision in plain PyTorch, with an optimizer of torch's."""
 
-    def __init__(self, case: str, given: argparse.Namespace, loss: Loss | None = None) -> None:
-        ours = Ours(case, given, {})
+    precision = "bf16"
+
+    def __init__(
+        self,
+        case: str,
+        given: argparse.Namespace,
+        loss: Callable[[], Loss] | None = None,
+        views: Callable[[], Any] | None = None,
+    ) -> None:
+        in_memory = argparse.Namespace(**{**vars(given), "jpegs": ""})
+        ours = Ours(case, in_memory, {})
         self.device, self.model = ours.device, ours.model
         compute, self.after = getattr(by_hand, case)(ours)
-        self.compute = compute if loss is None else partial(_of_embeddings, loss)
+        self.compute = compute if loss is None else partial(_of_embeddings, loss())
         kind: Any = torch.optim.SGD if case in ("simclr", "moco") else torch.optim.AdamW
-        self.optimizer = kind(self.model.parameters(), lr=1e-4, fused=True)
-        self.batch = {key: values[0] for key, values in ours.batch.items()}
+        fused = self.device.type == "cuda"
+        self.optimizer = kind(self.model.parameters(), lr=1e-4, fused=fused or None)
+        batch = {key: values[0] for key, values in ours.batch.items()}
+        self.batches = repeat(batch) if views is None else self._from_files(views(), given)
+
+    def _from_files(self, views: Any, given: argparse.Namespace) -> Iterator[dict[str, Tensor]]:
+        """Batches as torchvision's ImageFolder and a loader make them."""
+        loader = torch.utils.data.DataLoader(
+            ImageFolder(given.jpegs, transform=views),
+            batch_size=given.batch,
+            shuffle=True,
+            drop_last=True,
+            num_workers=given.workers,
+            pin_memory=self.device.type == "cuda",
+            persistent_workers=given.workers > 0,
+        )
+        while True:
+            for made, _ in loader:
+                images = torch.cat(made[:2]).to(self.device, non_blocking=True)
+                yield {"data": images.contiguous(memory_format=torch.channels_last)}
 
     def step(self) -> None:
+        set_kernels(self.precision, True, deterministic=False)
         with torch.autocast(self.device.type, torch.bfloat16):
-            loss = self.compute(self.model, self.batch)
+            loss = self.compute(self.model, next(self.batches))
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -147,13 +193,33 @@ def _of_embeddings(loss: Loss, model: Any, batch: Mapping[str, Any]) -> Tensor:
     return loss(model(batch["data"])[0].float())
 
 
-def _lightlys_loss() -> Loss | None:
-    try:
-        from lightly.loss import NTXentLoss
-    except ImportError:
-        return None
+def _lightlys_loss() -> Loss:
+    from lightly.loss import NTXentLoss
+
     criterion = NTXentLoss(temperature=0.1)
     return lambda output: criterion(*output.chunk(2))  # type: ignore[no-any-return]
+
+
+def _lightlys_views() -> Any:
+    from lightly.transforms import SimCLRTransform
+
+    return SimCLRTransform(input_size=224)
+
+
+def _torchvisions_views() -> Any:
+    """SimCLR's, twice."""
+    one = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224, scale=(0.08, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomApply([transforms.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+            transforms.RandomGrayscale(p=0.2),
+            transforms.RandomApply([transforms.GaussianBlur(23, (0.1, 2.0))], p=0.5),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    return lambda image: [one(image), one(image)]
 
 
 # ---- measuring
@@ -185,8 +251,8 @@ def launches(contestant: Any) -> int | None:
     return sum(event.count for event in profile.key_averages() if event.key in starts)
 
 
-def facts(contestant: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Of one step, beside its time."""
+def facts(contestant: Any, before: int) -> dict[str, Any]:
+    """Of one step, beside its time. `before`: bytes that others held on the GPU."""
     for _ in range(WARM_UP):
         contestant.step()
     found: dict[str, Any] = {"launches": launches(contestant)}
@@ -196,25 +262,59 @@ def facts(contestant: Any, given: argparse.Namespace) -> dict[str, Any]:
     if contestant.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         contestant.step()
-        found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        found["peak_gb"] = (torch.cuda.max_memory_allocated() - before) / 1e9
     return found
 
 
 def race(makers: Mapping[str, Callable[[], Any]], given: argparse.Namespace) -> Rows:
     """A row for each, in the order given."""
-    contestants = {name: make() for name, make in makers.items()}
-    rows = {name: facts(each, given) for name, each in contestants.items()}
+    rows: dict[str, dict[str, Any]] = {name: {"name": name} for name in makers}
+    contestants = {}
+    for name, make in makers.items():
+        before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+        with _kept_as_row(rows[name]):
+            made = make()
+            rows[name] |= facts(made, before)
+            contestants[name] = made
+        made = None
+        gc.collect()
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(given.rounds):
         for name, each in contestants.items():
-            times[name].append(seconds(each, given.turn))
-    for name, row in rows.items():
-        step = statistics.median(times[name])
-        row |= {"name": name, "batch": given.batch, "ms": 1e3 * step}
-        row["images_per_s"] = given.batch / step
-        row["ms_range"] = [1e3 * min(times[name]), 1e3 * max(times[name])]
-        row["mfu"] = row["tflop"] / step / given.tflops
+            if "error" not in rows[name]:
+                with _kept_as_row(rows[name]):
+                    times[name].append(seconds(each, given.turn))
+    for name, each in contestants.items():
+        if "error" not in rows[name]:
+            rows[name] |= _speed(times[name], rows[name]["tflop"], each.precision, given)
     return list(rows.values())
+
+
+@contextmanager
+def _kept_as_row(row: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _speed(
+    times: list[float], tflop: float, precision: str, given: argparse.Namespace
+) -> dict[str, Any]:
+    step = statistics.median(times)
+    shared = given.tflops and precision in HALF
+    return {
+        "batch": given.batch,
+        "ms": 1e3 * step,
+        "ms_range": [1e3 * min(times), 1e3 * max(times)],
+        "images_per_s": given.batch / step,
+        "mfu": tflop / step / given.tflops if shared else None,
+    }
+
+
+def peak(card: str) -> float | None:
+    """TFLOP/s of the card; None of one that is not in the table."""
+    return next((tflops for name, tflops in PEAKS.items() if name in card), None)
 
 
 def _jpegs(folder: Path, count: int) -> str:
@@ -225,55 +325,78 @@ def _jpegs(folder: Path, count: int) -> str:
     return str(folder)
 
 
-def from_files(given: argparse.Namespace) -> Rows:
+def from_files(cases: list[str], given: argparse.Namespace) -> Rows:
     """Each method with loader workers, and each back-end of augmentation."""
-    with tempfile.TemporaryDirectory() as folder:
-        count = 2 * given.batch if given.tiny else 8192
-        files = argparse.Namespace(**{**vars(given), "jpegs": _jpegs(Path(folder), count)})
-        rows = []
-        for case in given.case:
-            for backend in given.backends:
-                make = partial(Ours, case, files, {"DATA.AUGMENT_BACKEND": backend})
-                rows += race({f"{case}, {backend}": make}, files)
-        return rows
+    rows = []
+    for case in cases:
+        for backend in given.backends:
+            make = partial(Ours, case, given, {"DATA.AUGMENT_BACKEND": backend})
+            rows += race({f"{case}, {backend}": make}, given)
+        if case == "simclr":
+            others = {
+                "simclr by hand, torchvision": partial(
+                    ByHand, case, given, views=_torchvisions_views
+                ),
+                "simclr by hand, lightly": partial(
+                    ByHand, case, given, loss=_lightlys_loss, views=_lightlys_views
+                ),
+            }
+            for name, maker in others.items():
+                rows += race({name: maker}, given)
+    return rows
 
 
 def stages(case: str, given: argparse.Namespace) -> Rows:
     """Milliseconds of each stage of our step, on the host and on the GPU."""
-    ours = Ours(case, given, {})
-    for _ in range(WARM_UP):
-        ours.step()
-    perf = ours.task.state.perf
-    perf.start(measure_gpu=True)
-    seconds(ours, given.turn)
-    return [{"name": f"{case}, {each.name}", "ms": each.host_ms, "gpu_ms": each.gpu_ms}
-            for each in perf.report()]  # fmt: skip
+    failed: dict[str, Any] = {"name": case}
+    with _kept_as_row(failed):
+        ours = Ours(case, given, {})
+        for _ in range(WARM_UP):
+            ours.step()
+        perf = ours.task.state.perf
+        perf.start(measure_gpu=True)
+        seconds(ours, given.turn)
+        return [{"name": f"{case}, {each.name}", "ms": each.host_ms, "gpu_ms": each.gpu_ms}
+                for each in perf.report()]  # fmt: skip
+    return [failed]
+
+
+def in_memory(case: str, given: argparse.Namespace) -> Rows:
+    makers: dict[str, Callable[[], Any]] = {
+        "sslengine": partial(Ours, case, given, {}),
+        "by hand": partial(ByHand, case, given),
+    }
+    if case == "simclr":
+        makers["lightly's loss"] = partial(ByHand, case, given, _lightlys_loss)
+    return race(makers, given)
 
 
 def measured(given: argparse.Namespace) -> dict[str, Rows]:
+    """What says most comes first: the command may be stopped."""
     results: dict[str, Rows] = {}
-    for case in given.case:
-        makers: dict[str, Callable[[], Any]] = {
-            "sslengine": partial(Ours, case, given, {}),
-            "by hand": partial(ByHand, case, given),
-        }
-        if case == "simclr" and (theirs := _lightlys_loss()) is not None:
-            makers["lightly's loss"] = partial(ByHand, case, given, theirs)
-        results[case] = race(makers, given)
-        _show(case, results, given)
-    for case in given.case:
-        results.setdefault("stages", []).extend(stages(case, given))
-    _show("stages", results, given)
-    for name, changed in islice(SWITCHES.items(), 2 if given.tiny else None):
-        row = race({name: partial(Ours, "simclr", given, changed)}, given)
-        results.setdefault("switches", []).extend(row)
-    _show("switches", results, given)
-    results["files"] = from_files(given)
-    _show("files", results, given)
+
+    def add(title: str, rows: Rows) -> None:
+        results.setdefault(title, []).extend(rows)
+        _show(title, results, given)
+
+    with tempfile.TemporaryDirectory() as folder:
+        count = 2 * given.batch if given.tiny else 8192
+        files = argparse.Namespace(**{**vars(given), "jpegs": _jpegs(Path(folder), count)})
+        for case in given.case:
+            add(case, in_memory(case, given))
+        first, others = given.case[:1], given.case[1:]
+        add("files", from_files(first, files))
+        for case in given.case:
+            add("stages", stages(case, given))
+        for name, changed in islice(SWITCHES.items(), 3 if given.tiny else None):
+            add("switches", race({name: partial(Ours, "simclr", given, changed)}, given))
+        for case in others:
+            add("files", from_files([case], files))
     return results
 
 
-COLUMNS = ("name", "batch", "images_per_s", "ms", "gpu_ms", "launches", "peak_gb", "tflop", "mfu")
+COLUMNS = ("name", "batch", "images_per_s", "ms", "gpu_ms", "launches", "peak_gb", "tflop", "mfu",
+           "error")  # fmt: skip
 
 
 def table(rows: Rows) -> str:
@@ -302,12 +425,18 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=14, help="that read JPEG files")
     parser.add_argument("--backends", nargs="+", default=["numba", "device", "device_jpeg"])
-    parser.add_argument("--tflops", type=float, default=989.0, help="the peak, for MFU")
+    parser.add_argument("--tflops", type=float, help="the peak in bfloat16, for MFU")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path, help="JSON")
     parser.add_argument("--set", nargs="*", default=[], help="more of the config: config.KEY=VALUE")
     parser.add_argument("--tiny", action="store_true", help="2 images, for trying the tool")
     given = parser.parse_args(arguments)
+    if given.out and given.out.exists():
+        parser.error(f"--out {given.out}: it is there already. Give another name, or remove it.")
+    if given.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("torch sees no CUDA device here. --device cpu --tiny tries the command.")
+    if given.tflops is None and given.device.startswith("cuda"):
+        given.tflops = peak(torch.cuda.get_device_name(given.device))
     given.jpegs, given.turn = "", TURN
     if given.tiny:
         given.batch, given.rounds, given.turn, given.workers = 2, 1, 1, 0
@@ -316,10 +445,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Rows]:
-    given = parsed(arguments)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
-    return measured(given)
+    return measured(parsed(arguments))
 
 
 if __name__ == "__main__":

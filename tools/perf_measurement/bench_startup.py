@@ -34,6 +34,7 @@ COMMANDS = {
     "unknown option of a loss": (
         "config=quickstart/simclr", "config.LOSS.simclr_info_nce_loss.t=1",
     ),
+    "--show": ("--show", "config=quickstart/simclr"),
     "two steps": TWO_STEPS,
     "two steps, two ranks": (*TWO_STEPS, "config.DISTRIBUTED.NUM_PROC_PER_NODE=2"),
 }  # fmt: skip
