@@ -17,9 +17,10 @@ from sslengine.optim.scale_each import ScaleEach
 
 
 class FreezeParameters(Hook):
-    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, iterations], ...]`: no gradients before that.
+    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, updates], ...]`: no gradients before that.
 
-    Names may begin with `module.`, as they must in VISSL, and contain `*`: `trunk.*` is the trunk.
+    Updates are optimizer steps: VISSL, which counts iterations here, does not accumulate. Names may
+    begin with `module.`, as they must in VISSL, and contain `*`: `trunk.*` is the trunk.
     """
 
     def __init__(self, frozen_until: Sequence[tuple[str, int]]) -> None:
@@ -40,7 +41,7 @@ class FreezeParameters(Hook):
 
     def on_backward(self, task: TaskView) -> None:
         for parameter, until in self._parameters:
-            if task.iteration < until:
+            if task.num_updates < until:
                 parameter.grad = None
 
 

@@ -113,7 +113,7 @@ def perceptron(dims: Sequence[int], use_bn: bool) -> nn.Module:
 
 
 def rising(low: float, high: float, done: int, warmup: int) -> float:
-    """From low to high in so many steps (or epochs), evenly."""
+    """From low to high in so many updates (or epochs), evenly."""
     return high if done >= warmup else low + done / max(1, warmup - 1) * (high - low)
 
 
@@ -123,13 +123,13 @@ class DINOOptions:
     momentum: float = 0.996
     # Of the student's scores.
     student_temp: float = 0.1
-    # The teacher's temperature rises from min to max in the first teacher_temp_warmup_iters steps.
+    # The teacher's temperature rises from min to max in the first teacher_temp_warmup_iters.
     teacher_temp_min: float = 0.04
     # The teacher's temperature after its warm-up.
     teacher_temp_max: float = 0.07
-    # Train steps in which the teacher's temperature rises.
+    # Updates (optimizer steps) in which the teacher's temperature rises.
     teacher_temp_warmup_iters: int = iterations(37500)
-    # Warm-up in epochs in place of steps: it changes at the start of each, as the authors do it.
+    # Warm-up in epochs in place of updates: it changes at the start of each, as the authors do it.
     teacher_temp_warmup_epochs: int = 0
     # Numbers of the teacher's crops, from 0.
     crops_for_teacher: list[int] = field(default_factory=lambda: [0, 1])
@@ -160,12 +160,12 @@ class DINOOptions:
         if self.teacher_temp_warmup_epochs < 0:
             yield f"teacher_temp_warmup_epochs: {self.teacher_temp_warmup_epochs} is less than 0."
 
-    def teacher_temp(self, iteration: int, epoch: int = 0) -> float:
-        """The temperature after so many train steps, in this epoch (from 0)."""
+    def teacher_temp(self, updates: int, epoch: int = 0) -> float:
+        """The temperature after so many updates, in this epoch (from 0)."""
         if self.teacher_temp_warmup_epochs:
             done, warmup = epoch, self.teacher_temp_warmup_epochs
         else:
-            done, warmup = iteration, self.teacher_temp_warmup_iters
+            done, warmup = updates, self.teacher_temp_warmup_iters
         return rising(self.teacher_temp_min, self.teacher_temp_max, done, warmup)
 
 
@@ -189,7 +189,7 @@ class DINOLoss(Method):
         seen = [crops[number] for number in options.crops_for_teacher]
         scores = scores_of(self.momentum_teacher(seen, step))
         student, teacher = self._by_crop(scores_of(output), scores)
-        temperature = options.teacher_temp(step.iteration, step.epoch)
+        temperature = options.teacher_temp(step.num_updates, step.epoch)
         log_targets = ((teacher - self.center) / temperature).log_softmax(dim=-1)
         targets = log_targets.exp()
         log_p = (student / options.student_temp).log_softmax(dim=-1)

@@ -59,9 +59,9 @@ class IBOTOptions:
     patch_temp_min: float = 0.04
     # The same temperature after the warm-up.
     patch_temp_max: float = 0.07
-    # Train steps of the warm-up.
+    # Updates (optimizer steps) of the warm-up.
     teacher_temp_warmup_iters: int = iterations(37500)
-    # Warm-up in epochs in place of steps: temperatures change at the start of each.
+    # Warm-up in epochs in place of updates: temperatures change at the start of each.
     teacher_temp_warmup_epochs: int = 0
     # Momentum of the centres.
     ema_center: float = 0.9
@@ -103,7 +103,7 @@ class IBOTOptions:
 
     def temperatures(self, step: Step) -> tuple[float, float]:
         """The teacher's temperatures for class tokens and for patches."""
-        done, warmup = step.iteration, self.teacher_temp_warmup_iters
+        done, warmup = step.num_updates, self.teacher_temp_warmup_iters
         if self.teacher_temp_warmup_epochs:
             done, warmup = step.epoch, self.teacher_temp_warmup_epochs
         return (

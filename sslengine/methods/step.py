@@ -31,7 +31,7 @@ class Step:
     def alone(
         cls,
         iteration: int = 0,
-        num_updates: int = 0,
+        num_updates: int | None = None,
         where: float = 0.0,
         epoch: int = 0,
         phase: int = 0,
@@ -40,8 +40,12 @@ class Step:
         precision: Precision | None = None,
         training_set: Iterable[Mapping[str, Any]] = (),
     ) -> Step:
-        """A step without a task; its metrics are in `step.metrics`."""
-        progress = SimpleNamespace(iteration=iteration, num_updates=num_updates)
+        """A step without a task; its metrics are in `step.metrics`.
+
+        num_updates: as many as `iteration`, if nothing is accumulated.
+        """
+        updates = iteration if num_updates is None else num_updates
+        progress = SimpleNamespace(iteration=iteration, num_updates=updates)
         phase_of_run = SimpleNamespace(epoch=epoch, train_index=phase)
         task = SimpleNamespace(
             progress=progress, where=where, phase=phase_of_run, train=train, updating=updating,

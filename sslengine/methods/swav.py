@@ -142,7 +142,7 @@ def _projection(
 class SwAVQueueOptions:
     # Number of embeddings of earlier batches, over all ranks, for computing codes. 0: none.
     queue_length: int = 0
-    # Train steps before the queue is used.
+    # Updates (optimizer steps) before the queue is used.
     start_iter: int = iterations(0)
 
     def check(self) -> Iterator[str]:
@@ -165,7 +165,7 @@ class SwAVOptions:
     normalize_last_layer: bool = True
     # Numbers of the crops from which codes are computed, from 0.
     crops_for_assign: list[int] = field(default_factory=lambda: [0, 1])
-    # Number of first steps in which each image is assigned to a single prototype.
+    # Number of first updates in which each image is assigned to a single prototype.
     temp_hard_assignment_iters: int = iterations(0)
     # The share of images of prototype k is proportional to 1 / k ** shk_powerlaw. 0: equal shares.
     shk_powerlaw: float = 0.0
@@ -231,7 +231,7 @@ class SwAVLoss(Method):
         """output: [embeddings, scores, ...] of swav_head, by crop."""
         embeddings, *scores = self._checked(output)
         earlier, counted = self._scores_of_queue(step)
-        hard = step.iteration < self.options.temp_hard_assignment_iters
+        hard = step.num_updates < self.options.temp_hard_assignment_iters
         losses = [
             self._loss_of_set(each, earlier[index] if earlier else None, counted, hard)
             for index, each in enumerate(scores)
@@ -285,7 +285,7 @@ class SwAVLoss(Method):
     @torch.no_grad()
     def _scores_of_queue(self, step: Step) -> tuple[list[Tensor], Tensor | None]:
         """This rank's part of the queue: scores by set of prototypes, and which rows are filled."""
-        if self.queue is None or step.iteration < self.options.queue.start_iter:
+        if self.queue is None or step.num_updates < self.options.queue.start_iter:
             return [], None
         part = self.queue.tensor_split(world_size(), dim=1)[rank()]
         (head,) = self._heads

@@ -527,7 +527,7 @@ class ModelOptions:
     CHANNELS_LAST: bool | str = False
     # Parameters that are not trained, by their full names.
     NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
-    # [[parameter, for how many first iterations it is not trained], ...]; trunk.* is the trunk.
+    # [[parameter, for how many first updates it is not trained], ...]; trunk.* is the trunk.
     TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = iterations([])
     FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
     WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)

@@ -49,6 +49,13 @@ def test_frozen_until_its_iteration() -> None:
     assert all(each[3] is not None for each in grads.seen)
 
 
+def test_frozen_for_as_many_updates_when_batches_accumulate() -> None:
+    grads = Grads()
+    freeze = FreezeParameters([("module.1.weight", 2)])
+    _run(freeze, grads, steps=6, OPTIMIZER__accumulate=2)
+    assert [each[2] is None for each in grads.seen] == [True] * 4 + [False] * 2
+
+
 def test_many_are_frozen_by_a_pattern() -> None:
     grads = Grads()
     _run(FreezeParameters([("module.1.*", 1)]), grads, steps=2)

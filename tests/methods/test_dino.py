@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.checkpoint import files
+from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.dino import DINOHead, DINOLoss, DINOOptions
 from sslengine.methods.step import Step
+from sslengine.services.checkpointing import SaveCheckpoints
 from sslengine.trainer import loop
 from tests.engines.runs import make_run
 from tests.methods.resuming import assert_goes_on_bit_by_bit
@@ -33,7 +36,7 @@ from tests.methods.teacher_runs import (
     assert_teacher_follows,
 )
 from tests.ranks import RankPool
-from tests.task.runs import Watch, make_task, same, train
+from tests.task.runs import Stop, Watch, make_task, same, train
 from tests.task.test_task import SYNC_BN
 
 
@@ -203,14 +206,35 @@ def test_the_teachers_temperature_by_epochs_is_the_authors_schedule(tmp_path: Pa
     assert len(used) > 2
 
 
-def _temperatures(folder: Path, **changes: Any) -> list[tuple[int, float]]:
-    """Of each step of a run, with its epoch."""
-    task, used = make_task(folder, [], **RESNET, **changes), []
+def test_the_warm_up_counts_updates(tmp_path: Path) -> None:
+    """Two batches for an update have its temperature; also after a kill between the two."""
+    rising = {"LOSS__dino_loss__teacher_temp_warmup_iters": 4, "OPTIMIZER__num_epochs": 2}
+    alone = [each for _, each in _temperatures(tmp_path / "alone", **rising)]
+    assert len(set(alone[:4])) == 4
+    both = {**rising, "OPTIMIZER__accumulate": 2}
+    used = [each for _, each in _temperatures(tmp_path / "both", **both)]
+    assert used == [each for each in alone[:4] for _ in range(2)]
+    folder = tmp_path / "killed"
+    saves = SaveCheckpoints(folder, CheckpointOptions(CHECKPOINT_ITER_FREQUENCY=2))
+    with pytest.raises(Stop):
+        _temperatures(folder, [Watch(stop_after=3), saves], **both)
+    state = files.newest(folder)[1]["classy_state_dict"]
+    assert (state["progress"]["iteration"], state["num_updates"]) == (2, 1)
+    assert [each for _, each in _temperatures(folder, state=state, **both)] == used[2:]
+
+
+def _temperatures(
+    folder: Path, hooks: Sequence[Any] = (), state: dict[str, Any] | None = None, **changes: Any
+) -> list[tuple[int, float]]:
+    """Of each step of a run, or of the rest of one, with its epoch."""
+    task, used = make_task(folder, [*hooks], **{**RESNET, **changes}), []
+    if state is not None:
+        task.set_classy_state(state)
     task.loss.options = copy.copy(task.loss.options)
     ask = task.loss.options.teacher_temp
 
-    def note(iteration: int, epoch: int) -> float:
-        used.append((task.phase.epoch, ask(iteration, epoch)))
+    def note(updates: int, epoch: int) -> float:
+        used.append((task.phase.epoch, ask(updates, epoch)))
         return used[-1][1]
 
     task.loss.options.teacher_temp = note

@@ -276,6 +276,13 @@ def test_temperatures_rise(done: int, expected: tuple[float, float]) -> None:
         assert options.temperatures(step) == pytest.approx(expected)
 
 
+def test_the_warm_up_counts_updates() -> None:
+    options = IBOTOptions(teacher_temp_warmup_iters=3, patch_temp_max=0.08)
+    steps = [Step.alone(iteration=2 * number, num_updates=number) for number in range(4)]
+    of_patches = [options.temperatures(step)[1] for step in steps]
+    assert of_patches == pytest.approx([0.04, 0.06, 0.08, 0.08])
+
+
 def test_koleo_of_equal_rows_and_of_a_single_one() -> None:
     equal = torch.ones(4, 3, requires_grad=True)
     value = koleo(equal)

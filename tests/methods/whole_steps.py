@@ -54,8 +54,8 @@ def train(
         where, epoch = number / length, number // per_epoch
         step = Step.alone(iteration=number, num_updates=number, epoch=epoch, where=where)
         task = SimpleNamespace(
-            learner=learner, updating=True, iteration=number, precision=precision,
-            optimizer=optimizer,
+            learner=learner, updating=True, iteration=number, num_updates=number,
+            precision=precision, optimizer=optimizer,
         )  # fmt: skip
         if number == 0:
             for hook in hooks:
