@@ -347,10 +347,11 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "drop path": 0.3, "precision": "float16",
     },
     # facebookresearch/dinov3 6876159: configs/{ssl_default_config,train/vitl_im1k_lin834}.yaml, train/,
-    # models/vision_transformer.py. 100 epochs of 1250 steps.
+    # models/vision_transformer.py. 100 epochs of 1250 steps. The rate of sqrt_wrt_1024: configs/config.py,
+    # line 52, for a YAML without `schedules` (the 7B's: train/train.py, line 170, the same rule).
     "dinov3/dinov3_32gpu_vitl16": {
         "epochs": 200, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
-        "learning rate": warm_cosine(0.001 * math.sqrt(2), 20, 200, end=1e-6),
+        "learning rate": warm_cosine(0.001 * 4 * math.sqrt(2048 / 1024), 20, 200, end=1e-6),
         "rates": layer_decay(24),
         "weight decay": [0.4 - 0.36 * (1 + math.cos(math.pi * p)) / 2 for p in POINTS],
         "decays": no_norms_or_scales,
