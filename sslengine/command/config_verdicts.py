@@ -26,10 +26,11 @@ from rich.text import Text
 
 from sslengine import catalog
 from sslengine.command import documents
+from sslengine.command.new_file import expect_writable
 from sslengine.config.compose import compose
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
-from sslengine.errors import SSLEngineError
+from sslengine.errors import OutputError, SSLEngineError
 from sslengine.services.order import Services
 from sslengine.task import build
 from sslengine.task.task import SelfSupervisionTask
@@ -70,6 +71,8 @@ ENGINE_OF = {
 RUN, OVERLAY, PART, FOREIGN = "run", "overlay", "part", "foreign"
 # Runs that a part is tried with before it counts as wrong.
 MOST_BASES = 4
+# What a line of --resume begins with.
+KEPT = '{"of": ['
 WITH_LABELS = [
     "config.DATA.TRAIN.LABEL_SOURCES=[synthetic]",
     "config.DATA.TRAIN.RANDOM_SYNTHETIC_LABELS=3",
@@ -352,6 +355,23 @@ def check(file: File, runs: Sequence[File], options: argparse.Namespace, worker:
     return verdicts[0] if verdicts else missing
 
 
+def own_lines(file: Path) -> list[str]:
+    """Raises if the file is another's. The last line may be cut: a command was killed."""
+    if not file.is_file():
+        raise OutputError(f"--resume {file}: it is no file. Give another name.")
+    text = file.read_text(errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.startswith(KEPT) and not KEPT.startswith(line):
+            raise OutputError(
+                f"--resume {file}: line {number} is no verdict of this command, and nothing is "
+                f"added to it. Give another name."
+            )
+    if text and not text.endswith("\n"):
+        with file.open("a") as lines:
+            lines.write("\n")
+    return text.splitlines()
+
+
 class Kept:
     """Verdicts of earlier commands: one line for each composition and way of checking."""
 
@@ -359,12 +379,13 @@ class Kept:
         self._path: Path | None = options.resume
         self._how = f"{options.train} {options.set}"
         self._known: dict[tuple[str, ...], Verdict] = {}
-        if self._path is not None and self._path.exists():
-            text = self._path.read_text()
-            for line in text.splitlines():
-                self._read(line)
-            if text and not text.endswith("\n"):  # the command was killed while it wrote
-                self._path.write_text(f"{text}\n")
+        if self._path is None:
+            return
+        if not self._path.exists():
+            expect_writable(self._path, "--resume")
+            return
+        for line in own_lines(self._path):
+            self._read(line)
 
     def _read(self, line: str) -> None:
         try:

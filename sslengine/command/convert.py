@@ -22,6 +22,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.command.new_file import expect_new
 from sslengine.errors import CheckpointError, ConfigError, ExportError
 from sslengine.registry import import_dotted
 
@@ -61,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError(
             f"--out: a file of {given.to} has parts inside parts, which safetensors cannot hold."
         )
-    if given.file.exists():
-        raise ConfigError(f"{given.file} exists; it is not overwritten")
+    expect_new(given.file, "--out")
     convert = import_dotted("sslengine.command.converted_weights:convert")
     try:
         print("\n".join(convert(given)))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sslengine.atomic import write_whole
 from sslengine.command import columns, documents
+from sslengine.command.new_file import expect_writable
 from sslengine.command.text import DEVICES, overrides
 from sslengine.errors import OutputError, listing, readable
 from sslengine.registry import import_dotted
@@ -146,10 +147,7 @@ ALL_OF_IT = {
 def expect_new(out: Path) -> None:
     if out.suffix not in WRITERS:
         raise OutputError(f"--out {out}: expected a name that ends in {listing(WRITERS)}.")
-    if out.exists():
-        raise OutputError(f"--out {out}: it is there already. Give another name, or remove it.")
-    if not out.absolute().parent.is_dir():
-        raise OutputError(f"--out {out}: there is no folder {out.absolute().parent}.")
+    expect_writable(out, "--out")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise OutputError(
             f"--out {out}: to write .parquet install pyarrow: pip install pyarrow. A name that "

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command import documents
+from sslengine.command.new_file import expect_writable
 from sslengine.registry import import_dotted
 
 
@@ -50,6 +51,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
+    if given.picture:
+        expect_writable(given.picture, "--picture")
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     run = import_dotted("sslengine.command.explained_views:run")  # imports torch

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sslengine.command.new_file import expect_new
 from sslengine.errors import ConfigError
 from sslengine.registry import import_dotted
 
@@ -114,6 +115,7 @@ def _draw_permutations(given: argparse.Namespace) -> list[str]:
     of = "sslengine.data.augment.permutations"
     if given.file.suffix != ".npy":
         raise ConfigError(f"expected a name that ends in .npy, got {given.file}")
+    expect_new(given.file)
     try:
         drawn = import_dotted(f"{of}:distinct_permutations")(given.count, given.patches, given.seed)
     except ValueError as error:

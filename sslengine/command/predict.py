@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command import documents
+from sslengine.command.new_file import expect_writable
 from sslengine.command.text import DEVICES
 from sslengine.registry import import_dotted
 
@@ -50,6 +51,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
+    if given.picture:
+        expect_writable(given.picture, "--picture")
     if given.trust_config and "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
     with documents.apart(given.json):

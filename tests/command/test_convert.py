@@ -162,7 +162,7 @@ def test_outputs_that_are_all_alike_prove_nothing(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "mine.torch"
     out.write_bytes(b"precious")
-    assert "exists; it is not overwritten" in _error(RESNET, tmp_path / "in.pth", "vissl", out)
+    assert "it is there already" in _error(RESNET, tmp_path / "in.pth", "vissl", out)
     assert out.read_bytes() == b"precious"
 
 

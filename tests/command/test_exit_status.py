@@ -16,6 +16,7 @@ from sslengine.config.show import show
 from sslengine.errors import ConfigError, DataError, Preempted
 from tests.command.photos import write_photos
 
+TAKEN = b"neither image nor weights"
 RIGHT, FAILED, TYPED, RESUMABLE, INTERRUPTED = 0, 1, 2, 75, 130
 SIMCLR = "config=quickstart/simclr"
 
@@ -47,6 +48,7 @@ CASES: dict[str, list[tuple[int, str]]] = {
     "predict": [
         (FAILED, "{here}/run {here}/photos/dark/0.png"),
         (TYPED, "{here}/nothing {here}/photos/dark/0.png"),
+        (TYPED, "{here}/run {here}/photos/dark/0.png --picture={here}/taken.npy"),
     ],
     "export": [
         (FAILED, "{here}/run {here}/new"),
@@ -69,6 +71,7 @@ CASES: dict[str, list[tuple[int, str]]] = {
         (TYPED, "image-cache disk_foldr {here}/photos {here}/new"),
         (TYPED, "image-cache webdataset_stream {here}/photos {here}/new"),
         (TYPED, "permutations --count=5 {here}/five.txt"),
+        (TYPED, "permutations --count=5 {here}/taken.npy"),
         (TYPED, "whole-checkpoint {here}/bad.torch --out={here}/new.torch"),
     ],
     "report": [(RIGHT, "{here}/run"), (TYPED, "{here}/nothing")],
@@ -83,8 +86,16 @@ CASES: dict[str, list[tuple[int, str]]] = {
         (RIGHT, f"{SIMCLR} --count=1"),
         (TYPED, "config=quickstart/simcl"),
         (TYPED, f"{SIMCLR} --count=1 --picture={{here}}/views.xyz"),
+        (TYPED, f"{SIMCLR} --count=1 --picture={{here}}/photos/dark/0.png"),
+        (TYPED, f"{SIMCLR} --count=1 --picture={{here}}/nothing/views.png"),
     ],
-    "check": [(RIGHT, "{here}/photos"), (TYPED, "{here}/nothing")],
+    "check": [
+        (RIGHT, "{here}/photos"),
+        (TYPED, "{here}/nothing"),
+        (TYPED, "{here}/photos --resume={here}/taken.npy"),
+        (TYPED, "{here}/photos --resume={here}/photos"),
+        (TYPED, "{here}/photos --resume={here}/nothing/kept"),
+    ],
     "replay": [(TYPED, "{here}/nothing")],
     "list": [(RIGHT, "methods"), (TYPED, "method")],
     "doctor": [
@@ -105,7 +116,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_photos(folder / name, each=2)
     for name in ("broken/dark/0.png", "taken/x", "bad.torch", "taken.npy"):
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(b"neither image nor weights")
+        (folder / name).write_bytes(TAKEN)
     (folder / "empty").mkdir()
     rows = np.random.default_rng(0).normal(size=(8, 3))
     np.savez(folder / "train.npz", features=rows, labels=np.array(["cat", "dog"] * 4))
@@ -131,11 +142,15 @@ def test_of_a_command(
     verb: str, expected: int, arguments: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     given = [each.format(here=here) for each in arguments.split()]
+    photo = (here / "photos" / "dark" / "0.png").read_bytes()
     assert _status(verb, given) == expected, capfd.readouterr()
     err = capfd.readouterr().err
     assert ("error" in err) == bool(expected) or (verb, expected) == ("doctor", FAILED), err
     assert "Traceback" not in err
     assert not list(here.glob("new*"))
+    # What is there is not written over.
+    assert (here / "taken.npy").read_bytes() == TAKEN
+    assert (here / "photos" / "dark" / "0.png").read_bytes() == photo
 
 
 def test_a_verb_that_is_none() -> None:

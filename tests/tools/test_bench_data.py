@@ -71,3 +71,6 @@ def test_a_run_writes_its_times(
     assert results["simclr"]["ratio"]["list"] == 1.0
     assert {len(times) for times in results["simclr"]["cpu"].values()} == {2}
     assert "plan, pil" in capsys.readouterr().out
+    with pytest.raises(SystemExit):  # before anything is measured
+        bench.main([*options, "--json", str(into)])
+    assert f"{into}: it is there already" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from sslengine.command.config_verdicts import (
     find,
     judge,
 )
+from sslengine.errors import OutputError
 from tests.config.recipes import recipe
 
 
@@ -255,3 +256,14 @@ def test_a_command_that_was_ended_goes_on(
     asked.clear()
     main([*again, "--set", "config.SEED_VALUE=1"])  # another question
     assert len(asked) == 4
+
+
+def test_a_file_with_other_lines_is_not_added_to(tree: Path, asked: list[tuple[str, ...]]) -> None:
+    kept = tree / "verdicts.jsonl"
+    main([str(tree), "--jobs=1", f"--resume={kept}"])
+    kept.write_text(f"{kept.read_text()}my notes\n")
+    before = kept.read_bytes()
+    asked.clear()
+    with pytest.raises(OutputError, match="verdicts.jsonl: line 5 is no verdict of this command"):
+        main([str(tree), "--jobs=1", f"--resume={kept}"])
+    assert (asked, kept.read_bytes()) == ([], before)

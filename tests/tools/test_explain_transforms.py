@@ -59,6 +59,7 @@ def test_what_is_left_to_the_device_is_said(
     assert "left to the device, of a view on average: Brightness" in told
     with Image.open(picture) as device:
         seen = np.asarray(device)
+    picture.unlink()
     main([*arguments, "config.DATA.AUGMENT_BACKEND=auto"])
     assert "left to the device" not in capsys.readouterr().out
     with Image.open(picture) as workers:

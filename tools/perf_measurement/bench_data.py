@@ -344,6 +344,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--no-wall", action="store_true", help="CPU time alone")
     parser.add_argument("--json", type=Path, help="write all times here")
     options = parser.parse_args(arguments)
+    if options.json and options.json.exists():
+        parser.error(f"--json {options.json}: it is there already. Give another name.")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     images = make_images(options.images)

@@ -255,6 +255,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="JSON")
     given = parser.parse_args(arguments)
+    if given.out and given.out.exists():
+        parser.error(f"--out {given.out}: it is there already. Give another name.")
     methods = given.methods or list(METHODS)
     if unknown := sorted(set(methods) - set(METHODS)):
         parser.error(f"unknown method {unknown[0]}; known: {', '.join(METHODS)}")
