@@ -432,7 +432,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="2 images, for trying the tool")
     given = parser.parse_args(arguments)
     if given.out and given.out.exists():
-        parser.error(f"--out {given.out}: it is there already. Give another name, or remove it.")
+        parser.error(f"--out {given.out}: it is there already. Give another name.")
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("torch sees no CUDA device here. --device cpu --tiny tries the command.")
     if given.tflops is None and given.device.startswith("cuda"):
