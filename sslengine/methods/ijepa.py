@@ -34,6 +34,7 @@ from sslengine.losses.shown import ShownPatches
 from sslengine.losses.views import inputs_of
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
+from sslengine.models.trunks.initial import rescale_blocks
 from sslengine.models.trunks.patches import SinePositions, patch_grid
 from sslengine.registry import register_loss
 
@@ -52,6 +53,8 @@ class IJepaOptions:
     predictor_layers: int = 12
     # Attention heads of each of its blocks; the authors use as many as the trunk has.
     predictor_heads: int = 12
+    # The predictor begins as the authors': a later block adds less (INIT: rescaled of the trunk).
+    predictor_rescaled: bool = False
 
     def infer(self, facts: RunFacts) -> None:
         PATCHES.expect_collator(facts)
@@ -126,6 +129,8 @@ class Predictor(nn.Module):
         self.project = nn.Linear(inside, width)
         nn.init.trunc_normal_(self.hidden_token, std=0.02)
         self.apply(_initialise)
+        if options.predictor_rescaled:
+            rescale_blocks(self.blocks)
 
     def forward(
         self, context: Tensor, shown: Tensor, blocks: Tensor, grid: tuple[int, int]

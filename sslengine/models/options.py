@@ -177,6 +177,9 @@ class VisionTransformerOptions:
     SWIGLU: bool = False
     # A bias on queries, keys and values.
     QKV_BIAS: bool = False
+    # Initial weights: timm, rescaled (as in I-JEPA: a later block adds less) or xavier (as in
+    # CAPI); see sslengine/models/trunks/initial.py.
+    INIT: str = "timm"
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
     # attention kernel cannot be used.
     QK_SCALE: bool | float | None = False
@@ -193,6 +196,7 @@ class VisionTransformerOptions:
         if self.STEM != "patches" and self.PATCH_SIZE & (self.PATCH_SIZE - 1):
             yield f"PATCH_SIZE: STEM {self.STEM} needs a power of 2, got {self.PATCH_SIZE}."
         yield from one_of(self, "NORM", "LayerNorm", "RMSNorm")
+        yield from one_of(self, "INIT", "timm", "rescaled", "xavier")
         yield from self._rope_problems()
         if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
             yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."

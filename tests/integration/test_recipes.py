@@ -307,6 +307,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 300),
         "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
         "drop path": 0.1, "precision": "float16",
+        "positions of small crops": "scaled, 0.1 added to the new side",
     },
     # bytedance/ibot da316d8: README ("ViT-S/16 network on two nodes"), main_ibot.py, loader.py
     "ibot/ibot_16gpu_vits16": {
@@ -323,6 +324,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 800),
         "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
         "drop path": 0.1, "precision": "float16",
+        "positions of small crops": "scaled, 0.1 added to the new side",
     },
     # facebookresearch/dinov2 b8931f7: configs/{ssl_default_config,train/vitl16_short}.yaml, train/,
     # utils/param_groups.py, data/{augmentations,collate,masking}.py. 100 epochs of 1250 steps.
@@ -345,6 +347,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
         "frozen": {"heads.0.prototypes0.weight_v": 1250, "heads.0.prototypes0.weight_g": 1250},
         "drop path": 0.3, "precision": "float16",
+        "positions of small crops": "scaled, 0.1 added to the new side",
     },
     # facebookresearch/dinov3 6876159: configs/{ssl_default_config,train/vitl_im1k_lin834}.yaml, train/,
     # models/vision_transformer.py. 100 epochs of 1250 steps. The rate of sqrt_wrt_1024: configs/config.py,
@@ -409,8 +412,9 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                   "places": "code"},
         "model": {"HIDDEN_DIM": 1280, "NUM_LAYERS": 32, "NUM_HEADS": 16, "MLP_DIM": 5120,
                   "QKV_BIAS": True, "PATCH_SIZE": 14, "USE_CLASS_TOKEN": False,
-                  "SINE_POSITIONS": True},
-        "head": [], "loss": {"predictor_dim": 384, "predictor_layers": 12, "predictor_heads": 16},
+                  "SINE_POSITIONS": True, "INIT": "rescaled"},
+        "head": [], "loss": {"predictor_dim": 384, "predictor_layers": 12, "predictor_heads": 16,
+                             "predictor_rescaled": True},
         "teacher's momentum": [0.996 + 0.004 * p for p in POINTS],
         "drop path": 0.0, "precision": "bfloat16",
     },
@@ -425,7 +429,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "NUM_HEADS": 16, "MLP_DIM": 4096,
                   "QKV_BIAS": False, "PATCH_SIZE": 14, "USE_CLASS_TOKEN": False,
                   "REGISTER_TOKENS": 16, "DROP_PATH_UNIFORM": True, "ROPE": "corners_mixed",
-                  "NORM": "RMSNorm", "PROJ_BIAS": False},
+                  "NORM": "RMSNorm", "PROJ_BIAS": False, "INIT": "xavier"},
         "head": [], "loss": {
             "num_clusters": 16384, "student_temp": 0.12, "target_temp": 0.06, "cluster_temp": 0.12,
             "sinkhorn_iterations": 3, "positionwise": True, "clusters_lr": 0.5,
@@ -450,6 +454,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                  "sinkhorn_iterations": 3, "entropy_weight": 0.0},
         "teacher's momentum": [0.996 + 0.004 * p / 1.25 for p in POINTS],
         "drop path": 0.0, "precision": "float32",
+        "positions of small crops": "scaled", "first map of patches": "kaiming normal",
     },
     # microsoft/SimMIM d3e29bc: configs/vit_base__800ep, main_simmim.py, data/data_simmim.py, README
     "simmim/simmim_16gpu_vitb16": {
@@ -468,10 +473,11 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "drop path": 0.1, "precision": "float16",
     },
     # facebookresearch/fairseq c8bee66: examples/data2vec, config/vision/pretraining/
-    # base_imagenet_d2v1.yaml, models/data2vec_vision.py, tasks/image_pretraining.py
+    # base_imagenet_d2v1.yaml, models/data2vec_vision.py, tasks/image_pretraining.py. max_update 375300,
+    # warmup_updates 12510, of 16 x 128 images: 625 updates are an epoch.
     "data2vec/data2vec_16gpu_vitb16": {
-        "epochs": 300, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
-        "learning rate": warm_cosine(0.0005, 10, 300),
+        "epochs": 600, "batch": 2048, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(0.0005, 20, 600),
         "weight decay": constant(0.05), "decays": everything,
         "views": [[("jitter", 1.0, 0.4, 0.4, 0.4, 0.0), FLIP, crop(224, 0.08),
                    ("MaskedImageModeling", {
@@ -484,7 +490,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                   "NORM_BEFORE_POOLING": True, "INIT_VALUES": 0.0001,
                   "ATTENTION_DROPOUT_RATE": 0.05},
         "loss": {"top_layers": 6, "beta": 2.0, "momentum": 0.999, "momentum_end": 0.9998},
-        "drop path": 0.25, "precision": "float16",
+        "drop path": 0.25, "precision": "float16", "first mask token": "normal, mean 0.02 and deviation 1",
     },
     # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
     "npid/npid_8gpu_resnet50": {

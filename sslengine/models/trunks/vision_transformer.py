@@ -28,6 +28,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmVisionTransf
 from torch import Tensor, nn
 
 from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.initial import set_initial_weights
 from sslengine.models.trunks.library import Feature
 from sslengine.models.trunks.patches import (
     PatchTrunk,
@@ -76,6 +77,7 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
         self.set_features(dict(_table(options)))
         if self.cls_token is not None:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
+        set_initial_weights(self, options.INIT)
         if options.NORM == "RMSNorm":
             self.norm = nn.RMSNorm(options.HIDDEN_DIM, eps=1e-5, elementwise_affine=False)
         if options.SINE_POSITIONS:
