@@ -7,7 +7,7 @@ prints the text alone, without a traceback. A bug may still assert.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class SSLEngineError(Exception):
@@ -59,7 +59,11 @@ class TrainingError(SSLEngineError):
 
 
 class NonFiniteLossError(TrainingError):
-    """The loss became NaN or infinite."""
+    """The loss became NaN or infinite. parts: what it was made of, by name."""
+
+    def __init__(self, text: str, parts: Mapping[str, float] | None = None) -> None:
+        super().__init__(text)
+        self.parts = dict(parts or {})
 
 
 class CollapseError(TrainingError):

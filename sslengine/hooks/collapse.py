@@ -6,6 +6,7 @@ very low loss. At the end of each train phase these metrics are computed from it
     projection_std     spread of the unit-length outputs over images: 0 when all are alike
     projection_rank    RankMe of the outputs: how many dimensions they fill
     trunk_rank         RankMe of the trunk's final feature
+    trunk_rows         of how many rows that is
     input_std          spread of the images that the trunk gets: 0 when all are copies of one
     patch_spread       how far the patches of an image are from their mean direction, from 0 to 1
     loss_scale         fp16: the factor on the loss; it falls with every overflow
@@ -28,7 +29,16 @@ from sslengine.distributed.collectives import any_rank
 from sslengine.errors import CollapseError, NonFiniteLossError
 from sslengine.evaluation.spread import feature_std, rankme
 from sslengine.hooks.events import OPTIONAL, Hook, TaskView
-from sslengine.monitor.collapse import INPUT_STD, LOSS_FINITE, LOSS_SCALE, READ, Finding, findings
+from sslengine.monitor.collapse import (
+    INPUT_STD,
+    LOSS_FINITE,
+    LOSS_SCALE,
+    READ,
+    TRUNK_RANK,
+    TRUNK_ROWS,
+    Finding,
+    findings,
+)
 
 log = logging.getLogger("sslengine")
 
@@ -76,8 +86,12 @@ class LogCollapse(Hook):
     def on_exception(self, task: TaskView) -> None:
         self._stop_recording()
         if isinstance(task.exception, NonFiniteLossError):
-            task.storage.put_own(LOSS_FINITE, 0.0)
-            for each in findings([*self._ends, {LOSS_FINITE: 0.0}], task.config):
+            parts = {f"loss.{name}": value for name, value in task.exception.parts.items()}
+            end = {name: value for name, value in parts.items() if name in READ}
+            end[LOSS_FINITE] = 0.0
+            for name, value in end.items():
+                task.storage.put_own(name, value)
+            for each in findings([*self._ends, end], task.config):
                 log.error("%s", each)
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,7 +133,8 @@ class LogCollapse(Hook):
             signs["projection_std"] = feature_std(projection).item()
             signs["projection_rank"] = rankme(projection).item()
         if features is not None and len(features) > 1:
-            signs["trunk_rank"] = rankme(features).item()
+            signs[TRUNK_RANK] = rankme(features).item()
+            signs[TRUNK_ROWS] = float(len(features))
         if self._input_std is not None:
             signs[INPUT_STD] = self._input_std.item()
         patches = patches_in(self._trunk or ())

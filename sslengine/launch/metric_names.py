@@ -19,8 +19,8 @@ from sslengine.hooks.options import HooksOptions
 from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 
-OF_COLLAPSE = ("projection_std", "projection_rank", "trunk_rank", "input_std", "patch_spread",
-               "loss_scale")  # fmt: skip
+OF_COLLAPSE = ("projection_std", "projection_rank", "trunk_rank", "trunk_rows", "input_std",
+               "patch_spread", "loss_scale")  # fmt: skip
 OF_TIMER = ("seconds_per_step", "percent_in_hooks")
 OF_MEMORY = ("rss_gb", "gpu_allocated_gb", "gpu_reserved_gb")
 ANY = ".*"  # behind a name: all names that begin with it

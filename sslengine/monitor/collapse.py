@@ -7,6 +7,7 @@ Each rule is a function of this file that looks at the last phase and, where it 
 earlier ones. Metrics that are absent say nothing. remedies.py names the key to change.
 
     uniform             the teacher's entropy is ln K: its targets say nothing
+    one-hot             it is 0: each target is one prototype and knows no likeness
     more prototypes     than Sinkhorn can fill: each target is spread over many of them
     one prototype       all targets are one prototype
     fewer prototypes    less than a quarter of the prototypes that were in use
@@ -17,8 +18,9 @@ earlier ones. Metrics that are absent say nothing. remedies.py names the key to 
     KoLeo               nearest neighbours coincide, or there are none
     not finite          the loss is NaN or infinite, or every step overflows in fp16
 
-The rules of uniform targets and of one or fewer prototypes look at the targets of images and, where
-a method has them, at those of patches.
+The rules of uniform and one-hot targets and of one or fewer prototypes look at the targets of
+images and, where a method has them, at those of patches. Metrics are of one rank's batch: of fewer
+than FEWEST_ROWS rows nothing is said of how many prototypes or dimensions they fill.
 """
 
 from __future__ import annotations
@@ -35,14 +37,16 @@ Metrics = Mapping[str, float]
 ENTROPY, USED = IMAGES.entropy, IMAGES.used
 PATCH_ENTROPY, PATCH_USED = PATCHES.entropy, PATCHES.used
 KOLEO, INFORMATION = "loss.koleo", "loss.image_information"
-TRUNK_RANK, PATCH_SPREAD, INPUT_STD = "trunk_rank", "patch_spread", "input_std"
+TRUNK_RANK, TRUNK_ROWS = "trunk_rank", "trunk_rows"
+PATCH_SPREAD, INPUT_STD = "patch_spread", "input_std"
 LOSS_FINITE, LOSS_SCALE = "loss_finite", "loss_scale"
-READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, KOLEO, INFORMATION, TRUNK_RANK, PATCH_SPREAD,
-        INPUT_STD, LOSS_FINITE, LOSS_SCALE)  # fmt: skip
+READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, KOLEO, INFORMATION, TRUNK_RANK, TRUNK_ROWS,
+        PATCH_SPREAD, INPUT_STD, LOSS_FINITE, LOSS_SCALE)  # fmt: skip
 
 SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
 ALIKE_RANK, ALIKE_SPREAD, ALIKE_INPUT = 1.5, 0.05, 1e-6
+FEWEST_ROWS = 8  # of the trunk, to judge how many dimensions or prototypes they fill
 COINCIDE = 14.0  # KoLeo of two views: a mean distance of exp(-7), 1e-3
 COPIES = (
     "Look at the images of config.DATA.TRAIN (`sslengine doctor FOLDER` counts copies) and at "
@@ -100,6 +104,15 @@ def _uniform(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
             yield Finding(f"uniform {targets.of}targets", value, advice)
 
 
+def _one_hot(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+    for targets in (IMAGES, PATCHES):
+        entropy = ends[-1].get(targets.entropy, math.nan)
+        if entropy < SAYS_NOTHING and ends[-1].get(targets.used, 0.0) >= 2.0:
+            value = f"the teacher's entropy is {abs(entropy):.3f}"
+            advice = run.softer(targets) or run.lower_rate()
+            yield Finding(f"one-hot {targets.of}targets", value, advice)
+
+
 def _more_prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     entropy = ends[-1].get(ENTROPY, 0.0)
     if entropy < SPREAD * math.log(run.prototypes()) or run.is_uniform(entropy):
@@ -110,9 +123,9 @@ def _more_prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding
 
 
 def _prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
-    for targets in (IMAGES, PATCHES):
+    for targets in (IMAGES, PATCHES) if _rows(ends[-1]) >= FEWEST_ROWS else ():
         used = ends[-1].get(targets.used, math.nan)
-        most = max(each.get(targets.used, 0.0) for each in ends)
+        most = _most(targets.used, ends)
         of_all = f"{used:.1f} of {run.prototypes(targets):g} prototypes are in use"
         advice = run.fixed_centre() or run.slow_teacher() or run.sinkhorn()
         if used < 2.0:
@@ -138,8 +151,10 @@ def _positions(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
 
 
 def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+    if _rows(ends[-1]) < FEWEST_ROWS:
+        return
     rank = ends[-1].get(TRUNK_RANK, math.nan)
-    most = max(each.get(TRUNK_RANK, 0.0) for each in ends)
+    most = _most(TRUNK_RANK, ends)
     advice = run.slow_teacher() or run.lower_rate()
     if rank < ALIKE_RANK:
         yield Finding("equal images", f"RankMe of the trunk is {rank:.2f}", advice)
@@ -162,16 +177,16 @@ def _koleo(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     if value == 0.0:
         advice = "It needs two images per rank: raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"
         over = run.set("koleo_over_ranks", "true")
-        yield Finding(
-            "KoLeo", "no image has a neighbour", f"{advice}, or, of several ranks: {over}"
-        )
+        advice += f", or, of several ranks: {over}" if over else "."
+        yield Finding("KoLeo", "no image has a neighbour", advice)
     elif value > COINCIDE:
         advice = (
             "Nearest images have the same features: copies of an image in the batch, or a "
-            "trunk that has collapsed. Remove the copies, or: "
+            "trunk that has collapsed. Remove the copies"
         )
         weight = run.set("koleo_weight", 0)
-        yield Finding("KoLeo", f"it is {value:.1f}", advice + weight)
+        advice += f", or: {weight}" if weight else "."
+        yield Finding("KoLeo", f"it is {value:.1f}", advice)
 
 
 def _not_finite(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
@@ -180,10 +195,21 @@ def _not_finite(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     if finite and not scale < 1.0:
         return
     value = "the loss is not finite" if not finite else f"the loss scale is down at {scale:.1e}"
-    yield Finding("not finite", value, run.without_fp16() or run.lower_rate())
+    advice = run.without_fp16() or run.softer(IMAGES, times=0.1) or run.softer(PATCHES, times=0.1)
+    yield Finding("not finite", value, advice or run.lower_rate())
+
+
+def _rows(end: Metrics) -> float:
+    """Of the trunk's features; runs of older versions do not say it, and count as many."""
+    return end.get(TRUNK_ROWS, math.inf)
+
+
+def _most(name: str, ends: Sequence[Metrics]) -> float:
+    """The largest so far, of no more rows than the last ones."""
+    return max(each.get(name, 0.0) for each in ends if _rows(each) <= _rows(ends[-1]))
 
 
 _RULES: tuple[Callable[[Sequence[Metrics], Remedies], Iterator[Finding]], ...] = (
-    _uniform, _more_prototypes, _prototypes, _positions, _equal_images, _equal_patches, _koleo,
-    _not_finite,
+    _uniform, _one_hot, _more_prototypes, _prototypes, _positions, _equal_images, _equal_patches,
+    _koleo, _not_finite,
 )  # fmt: skip

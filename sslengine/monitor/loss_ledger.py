@@ -106,7 +106,7 @@ class LossLedger:
                 parts = dict(zip(each.names, read, strict=True))
                 entry = LossEntry(each.iteration, parts, each.batch_size)
                 if self.check_finite and not all(map(math.isfinite, read)):
-                    raise NonFiniteLossError(_not_finite(entry, each.samples))
+                    raise NonFiniteLossError(_not_finite(entry, each.samples), parts)
                 self._unread.append(entry)
                 self.phase_losses.append(parts[MAIN] * each.batch_size)
                 self.phase_samples += each.batch_size

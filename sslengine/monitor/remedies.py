@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sslengine.registry import component_key
+
 UNIFORM = 0.99  # of ln K
 SPREAD = 0.5  # of ln K: the least entropy of N equal shares of K > N prototypes is ln(K / N)
 SLOW_TEACHER = 0.9
@@ -27,14 +29,15 @@ class Targets(NamedTuple):
 IMAGES = Targets(
     "", "loss.teacher_entropy", "loss.prototypes_used",
     ("num_prototypes", "num_clusters", "output_dim"),
-    {"teacher_temp_max": 0.4, "target_temp": 0.5, "sharpen": 0.25, "temperature": 0.1},
+    {"teacher_temp_max": 0.4, "teacher_temp_min": 0.4, "target_temp": 0.5, "sharpen": 0.25,
+     "temperature": 0.1},
 )  # fmt: skip
 PATCHES = Targets(
     "patch ",
     "loss.patch_teacher_entropy",
     "loss.patch_prototypes_used",
     ("patch_output_dim",),
-    {"patch_temp_max": 0.4},
+    {"patch_temp_max": 0.4, "patch_temp_min": 0.4},
 )
 
 
@@ -43,7 +46,7 @@ class Remedies:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
-        self.method = str(config["LOSS"]["name"])
+        self.method = component_key(str(config["LOSS"]["name"]))
         self.options: Mapping[str, Any] = config["LOSS"].get(self.method) or {}
 
     def get(self, option: str, absent: float = math.nan) -> float:
@@ -52,26 +55,42 @@ class Remedies:
         return float(value) if isinstance(value, (int, float)) else absent
 
     def set(self, option: str, value: Any) -> str:
+        """Empty for a method without this option."""
+        if option not in self.options:
+            return ""
         return f"Set config.LOSS.{self.method}.{option}={value} (now {self.options[option]})."
 
     def prototypes(self, targets: Targets = IMAGES) -> float:
         """K: how many scores a target has."""
-        return next((self.get(each) for each in targets.sizes if each in self.options), math.nan)
+        found = next((self.get(each) for each in targets.sizes if each in self.options), math.nan)
+        return found if found > 0 else math.nan
 
     def is_uniform(self, entropy: float, targets: Targets = IMAGES) -> bool:
         return entropy >= UNIFORM * math.log(self.prototypes(targets))
 
     def sharper(self, targets: Targets, times: float = 0.0) -> str:
         """What to set for sharper targets, if an option is so many times its usual value."""
-        student = self.get("student_temp", 0.1)
-        usual = {name: round(value * (student if "_temp" in name else 1.0), 3)
-                 for name, value in targets.flat.items() if name in self.options}  # fmt: skip
+        usual = self._usual(targets)
         suspect = max(usual, key=lambda name: self.get(name) / usual[name], default="")
         if not suspect or self.get(suspect) < times * usual[suspect]:
             return ""
         now, lower = self.get(suspect), usual[suspect]
         lower = lower if now > lower else max(0.02, round(now / 2, 3))
         return f"The targets are too flat. {self.set(suspect, lower)}"
+
+    def softer(self, targets: Targets, times: float = 1.0) -> str:
+        """What to set for softer targets: all options below so many times their usual values."""
+        low = {name: value for name, value in self._usual(targets).items()
+               if self.get(name) < times * value}  # fmt: skip
+        if not low:
+            return ""
+        return f"The targets are too sharp. {' '.join(self.set(*each) for each in low.items())}"
+
+    def _usual(self, targets: Targets) -> dict[str, float]:
+        """The usual values of the method's options that make targets flat."""
+        student = self.get("student_temp", 0.1)
+        return {name: round(value * (student if "_temp" in name else 1.0), 3)
+                for name, value in targets.flat.items() if name in self.options}  # fmt: skip
 
     def rows(self) -> float:
         """How many rows Sinkhorn assigns to prototypes together; NaN if it does not."""
@@ -82,7 +101,7 @@ class Remedies:
             return math.nan  # all patches
         ranks = self.config["DISTRIBUTED"]
         images = self.config["DATA"]["TRAIN"]["BATCHSIZE_PER_REPLICA"]
-        views = 1 if "positionwise" in self.options else 2
+        views = 1 if {"positionwise", "sharpen"} & {*self.options} else 2  # with a target
         return float(views * images * ranks["NUM_NODES"] * ranks["NUM_PROC_PER_NODE"])
 
     def fewer_prototypes(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,17 @@ from sslengine.monitor.collapse import (
     ENTROPY,
     INFORMATION,
     INPUT_STD,
+    KOLEO,
+    LOSS_FINITE,
     LOSS_SCALE,
+    PATCH_ENTROPY,
     PATCH_USED,
+    TRUNK_ROWS,
     USED,
     findings,
 )
 from sslengine.precision import TorchAmp
+from tests.teachers import needed
 
 TINY = {
     "DATA.NUM_DATALOADER_WORKERS": "0", "DATA.TRAIN.BATCHSIZE_PER_REPLICA": "8",
@@ -45,7 +52,7 @@ def train(folder: Path, recipe: str, **of_loss: Any) -> int:
     of = {key if "." in key else f"LOSS.{recipe}_loss.{key}": v for key, v in of_loss.items()}
     values = {**TINY, **of, "CHECKPOINT.DIR": folder}
     given = [f"config.{key}={value}" for key, value in values.items()]
-    return main([f"config=quickstart/{recipe}", *given])
+    return main([f"config=quickstart/{recipe}", *needed(recipe), *given])
 
 
 def advice(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -89,7 +96,7 @@ DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "few rows": ("dinov2", {"MODEL.HEAD.PARAMS.0.1.num_clusters": [4096]},
                  "more prototypes than rows", "num_clusters in config.MODEL.HEAD.PARAMS to 16"),
     "few rows of msn": ("msn", {"num_prototypes": 4096, "sharpen": 0.5},
-                        "more prototypes than rows", "config.LOSS.msn_loss.num_prototypes to 16"),
+                        "more prototypes than rows", "config.LOSS.msn_loss.num_prototypes to 8"),
     "one image per rank": ("dinov2", {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 1,
                                       "DATA.TRAIN.DATA_LIMIT": 4},
                            "KoLeo", "raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"),
@@ -105,12 +112,29 @@ DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
          "{name: linear, start_value: 0.0, end_value: 6.0}"},
         "fewer dimensions", "config.OPTIMIZER.param_schedulers.lr: the highest is 6, try 2",
     ),
+    "cold": ("dino", {"teacher_temp_min": 1e-5, "teacher_temp_max": 1e-5}, "one-hot targets",
+             "config.LOSS.dino_loss.teacher_temp_max=0.04 (now 1e-05)"),
+    "cold patches": ("ibot", {"patch_temp_min": 1e-5, "patch_temp_max": 1e-5},
+                     "one-hot patch targets", "config.LOSS.ibot_loss.patch_temp_max=0.04 (now 1e"),
+    "sharp": ("msn", {"sharpen": 1e-5, "sinkhorn_iterations": 0}, "one-hot targets",
+              "config.LOSS.msn_loss.sharpen=0.25 (now 1e-05)"),
+    "too sharp to be numbers": ("msn", {"LOSS.msn_loss.temperature": 1e-4}, "not finite",
+                                "config.LOSS.msn_loss.temperature=0.1 (now 0.0001)"),
+    "no teacher of dinov3": ("dinov3", {"momentum": 0, **rate(0.1), **NEVER_FROZEN},
+                             "uniform targets", "config.LOSS.dinov3_loss.momentum=0.99 (now 0"),
+    "equal features of data2vec": ("data2vec", {"momentum": 0, "OPTIMIZER.num_epochs": 4,
+                                                **rate(3.0)}, "equal images",
+                                   "config.LOSS.data2vec_loss.momentum=0.99 (now 0"),
+    "equal patches of simmim": ("simmim", rate(1.0), "equal patches",
+                                "config.OPTIMIZER.param_schedulers.lr: the highest is 1, try 0.33"),
+    "rate of distillation": ("distillation", {**rate(1e30), "OPTIMIZER.name": "sgd"}, "not finite",
+                             "config.OPTIMIZER.param_schedulers.lr: the highest is 1e+30"),
     "rate": ("simclr", {**rate(1e30), "OPTIMIZER.name": "sgd"}, "not finite",
              "config.OPTIMIZER.param_schedulers.lr: the highest is 1e+30, try 3.3e+29"),
 }  # fmt: skip
 
 
-QUICK = ("no centre",)
+QUICK = ("no centre", "cold")
 WAYS = [pytest.param(way, marks=() if way in QUICK else pytest.mark.slow) for way in DEATHS]
 
 
@@ -136,6 +160,47 @@ def test_copies_among_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "Set config.LOSS.dinov2_loss.koleo_weight=0 (now 0.1)" in found["KoLeo"]
 
 
+OWN = """
+import torch
+from sslengine.methods.base import Method
+
+class Spread(Method):
+    def __init__(self, value: float = 0.0):
+        super().__init__()
+        self.value = value
+
+    def forward(self, output, sample, step):
+        return {"loss": output.square().mean(), "koleo": torch.full((), self.value)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "said"),
+    [("0.0", 0, "no image has a neighbour"), ("20.0", 0, "it is 20.0"), ("inf", 1, "it is inf")],
+)
+def test_koleo_of_a_method_without_its_options(
+    value: str, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "spread.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "spread", raising=False)
+    of = {**TINY, "OPTIMIZER.num_epochs": 1, "CHECKPOINT.DIR": tmp_path / "run"}
+    given = [f"config.{key}={each}" for key, each in of.items()]
+    own = ["config.LOSS.name=spread:Spread", f"+config.LOSS.Spread={{value: {value}}}"]
+    assert main(["config=quickstart/simclr", *own, *given]) == status
+    assert f"KoLeo: {said}. " in "".join(capsys.readouterr())
+    found = advice(tmp_path / "run", capsys)["KoLeo"]
+    assert found.endswith(("BATCHSIZE_PER_REPLICA.", "Remove the copies."))
+
+
+@pytest.mark.slow
+def test_two_rows_are_no_sign(tmp_path: Path) -> None:
+    """An image on a rank: RankMe of its two views is at most 2."""
+    one = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": "1", "DATA.TRAIN.DATA_LIMIT": "16"}
+    assert train(tmp_path, "ibot", **one, **{"HOOKS.STOP_ON_COLLAPSE": "true"}) == 0
+
+
 @pytest.fixture
 def fp16_anywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """fp16 with a loss scale on the CPU too, where the engine refuses it because it is slow."""
@@ -147,12 +212,14 @@ def fp16_anywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["ibot", "dinov2"])
 def test_images_that_fp16_cannot_hold(
+    recipe: str,
     fp16_anywhere: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not normalised: the values of pixels reach 500,000, fp16 ends at 65,504."""
+) -> None:  # fmt: skip
+    """Not normalised: the values of pixels reach 500,000, fp16 ends at 65,504. KoLeo is NaN."""
     large = {"DATA.TRAIN.TRANSFORMS.4.std": [1e-6] * 3}
-    assert train(tmp_path / "run", "ibot", **large, **fp16_anywhere) == 1
+    assert train(tmp_path / "run", recipe, **large, **fp16_anywhere) == 1
     text = "".join(capsys.readouterr())
     assert "not finite: the loss is not finite. fp16 overflows." in text
     assert "config.MACHINE.PRECISION=bf16" in advice(tmp_path / "run", capsys)["not finite"]
@@ -229,6 +296,13 @@ def _config(**amp: Any) -> dict[str, Any]:
         ([{"trunk_rank": 20.0}, {"trunk_rank": 5.1}], {}, []),
         ([{PATCH_USED: 40.0}, {PATCH_USED: 8.0}], {}, ["fewer patch prototypes", "sinkhorn"]),
         ([{"trunk_rank": 1.1}], {}, ["equal images", "0.3, try 0.1"]),
+        ([{"trunk_rank": 1.1, TRUNK_ROWS: 8}], {}, ["equal images", "0.3, try 0.1"]),
+        ([{"trunk_rank": 1.1, TRUNK_ROWS: 2, USED: 1.0}], {}, []),
+        ([{"trunk_rank": 40.0, TRUNK_ROWS: 64}, {"trunk_rank": 7.0, TRUNK_ROWS: 8}], {}, []),
+        ([{ENTROPY: 0.0, USED: 40.0}], {}, ["one-hot targets", "0.3, try 0.1"]),
+        ([{PATCH_ENTROPY: 0.01, PATCH_USED: 40.0}], {}, ["one-hot patch targets", "try 0.1"]),
+        ([{ENTROPY: 0.5, USED: 40.0}], {}, []),
+        ([{KOLEO: math.nan, LOSS_FINITE: 0.0}], {}, ["not finite", "AMP_DTYPE=bfloat16"]),
         ([{"trunk_rank": 1.1, INPUT_STD: 0.0}], {}, ["equal images", "`sslengine doctor FOLDER`"]),
         ([{INFORMATION: 0.01}], {}, ["targets without images", "0.3, try 0.1"]),
         ([{INFORMATION: 0.03}], {}, []),
