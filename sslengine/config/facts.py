@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,6 +30,8 @@ class RunFacts:
     sync_batch_norm: bool = False
     # Whether the run has test phases.
     test_phases: bool = False
+    # Whether the folder of the run has checkpoints, from which it goes on.
+    resumes: bool = False
     seed: int = 0
     # 0 and empty until the dataset is open.
     num_train_samples: int = 0
@@ -60,6 +63,7 @@ def run_facts(config: DictConfig) -> RunFacts:
         patch_size=_patch_size(config.MODEL.TRUNK),
         label_type=train.LABEL_TYPE,
         test_phases=config.TEST_MODEL,
+        resumes=any(Path(config.CHECKPOINT.DIR, "checkpoints").glob("*")),
         seed=config.SEED_VALUE,
         sync_batch_norm=bool(config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN),
     )

@@ -11,6 +11,9 @@ training, whose patches still know where things are. It does not follow the mode
     gram_teacher: {}                         the teacher as it is at the start of this run
     gram_refresh: 10000                      from then on the teacher of every so many updates
 
+Checkpoints have its weights: a run resumes when the folder is gone, if the Gram teacher has the
+layers of the model, or is one of timm's.
+
 It sees the same crops, or larger ones of the same parts of the images, from which the collator
 makes the model's (`spread_masks_collator: {resized_to: 256}`); its patches are then resized to the
 model's grid. So training has three steps, each from the weights of the one before: without
@@ -29,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -86,6 +90,7 @@ class DINOv3Loss(DINOv2Loss):
 
     def __init__(self, options: DINOv3Options, run: RunFacts) -> None:
         super().__init__(options, run)
+        self._resumes = run.resumes
         if options.gram_weight:
             follows = _Follows(self.teacher, options.gram_refresh, options.gram_refreshes)
             self.gram = GramTeacher(None, follows)
@@ -97,10 +102,13 @@ class DINOv3Loss(DINOv2Loss):
 
     def _gram_trunk(self, model: nn.Module) -> nn.Module:
         given = self.options.gram_teacher
-        if not (given.weights or given.timm):
+        # Of a resumed run, at the first call, the checkpoint has the weights.
+        gone = given.weights and not Path(given.weights).exists()
+        gone = gone and self._resumes and not hasattr(self.gram, "trunk")
+        if not given.timm and (gone or not given.weights):
             return frozen_copy(trunk_with_heads(model, self.loss_name).trunk)
         network = FrozenNetwork(given, f"{self.options.where}.gram_teacher", features=["lastPATCH"])
-        network.load(model)
+        network.load(model, weights=not gone)
         return network.network.trunk
 
     def weights(self) -> dict[str, float]:

@@ -77,9 +77,10 @@ class FrozenNetwork(nn.Module):
         self.options, self.where, self.heads, self.features = options, where, heads, features
         self.register_buffer(HASH, torch.zeros(32, dtype=torch.uint8))
 
-    def load(self, model: nn.Module) -> None:
+    def load(self, model: nn.Module, weights: bool = True) -> None:
         """Build it and load its weights, once. model: that of the run, for images of its channels.
 
+        weights: false: a checkpoint will give them, a file of weights is not read.
         On the meta device, before a launch, weights are not read.
         """
         if hasattr(self, "network"):
@@ -87,7 +88,7 @@ class FrozenNetwork(nn.Module):
         channels = getattr(getattr(model, "trunk", None), "in_chans", None) or RGB
         hashed: Tensor = getattr(self, HASH)
         with torch.random.fork_rng(devices=[]):
-            network = self._built(channels, read_weights=not hashed.is_meta)
+            network = self._built(channels, weights, read_weights=weights and not hashed.is_meta)
         if not hashed.is_meta:
             hashed.copy_(torch.tensor([*digest(network)], dtype=torch.uint8))
         self.network = network.requires_grad_(False).to(hashed.device)
@@ -106,15 +107,18 @@ class FrozenNetwork(nn.Module):
             output = output[0]
         return step.full(output)
 
-    def _built(self, channels: int, read_weights: bool) -> Model:
+    def _built(self, channels: int, needed: bool, read_weights: bool) -> Model:
         if not (self.options.weights or self.options.timm):
             raise ConfigError(
                 f"{self.where}.weights: expected the folder of a trained run, or a file of weights "
                 f"and {self.where}.timm, the name of their network."
             )
         folder = Path(self.options.weights)
-        if self.options.weights and not folder.exists():
-            raise ConfigError(f"{self.where}.weights: there is no file or folder {folder}.")
+        if needed and self.options.weights and not folder.exists():
+            raise ConfigError(
+                f"{self.where}.weights: there is no file or folder {folder.absolute()}. If it was "
+                f"moved, set this key to its place."
+            )
         try:
             return self._of_timm(channels, read_weights) if self.options.timm else self._of_run(
                 folder, channels, read_weights

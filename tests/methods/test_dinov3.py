@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sslengine.checkpoint import files
 from sslengine.config.facts import RunFacts
 from sslengine.data.batch.block_masks import spread_masks_collator
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError, TrainingError
+from sslengine.launch.cli import main as command
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
 from sslengine.methods.dinov3 import DINOv3Loss, DINOv3Options, GramTeacher
@@ -194,6 +197,43 @@ def test_three_steps_each_from_the_one_before(tmp_path: Path) -> None:
         assert gram
         for name, each in gram.items():
             assert torch.equal(each, teacher[name]), name
+
+
+ROUTE = "config.MODEL.MULTI_INPUT_HEAD_MAPPING.0.1"
+SMALL = [
+    "config=quickstart/dinov3", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=4", "config.LOG_FREQUENCY=1000",
+    "config.DATA.TRAIN.DATA_LIMIT=8", "config.DATA.NUM_DATALOADER_WORKERS=0",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=1",
+]  # fmt: skip
+
+
+def test_resumes_without_the_folder_of_its_gram_teacher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def run(folder: Path, epochs: int, *more: str) -> int:
+        of = f"config.CHECKPOINT.DIR={folder}", f"config.OPTIMIZER.num_epochs={epochs}"
+        return command([*SMALL, *of, *more])
+
+    anchored = [f"config.LOSS.dinov3_loss.gram_teacher.weights={first}",
+                "config.LOSS.dinov3_loss.gram_weight=2",
+                f"{ROUTE}.feat_names=[lastCLS,lastPATCH,lastCLS,lastBLK]",
+                f"{ROUTE}.head_index=[0,1,2,2]"]  # fmt: skip
+    assert run(first, 1) == run(second, 1, *anchored) == 0
+    of_first = trunk(files.newest(first / "checkpoints")[1]["classy_state_dict"]["loss"],
+                     "teacher.module.trunk.")  # fmt: skip
+    shutil.rmtree(first)
+    assert run(second, 2, *anchored) == 0
+    state = files.newest(second / "checkpoints")[1]["classy_state_dict"]
+    assert state["num_updates"] == 4
+    gram = trunk(state["loss"], "gram.trunk.")
+    assert gram.keys() == of_first.keys()
+    floats = [name for name, each in gram.items() if each.is_floating_point()]
+    assert all(torch.equal(gram[name], of_first[name]) for name in floats)
+    assert run(tmp_path / "third", 1, *anchored) == 2
+    said = f"gram_teacher.weights: there is no file or folder {first}. If it was moved, set this"
+    assert said in capsys.readouterr().err
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train
-from sslengine.errors import CheckpointError, TrainingError
+from sslengine.errors import CheckpointError, ConfigError, TrainingError
 from sslengine.methods.base import Step, callbacks
 from sslengine.methods.distillation import DistillationLoss, DistillationOptions
 from sslengine.models.frozen import FrozenOptions, digest
@@ -142,6 +143,20 @@ def test_a_run_is_not_resumed_with_another_teacher(tmp_path: Path) -> None:
     changed["LOSS"]["distillation_loss"]["teacher"]["weights"] = str(tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match="has other weights than the teacher of the run"):
         make_task(tmp_path / "second", [], **changed).set_classy_state(keep.state)
+
+
+def test_resumes_when_the_teacher_has_moved_and_its_place_is_said(tmp_path: Path) -> None:
+    """Its weights are not in checkpoints."""
+    moved = Path(shutil.copy(weights_of_timms(), tmp_path / "here.pth"))
+    changes = of_run()
+    changes["LOSS"]["distillation_loss"]["teacher"]["weights"] = str(moved)
+    assert train(make_run(tmp_path / "run", OPTIMIZER__num_epochs=1, **changes))
+    moved = moved.rename(tmp_path / "there.pth")
+    with pytest.raises(ConfigError, match=r"teacher.weights: there is no file or folder /.*here"):
+        train(make_run(tmp_path / "run", OPTIMIZER__num_epochs=2, **changes))
+    changes["LOSS"]["distillation_loss"]["teacher"]["weights"] = str(moved)
+    allowed = {"CHECKPOINT__ALLOW_CHANGED_CONFIG": True}
+    assert train(make_run(tmp_path / "run", OPTIMIZER__num_epochs=2, **changes, **allowed))
 
 
 def test_what_is_refused() -> None:
