@@ -124,7 +124,8 @@ def test_presets_of_batches_follow_the_rules_of_the_page(recipe: str, photos: Pa
     usual, preset = (config.LOSS[f"{method}_loss"] for config in configs)
     highest = configs[1].OPTIMIZER.param_schedulers.lr.schedulers[0].end_value
     assert highest == pytest.approx(0.0005 * times**0.5)
-    clusters = "num_prototypes" if method == "msn" else "output_dim"
+TEMPERATURES = [f"{part}_temp_{end}" for part in ("teacher", "patch") for end in ("min", "max")]
+    clusters = {"msn": "num_prototypes", "capi": "num_clusters"}.get(method, "output_dim")
     assert preset[clusters] == usual[clusters] * times
     assert 1 - preset.momentum == pytest.approx((1 - usual.momentum) * times, abs=1e-4)
     if method in ("dino", "ibot"):
@@ -140,6 +141,8 @@ def test_a_preset_trains_what_it_says(photos: Path, tmp_path: Path) -> None:
         tmp_path / "a folder with a long name, in which spaces are, " / "and one more in it" / "run"
     )
     small = ["--model=resnet10t", *SMALL, "--batch-size=4"]
+    assert preset.get("koleo_over_ranks", True)
+    assert [preset.get(key) for key in TEMPERATURES] == [usual.get(key) for key in TEMPERATURES]
     assert main(["train", str(photos), "--recipe=dino/batch32", *small, "--out", str(out)]) == 0
     kept = torch.load(out / "checkpoints" / "checkpoint.torch", weights_only=False)
     heads = kept["classy_state_dict"]["base_model"]["model"]["heads"]
