@@ -28,6 +28,8 @@ from yaml import YAMLError
 from sslengine.errors import ConfigError, nearest
 
 _SELF = "_self_"
+# What is added to a config, and no config by itself.
+_FORMS = "forms/"
 _GLOBAL = "_global_"
 _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)\s*$")
 
@@ -117,7 +119,9 @@ class Files:
         return next((file for file in found if under and file.is_file()), None)
 
     def _missing(self, path: str, inside: tuple[str, ...]) -> str:
-        wanted, known = path.removeprefix("/config/"), self.known()
+        wanted = path.removeprefix("/config/")
+        added = wanted.startswith(_FORMS)
+        known = [each for each in self.known() if added or not each.startswith(_FORMS)]
         hint = nearest(wanted, known) or nearest(wanted.rsplit("/", 1)[-1], known)
         by = f"{inside[0]}: " if len(inside) == 1 else f"{inside[-1].removeprefix('/')}: {path}: "
         places = ", ".join(map(str, self.folders))
