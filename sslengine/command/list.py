@@ -18,8 +18,9 @@ from fnmatch import fnmatch
 from sslengine import catalog, registry
 from sslengine.command import documents
 from sslengine.command.networks import names_of, trunks
-from sslengine.command.recipes import PHOTOS, SMALL, methods, methods_with_forms
+from sslengine.command.recipes import PHOTOS, QUICK, SMALL, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
+from sslengine.errors import listing, nearest
 from sslengine.export import FORMATS
 from sslengine.registry import load_plugins
 
@@ -28,7 +29,7 @@ assert catalog  # importing it declares all names
 
 def _recipes() -> list[str]:
     root = shipped_configs()
-    kinds = (PHOTOS, SMALL, "quickstart", "pretrain")
+    kinds = (PHOTOS, SMALL, QUICK, "pretrain")
     found = (path for kind in kinds for path in sorted((root / kind).rglob("*.yaml")))
     files = (path.relative_to(root).with_suffix("").as_posix() for path in found)
     return [*methods_with_forms(), *files]
@@ -56,12 +57,20 @@ KINDS: dict[str, Callable[[], Sequence[str]]] = {
 }
 
 
+def _kind(given: str) -> str:
+    if given in KINDS:
+        return given
+    hint = nearest(given, KINDS)
+    raise argparse.ArgumentTypeError(f"{given!r} is no list. {hint} There are: {listing(KINDS)}")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sslengine list", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("kind", choices=tuple(KINDS), metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("kind", type=_kind, choices=tuple(KINDS), metavar="KIND",
+                        help=", ".join(KINDS))  # fmt: skip
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="with * and ?, in quotes")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE",
                         help="a module of yours that registers components")  # fmt: skip
