@@ -25,6 +25,8 @@ assert catalog  # importing it declares all names
 LIBRARIES = ("timm", "torchvision")
 # Modules of timm whose networks take images of another side, by an argument.
 TRANSFORMERS = ("vision_transformer", "deit", "eva", "beit")
+# The trunk of sslengine's that can leave patches out, and one of timm's.
+SHOWING, A_VIT = "vision_transformer", "vit_small_patch16_224"
 # The side of images that most networks are made for.
 SIDE = 224
 _DECORATED = re.compile(r"^@register_model(?:\(.*?\))?\n(?:@.*\n)*def (\w+)\(", re.M)
@@ -60,11 +62,8 @@ class Network:
                     f"--pretrained: {self.name} is a trunk of sslengine's or of a plugin's, which "
                     f"has no weights that were trained elsewhere. Give a file with --weights."
                 )
-            sized = self.section if side != SIDE and self.section else ""
-            return {
-                "MODEL.TRUNK.NAME": self.name,
-                **({f"MODEL.TRUNK.{sized}.IMAGE_SIZE": side} if sized else {}),
-            }
+            sized = f"MODEL.TRUNK.{self.section}.IMAGE_SIZE" if self.section else ""
+            return {"MODEL.TRUNK.NAME": self.name, **({sized: side} if sized else {})}
         section = f"MODEL.TRUNK.{self.library.upper()}"
         arguments = dict(self._arguments(side, many_views))
         return {
@@ -98,27 +97,55 @@ class Network:
         return next((key for key in found if hasattr(made_by, "IMAGE_SIZE")), "")
 
     @property
-    def patch_side(self) -> int:
-        """Of a network whose patches are masked."""
+    def patch_side(self) -> int | None:
+        """Of a network that embeds patches."""
         if self.library == "timm":
-            import timm
-            import torch
+            embed: Any = getattr(self._on_meta(), "patch_embed", None)
+            return int(embed.feat_ratio()) if hasattr(embed, "feat_ratio") else None
+        if not self.library and self.section:
+            made_by: Any = TRUNKS.options(self.name)
+            return getattr(made_by(), "PATCH_SIZE", None)
+        return None
 
-            with torch.device("meta"):
-                embed = getattr(timm.create_model(self.name), "patch_embed", None)
-            side = getattr(embed, "patch_size", None)
-            if side:
-                return int(side[0])
-        elif not self.library and self.section:
-            return int(getattr(TRUNKS.options(self.name)(), "PATCH_SIZE", 0)) or _no_patches(self)  # type: ignore[misc]
-        return _no_patches(self)
+    @property
+    def can_leave_patches_out(self) -> bool:
+        """Of a plugin's trunk the launch says it."""
+        if self.library == "timm":
+            return bool(import_dotted("sslengine.models.trunks.shown:can_show")(self._on_meta()))
+        shipped = self.name in TRUNKS and TRUNKS.owner(self.name).startswith("sslengine.")
+        return not self.library and (self.name == SHOWING or not shipped)
+
+    @property
+    def pools_class_token(self) -> bool:
+        """By default, of timm's ViT: another pool needs no other layers then."""
+        made_by = import_dotted("timm.models.vision_transformer:VisionTransformer")
+        if self.library != "timm" or not isinstance(self._on_meta(), made_by):
+            return False
+        return bool(self._on_meta().global_pool == "token")
+
+    def _on_meta(self) -> Any:
+        return _timm_on_meta(self.name)
+
+    def expect_for(self, method: str, masks: bool, leaves_out: bool) -> None:
+        """Raise a ConfigError if the method hides patches, or leaves them out, and this cannot."""
+        lacks = "cannot leave patches out" if leaves_out and not self.can_leave_patches_out else ""
+        if masks and not self.patch_side:
+            lacks = "is no network of timm's that embeds patches"
+        if lacks:
+            raise ConfigError(
+                f"--model: {method} trains on a part of an image's patches, and {self.name!r} "
+                f"{lacks}. Name {SHOWING}, or a vision transformer of timm's, such as {A_VIT}."
+            )
 
 
-def _no_patches(network: Network) -> int:
-    raise ConfigError(
-        f"--model: this method masks patches, and {network.name!r} is no network of timm's that "
-        f"embeds patches. Name a vision transformer, such as vit_small_patch16_224."
-    )
+@cache
+def _timm_on_meta(name: str) -> Any:
+    """Without memory for its weights."""
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        return timm.create_model(name)
 
 
 def find(given: str) -> Network:

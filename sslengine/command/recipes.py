@@ -5,6 +5,7 @@
     --recipe dino/1gpu/continued         two forms
     --recipe dinov2/batch64              and configs/forms/dinov2/batch64.yaml
     --recipe simclr/cpu                  configs/small/simclr.yaml: small images, a CPU
+    --recipe dino/cpu                    configs/quickstart/dino.yaml, where there is none of small/
     --recipe quickstart/simclr           any config
 
 A form that names a machine is trained as written: only --method looks at this machine.
@@ -17,14 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sslengine.command import columns
+from sslengine.command import columns, sides
 from sslengine.command.networks import Network
 from sslengine.command.text import overrides, typed
 from sslengine.config.compose import Composition, compose, search_folders, shipped_configs
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.registry import MODELS
 
-# Folders of configs: of --method, of small images on a CPU, and of what is added to a method's.
-PHOTOS, SMALL, FORMS = "photos", "small", "forms"
+# Folders of configs: of --method, two of small images on a CPU, and of what is added to a method's.
+PHOTOS, SMALL, QUICK, FORMS = "photos", "small", "quickstart", "forms"
 CPU, CONTINUED = "cpu", "continued"
 # The forms of a method that depends on the number of images of a step.
 BATCH = "batch"
@@ -43,8 +45,14 @@ def forms_of(method: str) -> dict[str, str]:
     return {
         **{form: f"+config/{FORMS}={form}" for form in names_in(FORMS)},
         **{form: f"+config/{FORMS}/{method}={form}" for form in names_in(f"{FORMS}/{method}")},
-        **({CPU: ""} if method in names_in(SMALL) else {}),
+        **({CPU: ""} if _for_cpu(method) else {}),
     }
+
+
+def _for_cpu(method: str) -> str:
+    """The config of small images on a CPU; empty: there is none."""
+    found = (folder for folder in (SMALL, QUICK) if method in names_in(folder))
+    return next((f"{folder}/{method}" for folder in found), "")
 
 
 def methods_with_forms() -> list[str]:
@@ -58,13 +66,15 @@ class Recipe:
     files: list[str]  # the arguments that select them
     composed: Composition  # with what the command line says of columns, and with --set
     views: list[dict[str, Any]]
+    for_cpu: bool = False  # METHOD/cpu
 
     @classmethod
     def of(cls, given: argparse.Namespace) -> Recipe:
         files = _files(given)
         more = [*overrides(columns.keys(given)), *typed(given.values)]
         composed = compose([*files, *more], given.config_dir)
-        return cls(files, composed, composed.last_value("config.DATA.TRAIN.TRANSFORMS") or [])
+        views = composed.last_value("config.DATA.TRAIN.TRANSFORMS") or []
+        return cls(files, composed, views, given.recipe == f"{files[0].rpartition('/')[2]}/{CPU}")
 
     def said(self, key: str) -> Any:
         """The value of a key below `config`; None if nothing sets it."""
@@ -85,7 +95,7 @@ class Recipe:
     def made_for_a_machine(self) -> bool:
         forms = {each for each in self.files[1:] if each.startswith(f"+config/{FORMS}=")}
         continued = f"+config/{FORMS}={CONTINUED}"
-        return self.name.startswith(f"{SMALL}/") or bool(forms - {continued})
+        return self.for_cpu or self.name.startswith(f"{SMALL}/") or bool(forms - {continued})
 
     @property
     def batch(self) -> int | None:
@@ -107,6 +117,29 @@ class Recipe:
         return "mask" in (self.said("DATA.TRAIN.INPUT_KEY_NAMES") or [])
 
     @property
+    def leaves_patches_out(self) -> bool:
+        if "shown" in (self.said("DATA.TRAIN.INPUT_KEY_NAMES") or []):
+            return True
+        model = self.said("MODEL.BASE_MODEL_NAME")
+        return model in MODELS and getattr(MODELS.get(model), "leaves_patches_out", False)
+
+    @property
+    def teacher(self) -> Network | None:
+        """A network of timm's that is no part of the model, and sees the same views."""
+        name = self.said(f"LOSS.{self.said('LOSS.name')}.teacher.timm")
+        return Network("timm", name) if name else None
+
+    @property
+    def averages_patches(self) -> bool:
+        """Its features are the mean of the patches, where the network is sslengine's."""
+        return self.said("MODEL.TRUNK.VISION_TRANSFORMERS.USE_CLASS_TOKEN") is False
+
+    @property
+    def side(self) -> int | None:
+        """Of the largest view."""
+        return sides.largest(self.views)
+
+    @property
     def takes_any_network(self) -> bool:
         return self.trunk == "timm"
 
@@ -114,6 +147,11 @@ class Recipe:
     def network(self) -> Network:
         """Of a recipe that takes any: the one that it names."""
         return Network("timm", self.said("MODEL.TRUNK.TIMM.model"))
+
+    @property
+    def of_shapes(self) -> bool:
+        """It says how many of the built-in shapes to make, which is nothing of images."""
+        return self.name.startswith(f"{QUICK}/")
 
     @property
     def is_of_photos(self) -> bool:
@@ -126,10 +164,15 @@ def _files(given: argparse.Namespace) -> list[str]:
     method, *forms = name.split("/")
     known = forms_of(method)
     files = (folder / f"{name}.yaml" for folder in search_folders(given.config_dir))
-    if method not in methods() or not forms or any(file.exists() for file in files):
+    if not forms or any(file.exists() for file in files):
         return [f"config={name}"]
+    if method not in methods():
+        if not {*forms} <= known.keys() | {CPU}:
+            return [f"config={name}"]
+        hint = nearest(method, methods())
+        raise UnknownNameError(f"--recipe {name}: there is no method {method!r}. {hint}".rstrip())
     if forms == [CPU] and CPU in known:
-        return [f"config={SMALL}/{method}"]
+        return [f"config={_for_cpu(method)}"]
     for form in forms:
         if not known.get(form):
             raise UnknownNameError(

@@ -20,29 +20,26 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from sslengine.command import columns, networks
+from sslengine.command import columns, networks, sides
 from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
 from sslengine.command.text import DEVICES, overrides, typed
 from sslengine.config.options import DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, MissingCheckpointError
 from sslengine.launch import cli
 from sslengine.registry import component_key, import_dotted, load_plugins
 
 BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"
 DEVICE, RANKS = "MACHINE.DEVICE", "DISTRIBUTED.NUM_PROC_PER_NODE"
 PRECISION = "MACHINE.PRECISION"
-# The largest side of images in the recipes.
-SIDE = networks.SIDE
-# The side of each of nine patches in the recipes, its shift in its cell, and the side of all.
-PATCH_SIDE, SHIFT, NINE = 64, 21, 255
-# The small crops of a multi-crop list are a multiple of this, the patches of most transformers.
-PATCH = 16
 # The side of the patches that a collator masks.
 MASKED_PATCH = "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
+LIMIT = "DATA.TRAIN.DATA_LIMIT"
+TIMM_ARGUMENTS = "MODEL.TRUNK.TIMM.arguments"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -62,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--weights", metavar="FILE", help="start from these weights")
     add("--freeze-trunk", type=int, metavar="EPOCHS", help="train only heads in the first epochs")
     add("--epochs", type=int, metavar="N")
-    add("--size", type=int, metavar="PIXELS", help="side of the images; default: 224")
+    add("--size", type=int, metavar="PIXELS", help="side of the largest view of an image")
     add("--batch-size", type=int, metavar="N", help="images of each GPU, or of the CPU")
     add("--lr", type=float, metavar="RATE", help="the largest learning rate, for this batch size")
     add("--val", type=float, metavar="SHARE", help="leave out a share of the images, to judge by")
@@ -103,6 +100,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     """The arguments of the command with config=..., and a line on what was chosen."""
     recipe = Recipe.of(given)
     _load_plugins(given, recipe)
+    _expect_weights(given.weights)
     data = import_dotted("sslengine.command.images:look")(
         given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file, streams=True
     )
@@ -111,21 +109,19 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     if bands:
         recipe = replace(recipe, views=bands.views(recipe.views))
     network = _network(given, recipe, found.model)
-    patch = network.patch_side if recipe.is_masked and network else PATCH
     count = len(data.source)
     trained_on = count - round(count * (given.val or 0))
     machine = _of_machine(given, recipe, found, trained_on)
     name = component_key(network.name) if network else ""
-    size = given.size or SIDE
     values = {
         **data.keys(),
         **machine,
+        **({LIMIT: -1} if recipe.of_shapes and recipe.said(LIMIT) else {}),
         **(bands.keys() | {"DATA.TRAIN.TRANSFORMS": recipe.views} if bands else {}),
         "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], name))),
         **(_trunk(network, given, recipe) if network else {}),
         **_given(given),
-        **_sides(recipe, size, patch),
-        **({MASKED_PATCH: patch} if patch != PATCH else {}),
+        **_sides(network, given, recipe),
         **_held_out(given, recipe, data),
     }
     batch, ranks = (int(machine.get(key) or recipe.said(key)) for key in (BATCH, RANKS))
@@ -142,6 +138,12 @@ def _load_plugins(given: argparse.Namespace, recipe: Recipe) -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     load_plugins(recipe.plugins(given.plugin))
+
+
+def _expect_weights(path: str | None) -> None:
+    if path and not Path(path).exists():
+        how_far = import_dotted("sslengine.data.sources.paths:how_far")
+        raise MissingCheckpointError(f"--weights {path}: it is not there: {how_far(Path(path))}")
 
 
 def _held_out(given: argparse.Namespace, recipe: Recipe, data: Any) -> dict[str, Any]:
@@ -214,11 +216,13 @@ def _says_pixels(given: argparse.Namespace) -> bool:
 
 def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network | None:
     """None for the recipe's own, as it is."""
-    if not recipe.takes_any_network and (given.pretrained or (given.model and given.method)):
-        raise ConfigError(_own_network(recipe))
     if given.model:
-        return networks.find(given.model)
+        network = networks.find(given.model)
+        network.expect_for(recipe.name, recipe.is_masked, recipe.leaves_patches_out)
+        return network
     if not recipe.takes_any_network:
+        if given.pretrained:
+            raise ConfigError(_own_network(recipe))
         return None
     if given.method:
         return recipe.network if recipe.is_masked else networks.find(usual)
@@ -226,17 +230,24 @@ def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network |
 
 
 def _trunk(network: Network, given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    keys = network.keys(given.size or SIDE, recipe.many_views, given.pretrained)
-    arguments = "MODEL.TRUNK.TIMM.arguments"
-    if network == recipe.network and arguments in keys:
-        keys[arguments] = {**(recipe.said(arguments) or {}), **keys[arguments]}
+    side = given.size or recipe.side or networks.SIDE
+    keys = network.keys(side, recipe.many_views, given.pretrained)
+    more: dict[str, Any] = {}
+    if network == recipe.network:
+        more = recipe.said(TIMM_ARGUMENTS) or {}
+        more |= {"img_size": side} if "img_size" in more and given.size else {}
+    elif recipe.averages_patches and network.pools_class_token:
+        more = {"global_pool": "avg", "fc_norm": False}
+    if network.library == "timm" and (more or TIMM_ARGUMENTS in keys):
+        keys[TIMM_ARGUMENTS] = {**more, **keys.get(TIMM_ARGUMENTS, {})}
     return keys
 
 
 def _own_network(recipe: Recipe) -> str:
     return (
-        f"--model, --pretrained: the network of {recipe.name} is a {recipe.trunk}. Leave them "
-        f"out; its sizes are keys of MODEL.TRUNK, see --show."
+        f"--pretrained: the network of {recipe.name} is a {recipe.trunk}, of which no library has "
+        f"weights. Name one of timm's with --model, such as {networks.A_VIT}, or give a file with "
+        f"--weights."
     )
 
 
@@ -255,28 +266,42 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _sides(recipe: Recipe, size: int, patch: int) -> dict[str, Any]:
-    """Of the views, which are entries of a list, and of a network that is made for one size."""
-    values: dict[str, Any] = {}
-    if (size, patch) == (SIDE, PATCH):
-        return values
-    in_patches = any(each["name"] == "ImgPatchesFromTensor" for each in recipe.views)
-    nine = 3 * (round(PATCH_SIDE * size / SIDE) + SHIFT)
-    for number, entry in enumerate(recipe.views):
-        place = f"DATA.TRAIN.TRANSFORMS.{number}"
-        if isinstance(entry.get("size"), int):
-            values[f"{place}.size"] = nine + entry["size"] - NINE if in_patches else size
-        if "size_crops" in entry:
-            values[f"{place}.size_crops"] = [
-                _scaled(each, size, patch) for each in entry["size_crops"]
-            ]
-        if "crop_size_patches" in entry:
-            values[f"{place}.crop_size_image"] = size
-            values[f"{place}.crop_size_patches"] = nine
-    if recipe.trunk == "vision_transformer":
-        values["MODEL.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE"] = size
-    return values
+def _sides(network: Network | None, given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    """Of the views, which are entries of a list, of masks, and of a network made for one size."""
+    size = given.size or recipe.side
+    if not size or not (given.size or network):
+        return {}
+    own = Network("", recipe.trunk) if not network and not recipe.takes_any_network else None
+    patch = _patch(network or own, recipe)
+    values = sides.keys(recipe.views, size, patch)
+    if own and own.section:
+        values[f"MODEL.TRUNK.{own.section}.IMAGE_SIZE"] = size
+    return values | (_masks(recipe, network, patch) if network and patch else {})
 
 
-def _scaled(side: int, largest: int, patch: int) -> int:
-    return largest if side == SIDE else max(patch, round(side * largest / SIDE / patch) * patch)
+def _patch(network: Network | None, recipe: Recipe) -> int | None:
+    """The side of a network's patches, where views or masks depend on it."""
+    if recipe.teacher:
+        return recipe.teacher.patch_side
+    if network is None:
+        return None
+    if not network.library and network.section:
+        said = recipe.said(f"MODEL.TRUNK.{network.section}.PATCH_SIZE")
+        return said or network.patch_side  # type: ignore[no-any-return]
+    in_parts = recipe.is_masked or recipe.leaves_patches_out or recipe.many_views
+    return network.patch_side if in_parts else None
+
+
+def _masks(recipe: Recipe, network: Network, patch: int) -> dict[str, Any]:
+    """They have the patches of the network."""
+    for entry in recipe.views:
+        if "patch_size" in entry and entry["patch_size"] != patch:
+            raise ConfigError(
+                f"--model: the masks of {recipe.name} have patches of {entry['patch_size']} "
+                f"pixels, those of {network.name!r} have {patch}. Name a network with the former."
+            )
+    by_collator = recipe.said("DATA.TRAIN.COLLATE_FUNCTION") not in (None, "default_collate")
+    hides = recipe.is_masked or recipe.leaves_patches_out
+    if not hides or not by_collator or patch == (recipe.said(MASKED_PATCH) or sides.PATCH):
+        return {}
+    return {MASKED_PATCH: patch}

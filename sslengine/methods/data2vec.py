@@ -74,7 +74,7 @@ class Data2VecLoss(Method):
         outputs = self.teacher({"data": images}, step)
         layers = outputs if isinstance(outputs, list) else [outputs]
         count, width = output.shape[1:]
-        mean = sum(layer[:, -count:] for layer in layers) / len(layers)
+        mean: Any = sum(_rows(layer)[:, -count:] for layer in layers) / len(layers)
         targets = F.layer_norm(mean, (width,))
         apart = _distance(output, targets, self.options.beta).sum(-1)
         hidden = mask.flatten(1).to(apart.dtype)
@@ -125,6 +125,11 @@ class _BlocksTeacher(Teacher):
             (model,) = self._model
             self._copied = pairs_of(self.module, model, lambda name: not name.startswith(AVERAGED))
         follow(self._copied, momentum=0.0)
+
+
+def _rows(layer: Tensor) -> Tensor:
+    """Tokens; timm's ViTs give a map of them."""
+    return layer.flatten(2).mT if layer.dim() == 4 else layer
 
 
 def _distance(output: Tensor, targets: Tensor, beta: float) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.models.vision_transformer import Block
@@ -72,6 +72,8 @@ class MaeOptions:
 
 @register_model("mae", options=MaeOptions)
 class MaskedAutoencoder(nn.Module):
+    leaves_patches_out: ClassVar[bool] = True  # the trunk must be able to
+
     def __init__(self, options: MaeOptions, model: ModelOptions) -> None:
         super().__init__()
         self.options = options

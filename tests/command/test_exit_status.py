@@ -27,6 +27,7 @@ CASES: dict[str, list[tuple[int, str]]] = {
         (RIGHT, "{here}/photos --method=simclr --model=resnet18 --device=cpu --show"),
         (FAILED, "{here}/empty --method=simclr"),
         (TYPED, "{here}/photos --method=simcl"),
+        (TYPED, "{here}/photos --method=simclr --weights={here}/nothing --out={here}/new"),
         (TYPED, "{here}/nothing --method=simclr"),
         (TYPED, "{here}/nothing-{{0..1}}.tar --method=simclr"),
         (TYPED, "config=quickstart/simcl"),

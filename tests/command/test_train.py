@@ -93,11 +93,24 @@ def test_a_recipe_for_a_cpu_trains_on_photos(method: str, photos: Path, tmp_path
     assert trunk.feature_dim == trunk(torch.zeros(1, 3, 28, 28)).shape[1] == 224
 
 
+def test_a_method_without_a_recipe_for_a_cpu_has_its_quickstart(
+    photos: Path, tmp_path: Path
+) -> None:
+    """All of the images, on a CPU, in batches as written: what it says of its shapes is not said."""
+    assert {f"{method}/cpu" for method in methods()} <= {*methods_with_forms()}
+    train = config_of(str(photos), "--recipe=dino/cpu")
+    assert (train.DATA.TRAIN.DATA_LIMIT, train.DATA.TRAIN.BATCHSIZE_PER_REPLICA) == (-1, 64)
+    assert (train.MACHINE.DEVICE, train.DISTRIBUTED.NUM_PROC_PER_NODE) == ("cpu", 1)
+    out = ["--batch-size=4", "--out", str(tmp_path / "run"), "--set=OPTIMIZER.num_iterations=1"]
+    assert main(["train", str(photos), "--recipe=dino/cpu", *out]) == 0
+    assert load(tmp_path / "run").feature_dim == 128
+
+
 @pytest.mark.parametrize(
     "recipe", slow_but(["simclr/8gpu", "dino/continued"], methods_with_forms())
 )
 def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
-    weights = ["--weights=x.safetensors"] if "continued" in recipe else []
+    weights = [f"--weights={photos / 'dark' / '0.png'}"] if "continued" in recipe else []
     chosen, _ = choose(make_parser().parse_args([str(photos), f"--recipe={recipe}", *weights]))
     (run,) = resolve_all(chosen, [], True)
     config = settle_widths(run).config
@@ -111,6 +124,7 @@ def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
         assert made_for == (ranks, device)
 
 
+TEMPERATURES = [f"{part}_temp_{end}" for part in ("teacher", "patch") for end in ("min", "max")]
 BATCHES = [form for form in methods_with_forms() if "/batch" in form]
 
 
@@ -124,10 +138,11 @@ def test_presets_of_batches_follow_the_rules_of_the_page(recipe: str, photos: Pa
     usual, preset = (config.LOSS[f"{method}_loss"] for config in configs)
     highest = configs[1].OPTIMIZER.param_schedulers.lr.schedulers[0].end_value
     assert highest == pytest.approx(0.0005 * times**0.5)
-TEMPERATURES = [f"{part}_temp_{end}" for part in ("teacher", "patch") for end in ("min", "max")]
     clusters = {"msn": "num_prototypes", "capi": "num_clusters"}.get(method, "output_dim")
     assert preset[clusters] == usual[clusters] * times
     assert 1 - preset.momentum == pytest.approx((1 - usual.momentum) * times, abs=1e-4)
+    assert preset.get("koleo_over_ranks", True)
+    assert [preset.get(key) for key in TEMPERATURES] == [usual.get(key) for key in TEMPERATURES]
     if method in ("dino", "ibot"):
         assert preset.ema_center == pytest.approx(usual.ema_center**times, abs=1e-3)
     else:  # as published: Sinkhorn, which keeps no centre
@@ -141,8 +156,6 @@ def test_a_preset_trains_what_it_says(photos: Path, tmp_path: Path) -> None:
         tmp_path / "a folder with a long name, in which spaces are, " / "and one more in it" / "run"
     )
     small = ["--model=resnet10t", *SMALL, "--batch-size=4"]
-    assert preset.get("koleo_over_ranks", True)
-    assert [preset.get(key) for key in TEMPERATURES] == [usual.get(key) for key in TEMPERATURES]
     assert main(["train", str(photos), "--recipe=dino/batch32", *small, "--out", str(out)]) == 0
     kept = torch.load(out / "checkpoints" / "checkpoint.torch", weights_only=False)
     heads = kept["classy_state_dict"]["base_model"]["model"]["heads"]
@@ -211,7 +224,24 @@ def test_what_is_chosen_is_printed_as_a_command(
         (["PHOTOS", "--recipe=photos/dinoo"], r"photos/dino"),
         (
             ["PHOTOS", "--method=mae", "--model=resnet18"],
-            r"the network of photos/mae is a vision_transformer",
+            r"'resnet18' cannot leave patches out. Name vision_transformer, or a .* of timm's",
+        ),
+        (
+            ["PHOTOS", "--method=capi", "--pretrained"],
+            r"the network of photos/capi is a vision_transformer, .* with --model, such as vit_",
+        ),
+        (
+            ["PHOTOS", "--method=simmim", "--model=vit_small_patch14_dinov2"],
+            r"masks of photos/simmim have patches of 16 pixels, those of .* have 14",
+        ),
+        (
+            ["PHOTOS", "--recipe=npid+/1gpu"],
+            r"there is no method 'npid\+'. Did you mean 'npid\+\+'",
+        ),
+        (["PHOTOS", "--recipe=1gpu"], r"there is no such config file. +Searched in"),
+        (
+            ["PHOTOS", "--method=simclr", "--weights=EMPTY/nope.pth", "--out=TAKEN"],
+            r"nope.pth: it is not there: .* has no 'nope.pth'",
         ),
         (["PHOTOS", "--method=mae", "--recipe=photos/mae"], r"give one of them"),
         (["PHOTOS", "--method=simclr", "--device=gpu"], r"finds no GPU"),
@@ -291,7 +321,8 @@ def test_recipes_for_a_cpu_are_those_of_the_page() -> None:
     assert names == ", ".join(f"`{each}`" for each in names_in("small"))
     composed = (compose([f"config=small/{each}"]) for each in names_in("small"))
     counts = {each.last_value("config.OPTIMIZER.num_iterations") for each in composed}
-    assert steps == " or ".join(f"{each:,}" for each in sorted(counts))
+    *fewer, most = (f"{each:,}" for each in sorted(counts))
+    assert steps == f"{', '.join(fewer)} or {most}"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def _written(value: Any) -> str:
     return str(value).replace("'", "").replace(" ", "")
 
 
-def _chosen(photos: Path, *arguments: str) -> dict[str, str]:
+def _chosen(photos: Path | str, *arguments: str) -> dict[str, str]:
     chosen, _ = choose(make_parser().parse_args([str(photos), "--device=cpu", *arguments]))
     return dict(each.removeprefix("config.").split("=", 1) for each in chosen)
 
@@ -68,3 +68,37 @@ def test_masks_and_crops_have_the_patches_of_the_network(tmp_path: Path) -> None
     assert "DATA.TRAIN.TRANSFORMS.0.size_crops" not in usual
     with pytest.raises(ConfigError, match="'resnet18' is no network of timm's that embeds patches"):
         _chosen(photos, "--method=ibot", "--model=resnet18")
+
+
+@pytest.mark.parametrize("method", slow_but(["ijepa"], ["capi", "data2vec", "ijepa", "mae", "msn"]))
+def test_a_method_with_its_own_trunk_takes_a_network_of_timms(method: str, tmp_path: Path) -> None:
+    """By its name as by --recipe; features are the mean of the patches where those of its trunk are."""
+    photos, out = write_photos(tmp_path / "photos"), tmp_path / "run"
+    given = [str(photos), f"--model={MODEL}", "--size=96"]
+    named, recipe = (
+        _chosen(*given, each) for each in (f"--method={method}", f"--recipe={method}/1gpu")
+    )
+    network = {key for key in named if key.startswith("MODEL.TRUNK.")}
+    assert network
+    assert all(named[key] == recipe[key] for key in network)
+    averaged = "global_pool: avg" in named["MODEL.TRUNK.TIMM.arguments"]
+    assert averaged == (method in ("capi", "data2vec", "ijepa"))
+    few = ["--batch-size=4", "--workers=0", "--set=OPTIMIZER.num_iterations=1", f"--out={out}"]
+    given += [f"--method={method}", "--device=cpu", *few]
+    assert main(["train", *given]) == 0
+    assert timm.create_model(f"local-dir:{out}/weights", pretrained=True).num_features == 192
+
+
+def test_weights_of_timms_for_a_method_with_its_own_trunk(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    chosen = _chosen(str(photos), "--method=mae", f"--model={MODEL}", "--pretrained")
+    assert chosen["MODEL.TRUNK.TIMM.pretrained"] == "true"
+
+
+def test_masks_are_those_of_the_network_that_is_named(tmp_path: Path) -> None:
+    photos, key = write_photos(tmp_path / "photos"), "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
+    of = {14: "vit_small_patch14_dinov2", 16: MODEL}
+    for recipe, own in (("photos/capi", 16), ("photos/ijepa", 16), ("quickstart/ijepa", 6)):
+        for patch, model in of.items():
+            given = [f"--recipe={recipe}", f"--model={model}", "--size=224"]
+            assert _chosen(str(photos), *given).get(key, str(own)) == str(patch)
