@@ -30,7 +30,7 @@ class RunFacts:
     sync_batch_norm: bool = False
     # Whether the run has test phases.
     test_phases: bool = False
-    # Whether the folder of the run has checkpoints, from which it goes on.
+    # Whether the folder of the run has checkpoints, so that it resumes.
     resumes: bool = False
     seed: int = 0
     # 0 and empty until the dataset is open.

@@ -23,6 +23,7 @@ from sslengine.methods.base import Method
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.models.model import Model
+from sslengine.models.single_rows import is_of_single_row, said_of
 from sslengine.optim.learner import learner_of
 from sslengine.optim.multipliers import chosen_multipliers
 from sslengine.optim.options import OptimizerOptions
@@ -51,6 +52,18 @@ def pass_through(config: DictConfig, model: Model, sample: dict[str, Any]) -> No
     output = _through_model(model, sample["input"])
     if output is not None:
         through_method(config, model, output, sample)
+
+
+def pass_alone(config: DictConfig, model: Model, sample: dict[str, Any]) -> None:
+    """Of one image, in training: a batch norm may get one row."""
+    sample = _on_meta(sample)
+    try:
+        with torch.no_grad():
+            through_method(config, model, model.train()(sample["input"]), sample)
+    except Exception as error:
+        if is_of_single_row(error):
+            batch = "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA is 1: a batch"
+            raise ConfigError(said_of(batch)) from error
 
 
 def _on_meta(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 from PIL import Image
 
+from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions, TrainerOptions
 from sslengine.config.sections import read
 from sslengine.data.augment.pipeline import Pipeline
@@ -23,7 +24,7 @@ from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, DataError, SSLEngineError
-from sslengine.launch.meta_pass import FIXED_SIZE_SOURCES, META, pass_through
+from sslengine.launch.meta_pass import FIXED_SIZE_SOURCES, META, pass_alone, pass_through
 from sslengine.models.model import Model
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS, Registry
 from sslengine.task.build import build_base_model
@@ -58,10 +59,17 @@ def expect_fitting_shapes(config: DictConfig) -> None:
     except DataError as error:
         raise ConfigError(str(error)) from error
     pass_through(config, model, sample)
+    facts = run_facts(config)
+    shared = facts.sync_batch_norm and facts.world_size > 1
+    if train.BATCHSIZE_PER_REPLICA == 1 and not shared:
+        alone = first_batch(train, "TRAIN", images=1)
+        if alone is not None:
+            keys = train.INPUT_KEY_NAMES, train.TARGET_KEY_NAMES
+            pass_alone(config, model, build(alone, *keys))
 
 
-def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
-    """Return a collated batch of two samples; None if their shapes depend on the files."""
+def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str, Any] | None:
+    """Return a collated batch of one or two samples; None if their shapes depend on the files."""
     where = f"config.DATA.{split}"
     if any(_takes_long(entry) for entry in _entries(options.TRANSFORMS)):
         return None
@@ -87,7 +95,7 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
     twin = _transformed(pipeline, options, sizes[0], 1)
     try:
         with streams_kept():
-            batch = collate([one, twin])
+            batch = collate([one, twin][:images])
     except SSLEngineError as error:
         raise ConfigError(str(error)) from error
     except Exception:  # the collator may need fields that only real samples have

@@ -22,9 +22,11 @@ from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import world_size
+from sslengine.errors import TrainingError
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
+from sslengine.models import single_rows
 from sslengine.models.networks import AUTO
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
@@ -144,6 +146,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             parts.train_meters if phase.train else parts.meters,
             Bound(self),
         )
+        if phase.train and state.reading is not None:
+            single_rows.watch([parts.base_model, parts.loss], state.reading.sizes[made:])
         following = parts.plan.next_train_phase(phase) if phase.train else None
         if following is not None and hasattr(feed, "then"):
             begin = following.first_step + following.begin
@@ -161,7 +165,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state.begin_step()
         if state.calls["on_step_start"]:
             self.run_hooks("on_step_start")
-        self.parts.train_step_function(self)
+        try:
+            self.parts.train_step_function(self)
+        except ValueError as error:
+            if not single_rows.is_of_single_row(error):
+                raise
+            raise TrainingError(single_rows.said_of("This batch")) from error
         state.count_step()
         self.run_hooks("on_step")
 

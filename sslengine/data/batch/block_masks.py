@@ -38,8 +38,11 @@ def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
             "TRANSFORMS, after ToTensor."
         )
     large, collated = by_size(batch)
-    masks = list(zip(*column(batch, "mask")))
-    return {**collated, **_masks([mask for number in large for mask in masks[number]])}
+    by_view = list(zip(*column(batch, "mask")))
+    masks = [mask for number in large for mask in by_view[number]]
+    rows, columns = masks[0].shape
+    _expect_room(collated, rows, columns, "patch_size of MaskedImageModeling")
+    return {**collated, **_masks(masks)}
 
 
 @register_collator("spread_masks_collator")
@@ -82,6 +85,8 @@ def spread_masks_collator(
         collated["global_views"] = [_resized(each, resized_to) for each in collated["gram_views"]]
     place = Place.of(batch)
     rows, columns = (side // patch_size for side in collated["global_views"][0].shape[-2:])
+    if masked_views and high:
+        _expect_room(collated, rows, columns, f"{HERE}.patch_size")
     views = len(large) * place.size
     order = torch.randperm(views, generator=generator(b"masks", *place.stream))
     bounds = np.linspace(low, high, int(views * masked_views) + 1)
@@ -123,6 +128,17 @@ def _resized(views: Tensor, side: int) -> Tensor:
             f"views, got {side}."
         )
     return F.interpolate(views, (side, side), mode="bicubic", antialias=True)
+
+
+def _expect_room(collated: Batch, rows: int, columns: int, key: str) -> None:
+    """A block is lower and narrower than the grid."""
+    if min(rows, columns) < 2:
+        height, width = collated["global_views"][0].shape[-2:]
+        raise DataError(
+            f"no patch can be hidden: global views of {height} x {width} pixels have {rows} x "
+            f"{columns} patches, and blocks need 2 x 2 or more. Lower {key} (and of the trunk), or "
+            f"raise the size of the views in config.DATA.TRAIN.TRANSFORMS."
+        )
 
 
 def _masks(of_views: Sequence[Tensor]) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from sslengine.data.batch.block_masks import (
 from sslengine.data.batch.samplers import DistributedBatchSampler, OrderedBatchSampler, Place
 from sslengine.data.loading.dataset import Samples
 from sslengine.errors import DataError
+from sslengine.launch.cli import main
 
 
 def masked(index: int) -> dict[str, list[object]]:
@@ -45,6 +47,28 @@ def test_ibot_without_local_views() -> None:
     batch = ibot_multicrop_masking_collator(samples)
     assert "local_views" not in batch
     assert len(batch["global_views"][0]) == len(batch["mask"][0]) == 4
+
+
+def test_views_one_patch_wide_are_refused() -> None:
+    """No block fits: their patches would never be hidden."""
+    view = torch.zeros(3, 48, 16)
+    sample = {"data": [view] * 2, "data_idx": [0] * 2, "data_valid": [1] * 2, "label": [0] * 2}
+    said = r"48 x 16 pixels have 3 x 1 patches.* Lower .*patch_size.* size of the views"
+    with pytest.raises(DataError, match=said):
+        spread_masks_collator([sample] * 2, patch_size=16)
+    with pytest.raises(DataError, match=said):
+        ibot_multicrop_masking_collator([{**sample, "mask": [torch.zeros(3, 1).bool()] * 2}] * 2)
+    none = spread_masks_collator([sample] * 2, patch_size=16, masked_views=0)
+    assert not none["mask"][0].any()
+
+
+@pytest.mark.parametrize("recipe", ["ibot", "dinov2"])
+def test_that_is_said_before_the_launch(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crops = "config.DATA.TRAIN.TRANSFORMS.0.size_crops=[8,8]"
+    assert main([f"config=quickstart/{recipe}", crops, f"config.CHECKPOINT.DIR={tmp_path}"]) == 2
+    assert "8 x 8 pixels have 1 x 1 patches" in capsys.readouterr().err
 
 
 def test_ibot_without_masks() -> None:

@@ -1,0 +1,67 @@
+"""A batch norm that would train on one row: before the launch, in the first step, in a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sslengine.errors import TrainingError
+from sslengine.launch.cli import main
+from tests.train_steps.tasks import begin
+
+TINY = [
+    "config.DATA.NUM_DATALOADER_WORKERS=0", "config.OPTIMIZER.num_epochs=1",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=1", "config.LOG_FREQUENCY=1000",
+]  # fmt: skip
+KEYS = ("BATCHSIZE_PER_REPLICA", "DROP_LAST=true", "SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN=true")
+
+
+def run(recipe: str, folder: Path, images: int, batch: int) -> int:
+    of = [f"DATA_LIMIT={images}", f"BATCHSIZE_PER_REPLICA={batch}", "DROP_LAST=false"]
+    data = [f"config.DATA.TRAIN.{each}" for each in of]
+    return main([f"config=quickstart/{recipe}", *TINY, *data, f"config.CHECKPOINT.DIR={folder}"])
+
+
+def test_one_image_on_a_rank_is_refused_before_the_launch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("msn", tmp_path / "run", 4, 1) == 2
+    said = capsys.readouterr()
+    assert "BATCHSIZE_PER_REPLICA is 1: a batch has one image on a rank" in said.err
+    assert all(key in said.err for key in KEYS)
+    assert "launch:" not in said.out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_last_batch_of_one_image_is_said_in_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("msn", tmp_path / "run", 9, 4) == 2
+    said = capsys.readouterr()
+    assert "The last batch of an epoch has one image on a rank" in said.err
+    assert all(key in said.err for key in KEYS)
+    assert "step 1/3" not in said.out
+
+
+def test_two_views_in_one_pass_are_two_rows(tmp_path: Path) -> None:
+    assert run("simclr", tmp_path / "run", 5, 2) == 0
+
+
+def test_elsewhere_torchs_error_is_explained() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    task = begin([{"data": torch.ones(1, 3)}], model, lambda output, target: output.sum())
+    with pytest.raises(TrainingError, match="This batch has one image on a rank"):
+        task.step()
+    task.on_exception(ValueError())
+
+
+def test_other_errors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise ValueError("of the user's")
+
+    task = begin([{"data": torch.ones(1, 3)}], nn.Linear(3, 2), failing)
+    with pytest.raises(ValueError, match="of the user's"):
+        task.step()
