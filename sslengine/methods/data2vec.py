@@ -90,6 +90,13 @@ class Data2VecLoss(Method):
                 f"{NAME} needs a token of each patch, N x L x D: the feature lastPATCH of a model "
                 f"without heads; the model returned {described(output)}."
             )
+        if min(mask.shape[1:]) < 2:
+            raise TrainingError(
+                f"{NAME}: images of {images.shape[-2]} x {images.shape[-1]} pixels have "
+                f"{mask.shape[1]} x {mask.shape[2]} patches, and none can be hidden: blocks need "
+                f"2 x 2 or more. Lower patch_size of MaskedImageModeling (and of the trunk), or "
+                f"raise the size of images in config.DATA.TRAIN.TRANSFORMS."
+            )
         return images, mask
 
 

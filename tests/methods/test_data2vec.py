@@ -12,6 +12,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError, TrainingError
+from sslengine.launch.cli import main
 from sslengine.methods.base import callbacks
 from sslengine.methods.data2vec import Data2VecLoss, Data2VecOptions
 from sslengine.methods.step import Step
@@ -231,6 +232,18 @@ def test_another_form_is_explained() -> None:
         make("vit", top_layers=3)
     with pytest.raises(ConfigError, match="the trunk has 0 blocks"):
         method.teacher.attach(nn.Linear(2, 2))
+
+
+def test_images_one_patch_wide_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [
+        f"config.{each}=6"
+        for each in ("MODEL.TRUNK.BEIT.IMAGE_SIZE", "DATA.TRAIN.TRANSFORMS.0.size")
+    ]
+    assert main(["config=quickstart/data2vec", *small, f"config.CHECKPOINT.DIR={tmp_path}"]) == 2
+    said = "images of 6 x 6 pixels have 1 x 1 patches, and none can be hidden: "
+    assert said in capsys.readouterr().err
 
 
 def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
