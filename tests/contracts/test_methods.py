@@ -9,7 +9,8 @@ import pytest
 from sslengine.registry import LOSSES, MODELS
 from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
-from tests.teachers import needed
+from tests.teachers import SCORES as SCORES_OF_TEACHER
+from tests.teachers import needed, with_scores
 
 TINY = (
     "config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER=0.0625",
@@ -141,6 +142,10 @@ METHODS: dict[str, Of] = {
     "distillation_loss": of(
         "distillation", "[mlp,{dims:[auto,96]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
         *needed("distillation"), also=[EQUAL],
+    ),
+    "scores of a teacher": of(
+        "distillation", f"[mlp,{{dims:[auto,{SCORES_OF_TEACHER}]}}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
+        *with_scores(), component="distillation_loss", also=[EQUAL],
     ),
     "simmim_loss": Of(overrides=(
         "config=quickstart/simmim", *TINY_VIT, *MASK_4,
