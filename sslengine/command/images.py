@@ -13,10 +13,11 @@ import numpy as np
 
 from sslengine import catalog  # noqa: F401 - declares the names of sources
 from sslengine.command.columns import OF_SPLIT
+from sslengine.command.folder_kind import ARRAYS, COMPRESSED, IMAGES, UNPACK, source_of_folder
 from sslengine.config.components import keys_of
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import DataSource, build_sources
-from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from sslengine.data.sources.disk import VIDEO_SUFFIXES
 from sslengine.data.sources.paths import how_far
 from sslengine.data.sources.tables import IMAGE_NAMES, open_table
 from sslengine.data.sources.tar_shards import expanded
@@ -28,7 +29,7 @@ BY_ENDING = {
     ".npz": "array_file", ".tar": "webdataset", ".gz": "array_file",
     **dict.fromkeys(VIDEO_SUFFIXES, "video"),
 }  # fmt: skip
-STREAM = "webdataset_stream"
+STREAM, STORED = "webdataset_stream", "stored"
 
 # The value of a key of DATA.TRAIN that the user has set, or None.
 Said = Callable[[str], Any]
@@ -44,6 +45,7 @@ class Images(NamedTuple):
     name: str  # of the source
     own: Mapping[str, Any]  # what the user has set of its keys
     label_file: str = ""  # .npy, for a source without labels
+    only_stored: bool = False  # no other IMAGE_MODE reads its files
 
     @property
     def path(self) -> Path:
@@ -68,7 +70,7 @@ class Images(NamedTuple):
 
     def stored(self) -> Images:
         """The same images with the values of their files."""
-        return self._replace(source=_source(self.name, self.place, self.own, IMAGE_MODE="stored"))
+        return self._replace(source=_source(self.name, self.place, self.own, IMAGE_MODE=STORED))
 
     def keys(self, split: str = "TRAIN", labels: bool = False) -> dict[str, Any]:
         """Keys of the config, without those of another source that were there."""
@@ -79,6 +81,8 @@ class Images(NamedTuple):
             "LABEL_SOURCES": [self.name] if self.has_classes else [],
             "LABEL_TYPE": "standard" if labels else unlabelled,
         }
+        if self.only_stored:
+            made["IMAGE_MODE"] = STORED
         if self.label_file:
             made |= {"LABEL_SOURCES": ["disk_filelist"], "LABEL_PATHS": [self.label_file]}
         return {f"DATA.{split}.{key}": value for key, value in made.items()}
@@ -95,13 +99,16 @@ class Images(NamedTuple):
 def look(given: str, said: Said = nothing, label_file: str = "", streams: bool = False) -> Images:
     """Raises if there is no image. said: of keys by which a source is read."""
     place, name = _found(given, said)
+    arrays = name == ARRAYS
+    name = IMAGES if arrays else name
     own = {key: said(key) for key in keys_of(DATA_SOURCES, [name]) if said(key) is not None}
     if name == STREAM:
         _expect_length(given, own.get("LENGTH") or 0, streams)
-    source = _source(name, place, own)
+    mode = STORED if arrays else said("IMAGE_MODE")
+    source = _source(name, place, own, **({"IMAGE_MODE": mode} if mode else {}))
     if not len(source):
         raise DataError(f"{given}: it holds no image.")
-    return Images(place, source, name, own, label_file)
+    return Images(place, source, name, own, label_file, arrays)
 
 
 def _expect_length(given: str, length: int, streams: bool) -> None:
@@ -129,16 +136,19 @@ def _found(given: str, said: Said) -> tuple[str, str]:
         return given, STREAM
     path = there(given)
     if path.exists():
-        return str(path), source_of(path, said("IMAGE_COLUMN") or "")
+        stored = said("IMAGE_MODE") == STORED
+        return str(path), source_of(path, said("IMAGE_COLUMN") or "", stored)
     return str(path), "webdataset"  # a pattern
 
 
 def there(given: str) -> Path:
     """The whole path, or pattern of shards. Raises if it, or one of the shards, is not there."""
     path = Path(given).expanduser().absolute()
+    if path.name.lower().endswith(COMPRESSED):
+        raise ConfigError(f"{path}: {UNPACK}. Expected .tar, a folder of such files or a pattern.")
     if path.exists():
         return path
-    if "{" not in given or path.suffix != ".tar":
+    if "{" not in given or path.suffix.lower() != ".tar":
         raise MissingDataError(f"{given}: there is no such folder or file: {how_far(path)}")
     for shard in expanded(str(path), given):
         if not has_magic(shard) and not os.path.isfile(shard):
@@ -146,35 +156,22 @@ def there(given: str) -> Path:
     return path
 
 
-def source_of(path: Path, image_column: str = "") -> str:
-    """The name of the source, by the endings of files."""
+def source_of(path: Path, image_column: str = "", is_stored: bool = False) -> str:
+    """The name of the source, by the endings of files; ARRAYS for a folder of .npy images."""
     if path.is_dir():
-        return _of_folder(path)
-    if path.suffix == ".parquet":
+        return source_of_folder(path, is_stored)
+    ending = path.suffix.lower()
+    if ending == ".parquet":
         holds_paths = _holds_paths(path, [image_column.lower()] if image_column else IMAGE_NAMES)
         return "csv_filelist" if holds_paths else "huggingface_dataset"
-    if path.suffix == ".npy" and _is_list(path):
+    if ending == ".npy" and _is_list(path):
         return "disk_filelist"
-    if path.suffix not in BY_ENDING:
+    if ending not in BY_ENDING:
         raise ConfigError(
             f"{path}: expected a folder of images, or a file that ends in "
             f"{listing([*BY_ENDING, '.parquet'])}."
         )
-    return BY_ENDING[path.suffix]
-
-
-def _of_folder(path: Path) -> str:
-    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-        return "huggingface_dataset"
-    if any(path.glob("*.tar")):
-        return "webdataset"
-    if any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")):
-        return "huggingface_dataset"
-    if any(path.glob("*-images-idx3-ubyte*")):
-        return "array_file"
-    endings = (each.suffix.lower() for each in path.rglob("*"))
-    first = next((each for each in endings if each in IMAGE_SUFFIXES + VIDEO_SUFFIXES), "")
-    return "video" if first in VIDEO_SUFFIXES else "disk_folder"
+    return BY_ENDING[ending]
 
 
 def _holds_paths(path: Path, names_of_images: Sequence[str]) -> bool:

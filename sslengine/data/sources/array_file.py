@@ -90,7 +90,7 @@ class ArraySource(DataSource):
     def _open(self, file: Path) -> tuple[SharedArray, Array | None]:
         if file.is_dir() or _IDX_IMAGES.fullmatch(file.name):
             return self._open_idx(file)
-        if file.suffix == ".npz":
+        if file.suffix.lower() == ".npz":
             with np.load(file, allow_pickle=False) as held:
                 return self._chosen(held)
         mapped = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -157,7 +157,7 @@ class ArraySource(DataSource):
 
 
 def read_idx(file: Path) -> Array:
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+    with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as stream:
         content = stream.read()
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
         raise ValueError(f"{file.name} is no file of the IDX format")

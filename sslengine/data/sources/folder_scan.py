@@ -11,6 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ class _Folder(NamedTuple):
 
 def find_images(root: Path, suffixes: Sequence[str]) -> Found:
     """The paths below the root, `labels` (or NO_CLASS), and the names of the `classes`."""
-    folders, stamps = _look_through(root, tuple(suffixes))
+    folders, stamps, passed_over = _look_through(root, tuple(suffixes))
+    _report(root, passed_over)
     classes = sorted({each.label for each in folders} - {""})
     numbers = {name: number for number, name in enumerate(classes)}
     folders = sorted(each for each in folders if each.images)
@@ -53,6 +55,16 @@ def find_images(root: Path, suffixes: Sequence[str]) -> Found:
     return Found(arrays, stamps, sum(counts))
 
 
+def count_kinds(root: Path, kinds: Sequence[tuple[str, ...]]) -> Found:
+    """`counts`: how many files below the root have an ending of each kind."""
+    folders, stamps, _ = _look_through(root, tuple(chain(*kinds)))
+    counts = np.zeros(len(kinds), np.int64)
+    for folder in folders:
+        names = os.fsdecode(folder.names).lower().split("/")
+        counts += [sum(name.endswith(endings) for name in names) for endings in kinds]
+    return Found({"counts": counts}, stamps, sum(each.images for each in folders))
+
+
 def _slashed(folder: str) -> bytes:
     return os.fsencode(os.path.join(folder, ""))
 
@@ -63,7 +75,10 @@ class _Pending(NamedTuple):
     inside: tuple[tuple[int, int], ...]  # device and inode of the folders that it lies in
 
 
-def _look_through(root: Path, suffixes: tuple[str, ...]) -> tuple[list[_Folder], list[Stamp]]:
+def _look_through(
+    root: Path, suffixes: tuple[str, ...]
+) -> tuple[list[_Folder], list[Stamp], list[str]]:
+    """The folders, their stamps, and what was passed over."""
     progress, seen = Progress(f"looking through {readable(root)}"), 0
     folders: list[_Folder] = []
     stamps: list[Stamp] = []
@@ -90,8 +105,7 @@ def _look_through(root: Path, suffixes: tuple[str, ...]) -> tuple[list[_Folder],
         pending += [_Pending(label or name, os.path.join(below, name), inside) for name in inner]
         seen += len(names)
         progress.tell(seen, f"images in {len(folders):,} folders")
-    _report(root, passed_over)
-    return folders, stamps
+    return folders, stamps, passed_over
 
 
 def _count(ways: Counter[tuple[int, int]], here: tuple[int, int], path: str) -> None:

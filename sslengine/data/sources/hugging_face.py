@@ -13,7 +13,6 @@ A parquet file cannot be read row by row, so `datasets` copies the rows once int
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ except ImportError:
 from sslengine.data.options import ColumnOptions, SplitOptions, own
 from sslengine.data.sources.base import DataSource, EncodedSource
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
+from sslengine.data.sources.parts import SPLITS, of_split
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.regular_file import read_file
 from sslengine.data.sources.tables import expect_column
@@ -37,8 +37,6 @@ from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
-
-SPLITS = {"TRAIN": ("train",), "TEST": ("validation", "val", "test")}
 
 
 @register_data_source("huggingface_dataset")
@@ -180,22 +178,16 @@ def _load(root: Path, split: str, where: str) -> Any:
 
 
 def _parquet_files(root: Path) -> list[Path]:
-    if root.suffix == ".parquet" and root.is_file():
+    if root.suffix.lower() == ".parquet" and root.is_file():
         return [root]
-    below = ((each, each.relative_to(root).parts) for each in root.rglob("*.parquet"))
+    found = (each for each in root.rglob("*") if each.suffix.lower() == ".parquet")
+    below = ((each, each.relative_to(root).parts) for each in found)
     return sorted(each for each, parts in below if not any(part[0] == "." for part in parts))
 
 
 def _of_split(files: Sequence[Path], root: Path, split: str, where: str) -> list[Path]:
-    """Those whose path names the split (train-00000-of-00002, train/0); all, if none names any."""
-    words = {each: re.split(r"[^a-z0-9]", str(each.relative_to(root)).lower()) for each in files}
-    named = {name: [each for each in files if name in words[each]]
-             for names in SPLITS.values() for name in names}  # fmt: skip
-    if not any(named.values()):
-        return list(files)
-    for name in SPLITS[split]:
-        if named[name]:
-            return named[name]
+    if found := of_split(files, root, split, where):
+        return found
     raise DataError(
         f"{where}: no parquet file in {root} is of the split {' or '.join(SPLITS[split])}. It has: "
         f"{listing(str(each.relative_to(root)) for each in files)}. Give the path of a file."

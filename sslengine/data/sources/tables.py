@@ -140,9 +140,9 @@ def expect_column(names: Sequence[str], wanted: str, where: str, table: Any) -> 
 
 
 def open_table(file: Path) -> Table:
-    if file.suffix == ".txt":
+    if file.suffix.lower() == ".txt":
         return _open_list(file)
-    return _open_parquet(file) if file.suffix == ".parquet" else _open_text(file)
+    return _open_parquet(file) if file.suffix.lower() == ".parquet" else _open_text(file)
 
 
 def _open_list(file: Path) -> Table:
@@ -154,7 +154,7 @@ def _open_list(file: Path) -> Table:
 
 
 def _open_text(file: Path) -> Table:
-    delimiter = "\t" if file.suffix == ".tsv" else ","
+    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
 
     def lines() -> Iterator[list[str]]:
         with file.open(newline="", encoding="utf-8-sig") as stream:

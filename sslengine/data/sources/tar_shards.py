@@ -29,6 +29,7 @@ from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.braces import expand_braces
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.disk import IMAGE_SUFFIXES
+from sslengine.data.sources.parts import of_split
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.tar_samples import Sample, Samples
 from sslengine.errors import DataError, readable
@@ -56,7 +57,7 @@ class TarSource(EncodedSource):
             raise DataError(
                 f"{self.where}: COPY_TO_LOCAL_DISK copies a folder of shards, not a pattern."
             )
-        self._shards = find_shards(str(pattern), self.where)
+        self._shards = find_shards(str(pattern), self.where, split)
         index = indexed(
             f"shards, classes, {self._ending!r}, {self._label_key!r}, {self._separator!r}: "
             f"{'|'.join(self._shards)}",
@@ -166,11 +167,11 @@ def expanded(pattern: str, where: str) -> list[str]:
         ) from error
 
 
-def find_shards(pattern: str, where: str) -> list[str]:
+def find_shards(pattern: str, where: str, split: str = "TRAIN") -> list[str]:
     """The tar files that a folder holds or that a pattern means, in order."""
     path = Path(pattern)
     if path.is_dir():
-        found = sorted(map(str, path.glob("*.tar")))
+        found = _in_folder(path, where, split)
     elif path.is_file():  # by any name
         found = [pattern]
     else:
@@ -180,7 +181,10 @@ def find_shards(pattern: str, where: str) -> list[str]:
             for shard in (sorted(glob.glob(each)) if glob.has_magic(each) else [each])
         ]
     if not found and path.is_dir():
-        raise DataError(f"{where}: no file in the folder {path} ends in .tar.")
+        raise DataError(
+            f"{where}: no file in the folder {path}, or in the folders right below it, ends in "
+            f".tar."
+        )
     missing = [shard for shard in found if not os.path.isfile(shard)]
     if missing or not found:
         raise DataError(
@@ -188,3 +192,13 @@ def find_shards(pattern: str, where: str) -> list[str]:
             f".tar files, or a pattern such as /data/train-{{000..146}}.tar."
         )
     return found
+
+
+def _in_folder(folder: Path, where: str, split: str) -> list[str]:
+    """Right in it, else one folder below; of the split, where their paths name that."""
+    levels = (
+        sorted(each for each in folder.glob(level) if each.suffix.lower() == ".tar")
+        for level in ("[!.]*", "[!.]*/[!.]*")
+    )
+    found = next(filter(None, levels), [])
+    return list(map(str, of_split(found, folder, split, where) or found))

@@ -41,7 +41,7 @@ class TarStream(StreamSource):
             self.expect_trust(pattern)
             self._shards = expanded(pattern, self.where)
         else:
-            self._shards = find_shards(os.path.expanduser(pattern), self.where)
+            self._shards = find_shards(os.path.expanduser(pattern), self.where, split)
         self.parts = len(self._shards)
         label_key = self._label_column if self.reads_labels else None
         self._samples = Samples(own(options, StreamOptions).IMAGE_COLUMN, label_key, self.where)

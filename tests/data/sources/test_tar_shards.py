@@ -173,6 +173,19 @@ def test_a_pattern_that_means_nothing_or_too_much(three: Path) -> None:
     assert numbers(shards(named)) == [0, 1, 2]  # a file that is called so
 
 
+def test_a_folder_gives_each_split_its_shards(three: Path) -> None:
+    test = [str((three / "train-001.tar").rename(three / "val-000.tar"))]
+    train = [str(three / f"train-00{number}.tar") for number in (0, 2)]
+    assert find_shards(str(three), "here") == train
+    assert find_shards(str(three), "here", "TEST") == test
+    (three / "data").mkdir()
+    below = [str(Path(each).rename(three / "data" / Path(each).name)) for each in (*train, *test)]
+    assert find_shards(str(three), "here") == below[:2]
+    assert find_shards(str(three), "here", "TEST") == below[2:]
+    Path(below[2]).unlink()
+    assert find_shards(str(three), "here", "TEST") == below[:2]  # there are no others
+
+
 def test_a_pattern_is_found_in_order(three: Path) -> None:
     found = find_shards(str(three / "train-*.tar"), "here")
     assert found == sorted(glob.glob(str(three / "*.tar")))

@@ -1,0 +1,91 @@
+"""By which source a folder is read: how many files there are of each kind, in any order.
+
+Images come first. Where there is none it is what most of the files are: shards, parquet files with
+images in them, or videos; then MNIST's files, then .npy files with an image in each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from sslengine.data.manifest.index_cache import indexed
+from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from sslengine.data.sources.folder_scan import count_kinds
+from sslengine.errors import DataError, readable
+
+log = logging.getLogger("sslengine")
+
+IMAGES, ARRAYS = "disk_folder", ".npy"
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+KINDS: Mapping[str, tuple[str, ...]] = {
+    IMAGES: IMAGE_SUFFIXES,
+    "webdataset": (".tar",),
+    "huggingface_dataset": (".parquet",),
+    "video": VIDEO_SUFFIXES,
+    ARRAYS: (".npy",),
+    "compressed": COMPRESSED,
+}
+OTHERS = {"webdataset": ".tar files", "huggingface_dataset": ".parquet files", "video": "videos"}
+UNPACK = "images of a shard are read where they lie in it, which compression prevents: unpack it"
+
+
+def source_of_folder(path: Path, is_stored: bool = False) -> str:
+    """Or ARRAYS, for .npy files. is_stored: these are images among others."""
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        return "huggingface_dataset"
+    counts = _counts(path)
+    images = counts[IMAGES] + (counts[ARRAYS] if is_stored else 0)
+    others = {name: counts[name] for name in OTHERS if counts[name]}
+    if images:
+        _tell(path, f"images ({images})", others)
+        return IMAGES
+    if others:
+        most = max(others, key=lambda name: others[name])
+        _tell(path, f"{OTHERS[most]} ({others.pop(most)})", others)
+        return most
+    if any(path.glob("*-images-idx3-ubyte*")):
+        return "array_file"
+    if counts[ARRAYS] and _holds_an_image(path):
+        return ARRAYS
+    raise DataError(_nothing(path, counts["compressed"]))
+
+
+def _counts(path: Path) -> dict[str, int]:
+    kinds = list(KINDS.values())
+    found = indexed(
+        f"kinds, {kinds}: {path.resolve()}",
+        f"looking through {path}",
+        lambda: count_kinds(path, kinds),
+        cached=True,
+    )
+    return dict(zip(KINDS, found["counts"].array.tolist(), strict=True))
+
+
+def _tell(path: Path, what: str, others: Mapping[str, int]) -> None:
+    if others:
+        left = ", ".join(f"{OTHERS[name]} ({count})" for name, count in others.items())
+        log.warning("%s: %s are read; left out: %s", readable(path), what, left)
+
+
+def _holds_an_image(path: Path) -> bool:
+    """In the first of its .npy files; others hold lists, labels or features."""
+    first = min(each for each in path.rglob("*") if each.suffix.lower() == ARRAYS)
+    with suppress(ValueError, OSError):
+        array = np.load(first, mmap_mode="r", allow_pickle=False)
+        return array.ndim in (2, 3) and array.dtype.kind in "buif"
+    return False
+
+
+def _nothing(path: Path, compressed: int) -> str:
+    why = f"It has {compressed} compressed shards; {UNPACK}. " if compressed else ""
+    return (
+        f"{path}: no image in it or in the folders below it. {why}Looked for files that end in "
+        f"{', '.join(IMAGE_SUFFIXES)}, for shards (.tar), parquet files with images in them, "
+        f"videos ({', '.join(VIDEO_SUFFIXES)}), all of them also in capitals, for MNIST's files, "
+        f"and for .npy files of one image each."
+    )
