@@ -6,7 +6,6 @@ The first of ORDER that the trunk has. The run is complete: what goes wrong here
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ def write_weights(run: Run) -> None:
         _make_room(place)
         subject = subject_of(run.resolved, run.run_dir, AUTO)
         to, made, refused = _first(subject)
-        if is_untouched(place):
-            shutil.rmtree(place)  # of an earlier end of this run
         write(subject, made, place, to, "", _not_here)
     except Exception as error:  # libraries raise many kinds
         log.warning("%s was not written: %s", place, first_line(error))

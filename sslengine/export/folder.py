@@ -47,7 +47,10 @@ def expect_free(out: Path) -> None:
 def write(
     subject: Subject, made: Made, out: Path, to: str, license: str, prove: Any
 ) -> dict[str, Any]:
-    """The folder appears with its name when all is written and proved; returns the manifest."""
+    """The folder appears with its name when all is written and proved; returns the manifest.
+
+    An export that is there, which nobody has changed, stays until then.
+    """
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     unfinished.mkdir(parents=True)
     try:
@@ -64,10 +67,25 @@ def write(
         manifest.write(unfinished, content)
         for path in unfinished.iterdir():  # safetensors' files would be their owner's alone
             path.chmod((unfinished / "README.md").stat().st_mode)
-        os.replace(unfinished, out)  # an empty folder may be there
+        _put(unfinished, out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return content
+
+
+def _put(new: Path, out: Path) -> None:
+    """In the place of an empty folder, or of an earlier export, which is back if that fails."""
+    if not manifest.is_untouched(out):
+        os.replace(new, out)
+        return
+    earlier = new.with_suffix(".old")
+    os.replace(out, earlier)
+    try:
+        os.replace(new, out)
+    except OSError:
+        os.replace(earlier, out)
+        raise
+    shutil.rmtree(earlier)
 
 
 def usage(made: Made, folder: Path | str) -> str:

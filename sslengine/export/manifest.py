@@ -89,13 +89,13 @@ def _of_checkpoint(checkpoint: Path) -> dict[str, Any]:
 
 
 def fingerprint_of(subject: Subject) -> dict[str, Any]:
-    """Of the training images: by what is below the folder or file that DATA_PATHS names."""
-    data = read(subject.config, DataOptions).TRAIN
+    """Of the images that were trained on: by what is below what DATA_PATHS names."""
+    data, seed = read(subject.config, DataOptions), read(subject.config, RunOptions).SEED_VALUE
     try:
-        dataset = SSLDataset(data, "TRAIN", read(subject.config, RunOptions).SEED_VALUE)
+        dataset = SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT)
         if dataset.stream is not None:
             return {"fingerprint": None, "why": "a stream is read once, from one end to the other"}
-        return fingerprint(dataset, data.DATA_PATHS)
+        return fingerprint(dataset, data.TRAIN.DATA_PATHS)
     except (SSLEngineError, OSError) as error:
         return {"fingerprint": None, "why": f"the images cannot be listed here: {error}"}
 

@@ -250,6 +250,12 @@ def test_the_doctor_on_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "free disk here" in found
 
 
+def test_the_manifest_counts_the_images_that_were_trained_on(run: Path) -> None:
+    """A quarter of 16 was held out."""
+    said = json.loads((run / "weights" / "manifest.json").read_text())["data"]
+    assert (said["images"], said["named"], said["read"]) == (12, 12, 12)
+
+
 def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run), str(tmp_path / "out"), "--to=state-dict"]) == 0
     assert (tmp_path / "out" / "model.safetensors").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,26 @@ def test_an_export_that_fails_does_not_fail_the_run(
     said = f"WARNING: {place} was not written: No space left on device\n"
     assert capsys.readouterr().err == said
     assert not (tmp_path / "run" / "weights").exists()
+
+
+@pytest.mark.parametrize("fails", ["manifest.write", "os.replace"])
+def test_an_export_that_fails_keeps_the_earlier_one(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _train(tmp_path / "run")
+    place, replace = tmp_path / "run" / "weights", os.replace
+    before = {each.name: each.read_bytes() for each in place.iterdir()}
+
+    def fail(source: Any, target: Any) -> None:
+        if fails == "manifest.write" or (target == place and Path(source).suffix == ".tmp"):
+            raise OSError("No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(f"sslengine.export.folder.{fails}", fail)
+    _train(tmp_path / "run", OPTIMIZER__num_epochs=3)
+    assert f"{place} was not written: No space left on device\n" in capsys.readouterr().err
+    assert {each.name: each.read_bytes() for each in place.iterdir()} == before
+    assert not list((tmp_path / "run").glob(".weights*"))
 
 
 def test_no_weights_of_a_run_that_asks_for_none_or_is_cut(tmp_path: Path) -> None:
