@@ -72,7 +72,7 @@ class Remedies:
         """What to set for sharper targets, if an option is so many times its usual value."""
         usual = self._usual(targets)
         suspect = max(usual, key=lambda name: self.get(name) / usual[name], default="")
-        if not suspect or self.get(suspect) < times * usual[suspect]:
+        if not suspect or not self.get(suspect) >= times * usual[suspect]:
             return ""
         now, lower = self.get(suspect), usual[suspect]
         lower = lower if now > lower else max(0.02, round(now / 2, 3))

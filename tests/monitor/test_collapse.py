@@ -242,8 +242,12 @@ def test_gradients_that_fp16_cannot_hold(
     assert "config.MACHINE.PRECISION=bf16" in advice(tmp_path / "run", capsys)["not finite"]
 
 
+LIVING = ("ibot", "dino", "msn", "capi", "dinov2", "ijepa", "dinov3", "data2vec", "simmim",
+          "distillation")  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["ibot", "dino", "msn", "capi", "dinov2", "ijepa"])
+@pytest.mark.parametrize("recipe", LIVING)
 def test_a_run_that_lives(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", recipe) == 0
     assert advice(tmp_path / "run", capsys) == {}
@@ -318,7 +322,9 @@ def test_rules(ends: list[dict[str, float]], amp: dict[str, Any], expected: list
 def test_a_method_with_options_of_its_own() -> None:
     """K by another name; no option is known that makes the targets of `any_loss` flat."""
     config = _config()
-    config["LOSS"]["any_loss"] = {"num_prototypes": 1024, "output_dim": 64}
+    config["LOSS"]["any_loss"] = {
+        "num_prototypes": 1024, "output_dim": 64, "teacher_temp_max": None,
+    }  # fmt: skip
     assert list(findings([{ENTROPY: 4.2}], config)) == []  # more than ln 64
     (found,) = findings([{ENTROPY: 6.93}], config)
     assert "ln K is 6.931" in found.value
