@@ -52,14 +52,18 @@ class FrozenOptions:
     # timm's name of the network; empty: that of the run.
     timm: str = ""
     # Arguments of timm's function: {dynamic_img_size: true} for a ViT and images of another size.
+    # null: that argument of an earlier file is not given.
     arguments: dict[str, Any] = field(default_factory=dict)
     # If the checkpoint's method has a teacher: student, teacher, or auto: the one that it chooses.
     network: str = AUTO
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "network", *CHOICES)
-        if self.arguments and not self.timm:
+        if self.given() and not self.timm:
             yield "timm: `arguments` is set, but no network is named."
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in self.arguments.items() if value is not None}
 
 
 class FrozenNetwork(nn.Module):
@@ -140,7 +144,7 @@ class FrozenNetwork(nn.Module):
             return self._made(options, read_weights)
 
     def _of_timm(self, channels: int, read_weights: bool) -> Model:
-        of_timm = TimmOptions(self.options.timm, self.options.arguments)
+        of_timm = TimmOptions(self.options.timm, self.options.given())
         for problem in of_timm.check_chosen():
             raise ConfigError(problem)
         of_timm.pretrained = not self.options.weights

@@ -92,6 +92,13 @@ def _with_a_step(epoch: float) -> float:
     return 2e-6 + (4e-4 - 2e-6) * epoch / 10 if epoch < 10 else 4e-4 if epoch < 700 else 4e-5
 
 
+def _of_timm(epoch: float) -> float:
+    """Proteus's: five epochs up to 0.0005, then timm's cosine, which began with the run."""
+    if epoch < 5:
+        return 1e-6 + (5e-4 - 1e-6) * epoch / 5
+    return 1e-5 + (5e-4 - 1e-5) * (1 + math.cos(math.pi * epoch / 300)) / 2
+
+
 def _of_a_longer_run(epoch: float) -> float:
     """MSN's: 15 epochs up to 0.001, then a cosine that would end after 1000."""
     if epoch < 15:
@@ -491,6 +498,24 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                   "ATTENTION_DROPOUT_RATE": 0.05},
         "loss": {"top_layers": 6, "beta": 2.0, "momentum": 0.999, "momentum_end": 0.9998},
         "drop path": 0.25, "precision": "float16", "first mask token": "normal, mean 0.02 and deviation 1",
+    },
+    # BeSpontaneous/Proteus-pytorch 8b1b274: pretrain/{run_pretrain.sh,main.py,models_proteus_dinov2.py,
+    # datasets.py}, "access DINOv2"; timm 0.9.16, data/transforms_factory.py and random_erasing.py
+    "distillation/distillation_8gpu_vitb14": {
+        "epochs": 300, "batch": 512, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": by_epoch(lambda epoch: _of_timm(max(0, epoch - 1)), 300),
+        "weight decay": constant(0.05), "decays": weights,
+        "views": [[crop(), FLIP,
+                   ("RandAugment", {"magnitude": 9, "magnitude_std": 0.5, "num_layers": 2,
+                                    "increasing_severity": True}),
+                   ("RandomErasing", {"p": 0.25, "scale": [0.02, 1 / 3], "ratio": [0.3, 1 / 0.3],
+                                      "value": "random", "inplace": False})]],
+        "normalize": IMAGENET, "head": ["norm of a row", "768 to 1024 + bias"],
+        "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_DIM": 3072,
+                  "QKV_BIAS": True, "PATCH_SIZE": 14, "LAYER_SCALE": 1.0, "REGISTER_TOKENS": 0},
+        "loss": {"form": "mse", "feature": "", "teacher.timm": "vit_large_patch14_dinov2.lvd142m"},
+        "objectives": ["class token", "all tokens", "hidden patches"], "repeats": 3,
+        "drop path": 0.0, "precision": "float16",
     },
     # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
     "npid/npid_8gpu_resnet50": {
