@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from sslengine.config.show import show
 from sslengine.dotted import leaves
 
 CONFIGS = shipped_configs()
+MEASURED = json.loads((CONFIGS.parent / "docs" / "methods.json").read_text("utf-8"))
 RUNS = sorted(
     path.relative_to(CONFIGS).with_suffix("").as_posix()
     for folder in ("quickstart", "pretrain", "photos", "small")
@@ -79,3 +82,26 @@ def test_a_run_of_the_users_stands_on_any_of_them(tmp_path: Path) -> None:
     assert said["MACHINE"]["DEVICE"] == "cpu"
     assert said["OPTIMIZER"]["name"] == "lars"
     assert said["LOSS"] == {"name": "swav_loss", "byol_loss": {"momentum": 0.996}}
+
+
+def _head(name: str) -> str:
+    lines = (CONFIGS / f"{name}.yaml").read_text("utf-8").split("defaults:")[0].splitlines()
+    return " ".join(" ".join(line.lstrip("#").strip() for line in lines).split())
+
+
+@pytest.mark.parametrize("name", [each for each in RUNS if each.startswith("quickstart/")])
+def test_a_quickstart_says_what_it_needs(name: str) -> None:
+    """As measured, where it was: docs/methods.json."""
+    said = (compose([f"config={name}"]).last_value(f"config.{key}") for key in
+            ("DATA.TRAIN.DATA_LIMIT", "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "OPTIMIZER.num_epochs"))  # fmt: skip
+    images, batch, epochs = said
+    steps = epochs * (images // batch)
+    cost = MEASURED[name.removeprefix("quickstart/")]["cost"]
+    if cost is None:
+        wanted = rf"Needs \(estimates\): [\d.]+ minutes of two CPU cores \({steps:,} steps\) and [\d.]+ GiB"
+    else:
+        wanted = (
+            rf"Needs: {steps * cost['step_ms'] / 60_000:.1f} minutes of two CPU cores \({steps:,} "
+            rf"steps of {cost['step_ms']:.0f} ms\) and {cost['memory_mib'] / 1024:.1f} GiB of memory"
+        )
+    assert re.search(rf"{wanted}.* {images:,} images", _head(name))
