@@ -22,6 +22,7 @@ from tests.tail import slow_but
 OF_SIX = {f"quickstart/{name}" for name in ("capi", "data2vec", "ijepa", "mae", "simmim")}
 OF_FOURTEEN = {
     "photos/distillation",
+    "pretrain/distillation/distillation_8gpu_vitb14",
     "pretrain/capi/capi_32gpu_vitl14",
     "pretrain/ijepa/ijepa_16gpu_vith14",
 }
