@@ -146,7 +146,7 @@ def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[F
     yield Finding("read by", found.name)
     yield Finding("images", count, few if count < SMALL_SET else "")
     if found.name == "disk_folder":
-        yield from _other_files(found.path)
+        yield from _other_files(found.path, (".npy",) if found.only_stored else ())
     bands = import_dotted("sslengine.command.bands:look")(found)
     if bands:
         yield Finding("pixels", str(bands))
@@ -157,9 +157,9 @@ def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[F
     yield from _pictures(found.source, range(0, count, step))
 
 
-def _other_files(folder: Path) -> Iterator[Finding]:
+def _other_files(folder: Path, read: tuple[str, ...]) -> Iterator[Finding]:
     """Files in the folder that are not read, such as those of a phone, .heic."""
-    suffixes = import_dotted("sslengine.data.sources.disk:IMAGE_SUFFIXES")
+    suffixes = (*import_dotted("sslengine.data.sources.disk:IMAGE_SUFFIXES"), *read)
     names = (name for _, _, files in os.walk(folder) for name in files if name[0] != ".")
     unread = (name for name in names if not name.lower().endswith(suffixes))
     others = Counter(Path(name).suffix.lower() or name for name in unread)

@@ -134,6 +134,9 @@ def test_arrays_of_one_image_each_keep_their_values(
     rows = tmp_path / "rows.npy"
     assert main(["embed", str(tmp_path / "run"), str(folder), f"--out={rows}"]) == 0
     assert len(np.load(rows)) == 8
+    capfd.readouterr()
+    main(["doctor", str(folder)])
+    assert "not read" not in capfd.readouterr().out
     # Images of both kinds, where that is asked for.
     (folder / "8.png").write_bytes(image(8))
     assert read(folder, capfd)[0].startswith("1 images, ")
