@@ -49,7 +49,7 @@ def write(
 ) -> dict[str, Any]:
     """The folder appears with its name when all is written and proved; returns the manifest.
 
-    An export that is there, which nobody has changed, stays until then.
+    An export that is there stays until then, if it was not changed.
     """
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     unfinished.mkdir(parents=True)
