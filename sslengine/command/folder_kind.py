@@ -1,7 +1,8 @@
 """By which source a folder is read: how many files there are of each kind, in any order.
 
-Images come first. Where there is none it is what most of the files are: shards, parquet files with
-images in them, or videos; then MNIST's files, then .npy files with an image in each.
+It is what most of the files are: images, shards, parquet files with images in them, or videos;
+then MNIST's files, then .npy files with an image in each. So a clip among photos is left out, and
+so is the logo of a hub's repository among its parquet files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ARRAYS: (".npy",),
     "compressed": COMPRESSED,
 }
-OTHERS = {"webdataset": ".tar files", "huggingface_dataset": ".parquet files", "video": "videos"}
+# Of as many files the first: one picture beside one parquet file is a hub's, not a set.
+NAMES = {
+    "webdataset": ".tar files",
+    "huggingface_dataset": ".parquet files",
+    "video": "videos",
+    IMAGES: "images",
+}
 UNPACK = "images of a shard are read where they lie in it, which compression prevents: unpack it"
 
 
@@ -39,14 +46,11 @@ def source_of_folder(path: Path, is_stored: bool = False) -> str:
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         return "huggingface_dataset"
     counts = _counts(path)
-    images = counts[IMAGES] + (counts[ARRAYS] if is_stored else 0)
-    others = {name: counts[name] for name in OTHERS if counts[name]}
-    if images:
-        _tell(path, f"images ({images})", others)
-        return IMAGES
-    if others:
-        most = max(others, key=lambda name: others[name])
-        _tell(path, f"{OTHERS[most]} ({others.pop(most)})", others)
+    found = {name: counts[name] for name in NAMES}
+    found[IMAGES] += counts[ARRAYS] if is_stored else 0
+    most = max(found, key=lambda name: found[name])
+    if found[most]:
+        _tell(path, most, found)
         return most
     if any(path.glob("*-images-idx3-ubyte*")):
         return "array_file"
@@ -66,10 +70,12 @@ def _counts(path: Path) -> dict[str, int]:
     return dict(zip(KINDS, found["counts"].array.tolist(), strict=True))
 
 
-def _tell(path: Path, what: str, others: Mapping[str, int]) -> None:
-    if others:
-        left = ", ".join(f"{OTHERS[name]} ({count})" for name, count in others.items())
-        log.warning("%s: %s are read; left out: %s", readable(path), what, left)
+def _tell(path: Path, kind: str, found: Mapping[str, int]) -> None:
+    parts = {name: f"{NAMES[name]} ({count})" for name, count in found.items() if count}
+    read = parts.pop(kind)
+    if parts:
+        left = ", ".join(parts.values())
+        log.warning("%s: %s are read; left out: %s", readable(path), read, left)
 
 
 def _holds_an_image(path: Path) -> bool:

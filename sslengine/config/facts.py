@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -63,10 +63,15 @@ def run_facts(config: DictConfig) -> RunFacts:
         patch_size=_patch_size(config.MODEL.TRUNK),
         label_type=train.LABEL_TYPE,
         test_phases=config.TEST_MODEL,
-        resumes=any(Path(config.CHECKPOINT.DIR, "checkpoints").glob("*")),
+        resumes=_has_files(os.path.join(config.CHECKPOINT.DIR, "checkpoints")),
         seed=config.SEED_VALUE,
         sync_batch_norm=bool(config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN),
     )
+
+
+def _has_files(folder: str) -> bool:
+    """False of a folder that is not there, or whose name no file system takes."""
+    return os.path.isdir(folder) and bool(os.listdir(folder))
 
 
 def _modules(entries: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

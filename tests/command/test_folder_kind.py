@@ -91,6 +91,16 @@ def test_photos_beside_a_clip_and_a_backup(
     assert caplog.messages == [said, said]
 
 
+def test_the_logo_of_a_hub_is_no_set_of_images(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("datasets")
+    table(tmp_path / "data" / "train-00000-of-00001.parquet")
+    (tmp_path / "logo.png").write_bytes(image(0))
+    assert read(tmp_path, capfd)[0].startswith("8 images, ")
+    assert caplog.messages == [f"{tmp_path}: .parquet files (1) are read; left out: images (1)"]
+
+
 def test_without_images_it_is_what_most_files_are(tmp_path: Path) -> None:
     for name in ("a.mp4", "b/c.MP4", "d.tar", ".e.tar", ".f.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
