@@ -98,7 +98,7 @@ def test_the_logo_of_a_hub_is_no_set_of_images(
     table(tmp_path / "data" / "train-00000-of-00001.parquet")
     (tmp_path / "logo.png").write_bytes(image(0))
     assert read(tmp_path, capfd)[0].startswith("8 images, ")
-    assert caplog.messages == [f"{tmp_path}: .parquet files (1) are read; left out: images (1)"]
+    assert f"{tmp_path}: .parquet files (1) are read; left out: images (1)" in caplog.messages
 
 
 def test_without_images_it_is_what_most_files_are(tmp_path: Path) -> None:
