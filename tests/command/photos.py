@@ -1,11 +1,15 @@
-"""Photos of several sizes, and a run on them."""
+"""Photos of several sizes, and the config of a run on them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from sslengine.command.train import choose, make_parser
+from sslengine.launch.cli import resolve_all
 
 SMALL = ["--size", "32", "--epochs", "1", "--workers", "0", "--device", "cpu"]
 
@@ -19,3 +23,10 @@ def write_photos(root: Path, each: int = 8) -> Path:
             pixels = draw.integers(level - 40, level + 40, (40 + 3 * number, 52, 3))
             Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.png")
     return root
+
+
+def config_of(*arguments: str) -> Any:
+    """What `sslengine train` would run."""
+    chosen, _ = choose(make_parser().parse_args(arguments))
+    (run,) = resolve_all(chosen, [], True)
+    return run.config

@@ -11,11 +11,9 @@ from omegaconf import OmegaConf
 from sslengine.command import sides
 from sslengine.command.front import main
 from sslengine.command.list import KINDS
-from sslengine.command.train import choose, make_parser
 from sslengine.data.augment.transforms.views import ImgPilToPatchesAndImage
 from sslengine.errors import ConfigError
-from sslengine.launch.cli import resolve_all
-from tests.command.photos import write_photos
+from tests.command.photos import config_of, write_photos
 from tests.tail import slow_but
 
 # Patches of 6 pixels, of which SimMIM hides cells of 12, and of 14.
@@ -36,12 +34,6 @@ QUICK = ["small/simclr", "quickstart/dino", "quickstart/mae", "quickstart/data2v
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"))
-
-
-def config_of(*arguments: str) -> Any:
-    chosen, _ = choose(make_parser().parse_args(arguments))
-    (run,) = resolve_all(chosen, [], True)
-    return run.config
 
 
 @pytest.mark.parametrize("size", [96, 224])

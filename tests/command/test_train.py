@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from sslengine.config.run_folder import open_run
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
-from tests.command.photos import SMALL, write_photos
+from tests.command.photos import SMALL, config_of, write_photos
 from tests.tail import slow_but
 from tests.teachers import OF_DISTILLATION, weights_of_timms
 
@@ -51,12 +50,6 @@ FEWER = {
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"))
-
-
-def config_of(*arguments: str) -> Any:
-    chosen, _ = choose(make_parser().parse_args(arguments))
-    (run,) = resolve_all(chosen, [], True)
-    return run.config
 
 
 @pytest.mark.parametrize("method", slow_but(["mae"], methods()))
