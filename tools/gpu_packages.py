@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 import venv
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,11 +27,12 @@ def is_missing(wheel: Path) -> bool:
 def make(folder: Path) -> Path:
     """Its Python, that sees our packages."""
     venv.create(folder, clear=True)
-    values = {"base": str(folder), "platbase": str(folder)}
-    own = Path(sysconfig.get_path("purelib", "venv", values))
+    python = folder / "bin" / "python"
+    where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    own = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip())
     ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (own / "ours.pth").write_text("\n".join(ours) + "\n")
-    return folder / "bin" / "python"
+    return python
 
 
 def install(wheels: list[Path], python: Path) -> bool:

@@ -197,8 +197,7 @@ def main(arguments: list[str] | None = None) -> Report:
     parser.add_argument("--patience", type=float, default=1.0, help="times the usual limits")
     parser.add_argument("--tiny", action="store_true", help="a little of each part")
     given = parser.parse_args(arguments)
-    if given.device.startswith("cuda") and not torch.cuda.is_available():
-        raise SystemExit("torch sees no CUDA device here. --device cpu --tiny tries the command.")
+    bench_gpu.expect_there(given.device)
     report = Report(machine(given.device))
     parts: dict[str, Callable[[argparse.Namespace, Report], None]]
     parts = {"tests": run_tests, "bench": run_bench}

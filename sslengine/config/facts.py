@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,9 +29,9 @@ class RunFacts:
     sync_batch_norm: bool = False
     # Whether the run has test phases.
     test_phases: bool = False
-    # Whether the folder of the run has checkpoints, so that it resumes.
-    resumes: bool = False
     seed: int = 0
+    # Whether the folder of the run has checkpoints, so that it resumes: for the method alone.
+    resumes: bool = False
     # 0 and empty until the dataset is open.
     num_train_samples: int = 0
     batch_sizes: frozenset[int] = frozenset()  # of training batches, over all ranks
@@ -63,15 +62,9 @@ def run_facts(config: DictConfig) -> RunFacts:
         patch_size=_patch_size(config.MODEL.TRUNK),
         label_type=train.LABEL_TYPE,
         test_phases=config.TEST_MODEL,
-        resumes=_has_files(os.path.join(config.CHECKPOINT.DIR, "checkpoints")),
         seed=config.SEED_VALUE,
         sync_batch_norm=bool(config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN),
     )
-
-
-def _has_files(folder: str) -> bool:
-    """False of a folder that is not there, or whose name no file system takes."""
-    return os.path.isdir(folder) and bool(os.listdir(folder))
 
 
 def _modules(entries: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.data.augment.transforms.masking import no_room
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
@@ -90,13 +91,8 @@ class Data2VecLoss(Method):
                 f"{NAME} needs a token of each patch, N x L x D: the feature lastPATCH of a model "
                 f"without heads; the model returned {described(output)}."
             )
-        if min(mask.shape[1:]) < 2:
-            raise TrainingError(
-                f"{NAME}: images of {images.shape[-2]} x {images.shape[-1]} pixels have "
-                f"{mask.shape[1]} x {mask.shape[2]} patches, and none can be hidden: blocks need "
-                f"2 x 2 or more. Lower patch_size of MaskedImageModeling (and of the trunk), or "
-                f"raise the size of images in config.DATA.TRAIN.TRANSFORMS."
-            )
+        if why := no_room("images", images, mask.shape[1:], "patch_size of MaskedImageModeling"):
+            raise TrainingError(f"{NAME}: {why}")
         return images, mask
 
 

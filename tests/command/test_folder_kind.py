@@ -42,7 +42,7 @@ def table(path: Path, count: int = 8) -> Path:
 
 
 def read(path: Path, capfd: pytest.CaptureFixture[str], *more: str) -> tuple[str, Any]:
-    """What is told of the images, and their part of the config."""
+    """What the command says of the images, and their part of the config."""
     capfd.readouterr()
     assert main(["train", str(path), *TRAIN, *more, "--show"]) == 0
     told, _, config = capfd.readouterr().out.partition("# @package")

@@ -25,25 +25,24 @@ def run(recipe: str, folder: Path, images: int, batch: int) -> int:
     return main([f"config=quickstart/{recipe}", *TINY, *data, f"config.CHECKPOINT.DIR={folder}"])
 
 
-def test_one_image_on_a_rank_is_refused_before_the_launch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("msn", tmp_path / "run", 4, 1) == 2
+@pytest.mark.parametrize(
+    ("images", "batch", "why", "not_reached"),
+    [
+        (4, 1, "BATCHSIZE_PER_REPLICA is 1: a batch has one image on a rank", "launch:"),
+        (9, 4, "The last batch of an epoch has one image on a rank", "step 1/3"),
+    ],
+    ids=["every batch, before the launch", "the last batch, in the first step"],
+)
+def test_a_batch_of_one_image_on_a_rank_is_refused_early(
+    images: int, batch: int, why: str, not_reached: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert run("msn", tmp_path / "run", images, batch) == 2
     said = capsys.readouterr()
-    assert "BATCHSIZE_PER_REPLICA is 1: a batch has one image on a rank" in said.err
+    assert why in said.err
     assert all(key in said.err for key in KEYS)
-    assert "launch:" not in said.out
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_last_batch_of_one_image_is_said_in_the_first_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("msn", tmp_path / "run", 9, 4) == 2
-    said = capsys.readouterr()
-    assert "The last batch of an epoch has one image on a rank" in said.err
-    assert all(key in said.err for key in KEYS)
-    assert "step 1/3" not in said.out
+    assert not_reached not in said.out
+    assert (tmp_path / "run").exists() == (not_reached != "launch:")
 
 
 def test_two_views_in_one_pass_are_two_rows(tmp_path: Path) -> None:

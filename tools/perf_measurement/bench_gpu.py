@@ -416,6 +416,11 @@ def _show(title: str, results: dict[str, Rows], given: argparse.Namespace) -> No
         given.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
+def expect_there(device: str) -> None:
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("torch sees no CUDA device here. --device cpu --tiny tries the command.")
+
+
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -433,8 +438,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if given.out and given.out.exists():
         parser.error(f"--out {given.out}: it is there already. Give another name.")
-    if given.device.startswith("cuda") and not torch.cuda.is_available():
-        raise SystemExit("torch sees no CUDA device here. --device cpu --tiny tries the command.")
+    expect_there(given.device)
     if given.tflops is None and given.device.startswith("cuda"):
         given.tflops = peak(torch.cuda.get_device_name(given.device))
     given.jpegs, given.turn = "", TURN

@@ -18,7 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.data.augment.transform import Sample
-from sslengine.data.augment.transforms.masking import block_mask, ratios_in_order
+from sslengine.data.augment.transforms.masking import (
+    block_mask,
+    no_room,
+    ratios_in_order,
+)
 from sslengine.data.batch.collators import Batch, column, only_moves, stacked, view_by_view
 from sslengine.data.batch.samplers import Place
 from sslengine.data.loading.seeding import generator
@@ -40,8 +44,7 @@ def ibot_multicrop_masking_collator(batch: Sequence[Sample]) -> Batch:
     large, collated = by_size(batch)
     by_view = list(zip(*column(batch, "mask")))
     masks = [mask for number in large for mask in by_view[number]]
-    rows, columns = masks[0].shape
-    _expect_room(collated, rows, columns, "patch_size of MaskedImageModeling")
+    _expect_room(collated, masks[0].shape, "patch_size of MaskedImageModeling")
     return {**collated, **_masks(masks)}
 
 
@@ -86,7 +89,7 @@ def spread_masks_collator(
     place = Place.of(batch)
     rows, columns = (side // patch_size for side in collated["global_views"][0].shape[-2:])
     if masked_views and high:
-        _expect_room(collated, rows, columns, f"{HERE}.patch_size")
+        _expect_room(collated, (rows, columns), f"{HERE}.patch_size")
     views = len(large) * place.size
     order = torch.randperm(views, generator=generator(b"masks", *place.stream))
     bounds = np.linspace(low, high, int(views * masked_views) + 1)
@@ -130,15 +133,9 @@ def _resized(views: Tensor, side: int) -> Tensor:
     return F.interpolate(views, (side, side), mode="bicubic", antialias=True)
 
 
-def _expect_room(collated: Batch, rows: int, columns: int, key: str) -> None:
-    """A block is lower and narrower than the grid."""
-    if min(rows, columns) < 2:
-        height, width = collated["global_views"][0].shape[-2:]
-        raise DataError(
-            f"no patch can be hidden: global views of {height} x {width} pixels have {rows} x "
-            f"{columns} patches, and blocks need 2 x 2 or more. Lower {key} (and of the trunk), or "
-            f"raise the size of the views in config.DATA.TRAIN.TRANSFORMS."
-        )
+def _expect_room(collated: Batch, grid: Sequence[int], key: str) -> None:
+    if why := no_room("global views", collated["global_views"][0], grid, key):
+        raise DataError(why)
 
 
 def _masks(of_views: Sequence[Tensor]) -> Batch:

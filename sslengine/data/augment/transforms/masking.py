@@ -144,6 +144,18 @@ def block_mask(
     return mask
 
 
+def no_room(what: str, images: Tensor, grid: Sequence[int], key: str) -> str:
+    """Why no block can be hidden in these images; empty if one can. key: of a patch's size."""
+    if min(grid) >= 2:
+        return ""
+    height, width = images.shape[-2:]
+    return (
+        f"{what} of {height} x {width} pixels have {grid[0]} x {grid[1]} patches, and none can be "
+        f"hidden: blocks need 2 x 2 or more. Lower {key} (and of the trunk), or raise the size of "
+        f"the views in config.DATA.TRAIN.TRANSFORMS."
+    )
+
+
 def _add_block(
     mask: NDArray[np.bool_], room: float, aspects: tuple[float, float], least: float, draw: Any
 ) -> bool:
