@@ -22,6 +22,7 @@ BF16 = {
     "MODEL.AMP_PARAMS.AMP_DTYPE": "bfloat16",
 }
 TWO_RANKS = {"DISTRIBUTED.NUM_PROC_PER_NODE": 2, "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 2}
+FOUR_RANKS = {**TWO_RANKS, "DISTRIBUTED.NUM_PROC_PER_NODE": 4, "DATA.TRAIN.DATA_LIMIT": 16}
 MANUAL = {"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION": True}
 SHARDED = {"TRAINER.TASK_NAME": "self_supervision_fsdp_task", "MODEL.CHANNELS_LAST": False}
 SYNC_BN = {"MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN": True, "MODEL.SYNC_BN_CONFIG.GROUP_SIZE": 0}
@@ -98,10 +99,10 @@ class RunSuite(Suite):
         self._made += 1
         return run(self.spec.having(*values, double=double), self.folder / f"run{self._made}")
 
-    def on_ranks(self, *values: Values, double: bool = False) -> list[Outcome]:
+    def on_ranks(self, *values: Values, double: bool = False, ranks: int = 2) -> list[Outcome]:
         self._made += 1
         spec = self.spec.having(*values, double=double)
-        return run_on_ranks(spec, self.folder / f"run{self._made}")
+        return run_on_ranks(spec, self.folder / f"run{self._made}", ranks)
 
     # ---- the promises
 
@@ -207,6 +208,14 @@ class RunSuite(Suite):
         alone = self.alone(EXACT, PLAIN, double=True)
         ranks = self.on_ranks(EXACT, PLAIN, TWO_RANKS, SYNC_BN, double=True)
         self._expect_close(ranks[0], alone, "two ranks", "one process", 1e-8)
+
+    @promise(always=False, ranks=True)
+    def four_ranks_equal_one_process(self) -> None:
+        """The same with four ranks, two images each."""
+        whole = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8, "DATA.TRAIN.DATA_LIMIT": 16}
+        alone = self.alone(EXACT, PLAIN, whole, double=True)
+        ranks = self.on_ranks(EXACT, PLAIN, FOUR_RANKS, SYNC_BN, double=True, ranks=4)
+        self._expect_close(ranks[0], alone, "four ranks", "one process", 1e-8)
 
     @promise(always=False)
     def accumulation_equals_one_large_batch(self) -> None:

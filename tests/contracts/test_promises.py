@@ -30,6 +30,11 @@ METHODS: list[tuple[Any, str, str]] = [
         "ranks_equal_one_process",
         "the weights with two ranks and with one process differ",
     ),
+    (
+        broken.OfOneRank,
+        "four_ranks_equal_one_process",
+        "the weights with four ranks and with one process differ",
+    ),
     (broken.OfOneRank, "accumulation_equals_one_large_batch", "the weights with accumulation and"),
 ]
 

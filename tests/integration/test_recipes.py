@@ -355,6 +355,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "frozen": {"heads.0.prototypes0.weight_v": 1250, "heads.0.prototypes0.weight_g": 1250},
         "drop path": 0.3, "precision": "float16",
         "positions of small crops": "scaled, 0.1 added to the new side",
+        "class token": "normal, 1e-6",
     },
     # facebookresearch/dinov3 6876159: configs/{ssl_default_config,train/vitl_im1k_lin834}.yaml, train/,
     # models/vision_transformer.py. 100 epochs of 1250 steps. The rate of sqrt_wrt_1024: configs/config.py,
