@@ -143,11 +143,13 @@ def run_all(runs: Sequence[Resolved]) -> int:
     """The same; an error is raised."""
     # Imported only now: --help and a config error should not wait for torch.
     expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
+    expect_weights = import_dotted("sslengine.launch.preflight:expect_weights")
     expect_known_metrics = import_dotted("sslengine.launch.metric_names:expect_known_metrics")
     for run in runs:
         with closed(run.opened):
             if run.engine_name == "train":
                 expect_known_metrics(run.config)
+            expect_weights(run.config)
             expect_fitting_shapes(run.config)
     startup.mark("check")
     if any(run.config.SLURM.USE_SLURM for run in runs):

@@ -26,8 +26,10 @@ from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.launch.meta_pass import FIXED_SIZE_SOURCES, META, pass_alone, pass_through
 from sslengine.models.model import Model
+from sslengine.models.options import ModelOptions
+from sslengine.models.weights import expect_file_of
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS, Registry
-from sslengine.task.build import build_base_model
+from sslengine.task.build import build_base_model, has_checkpoints
 from sslengine.train_steps.samples import multi_input_sample, single_input_sample
 
 _SAMPLES_OF = {
@@ -66,6 +68,13 @@ def expect_fitting_shapes(config: DictConfig) -> None:
         if alone is not None:
             keys = train.INPUT_KEY_NAMES, train.TARGET_KEY_NAMES
             pass_alone(config, model, build(alone, *keys))
+
+
+def expect_weights(config: DictConfig) -> None:
+    """Raise ConfigError if the file to start from is not there. A run that resumes reads none."""
+    weights = read(config, ModelOptions).WEIGHTS_INIT
+    if weights.PARAMS_FILE and not has_checkpoints(config):
+        expect_file_of(weights)
 
 
 def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str, Any] | None:

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from sslengine.data.sources.paths import how_far
 from sslengine.distributed.sharding import copy_into
-from sslengine.errors import CheckpointError, listing, nearest
+from sslengine.errors import CheckpointError, MissingCheckpointError, listing, nearest
 from sslengine.models.channels import RGB, fit_channels
 from sslengine.models.checkpoint_families import recognise
 from sslengine.models.model import Model
@@ -243,15 +244,24 @@ def _no_state_dict(
     )
 
 
-def read_file(weights: WeightsInitOptions) -> Any:
-    """What PARAMS_FILE holds."""
+def expect_file_of(weights: WeightsInitOptions) -> None:
+    """Raise if PARAMS_FILE names nothing that is there."""
     path = weights.PARAMS_FILE
     if "://" in path or path.startswith("hf-hub:"):
-        raise CheckpointError(
+        raise MissingCheckpointError(
             f"{WHERE}.PARAMS_FILE: {path} is an address; download the file and give its path."
         )
+    if not Path(path).exists():
+        raise MissingCheckpointError(
+            f"{WHERE}.PARAMS_FILE: there is no file {path!r}: {how_far(Path(path))}"
+        )
+
+
+def read_file(weights: WeightsInitOptions) -> Any:
+    """What PARAMS_FILE holds."""
+    expect_file_of(weights)
     try:
-        return read_network(Path(path), weights.TRUST_PICKLE)
+        return read_network(Path(weights.PARAMS_FILE), weights.TRUST_PICKLE)
     except NeedsCodeError as error:
         raise CheckpointError(
             f"{WHERE}.PARAMS_FILE: {error} Load it where it was made and save the tensors alone: "

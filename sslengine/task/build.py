@@ -131,7 +131,7 @@ def load_initial_weights(
             log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)
 
 
-def _has_checkpoints(config: DictConfig) -> bool:
+def has_checkpoints(config: DictConfig) -> bool:
     """False of a folder that is not there, or whose name no file system takes."""
     folder = os.path.join(config.CHECKPOINT.DIR, "checkpoints")
     return os.path.isdir(folder) and bool(os.listdir(folder))
@@ -148,7 +148,7 @@ def build_loss(
     if not name:  # the model gives its losses itself
         return nn.Module()
     facts = run_facts(config).with_data(num_train_samples, batch_sizes)
-    facts = replace(facts, resumes=_has_checkpoints(config))
+    facts = replace(facts, resumes=has_checkpoints(config))
     chosen = LOSSES.get(name, "config.LOSS.name")
     options = getattr(read(config, LossOptions), component_key(name))
     loss: Any

@@ -167,7 +167,8 @@ METHODS_AND_MODELS = [
     row("config.MODEL.INPUT_TYPE=lab", "config.MODEL.INPUT_TYPE: expected one of rgb, bgr"),
     row("config.MODEL.GRAD_CLIP.MAX_NORM=nan", "GRAD_CLIP.MAX_NORM: expected a finite number"),
     row("config.MODEL.WEIGHTS_INIT.PARAMS_FILE=not_there.torch", "there is no file",
-        "not_there.torch", phase=RUN, status=1),
+        "not_there.torch"),
+    row("config.MODEL.WEIGHTS_INIT.PARAMS_FILE=s3://mine/vit.torch", "download the file"),
     row("config.MODEL.WEIGHTS_INIT.PARAMS_FILE=text.torch", "text.torch", phase=RUN, status=1),
 ]  # fmt: skip
 
@@ -209,7 +210,12 @@ DATA = [
     row("config.DATA.NUM_DATALOADER_WORKERS=-1", "config.DATA.NUM_DATALOADER_WORKERS: expected 0"),
     row("config.DATA.AUGMENT_BACKEND=numbba", "config.DATA.AUGMENT_BACKEND", "numba"),
     row(f"{FOLDER}=[empty]", f"{PATHS}.0: no image in empty", ".jpg", phase=RUN, status=1),
-    row(f"{FOLDER}=[not_there]", f"{PATHS}.0", "not_there", phase=RUN, status=1),
+    row(f"{FOLDER}=[not_there]", f"{PATHS}.0", "not_there", phase=RUN),
+    row(f"{LISTED}=[imges/list.npy]", f"{PATHS}.0", "'images'", phase=RUN),
+    row(f"config.DATA.TRAIN.DATA_SOURCES=[array_file] {PATHS}=[none.npy]", "none.npy", phase=RUN),
+    row(f"config.DATA.TRAIN.DATA_SOURCES=[image_cache] {PATHS}=[none]", "'none'", phase=RUN),
+    row(f"config.DATA.TRAIN.DATA_SOURCES=[webdataset] {PATHS}=[none.tar]", "none.tar", phase=RUN),
+    row(f"config.DATA.TRAIN.DATA_SOURCES=[video] {PATHS}=[none]", "'none'", phase=RUN),
     row(f"{FOLDER}=[a_file]", f"{PATHS}.0", "a file, not a folder", phase=RUN, status=1),
     row(f"{LISTED}=[images]", f"{PATHS}.0", "disk_folder", phase=RUN, status=1),
     row(f"{LISTED}=[text.npy]", f"{PATHS}.0", "not a .npy file", phase=RUN, status=1),

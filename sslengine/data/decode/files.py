@@ -7,8 +7,9 @@ from pathlib import Path
 from PIL import Image
 
 from sslengine.data.decode.decoding import Decoder
+from sslengine.data.sources.paths import data_error
 from sslengine.data.sources.regular_file import read_file
-from sslengine.errors import DataError, MissingDataError, OutputError, readable
+from sslengine.errors import OutputError, readable
 
 
 def open_image(path: Path, decoder: Decoder) -> Image.Image:
@@ -16,8 +17,9 @@ def open_image(path: Path, decoder: Decoder) -> Image.Image:
         return decoder(read_file(path))
     except Exception as error:  # decoders raise many kinds
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
-        kind = DataError if path.exists() else MissingDataError
-        raise kind(f"{readable(path)} cannot be read as an image: {readable(text)}") from error
+        raise data_error(path)(
+            f"{readable(path)} cannot be read as an image: {readable(text)}"
+        ) from error
 
 
 def save_image(picture: Image.Image, path: Path) -> None:

@@ -27,7 +27,7 @@ from sslengine.data.options import ArrayOptions, SplitOptions, own
 from sslengine.data.sources.base import DataSource, such_as
 from sslengine.data.sources.class_numbers import count_classes
 from sslengine.data.sources.paths import data_path, how_far
-from sslengine.errors import DataError, listing, nearest
+from sslengine.errors import DataError, MissingDataError, listing, nearest
 from sslengine.registry import register_data_source
 
 Array = NDArray[Any]
@@ -58,7 +58,7 @@ class ArraySource(DataSource):
             self._images, labels = self._open(self._file)
         except FileNotFoundError:
             why = how_far(self._file)
-            raise DataError(f"{self.where}: {self._file} is not there: {why}") from None
+            raise MissingDataError(f"{self.where}: {self._file} is not there: {why}") from None
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{self.where}: {self._file} cannot be read: {error}") from error
         self._axis = channel_axis(self._images.array.shape, f"{self.where}: {self._file}")

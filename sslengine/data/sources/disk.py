@@ -17,7 +17,7 @@ from sslengine.data.options import IndexOptions, PathOptions, SplitOptions, own
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import all_known
 from sslengine.data.sources.folder_scan import find_images
-from sslengine.data.sources.paths import Located, data_folder, data_path, how_far
+from sslengine.data.sources.paths import Located, data_error, data_folder, data_path, how_far
 from sslengine.data.sources.regular_file import kind_of, read_file
 from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
@@ -49,7 +49,8 @@ class FolderSource(EncodedSource):
         if not self.root.is_dir():
             there = self.root.exists()
             what = "a file, not a folder." if there else f"not there: {how_far(self.root)}"
-            raise DataError(f"{self.where}: the image folder {self.root} is {what}")
+            told = f"{self.where}: the image folder {self.root} is {what}"
+            raise data_error(self.root)(told)
         suffixes = IMAGE_SUFFIXES + ((".npy",) if options.IMAGE_MODE == "stored" else ())
         index = indexed(
             f"folder, {' '.join(suffixes)}: {self.root.resolve()}",
@@ -107,7 +108,7 @@ class ListedFiles(EncodedSource):
 
     def _indexed(self, options: SplitOptions) -> Index:
         if not self._list.is_file():
-            raise DataError(f"{self.where}: {no_file(self._list)}")
+            raise data_error(self._list)(f"{self.where}: {no_file(self._list)}")
         return indexed(
             f"{self._kind()}: {self._list.resolve()}",
             f"reading {self._list}",
@@ -177,7 +178,7 @@ def no_file(path: Path) -> str:
 def load_array(file: Located, mmap: bool) -> NDArray[np.generic]:
     """A .npy file of paths or labels."""
     if not file.path.is_file():
-        raise DataError(f"{file.where}: {no_file(file.path)}")
+        raise data_error(file.path)(f"{file.where}: {no_file(file.path)}")
     try:
         array = np.load(file.path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

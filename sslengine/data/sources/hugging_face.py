@@ -30,10 +30,10 @@ from sslengine.data.options import ColumnOptions, SplitOptions, own
 from sslengine.data.sources.base import DataSource, EncodedSource
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.parts import SPLITS, of_split
-from sslengine.data.sources.paths import data_path
+from sslengine.data.sources.paths import data_path, how_far
 from sslengine.data.sources.regular_file import read_file
 from sslengine.data.sources.tables import expect_column
-from sslengine.errors import DataError, listing
+from sslengine.errors import DataError, MissingDataError, listing
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
@@ -155,6 +155,8 @@ def _holds_images(feature: Any) -> bool:
 def _load(root: Path, split: str, where: str) -> Any:
     if datasets is None:
         raise DataError(f"{where}: to read it install datasets: pip install datasets.")
+    if not root.exists():
+        raise MissingDataError(f"{where}: {root} is not there: {how_far(root)}")
     parquet = _parquet_files(root)
     if parquet:
         several = root.is_dir()

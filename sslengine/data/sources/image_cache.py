@@ -26,7 +26,7 @@ from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.class_numbers import count_classes
-from sslengine.data.sources.paths import data_path, how_far
+from sslengine.data.sources.paths import data_error, data_path, how_far
 from sslengine.errors import DataError
 from sslengine.registry import register_data_source
 
@@ -106,7 +106,8 @@ def _what_is_wrong(root: Path) -> str:
 
 def _read_manifest(root: Path, where: str) -> dict[str, Any]:
     if not (root / MANIFEST).is_file():
-        raise DataError(f"{where}: the image cache {root} is {_what_is_wrong(root)}")
+        told = f"{where}: the image cache {root} is {_what_is_wrong(root)}"
+        raise data_error(root)(told)
     told: dict[str, Any] = json.loads((root / MANIFEST).read_text())
     if told.get("version") != VERSION:
         raise DataError(f"{where}: the image cache {root} is of another version; make it again.")

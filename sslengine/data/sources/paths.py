@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sslengine.data.manifest.local_copy import local_copy
 from sslengine.data.options import SplitOptions
-from sslengine.errors import DataError, listing, nearest
+from sslengine.errors import DataError, MissingDataError, listing, nearest
 from sslengine.trust import is_closed
 
 CATALOGUE_VARIABLES = ("SSLENGINE_DATASET_CATALOG", "VISSL_DATASET_CATALOG_PATH")
@@ -51,6 +51,11 @@ def how_far(path: Path) -> str:
     except OSError:  # it may not be listed
         names = []
     return f"{folder} has no {missing!r}. {nearest(missing, names)}".rstrip()
+
+
+def data_error(path: Path) -> type[DataError]:
+    """The kind of an error about this path: what is not there was mistyped."""
+    return DataError if path.exists() else MissingDataError
 
 
 def data_folder(options: SplitOptions, split: str, position: int) -> str:

@@ -32,7 +32,7 @@ from sslengine.data.sources.disk import IMAGE_SUFFIXES
 from sslengine.data.sources.parts import of_split
 from sslengine.data.sources.paths import data_path
 from sslengine.data.sources.tar_samples import Sample, Samples
-from sslengine.errors import DataError, readable
+from sslengine.errors import DataError, MissingDataError, readable
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
@@ -187,7 +187,7 @@ def find_shards(pattern: str, where: str, split: str = "TRAIN") -> list[str]:
         )
     missing = [shard for shard in found if not os.path.isfile(shard)]
     if missing or not found:
-        raise DataError(
+        raise MissingDataError(
             f"{where}: there is no shard {missing[0] if missing else pattern}. Give a folder of "
             f".tar files, or a pattern such as /data/train-{{000..146}}.tar."
         )

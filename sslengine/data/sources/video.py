@@ -32,7 +32,7 @@ from sslengine.data.sources.class_numbers import NO_CLASS, all_known
 from sslengine.data.sources.disk import VIDEO_SUFFIXES
 from sslengine.data.sources.folder_scan import find_images
 from sslengine.data.sources.paths import data_path, how_far
-from sslengine.errors import DataError, readable
+from sslengine.errors import DataError, MissingDataError, readable
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
@@ -60,7 +60,8 @@ class VideoSource(DataSource):
         if av is None:
             raise DataError(f"{self.where}: to read videos: pip install 'sslengine[video]' (PyAV).")
         if not self.root.exists():
-            raise DataError(f"{self.where}: {self.root} is not there: {how_far(self.root)}")
+            why = how_far(self.root)
+            raise MissingDataError(f"{self.where}: {self.root} is not there: {why}")
         chosen = own(options, VideoOptions)
         self._stride, self._split = chosen.FRAME_STRIDE, split
         cached = chosen.CACHE_INDEX

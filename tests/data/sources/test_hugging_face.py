@@ -12,7 +12,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import split_options
 from sslengine.data.sources import hugging_face
 from sslengine.data.sources.hugging_face import HuggingFaceSource
-from sslengine.errors import DataError
+from sslengine.errors import DataError, MissingDataError
 from tests.data.pictures import picture
 
 # dill, by which `datasets` makes its fingerprints, of types of pyarrow.
@@ -108,8 +108,11 @@ def test_splits(datasets: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_told(datasets: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone is neither a dataset that save_to_disk"):
+    with pytest.raises(MissingDataError, match=r"gone is not there: .* has no 'gone'"):
         source(tmp_path / "gone")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty is neither a dataset that save_to_disk"):
+        source(tmp_path / "empty")
     rows(datasets, [0]).save_to_disk(str(tmp_path / "data"))
     with pytest.raises(
         DataError, match=r"IMAGE_COLUMN: .*data has no column 'imgs'. Did you mean 'img'"
