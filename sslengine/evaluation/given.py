@@ -51,8 +51,8 @@ def read_given(path: Path, labels: Path | None = None) -> Given:
     if path.is_dir():
         store = Store.read(path)
         found = _of_store(store, store.layers[-1])
-    elif path.suffix in READERS:
-        rows, own = READERS[path.suffix](path)
+    elif (suffix := path.suffix.lower()) in READERS:
+        rows, own = READERS[suffix](path)
         found = Given(str(path), path.stem, rows, own)
     else:
         raise ConfigError(f"{path}: expected a folder, or a file that ends in {listing(READERS)}.")
@@ -108,12 +108,13 @@ def _of_files(folder: Path, split: str, layer: str) -> Given:
 def read_labels(path: Path) -> NDArray[Any]:
     if not path.exists():
         raise MissingDataError(f"{path}: there is no such file.")
-    if path.suffix == ".npy":
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
         return _array(path)
-    if path.suffix == ".txt":
+    if suffix == ".txt":
         return _of_text(path.read_text().split())
-    if path.suffix in READERS and path.suffix != ".npy":
-        _, found = READERS[path.suffix](path)
+    if suffix in READERS:
+        _, found = READERS[suffix](path)
         if found is not None:
             return found
         raise DataError(f"{path}: has no column or array {listing(LABELS)}.")

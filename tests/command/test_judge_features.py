@@ -65,6 +65,7 @@ def test_files_of_other_programs(ending: str, tmp_path: Path) -> None:
     for split, some in SPLITS.items():
         write(tmp_path / f"{split}.{ending}", ROWS[some], NAMES[some])
     files = [tmp_path / f"{split}.{ending}" for split in SPLITS]
+    files[1] = files[1].rename(files[1].with_suffix(f".{ending.upper()}"))
     report = judged(tmp_path / "out.json", *files)
     (score,) = report["scores"]
     assert score["knn"]["1"] == pytest.approx(of_scikit_learn())

@@ -87,7 +87,7 @@ def _listed(file: Path, source: DataSource, where: str) -> NDArray[np.int64]:
 def _names(file: Path, where: str) -> Iterator[str]:
     if not file.is_file():
         raise DataError(f"{where}: there is no file {file}.")
-    if file.suffix not in (".csv", ".tsv", ".parquet"):
+    if file.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
         yield from (line.strip().removeprefix("./") for line in text.splitlines() if line.strip())
         return

@@ -69,8 +69,9 @@ def test_names_as_in_simclrs_lists(images: Path, tmp_path: Path) -> None:
     assert sorted(_paths(halves[0]) + _paths(halves[1])) == sorted(_paths(used))
 
 
-def test_paths_in_a_table(images: Path, tmp_path: Path) -> None:
-    table = tmp_path / "labelled.csv"
+@pytest.mark.parametrize("name", ["labelled.csv", "LABELLED.CSV"])
+def test_paths_in_a_table(images: Path, tmp_path: Path, name: str) -> None:
+    table = tmp_path / name
     table.write_text(f"number,path,label\n0,{images}/b/b_1.png,b\n9,{images}/a/a_2.png,a\n")
     assert _paths(_set(images, LIST=str(table))) == ["a/a_2.png", "b/b_1.png"]
 
