@@ -16,6 +16,7 @@ with all that was chosen: --show.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -124,8 +125,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
         **_sides(network, given, recipe),
         **_held_out(given, recipe, data),
     }
-    batch, ranks = (int(machine.get(key) or recipe.said(key)) for key in (BATCH, RANKS))
-    if frozen := _frozen(given, recipe, max(1, trained_on // (batch * ranks))):
+    if frozen := _frozen(given, recipe, _updates_of_epoch(values, recipe, trained_on)):
         values["MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"] = frozen
     line = f"{count} images, {name or recipe.trunk}, {_computed_by(values, recipe, found)}"
     if bands:
@@ -194,15 +194,39 @@ def _computed_by(values: Mapping[str, Any], recipe: Recipe, found: Any) -> str:
         WORKERS: DataOptions().NUM_DATALOADER_WORKERS,
         BATCH: SplitOptions().BATCHSIZE_PER_REPLICA,
     }
+    return str(found.told(*_chosen(values, recipe, defaults)))
+
+
+def _chosen(values: Mapping[str, Any], recipe: Recipe, defaults: Mapping[str, Any]) -> list[Any]:
+    """The values that the run will have: of --set, of this command, of the recipe."""
     said = (
         (recipe.typed(key), values.get(key), recipe.said(key), default)
         for key, default in defaults.items()
     )
-    return str(found.told(*(next(each for each in some if each is not None) for some in said)))
+    return [next(each for each in some if each is not None) for some in said]
+
+
+def _updates_of_epoch(values: Mapping[str, Any], recipe: Recipe, images: int) -> int:
+    split, ranks = SplitOptions(), DistributedOptions()
+    batch, *processes, accumulated, limit, drops = _chosen(
+        values,
+        recipe,
+        {
+            BATCH: split.BATCHSIZE_PER_REPLICA,
+            RANKS: ranks.NUM_PROC_PER_NODE,
+            "DISTRIBUTED.NUM_NODES": ranks.NUM_NODES,
+            "OPTIMIZER.accumulate": 1,
+            LIMIT: split.DATA_LIMIT,
+            "DATA.TRAIN.DROP_LAST": split.DROP_LAST,
+        },
+    )
+    images = min(images, limit) if limit > 0 else images
+    steps = images / (batch * math.prod(processes))
+    return math.ceil(max(1, math.floor(steps) if drops else math.ceil(steps)) / accumulated)
 
 
 def _frozen(given: argparse.Namespace, recipe: Recipe, epoch: int) -> list[Any]:
-    """What is not trained at first. epoch: its steps."""
+    """What is not trained at first. epoch: its optimizer updates."""
     found = recipe.said("MODEL.TEMP_FROZEN_PARAMS_ITER_MAP") or []
     if recipe.is_of_photos:
         found = [[parameter, epoch] for parameter, _ in found]

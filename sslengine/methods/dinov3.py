@@ -1,6 +1,7 @@
 """DINOv3: DINOv2 with schedules that stay constant, and Gram anchoring of the patches.
 
-Simeoni et al., DINOv3, 2025. The loss of dinov2.py, and while gram_weight is above 0
+Simeoni et al., DINOv3, 2025. The loss of dinov2.py, in which the class tokens of local crops may
+weigh less (local_weight), and while gram_weight is above 0
 
     loss += gram_weight * mean over global views of gram_anchoring(model's patches, Gram teacher's)
 
@@ -62,6 +63,8 @@ class DINOv3Options(DINOv2Options):
     momentum_schedule: str = "constant"
     # Targets: center (softmax of centred scores), or sinkhorn (assignment with equal shares).
     targets: str = "sinkhorn"
+    # Weight of local crops in the loss of class tokens.
+    local_weight: float = 1.0
     # Weight of Gram anchoring; 0: none, and no Gram teacher.
     gram_weight: float = 0.0
     # The network that patches are anchored to; empty: the teacher at the start of this run.
@@ -75,7 +78,7 @@ class DINOv3Options(DINOv2Options):
 
     def check(self) -> Iterator[str]:
         yield from super().check()
-        for key in ("gram_weight", "gram_refresh", "gram_refreshes"):
+        for key in ("local_weight", "gram_weight", "gram_refresh", "gram_refreshes"):
             if getattr(self, key) < 0:
                 yield f"{key}: {getattr(self, key)} is less than 0."
         given = self.gram_teacher
@@ -110,6 +113,12 @@ class DINOv3Loss(DINOv2Loss):
         network = FrozenNetwork(given, f"{self.options.where}.gram_teacher", features=["lastPATCH"])
         network.load(model, weights=not gone)
         return network.network.trunk
+
+    def log_q(self, crops: Tensor, large: int) -> Tensor:
+        found, weight = super().log_q(crops, large), self.options.local_weight
+        if weight == 1.0:
+            return found
+        return torch.cat([found[:large], weight * found[large:]])  # cross entropy is linear in it
 
     def weights(self) -> dict[str, float]:
         return {**super().weights(), "gram": self.options.gram_weight}

@@ -138,7 +138,7 @@ class IBOTLoss(Method):
         mask, at = inputs["mask"], inputs["patches_at"]
         targets, patch_targets = self.targets(of_classes, of_patches, at, step)
         targets = self._by_view(targets, large)
-        log_q = (crops / options.student_temp).log_softmax(dim=-1)
+        log_q = self.log_q(crops, large)
         log_q_patches = (at_hidden(patches, at) / options.student_temp).log_softmax(dim=-1)
         losses = {
             "classes": swapped_prediction(targets, log_q, range(large)),
@@ -154,6 +154,10 @@ class IBOTLoss(Method):
             "patch_prototypes_used": prototypes_used(patch_targets),
         }
         return {"loss": loss, **losses, **signs}
+
+    def log_q(self, crops: Tensor, large: int) -> Tensor:
+        """Log probabilities of the crops' class scores, by view; the large ones are first."""
+        return (crops / self.options.student_temp).log_softmax(dim=-1)
 
     def weights(self) -> dict[str, float]:
         """The weight of each part of the loss."""

@@ -49,13 +49,10 @@ class SaveCheckpoints(Hook):
     def on_step(self, task: TaskView) -> None:
         if not task.train or self.every_steps <= 0:
             return
-        phase = task.phase
-        ends_phase = task.progress.step == phase.steps  # on_phase_end sees to that
+        ends_phase = task.progress.step == task.phase.steps  # on_phase_end sees to that
         self._due = self._due or task.iteration % self.every_steps == 0
-        if ends_phase:
-            self._due = self._due and not phase.complete
         # Gradients of an unfinished group of batches are in no checkpoint: continue to its end.
-        elif self._due and task.updating:
+        if self._due and task.updating and not ends_phase:
             self._due = False
             self._save(task, f"model_iteration{task.iteration}.torch")
 
@@ -68,8 +65,8 @@ class SaveCheckpoints(Hook):
         if not task.train:
             return
         name = self.name_at_phase_end(task)
+        self._due = False
         if name is not None:
-            self._due = False
             self._save(task, name, _results(task))
 
     def name_at_phase_end(self, task: TaskView) -> str | None:
@@ -79,7 +76,8 @@ class SaveCheckpoints(Hook):
             return f"model_iteration{task.iteration}.torch" if self._due else None
         if phase.train_index == max(each.train_index for each in task.phases):
             return _final_name(task)
-        if self.every_phases > 0 and (phase.train_index + 1) % self.every_phases == 0:
+        of_phases = self.every_phases > 0 and (phase.train_index + 1) % self.every_phases == 0
+        if of_phases or self._due:
             return f"model_phase{phase.train_index}.torch"
         return None
 

@@ -189,6 +189,31 @@ def test_short_options_are_keys_of_the_config(photos: Path) -> None:
     assert [steps for _, steps in config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP] == [3]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "updates"),
+    [
+        ("--batch-size=4", 4),
+        ("--batch-size=4 --set=OPTIMIZER.accumulate=3", 2),
+        ("--batch-size=4 --set=DATA.TRAIN.BATCHSIZE_PER_REPLICA=2", 8),
+        ("--batch-size=4 --set=DISTRIBUTED.NUM_PROC_PER_NODE=2", 2),
+        ("--batch-size=4 --set=DATA.TRAIN.DATA_LIMIT=8", 2),
+        ("--batch-size=3", 5),
+        ("--batch-size=3 --set=DATA.TRAIN.DROP_LAST=false", 6),
+    ],
+)
+def test_what_is_frozen_for_epochs_is_so_many_updates(
+    photos: Path, arguments: str, updates: int
+) -> None:
+    """Of 16 images."""
+    config = config_of(
+        str(photos), "--recipe=dino/continued", "--pretrained", "--model=vit_tiny_patch16_224",
+        "--freeze-trunk=2", *arguments.split(),
+    )  # fmt: skip
+    frozen = dict(config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP)
+    assert frozen.pop("trunk.*") == 2 * updates
+    assert {*frozen.values()} == {updates}
+
+
 def test_what_is_chosen_is_printed_as_a_command(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

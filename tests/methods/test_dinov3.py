@@ -17,6 +17,7 @@ from sslengine.data.batch.block_masks import spread_masks_collator
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError, TrainingError
 from sslengine.launch.cli import main as command
+from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
 from sslengine.methods.dinov3 import DINOv3Loss, DINOv3Options, GramTeacher
@@ -101,6 +102,29 @@ def test_the_rest_is_dinov2() -> None:
     torch.testing.assert_close(found["loss"], expected["loss"] + 2 * found["gram"])
     with pytest.raises(TrainingError, match="gram_weight is above 0, but the model returns no"):
         method(model(inputs), {"input": inputs}, Step.alone())
+
+
+@pytest.mark.parametrize("weight", [0.5, 0.0])
+def test_local_crops_may_weigh_less(weight: float) -> None:
+    """The authors' `local_loss_weight_schedule`: terms of local crops times the weight, over the
+    number of all terms."""
+    inputs, model = toy_inputs(), Toy()
+    method = made(local_weight=weight, koleo_weight=0.0, teacher_temp_max=0.07)
+    found = method(model(inputs), {"input": inputs}, Step.alone())
+    method = made(koleo_weight=0.0, teacher_temp_max=0.07)
+    scores, *_ = method.teacher.module({"global_views": inputs["global_views"]})[:1]
+    targets = sinkhorn(scores, method.options.temperatures(Step.alone())[0], 3).unflatten(
+        0, (2, -1)
+    )
+    (classes, *_), local = model(inputs)
+    terms = []
+    for number, view in enumerate([*classes.chunk(2), *local.chunk(2)]):
+        log_q = (view / 0.1).log_softmax(dim=-1)
+        factor = 1.0 if number < 2 else weight
+        terms += [-factor * (p * log_q).sum(-1) for u, p in enumerate(targets) if u != number]
+    expected = torch.stack(terms).mean()
+    torch.testing.assert_close(found["classes"], expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found["loss"], expected + found["patches"], rtol=1e-9, atol=1e-12)
 
 
 # ---- in a run

@@ -43,8 +43,24 @@ def _options(every_phases: int, every_steps: int) -> CheckpointOptions:
                 "model_iteration5.torch",
             ],
         ),
-        # At steps 4, 8 and 12 a phase ends: its own checkpoint is enough.
-        (-1, 4, ["model_final_checkpoint_phase2.torch"]),
+        # At steps 4, 8 and 12 a phase ends: its checkpoint has the phase's name.
+        *[
+            (
+                every,
+                4,
+                ["model_final_checkpoint_phase2.torch", "model_phase0.torch", "model_phase1.torch"],
+            )
+            for every in (-1, 1, 2)
+        ],
+        (
+            2,
+            6,
+            [
+                "model_final_checkpoint_phase2.torch",
+                "model_iteration6.torch",
+                "model_phase1.torch",
+            ],
+        ),
     ],
 )
 def test_when_a_run_is_saved(

@@ -399,6 +399,8 @@ def _classes_and_patches(
     of_patches = heads[min(len(heads) - 1, 1)](patches.flatten(0, 1)[at]) / options.student_temp
     crops = F.log_softmax(scores, dim=-1).view(options.num_crops, -1, scores.shape[-1])
     pairs = torch.einsum("abk,vbk->av", targets[0].view(2, -1, scores.shape[-1]), crops)
+    if (local_weight := getattr(options, "local_weight", 1.0)) != 1.0:
+        pairs = torch.cat([pairs[:, :2], local_weight * pairs[:, 2:]], dim=1)
     others = pairs.sum() - pairs[0, 0] - pairs[1, 1]
     shares = (1 / mask.sum(dim=1).clamp(min=1))[at // mask.shape[1]]
     crossed = -(targets[1] * F.log_softmax(of_patches, dim=-1)).sum(dim=-1) * shares
@@ -423,7 +425,7 @@ GOLDEN = {
     "dino": (by_hand.dino, 384, 379),
     "ibot": (_ibot, 754, 743),
     "dinov2": (_dinov2, 811, 821),
-    "dinov3": (_dinov2, 1153, 1157),
+    "dinov3": (_dinov2, 1159, 1163),
     "barlow_twins": (_barlow_twins, 146, 156),
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),
