@@ -181,9 +181,11 @@ def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
 def _mask_token_or_none(
     expected: dict[str, Tensor], given: dict[str, Tensor], name: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The token that hides patches in training may be missing in a file, or left over."""
-    if (name in expected) == (name in given):
-        return expected, given
+    """The token that hides patches in training may be missing in a file, or left over, or be that
+    of a decoder. Files have it as 1 x D and as 1 x 1 x D."""
+    own, theirs = expected.get(name), given.get(name)
+    if own is not None and theirs is not None and own.numel() == theirs.numel():
+        return expected, {**given, name: theirs.reshape(own.shape)}
     return _without(expected, [name]), _without(given, [name])
 
 
