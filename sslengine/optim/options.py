@@ -82,6 +82,9 @@ class MultiplierOptions:
 class LayerWiseLrDecay:
     # The learning rate of a layer, divided by that of the next layer (closer to the heads).
     decay: float = 0.9
+    # Parameters whose names contain one of these have the rate of the trunk's last layer: for
+    # tokens that begin fresh in a trained trunk.
+    as_last: list[str] = field(default_factory=list)
 
     def check(self) -> Iterator[str]:
         if not 0 < self.decay <= 1:

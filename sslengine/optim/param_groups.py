@@ -153,10 +153,12 @@ def lr_decay(model: nn.Module, options: OptimizerSettings) -> list[Group]:
     depth = layer_depth(model)
     by_layer = decay_by_layer(options, options.regularize_bn)
     has_decay = decay_by_name(options) if depth.is_vit else by_layer
-    collector = _Collector()
+    collector, by_depth = _Collector(), options.layer_wise_lr_decay
     for each in trainable(model):
         layer = depth.of(each.name)
-        scale = options.layer_wise_lr_decay.decay ** (depth.heads - layer)
+        if layer < depth.heads and any(part in each.name for part in by_depth.as_last):
+            layer = depth.heads - 1
+        scale = by_depth.decay ** (depth.heads - layer)
         name = f"layer {layer}" if layer < depth.heads else "heads"
         collector.add(each, name, has_decay(each), lr_scale=scale)
     return collector.groups()

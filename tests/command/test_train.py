@@ -17,9 +17,14 @@ from sslengine.command.recipes import Recipe, methods, methods_with_forms, names
 from sslengine.command.train import batch_of_rank, choose, make_parser
 from sslengine.config.compose import compose
 from sslengine.config.run_folder import open_run
+from sslengine.config.sections import read
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import build_param_groups
 from tests.command.photos import SMALL, config_of, write_photos
 from tests.tail import slow_but
 from tests.teachers import OF_DISTILLATION, weights_of_timms
@@ -187,6 +192,37 @@ def test_short_options_are_keys_of_the_config(photos: Path) -> None:
     assert config.LOSS.dino_loss.ema_center == 0.5
     # An epoch of the 12 images that are trained on.
     assert [steps for _, steps in config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP] == [3]
+
+
+@pytest.mark.parametrize("form", ["", "/continued"])
+@pytest.mark.parametrize(
+    ("method", "network"),
+    [
+        ("dinov2", "vit_small_patch14_reg4_dinov2"),
+        ("dinov3", "vit_small_patch16_dinov3"),
+        ("simclr", "convnext_atto"),
+        ("simmim", "vit_tiny_patch16_224"),
+    ],
+)
+def test_what_weight_decay_and_layers_rates_are_for(
+    method: str, network: str, form: str, photos: Path
+) -> None:
+    """None for biases, norms and LayerScale; a fresh mask token has the last layer's rate."""
+    which = f"--recipe={method}{form}" if form else f"--method={method}"
+    given = [which, f"--model={network}", *(["--pretrained"] if form else [])]
+    config = config_of(str(photos), *given)
+    with torch.device("meta"):
+        model = build_model(read(config, ModelOptions))
+    groups = build_param_groups(model, read(config, OptimizerOptions))
+    names = {id(each): name for name, each in model.named_parameters()}
+    of = {names[id(each)]: group for group in groups for each in group["params"]}
+    exempt = {name for name, group in of.items() if group.get("weight_decay") == 0.0}
+    vectors = {name for name, each in model.trunk.named_parameters() if each.ndim == 1}
+    assert exempt >= {f"trunk.{name}" for name in vectors if f"trunk.{name}" in of}
+    assert any("gamma" in name for name in vectors) == (method != "simmim")
+    if form and "trunk.mask_token" in of:
+        last = next(group for name, group in reversed(of.items()) if ".mlp.fc" in name)
+        assert of["trunk.mask_token"]["lr_scale"] == last["lr_scale"] == 0.75 * 0.2
 
 
 @pytest.mark.parametrize(
