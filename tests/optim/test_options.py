@@ -47,7 +47,7 @@ def test_vissl_defaults() -> None:
             "use_different_lr": False, "use_different_wd": False, "weight_decay": 1e-4,
         },
         "construct_single_param_group_only": False, "param_group_constructor": "default",
-        "layer_wise_lr_decay": {"decay": 0.9},
+        "layer_wise_lr_decay": {"decay": 0.9, "as_last": []},
     }  # fmt: skip
     assert {key: plain[key] for key in expected} == expected
     schedulers = plain["param_schedulers"]
