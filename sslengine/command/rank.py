@@ -5,20 +5,22 @@
     sslengine rank runs/*/checkpoints                  checkpoints, by metrics without labels
     sslengine rank runs/mine/checkpoints --data ~/birds/val
 
-`sslengine judge` writes evaluation.json; a run without one comes last. Of checkpoints a table is
-printed, with each metric's order. Where the images have classes it shows how each metric agrees
-with nearest neighbours, and with a linear probe, over the checkpoints: Spearman and Kendall are 1
-where both have one order.
+`sslengine judge` writes evaluation.json; a run without one comes last. Scores of different metrics
+(accuracy, mAP), or on different images, cannot be compared: a note says so, and `differs_in` of
+--json. Of checkpoints a table is printed, with each metric's order. Where the images have classes
+it shows how each metric agrees with nearest neighbours, and with a linear probe, over the
+checkpoints: Spearman and Kendall are 1 where both have one order.
 No metric is right for all methods: docs/label_free.md.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from sslengine.command import documents
+from sslengine.command import documents, judged_on
 from sslengine.command.summary import Summary, read
 from sslengine.command.text import DEVICES
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
@@ -76,14 +78,34 @@ def main(arguments: Sequence[str]) -> int:
         return status
     by = given.by or "linear"
     found = ordered([read(each) for each in given.runs], by)
-    rows = [{"run": str(each.folder), by: each.scores.get(by)} for each in found]
     if given.json:
-        documents.show(rows)
-        return 0
-    for row in rows:
-        score = row[by]
-        print(f"{'not judged' if score is None else f'{score:10.1f}'}  {row['run']}")
+        documents.show(_rows(found, by))
+    else:
+        print("\n".join(_lines(found, by)))
     return 0
+
+
+def _rows(found: Sequence[Summary], by: str) -> list[dict[str, Any]]:
+    different = judged_on.differs_in(_judged(found, by))
+    return [
+        {"run": str(each.folder), by: each.scores.get(by), "metric": each.metric,
+         "images": each.images, "differs_in": different}
+        for each in found
+    ]  # fmt: skip
+
+
+def _lines(found: Sequence[Summary], by: str) -> Iterator[str]:
+    judged = _judged(found, by)
+    sets = judged_on.image_sets(judged)
+    for each in judged:
+        images = f"images {sets.index(each.images) + 1}  " if len(sets) > 1 else ""
+        yield f"{each.scores[by]:10.1f}  {each.metric:8}  {images}{each.folder}"
+    yield from (f"not judged  {each.folder}" for each in found if by not in each.scores)
+    yield from judged_on.notes(judged)
+
+
+def _judged(found: Sequence[Summary], by: str) -> list[Summary]:
+    return [each for each in found if by in each.scores]
 
 
 def _may_be_checkpoints(path: Path) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sslengine.command import documents
+from sslengine.command.judged_on import numbers
 from sslengine.command.summary import Summary, read
 
 
@@ -40,9 +41,11 @@ def _lines(found: Summary) -> Iterator[str]:
     yield str(found.folder)
     yield f"  method       {found.method}"
     yield f"  network      {found.network}"
-    yield f"  iterations   {found.iterations}, of {found.epochs or '?'} epochs"
+    yield f"  iterations   {_length(found)}"
     for name, value in found.metrics.items():
         yield f"  {name}  {value:.4g}"
+    if found.metric:
+        yield f"  judged by    {found.metric}, on {numbers(found.images)}"
     for each in found.evaluation.get("scores", []):
         knn = "  ".join(f"knn@{k} {value:.1f}" for k, value in each["knn"].items())
         linear = "" if each.get("linear") is None else f"  linear {each['linear']:.1f}"
@@ -50,3 +53,9 @@ def _lines(found: Summary) -> Iterator[str]:
     if not found.evaluation:
         yield f"  not judged yet: sslengine judge {found.folder} --train DIR --val DIR"
     yield f"  checkpoints  {', '.join(found.checkpoints) or 'none'}"
+
+
+def _length(found: Summary) -> str:
+    if found.epochs:
+        return f"{found.iterations}, of {found.epochs} epochs"
+    return f"{found.iterations} of {found.num_iterations or '?'}"

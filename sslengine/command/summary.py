@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from sslengine.command.judged_on import images_of
 from sslengine.errors import ConfigError
 from sslengine.monitor import history
 
@@ -22,11 +23,14 @@ class Summary:
     method: str
     network: str
     epochs: Any
-    iterations: int
+    num_iterations: Any  # the length of a run that has no epochs
+    iterations: int  # trained so far
     # The last value of each metric of the train and test phases.
     metrics: Mapping[str, float]
     # evaluation.json, as `sslengine judge` leaves it; {} without one.
     evaluation: Mapping[str, Any] = field(default_factory=dict)
+    # What it was judged on, with the keys of DATA that chose it.
+    images: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: tuple[str, ...] = ()
 
     @property
@@ -43,27 +47,46 @@ class Summary:
                 found[name] = max(value, found.get(name, value))
         return found
 
+    @property
+    def metric(self) -> str | None:
+        """Of all scores: accuracy, or mAP where images have several classes."""
+        return self.evaluation.get("metric", "accuracy") if self.scores else None
+
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "folder": str(self.folder), "scores": self.scores}
+        own = {"folder": str(self.folder), "scores": self.scores, "metric": self.metric}
+        return {**vars(self), **own}
 
 
 def read(folder: Path) -> Summary:
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
-    config = (yaml.safe_load(file.read_text()) or {}).get("config", {})  # type: ignore[no-untyped-call]
+    config = _config(file)
     rows = history.read(folder, None) if (folder / "metrics.jsonl").exists() else []
-    evaluation = folder / "evaluation.json"
+    evaluation = _evaluation(folder)
     return Summary(
         folder,
         _at(config, "LOSS.name") or _at(config, "MODEL.BASE_MODEL_NAME"),
         _network(config),
         _at(config, "OPTIMIZER.num_epochs"),
+        _at(config, "OPTIMIZER.num_iterations"),
         max((row["iteration"] for row in rows if "iteration" in row), default=0),
         _last(rows),
-        json.loads(evaluation.read_text()) if evaluation.is_file() else {},
+        evaluation,
+        images_of(evaluation, _config(folder / "config_evaluate.yaml")) if evaluation else {},
         tuple(sorted(path.name for path in (folder / "checkpoints").glob("*.torch"))),
     )
+
+
+def _config(file: Path) -> Any:
+    """{} if there is no such file."""
+    text = file.read_text() if file.is_file() else ""
+    return (yaml.safe_load(text) or {}).get("config", {})  # type: ignore[no-untyped-call]
+
+
+def _evaluation(folder: Path) -> Any:
+    file = folder / "evaluation.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def _at(config: Any, path: str) -> Any:

@@ -68,11 +68,19 @@ class Subject:
     def preprocessing(self) -> Preprocessing:
         return describe(self.view.entries, self.view.description, self.channels)
 
+    @property
+    def image_mode(self) -> str:
+        return read(self.config, DataOptions).TRAIN.IMAGE_MODE
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """Of what resizing makes of images of more than 8 bits."""
+        return read(self.config, DataOptions).TRAIN.limits
+
     @cached_property
     def pictures(self) -> NDArray[np.uint8] | None:
         """Random RGB pictures; None where the run's images are of another kind."""
-        mode = read(self.config, DataOptions).TRAIN.IMAGE_MODE
-        if self.channels != 3 or mode != "RGB":
+        if self.channels != 3 or self.image_mode != "RGB":
             return None
         height, width = self.preprocessing.size or (DEFAULT_SIZE, DEFAULT_SIZE)
         shape = (IMAGES, height + _SIDES[0], width + _SIDES[1], 3)

@@ -21,10 +21,12 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from sslengine.errors import ExportError
+from sslengine.export.array_code import array_code
 from sslengine.export.formats import Made, Proof
 from sslengine.export.preprocessing import Preprocessing
 from sslengine.export.subject import Subject, plain
 from sslengine.export.timm_designs import timm_twin
+from sslengine.export.to_timm import AUTO_MODEL
 
 LOAD = """from transformers import AutoImageProcessor, AutoModel
 model = AutoModel.from_pretrained("{folder}").eval()
@@ -44,10 +46,12 @@ def prepare(subject: Subject, license: str) -> Made:
     network = timm_twin(subject).network
     refuse_others(network, subject)
     config = _config(network, subject)
+    # The processor is for RGB images.
+    usage = LOAD if subject.pictures is not None else AUTO_MODEL + array_code(subject)
     return Made(
         partial(_write, network, subject, config),
-        usage=LOAD,
-        proofs=(Proof("transformers", LOAD, "features = model(images).pooler_output"),),
+        usage=usage,
+        proofs=(Proof("transformers", usage, "features = model(images).pooler_output"),),
         facts={"architecture": config["architectures"][0]},
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from sslengine.export.array_code import array_code
 from sslengine.export.formats import Made, Proof
 from sslengine.export.preprocessing import Preprocessing
 from sslengine.export.subject import IMAGES, Subject
@@ -24,6 +25,7 @@ model = timm.create_model("local-dir:{folder}", pretrained=True).eval()
 """
 TRANSFORM = """transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 """
+GREY = '# of an image: transform(Image.open("a.png").convert("L"))\n'
 # timm's own transform is part of what is compared, if it can do what the run's did.
 WITH_TRANSFORM = """from PIL import Image
 images = torch.stack([transform(Image.fromarray(each.numpy())) for each in images])
@@ -35,7 +37,8 @@ model = AutoModel.from_pretrained("{folder}").eval()
 
 def prepare(subject: Subject, license: str) -> Made:
     twin, given = timm_twin(subject), subject.preprocessing
-    first = Proof("timm", LOAD + TRANSFORM, "features = model(images)")
+    usage = LOAD + _transform(subject)
+    first = Proof("timm", usage, "features = model(images)")
     if subject.pictures is not None and not given.with_timm():
         first = replace(
             first,
@@ -46,10 +49,17 @@ def prepare(subject: Subject, license: str) -> Made:
     second = Proof("transformers", AUTO_MODEL, "features = model(images).pooler_output")
     return Made(
         partial(_write, subject, twin, license),
-        usage=LOAD + TRANSFORM,
+        usage=usage,
         proofs=(first, second),
         facts={"architecture": twin.design.name, "transform_differs": given.with_timm()},
     )
+
+
+def _transform(subject: Subject) -> str:
+    """timm's is for images of 8 bits."""
+    if subject.pictures is not None:
+        return TRANSFORM
+    return TRANSFORM + GREY if subject.image_mode == "L" else array_code(subject)
 
 
 def _write(subject: Subject, twin: Twin, license: str, folder: Path) -> None:

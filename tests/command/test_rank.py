@@ -1,4 +1,4 @@
-"""`sslengine rank` on the checkpoints of a real run."""
+"""`sslengine rank` on the checkpoints of a real run, and on runs that were judged."""
 
 from __future__ import annotations
 
@@ -264,3 +264,93 @@ def test_a_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert values_of[-1]["value"] is not None, (name, values_of[-1]["why"])
         assert values_of[-1]["n"] in (500, 512, 256)
     assert found["metrics"]["rankme"]["spearman"]["n"] == 4
+
+
+@pytest.fixture(scope="module")
+def judged(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One run, judged on its images, on a few of them, and on several classes of each."""
+    folder, images = tmp_path_factory.mktemp("judged"), run.parent / "images"
+    shutil.copytree(images, folder / "few", ignore=shutil.ignore_patterns("*[13579].png"))
+    rows = [f"{path},{'ABC'[n % 3]}+D" for n, path in enumerate(sorted(images.rglob("*.png")))]
+    (folder / "several.csv").write_text("\n".join(["path,label", *rows, ""]))
+    separated = [f"--set=DATA.{split}.LABEL_SEPARATOR='+'" for split in ("TRAIN", "TEST")]
+    given: dict[str, tuple[Path, list[str]]] = {
+        "all": (images, []), "again": (images, []), "few": (folder / "few", []),
+        "several": (folder / "several.csv", separated), "never": (images, []),
+    }  # fmt: skip
+    for name, (data, more) in given.items():
+        copy = shutil.copytree(run, folder / name / "run", symlinks=True)
+        if name != "never":
+            assert main(["judge", str(copy), f"--train={data}", f"--val={data}", *more]) == 0
+    return [folder / name / "run" for name in given]
+
+
+def compared(capsys: pytest.CaptureFixture[str], verb: str, *runs: Path) -> tuple[str, Any]:
+    """What is shown, and the document."""
+    names = [*map(str, runs)]
+    capsys.readouterr()
+    assert main([verb, *names]) == 0
+    shown = capsys.readouterr().out
+    assert main([verb, *names, "--json"]) == 0
+    return shown, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("verb", ["rank", "compare"])
+def test_scores_that_cannot_be_compared(
+    verb: str, judged: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, again, few, several, never = judged
+    shown, document = compared(capsys, verb, whole, again, never)
+    assert "accuracy" in shown
+    assert "note" not in shown
+    found = {Path(each["folder" if verb == "compare" else "run"]): each for each in document}
+    assert [each["differs_in"] for each in document] == [[], [], []]
+    assert [found[each]["metric"] for each in (whole, never)] == ["accuracy", None]
+    assert found[whole]["images"] == found[again]["images"]
+    assert found[whole]["images"]["test"] == IMAGES
+
+    shown, document = compared(capsys, verb, whole, few)
+    assert {*document[0]["differs_in"], *document[1]["differs_in"]} == {"images"}
+    assert "different metrics" not in shown
+    note = shown.partition("note  scores on different images cannot be compared:")[2]
+    for count, data in ((IMAGES, "images"), (IMAGES // 2, "few")):
+        (line,) = (each for each in note.splitlines() if f"test {count}," in each)
+        assert line.endswith(f"/{data}")
+
+    shown, document = compared(capsys, verb, whole, several)
+    assert document[0]["differs_in"] == ["metric", "images"]
+    assert {each["metric"] for each in document} == {"accuracy", "mAP"}
+    assert "scores of different metrics cannot be compared: " in shown
+    assert "TRAIN.LABEL_SEPARATOR +" in shown
+
+
+def test_a_row_of_rank_has_its_metric(
+    judged: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    several, never = judged[3:]
+    shown, _ = compared(capsys, "rank", never, several)
+    first, second = shown.splitlines()
+    assert first.split()[1:] == ["mAP", str(several)]
+    assert second.split() == ["not", "judged", str(never)]
+    shown, _ = compared(capsys, "report", several)
+    assert f"judged by    mAP, on {IMAGES} train images, {IMAGES} test images" in shown
+
+
+@pytest.mark.parametrize("length", ["num_epochs", "num_iterations"])
+def test_the_length_of_a_run(
+    length: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = write_photos(tmp_path / "photos", 4)
+    given = ["--method=simclr", "--model=resnet10t", "--size=32", "--workers=0", "--device=cpu"]
+    run = tmp_path / "run"
+    assert main(["train", str(photos), *given, f"--set=OPTIMIZER.{length}=3", f"--out={run}"]) == 0
+    in_epochs = length == "num_epochs"
+    shown, document = compared(capsys, "report", run)
+    steps = document["iterations"]
+    assert (document["epochs"], document["num_iterations"]) == (
+        (3, None) if in_epochs else (None, 3)
+    )
+    assert f"iterations   {steps}, of 3 epochs\n" in shown or not in_epochs
+    assert "iterations   3 of 3\n" in shown or in_epochs
+    shown, _ = compared(capsys, "compare", run)
+    assert ("epochs" in shown) == in_epochs
