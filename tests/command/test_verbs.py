@@ -114,7 +114,7 @@ def test_judged_on_what_was_held_out_and_on_other_images(
     assert "give both" in capsys.readouterr().err
     assert main(["rank", str(run), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row == {"run": str(run), "linear": 100.0}
+    assert (row["run"], row["linear"], row["metric"]) == (str(run), 100.0, "accuracy")
     assert main(["rank", str(run), "--by=linaer"]) == 2
     assert "Did you mean 'linear'" in capsys.readouterr().err
     assert main(["report", str(run)]) == 0
