@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -16,12 +18,16 @@ from sslengine.command import train as verb
 from sslengine.command.embed import Rows, embed
 from sslengine.command.in_memory import Data, as_files
 from sslengine.command.text import overrides
+from sslengine.config.sections import read
+from sslengine.data.decode.decoding import Decoder
+from sslengine.data.options import DataOptions
 from sslengine.export import export
 from sslengine.export.subject import Subject, opened
 from sslengine.launch.cli import resolve_all, run_all
 from sslengine.launch.widths import settle_widths
 from sslengine.models.networks import AUTO
 from sslengine.monitor import history
+from sslengine.predictor.bands import Bands
 
 log = logging.getLogger("sslengine")
 
@@ -45,11 +51,13 @@ class TrainedRun:
         workers: int | None = None,
         image_column: str | None = None,
         label_column: str | Sequence[str] | None = None,
+        overrides: Sequence[str] = (),
     ) -> Rows:
         """As `sslengine.embed`."""
         return embed(
             self.folder, data, network=network, device=device, batch_size=batch_size,
             workers=workers, image_column=image_column, label_column=label_column,
+            overrides=overrides,
         )  # fmt: skip
 
     def export(
@@ -76,6 +84,9 @@ class Backbone(nn.Module):
         super().__init__()
         self.trunk, self.network = subject.trunk.requires_grad_(True), subject.network
         self._view = subject.view
+        train = read(subject.config, DataOptions).TRAIN
+        self._decoder = Decoder.of(train, "TRAIN")
+        self._bands = Bands(self.trunk.in_chans, self._view.entries, train.IMAGE_MODE)
         with torch.no_grad():
             self.feature_dim = self(subject.images[:1]).shape[1]
 
@@ -84,9 +95,18 @@ class Backbone(nn.Module):
         flat: Tensor = features.flatten(1)
         return flat
 
-    def transform(self, image: Image.Image) -> Tensor:
-        """An image as the trunk takes it: resized, cropped in the centre, normalised."""
-        return self._view(image)
+    def transform(self, image: Image.Image | NDArray[Any]) -> Tensor:
+        """An image as the trunk takes it: resized, cropped in the centre, normalised.
+
+        It is converted as a file of DATA would be: transparency is dropped, grey becomes RGB.
+        image: an array is height x width, or height x width x channels.
+        """
+        if isinstance(image, Image.Image):
+            decoded = self._decoder.given(image)
+        else:
+            decoded = self._decoder.of_array(np.atleast_3d(image))
+        self._bands.expect(decoded, "the image")
+        return self._view(decoded)
 
 
 def train(

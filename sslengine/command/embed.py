@@ -5,9 +5,10 @@
 
 .parquet (needs pyarrow) has the columns path, features, and label where the images have classes;
 .csv the same with a column for each number; .npz the arrays `paths`, `features`, `labels`; .npy
-the features alone, in the order of DATA's images. An image that cannot be read has no row. The
-network is that of the run's newest checkpoint. Images are resized and cropped in the centre, as for
-an evaluation.
+the features alone, in the order of DATA's images. Of images with several classes each class has a
+column label_CLASS of 1, 0, or nothing for unknown; .npz has `labels`, images x classes, with -1 for
+unknown, and `classes`. An image that cannot be read has no row. The network is that of the run's
+newest checkpoint. Images are resized and cropped in the centre, as for an evaluation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sslengine.atomic import write_whole
 from sslengine.command import columns, documents
 from sslengine.command.new_file import expect_writable
-from sslengine.command.text import DEVICES, overrides
+from sslengine.command.text import DEVICES, typed
+from sslengine.command.text import overrides as as_overrides
+from sslengine.config.compose import compose_on
+from sslengine.config.files import Layer
 from sslengine.errors import OutputError, listing, readable
 from sslengine.registry import import_dotted
 
@@ -39,8 +43,11 @@ NAMED = 20  # images that could not be read
 class Rows(NamedTuple):
     paths: list[str]
     features: NDArray[Any]  # (images, numbers), float32
-    labels: list[str] | None  # names of classes, or numbers
+    # Names of classes, or numbers; of several classes indicators (images, classes): 1, 0, and -1
+    # for unknown.
+    labels: list[str] | NDArray[Any] | None
     unreadable: Sequence[str] = ()  # the paths of images without a row
+    classes: Sequence[str] = ()  # of the columns of indicators
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -57,6 +64,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", choices=DEVICES, default="auto")
     add("--batch-size", type=int, metavar="N")
     add("--workers", type=int, metavar="N", help="processes that load images")
+    add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
+        help="any key of the config")  # fmt: skip
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
     documents.add_json(parser, "print what was written, and images without a row, as JSON")
     return parser
@@ -70,12 +79,14 @@ def main(arguments: Sequence[str]) -> int:
             given.run, given.data, network=given.network, device=given.device,
             batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
             image_column=given.image_column, label_column=given.label_column,
+            overrides=given.values,
         )  # fmt: skip
     write(rows, given.out)
     if given.json:
         count, width = rows.features.shape
-        made = {"out": str(given.out), "images": count, "feature_dim": width}
-        documents.show({**made, "labels": bool(rows.labels), "unreadable": rows.unreadable})
+        made: dict[str, Any] = {"out": str(given.out), "images": count, "feature_dim": width}
+        made |= {"labels": rows.labels is not None, "classes": rows.classes}
+        documents.show({**made, "unreadable": rows.unreadable})
         return 0
     print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
     if rows.unreadable:
@@ -94,13 +105,15 @@ def embed(
     workers: int | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
+    overrides: Sequence[str] = (),
     trust_config: bool = False,
 ) -> Rows:
     """The features of images, which a run's trunk computes.
 
     data: a path, an array of images, or (images, labels).
+    overrides: KEY=VALUE, as --set.
     """
-    own = columns.of_split(image_column, label_column)
+    own = {**_of_split(overrides), **columns.of_split(image_column, label_column)}
     with import_dotted("sslengine.command.in_memory:as_files")(data) as files:
         said = columns.of_run(Path(run), files.images, own)
         found = import_dotted("sslengine.command.images:look")(files.images, said.get, files.labels)
@@ -110,14 +123,21 @@ def embed(
         if workers is not None:
             values["DATA.NUM_DATALOADER_WORKERS"] = workers
         predictor = import_dotted("sslengine.predictor:Predictor")(
-            run, nearest=0, device=device, overrides=overrides(values), network=network,
-            trust_config=trust_config,
+            run, nearest=0, device=device, network=network, trust_config=trust_config,
+            overrides=[*as_overrides(values), *typed(overrides)],
         )  # fmt: skip
         rows = _rows(found, predictor, predictor.read_all())
     if isinstance(data, str | Path):
         return rows
     return rows._replace(paths=[_of_array(path) for path in rows.paths],
                          unreadable=[_of_array(path) for path in rows.unreadable])  # fmt: skip
+
+
+def _of_split(overrides: Sequence[str]) -> dict[str, Any]:
+    """Those by which images are found and read."""
+    typed_alone = compose_on(Layer("", {}), typed(overrides), "config")
+    found = {key: typed_alone.last_value(f"config.DATA.TRAIN.{key}") for key in READ_BY}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _of_array(path: str) -> str:
@@ -127,15 +147,22 @@ def _of_array(path: str) -> str:
 
 def _rows(found: Any, predictor: Any, read: Any) -> Rows:
     numbers = read.indices.tolist()
-    names, labels = found.source.class_names, None
-    if found.has_classes and read.targets.ndim == 1:
-        labels = [names[each] if names else str(each) for each in read.targets.tolist()]
     paths = [predictor.training_path(number) for number in numbers]
     missing = sorted(set(range(len(found.source))).difference(numbers))
     unreadable = [predictor.training_path(number) for number in missing]
-    return Rows(paths, read.layers["trunk"].numpy(), labels, unreadable)
+    labels, classes = _labels(found, read.targets) if found.has_classes else (None, [])
+    return Rows(paths, read.layers["trunk"].numpy(), labels, unreadable, classes)
 
 
+def _labels(found: Any, targets: Any) -> tuple[Any, list[str]]:
+    """As `Rows` has them, and the classes of the columns of indicators."""
+    names = [str(name) for name in found.source.class_names]
+    if targets.ndim == 1:
+        return [names[each] if names else str(each) for each in targets.tolist()], []
+    return targets.numpy(), names or [str(number) for number in range(targets.shape[1])]
+
+
+READ_BY = (*columns.OF_SPLIT, "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE")
 # Keys by which a run may select some of its images.
 ALL_OF_IT = {
     "DATA.TRAIN.DATA_LIMIT": -1, "DATA.TRAIN.DATASET_NAMES": [], "DATA.TRAIN.LABEL_PATHS": [],
@@ -167,21 +194,29 @@ def _parquet(rows: Rows) -> bytes:
     flat = pyarrow.array(rows.features.reshape(-1))
     columns = {"path": pyarrow.array(rows.paths),
                "features": pyarrow.FixedSizeListArray.from_arrays(flat, width)}  # fmt: skip
-    if rows.labels is not None:
-        columns["label"] = pyarrow.array(rows.labels)
+    columns |= {name: pyarrow.array(cells) for name, cells in _label_columns(rows).items()}
     content = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), content)
     return content.getvalue()
 
 
+def _label_columns(rows: Rows) -> dict[str, list[Any]]:
+    """Of a table; as `judge --features` reads it."""
+    if rows.labels is None or isinstance(rows.labels, list):
+        return {} if rows.labels is None else {"label": rows.labels}
+    return {f"label_{name}": [None if each < 0 else each for each in column]
+            for name, column in zip(rows.classes, rows.labels.T.tolist(), strict=True)}  # fmt: skip
+
+
 def _csv(rows: Rows) -> bytes:
     content = io.StringIO()
     writer = csv.writer(content)
-    labels = [[]] * len(rows.paths) if rows.labels is None else [[each] for each in rows.labels]
+    labels = _label_columns(rows)
     numbers = [f"feature_{number}" for number in range(rows.features.shape[1])]
-    writer.writerow(["path", *([] if rows.labels is None else ["label"]), *numbers])
-    for path, label, features in zip(rows.paths, labels, rows.features, strict=True):
-        writer.writerow([path, *label, *map(repr, features.tolist())])
+    writer.writerow(["path", *labels, *numbers])
+    for number, (path, features) in enumerate(zip(rows.paths, rows.features, strict=True)):
+        cells = [column[number] for column in labels.values()]
+        writer.writerow([path, *cells, *map(repr, features.tolist())])
     return content.getvalue().encode()
 
 
@@ -192,6 +227,8 @@ def _npz(rows: Rows) -> bytes:
     arrays: dict[str, Any] = {"paths": np.array(rows.paths), "features": rows.features}
     if rows.labels is not None:
         arrays["labels"] = np.array(rows.labels)
+    if rows.classes:
+        arrays["classes"] = np.array(rows.classes)
     np.savez(content, **arrays)
     return content.getvalue()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -18,7 +20,8 @@ from sslengine.engines.score_table import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, chance
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.given import Given, numbered, pairs_in, read_given
+from sslengine.evaluation.given import Given, pairs_in, read_given
+from sslengine.evaluation.given_labels import numbered
 from sslengine.evaluation.leak import note_of_leak
 from sslengine.evaluation.linear import hold_out
 from sslengine.evaluation.options import (
@@ -83,19 +86,26 @@ def _splits(
         yield from ((*each, None) for each in both)
         return
     whole = read_given(path, labels[0])
-    if whole.labels is None or whole.labels.ndim > 1:
-        yield "given", whole, None, None
-        return
-    numbers, _, _ = numbered(whole.labels, whole.labels)
-    assert numbers is not None
-    try:
-        _, unused, note = hold_out(numbers.numpy(), HELD_OUT)
-    except DataError as error:
-        notes.append(f"{path}: {error} It is judged without labels.")
-        yield "given", whole, None, None
-        return
+    yield "given", whole, *_test_rows(path, whole, notes)
+
+
+def _test_rows(path: Path, whole: Given, notes: list[str]) -> tuple[Given | None, Tensor | None]:
+    """Of one file: a fifth of its rows; none if its labels do not allow it."""
+    if whole.labels is None:
+        return None, None
+    numbers, _ = numbered(whole.labels, whole.labels)
+    note = ""
+    if numbers.ndim > 1:
+        count = round(HELD_OUT * len(numbers))
+        unused = np.random.default_rng(0).permutation(len(numbers))[:count]
+    else:
+        try:
+            _, unused, note = hold_out(numbers.numpy(), HELD_OUT)
+        except DataError as error:
+            notes.append(f"{path}: {error} It is judged without labels.")
+            return None, None
     notes.append(note or f"{path}: {len(unused)} of {len(numbers)} rows are held out as test rows")
-    yield "given", whole, whole, torch.from_numpy(unused).sort().values
+    return whole, torch.from_numpy(unused).sort().values
 
 
 def _labelled(
@@ -107,9 +117,7 @@ def _labelled(
         return Sets(name, train.layer, train.rows, about=about)
     if test is None or test.labels is None:
         return _without_test(name, train, about, notes)
-    labels, wanted, _ = numbered(train.labels, test.labels)
-    assert labels is not None
-    assert wanted is not None
+    labels, wanted = numbered(train.labels, test.labels)
     rows, tested = train.rows, test.rows
     if held_out is not None:
         used = torch.ones(len(labels), dtype=torch.bool)
@@ -128,8 +136,7 @@ def _labelled(
 def _without_test(name: str, train: Given, about: dict[str, Any], notes: list[str]) -> Sets:
     """With the labels of training rows, for kNN among themselves."""
     assert train.labels is not None
-    labels, _, _ = numbered(train.labels, train.labels)
-    assert labels is not None
+    labels, _ = numbered(train.labels, train.labels)
     known = _known(labels, "training", notes)
     if not known.any():
         return Sets(name, train.layer, train.rows, about=about)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
-from sslengine.command.text import DEVICES
+from sslengine.command.text import DEVICES, typed
 from sslengine.registry import import_dotted
 
 
@@ -43,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="a value of the run's config, as config.DATA.TRAIN.DATA_PATHS=[/images]; repeatable",
+        help="a value of the run's config, as DATA.TRAIN.DATA_PATHS=[/images]; repeatable",
     )  # fmt: skip
     parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
     return parser
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.folder,
             nearest=given.nearest,
             device=given.device,
-            overrides=given.overrides,
+            overrides=typed(given.overrides),
             trust_config=given.trust_config,
             network=given.network,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # What --device may say; see MACHINE.DEVICE.
@@ -32,6 +32,6 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def typed(given: list[str]) -> list[str]:
+def typed(given: Sequence[str]) -> list[str]:
     """What --set says; `config.` before a key may be left out."""
     return [each if each.startswith("config.") else f"config.{each}" for each in given]

@@ -3,11 +3,11 @@
     .npy                  a matrix, which is not read whole; labels from another file
     .npz                  `features` and, if there are some, `labels`
     .parquet, .csv        as `sslengine embed` writes them: `features` (lists), or feature_0,
-                          feature_1 ...; and `label`
+                          feature_1 ...; and `label`, or label_A, label_B ...
     .pt, .pth             a tensor, or a dict with `features` and `labels`
     a folder              of a store; of stores of both splits; of `extract_features`' files
 
-Labels are class numbers, names, or rows of indicators. Names are numbered in TRAIN's order.
+What labels there are: given_labels.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.errors import ConfigError, DataError, MissingDataError, listing, nearest
+from sslengine.errors import ConfigError, DataError, MissingDataError, listing
 from sslengine.evaluation.feature_files import layers_in, read_features
 from sslengine.evaluation.features import Rows
+from sslengine.evaluation.given_labels import LABELS, Labels, in_arrays, in_table, of_text
 from sslengine.evaluation.store import MANIFEST, Store
 from sslengine.evaluation.store import Rows as Stored
 
-LABELS = ("label", "labels", "target", "targets", "y", "class")
 FEATURES = ("features", "feature", "embedding", "embeddings", "x")
 
 
@@ -41,7 +41,7 @@ class Given:
     source: str
     layer: str
     rows: Rows
-    labels: NDArray[Any] | None  # as in the file
+    labels: Labels | None
 
 
 def read_given(path: Path, labels: Path | None = None) -> Given:
@@ -63,10 +63,10 @@ def read_given(path: Path, labels: Path | None = None) -> Given:
         )
     if labels is not None:
         found = replace(found, labels=read_labels(labels))
-    if found.labels is not None and len(found.labels) != len(found.rows):
+    if found.labels is not None and len(found.labels.values) != len(found.rows):
         raise DataError(
-            f"{labels or path}: has {len(found.labels)} labels for {len(found.rows)} rows of "
-            f"features."
+            f"{found.labels.where}: has {len(found.labels.values)} labels for {len(found.rows)} "
+            f"rows of features."
         )
     return found
 
@@ -97,22 +97,24 @@ def _network(store: Store) -> str:
 
 
 def _of_store(store: Store, layer: str) -> Given:
-    return Given(str(store.folder), layer, store.layer(layer), store.targets.numpy())
+    folder = str(store.folder)
+    return Given(folder, layer, store.layer(layer), Labels(folder, store.targets.numpy()))
 
 
 def _of_files(folder: Path, split: str, layer: str) -> Given:
     found = read_features(folder, split, layer)
-    return Given(str(folder), layer, found.features, found.targets.numpy())
+    labels = Labels(str(folder), found.targets.numpy())
+    return Given(str(folder), layer, found.features, labels)
 
 
-def read_labels(path: Path) -> NDArray[Any]:
+def read_labels(path: Path) -> Labels:
     if not path.exists():
         raise MissingDataError(f"{path}: there is no such file.")
     suffix = path.suffix.lower()
     if suffix == ".npy":
-        return _array(path)
+        return Labels(str(path), _array(path))
     if suffix == ".txt":
-        return _of_text(path.read_text().split())
+        return Labels(str(path), of_text(path.read_text().split()))
     if suffix in READERS:
         _, found = READERS[suffix](path)
         if found is not None:
@@ -122,31 +124,9 @@ def read_labels(path: Path) -> NDArray[Any]:
     raise ConfigError(f"{path}: expected labels in {expected}.")
 
 
-def numbered(
-    train: NDArray[Any] | None, test: NDArray[Any] | None
-) -> tuple[Tensor | None, Tensor | None, list[str]]:
-    """Class numbers, or rows of indicators; and the classes' names, if they have some."""
-    if train is None or test is None:
-        return None, None, []
-    if train.ndim > 1 or np.issubdtype(train.dtype, np.integer):
-        labels, other = (torch.from_numpy(np.ascontiguousarray(each)).long()
-                         for each in (train, test))  # fmt: skip
-        return labels, other, []
-    names, numbers = np.unique(train.astype(str), return_inverse=True)
-    wanted = test.astype(str)
-    places = np.searchsorted(names, wanted).clip(max=len(names) - 1)
-    if not (names[places] == wanted).all():
-        unknown = str(wanted[names[places] != wanted][0])
-        raise DataError(
-            f"the test features have the class {unknown!r}, which the training features lack. "
-            f"{nearest(unknown, names.tolist())}".rstrip()
-        )
-    return torch.from_numpy(numbers), torch.from_numpy(places), names.tolist()
-
-
 # ---- files
 
-Read = tuple[Rows, "NDArray[Any] | None"]
+Read = tuple[Rows, Labels | None]
 
 
 def _npy(path: Path) -> Read:
@@ -189,9 +169,8 @@ def _of_dict(path: Path, held: dict[str, NDArray[Any]]) -> Read:
                 if each.ndim > 1 and np.issubdtype(each.dtype, np.floating)]  # fmt: skip
     if not named and len(matrices) != 1:
         raise DataError(f"{path}: expected an array `features`; there is {listing(held)}.")
-    labels = [name for name in LABELS if name in held]
     rows = torch.from_numpy(np.ascontiguousarray(held[(named or matrices)[0]]))
-    return rows, held[labels[0]] if labels else None
+    return rows, in_arrays(str(path), held)
 
 
 def _parquet(path: Path) -> Read:
@@ -202,7 +181,6 @@ def _parquet(path: Path) -> Read:
     table = parquet.read_table(path)
     names = table.column_names
     lists = [name for name in FEATURES if name in names]
-    labels = [name for name in LABELS if name in names]
     if lists:
         column = table[lists[0]].combine_chunks()
         values = np.asarray(column.flatten(), dtype=np.float32)
@@ -211,7 +189,7 @@ def _parquet(path: Path) -> Read:
             raise DataError(f"{path}: the lists in {lists[0]!r} have different lengths.")
     else:
         rows = _columns(path, names, lambda name: np.asarray(table[name]))
-    own = np.asarray(table[labels[0]].to_pylist()) if labels else None
+    own = in_table(str(path), names, lambda name: table[name].to_pylist(), np.asarray)
     return torch.from_numpy(np.array(rows)), own
 
 
@@ -222,8 +200,7 @@ def _csv(path: Path) -> Read:
         raise DataError(f"{path}: lines have different numbers of columns.")
     columns = dict(zip(names, zip(*lines)))
     rows = _columns(path, names, lambda name: np.array(columns[name]))
-    labels = [name for name in LABELS if name in names]
-    return torch.from_numpy(rows), _of_text(columns[labels[0]]) if labels else None
+    return torch.from_numpy(rows), in_table(str(path), names, columns.__getitem__, of_text)
 
 
 def _columns(
@@ -238,13 +215,6 @@ def _columns(
             f"there is {listing(names)}."
         )
     return np.stack([column(name).astype(np.float32) for name in chosen], axis=1)
-
-
-def _of_text(labels: Sequence[str]) -> NDArray[Any]:
-    try:
-        return np.array([int(each) for each in labels])
-    except ValueError:
-        return np.array(labels)
 
 
 READERS: dict[str, Callable[[Path], Read]] = {

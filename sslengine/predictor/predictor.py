@@ -33,6 +33,7 @@ from sslengine.engines.features import Features, extract, join
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
 from sslengine.models.networks import AUTO
+from sslengine.predictor import bands
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View
 from sslengine.registry import LOSSES, TRANSFORMS
@@ -99,6 +100,8 @@ class Predictor:
         network: str = AUTO,
     ) -> None:
         self.run_folder, self.count = Path(run_folder), nearest
+        own = bands.of_run(self.run_folder, trust_config) if overrides else []
+        overrides = [*own, *overrides]
         self.resolved = open_run(self.run_folder, overrides, trusted=trust_config, judged=True)
         self.config = self.resolved.config
         for warning in self.resolved.warnings:
@@ -117,6 +120,7 @@ class Predictor:
         data = read(self.config, DataOptions)
         self.view = View(data, self.seed)
         self.decoder = Decoder.of(data.TRAIN, "TRAIN")
+        self.bands = bands.Bands(self.trunk.in_chans, self.view.entries, data.TRAIN.IMAGE_MODE)
         self.precision = build_run_precision(self.config, self.device)
         self._scores = _scores_of(self.config)
 
@@ -137,7 +141,11 @@ class Predictor:
     @torch.no_grad()
     def __call__(self, image: str | Path | Image.Image | NDArray[np.generic]) -> Prediction:
         """image: an array (height x width x channels) only for a run with IMAGE_MODE stored."""
-        opened = self.open(image) if isinstance(image, (str, Path)) else self.decoder.given(image)
+        if isinstance(image, (str, Path)):
+            opened, name = self.open(image), str(image)
+        else:
+            opened, name = self.decoder.given(image), "the image"
+        self.bands.expect(opened, name)
         batch = self.view(opened)[None].to(self.device)
         features = self.trunk_features(batch)["trunk"][0].cpu()
         classes = None
@@ -218,11 +226,28 @@ class Predictor:
             train or self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
         )
         feed = self.feed(train)
+        parts: list[Features] = []
         try:
             with closed(self.resolved.opened):
-                return join(list(extract(self.trunk_features, feed, train, self.precision)))
+                parts.extend(extract(self.trunk_features, feed, train, self.precision))
+            return join(parts)
+        except Exception:
+            self._expect_bands(feed, len(parts))
+            raise
         finally:
             feed.close()
+
+    @_untrusting
+    def _expect_bands(self, feed: DataFeed, done: int) -> None:
+        """Raise if that is why batches behind the first `done` failed: the next, or one ahead."""
+        first, end = (sum(feed.batch_sizes[:count]) for count in (done, done + 2))
+        source, rows = feed.dataset.sources[0], feed.dataset.rows
+        for row in map(int, rows[first:end]):
+            try:
+                image = source.image(row)
+            except Exception:  # as many kinds as there are decoders; it is left out
+                continue
+            self.bands.expect(image, source.path(row))
 
     def _make_index(self) -> Index:
         log.info("computing the features of %d training images", len(self.dataset))

@@ -170,6 +170,54 @@ def test_a_class_that_training_lacks(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "'beee', which the training features lack. Did you mean 'bee'" in capsys.readouterr().err
 
 
+def test_labels_of_unlike_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers and names, indicators of other classes, or of another number of them."""
+    shown = np.eye(3, dtype=int)[LABELS]
+    kinds: dict[str, tuple[dict[str, NDArray[Any]], str]] = {
+        "numbers": ({"labels": LABELS}, "numbers"),
+        "floats": ({"labels": LABELS.astype(float)}, "numbers"),
+        "names": ({"labels": NAMES}, "text"),
+        "abc": ({"labels": shown, "classes": np.array([*"abc"])}, "rows of indicators"),
+    }
+    files = {}
+    for name, (arrays, _) in kinds.items():
+        files[name] = str(tmp_path / f"{name}.npz")
+        np.savez(files[name], features=ROWS, **arrays)
+    write(tmp_path / "train.csv", ROWS[:100], LABELS[:100])
+    write(tmp_path / "test.csv", ROWS[100:], NAMES[100:])
+    csvs = [str(tmp_path / f"{split}.csv") for split in SPLITS]
+    told = f"labels of {csvs[0]} are numbers, those of {csvs[1]} are text: expected the same"
+    assert main(["judge", "--features", *csvs]) == 1
+    assert told in capsys.readouterr().err
+    for one in kinds:
+        for two in kinds:
+            if kinds[one][1] == kinds[two][1]:
+                continue
+            assert main(["judge", "--features", files[one], files[two]]) == 1
+            told = f"{files[one]} are {kinds[one][1]}, those of {files[two]} are {kinds[two][1]}"
+            assert told in capsys.readouterr().err
+    np.savez(tmp_path / "abd.npz", features=ROWS, labels=shown, classes=np.array([*"abd"]))
+    np.savez(tmp_path / "two.npz", features=ROWS, labels=shown[:, :2])
+    for name, wrong in (("abd", "classes a, b, c, those of"), ("two", "rows of 3 indicators")):
+        assert main(["judge", "--features", files["abc"], str(tmp_path / f"{name}.npz")]) == 1
+        assert wrong in capsys.readouterr().err
+    (tmp_path / "bad.csv").write_text("label_a,label_b,feature_0,feature_1\n1,0,1,2\n0,2,1,3\n")
+    assert main(["judge", "--features", str(tmp_path / "bad.csv")]) == 1
+    assert "column 'label_b': expected 1, 0, or nothing" in capsys.readouterr().err
+
+
+def test_a_fifth_of_the_rows_of_several_classes(tmp_path: Path) -> None:
+    shown = np.stack([LABELS == 0, LABELS > 0], 1).astype(int)
+    np.savez(tmp_path / "all.npz", features=ROWS, labels=shown)
+    report = judged(tmp_path / "out.json", tmp_path / "all.npz")
+    (score,) = report["scores"]
+    assert report["metric"] == "mAP"
+    assert score["about"]["images"] == {"train": 128, "test": 32}
+    assert "32 of 160 rows are held out" in report["notes"][0]
+    assert score["knn"]["20"] > report["chance"]
+    assert score["linear"] > report["chance"]
+
+
 def test_a_store_and_files_of_extract_features(tmp_path: Path) -> None:
     """In one folder each, with both splits; each network of a store has its own score."""
     stores, files = tmp_path / "stores", tmp_path / "files"

@@ -14,6 +14,7 @@ import torch
 import torchvision
 import yaml
 from PIL import Image
+from sklearn.metrics import average_precision_score
 
 import sslengine
 from sslengine.command import embed
@@ -60,6 +61,128 @@ def test_rows_of_embed_in_every_format(run: Path, photos: Path, tmp_path: Path) 
     assert table["path"].to_pylist() == packed["paths"].tolist()
 
 
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
+def test_rows_of_several_classes_are_judged(
+    ending: str, run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From columns of a table to files of rows, and from these to the mAP of scikit-learn."""
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    names, files = ["dark", "no. 1", "third"], sorted(photos.rglob("*.png"))
+    known = np.array(
+        [[each.parent.name == "dark", n % 3 == 0, n % 2] for n, each in enumerate(files)], int
+    )
+    known[1, 2] = -1
+    tables = {"train": range(0, 16, 2), "val": range(1, 16, 2)}
+    rows, outs = {}, []
+    for split, some in tables.items():
+        table = tmp_path / f"{split}.csv"
+        with table.open("w", newline="") as file:
+            cells = [[files[n], *("" if each < 0 else each for each in known[n])] for n in some]
+            csv.writer(file).writerows([["path", *names], *cells])
+        # The columns of the test table in another order.
+        order = names if split == "train" else names[::-1]
+        columns = [f"--label-column={name}" for name in order]
+        outs.append(str(tmp_path / f"rows_{split}.{ending}"))
+        arguments = [str(run), str(table), *columns, "--workers=0", "--out", outs[-1]]
+        assert main(["embed", *arguments]) == 0
+        rows[split] = sslengine.embed(run, table, label_column=order, workers=0)
+        assert rows[split].classes == order
+        assert np.array_equal(
+            rows[split].labels, known[some][:, [names.index(each) for each in order]]
+        )
+    if ending == "csv":
+        with open(outs[1], newline="") as file:
+            head, first, *_ = csv.reader(file)
+        assert head[:5] == ["path", "label_third", "label_no. 1", "label_dark", "feature_0"]
+        assert first[:4] == [str(files[1]), "", "0", "1"]
+    elif ending == "parquet":
+        read = pytest.importorskip("pyarrow.parquet").read_table(outs[1])
+        assert read["label_third"].to_pylist() == [None, *known[3::2, 2]]
+    else:
+        packed = np.load(outs[1])
+        assert packed["labels"].tolist() == known[1::2, ::-1].tolist()
+        assert packed["classes"].tolist() == names[::-1]
+    capsys.readouterr()
+    few = ["--set=EVALUATE.LABEL_FREE=[rankme]", "--set=NEAREST_NEIGHBOR.TOPK=[1]", "--json"]
+    assert main(["judge", "--features", *outs, *few]) == 0
+    report = json.loads(capsys.readouterr().out)
+    unit = {split: each.features / np.linalg.norm(each.features, axis=1, keepdims=True)
+            for split, each in rows.items()}  # fmt: skip
+    near = (unit["val"] @ unit["train"].T).argmax(1)
+    shown, wanted = known[::2][near], known[1::2]
+    precisions = [average_precision_score(wanted[at, n], shown[at, n])
+                  for n, at in enumerate((wanted >= 0).T)]  # fmt: skip
+    assert report["metric"] == "mAP"
+    assert report["scores"][0]["knn"]["1"] == pytest.approx(100 * np.mean(precisions))
+    assert report["scores"][0]["linear"] is not None
+
+
+def test_a_key_of_the_config_makes_deep_images_readable(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the error says. Levels of 16 bits are those of 8 bits, 257 times as large."""
+    levels = np.random.default_rng(0).integers(0, 256, (4, 40, 40))
+    for depth, values in (("8", levels.astype(np.uint8)), ("16", (257 * levels).astype(np.uint16))):
+        (tmp_path / depth).mkdir()
+        for number, each in enumerate(values):
+            Image.fromarray(each).save(tmp_path / depth / f"{number}.png")
+    out = tmp_path / "rows.npy"
+    arguments = ["embed", str(run), str(tmp_path / "16"), "--workers=0", "--out", str(out)]
+    assert main(arguments) == 1
+    assert "config.DATA.TRAIN.PIXEL_RANGE" in capsys.readouterr().err
+    keys = ["DATA.TRAIN.PIXEL_RANGE=[0,65535]"]
+    assert main([*arguments, f"--set={keys[0]}"]) == 0
+    expected = sslengine.embed(run, tmp_path / "8", workers=0).features
+    np.testing.assert_allclose(np.load(out), expected, rtol=1e-4, atol=1e-5)
+    found = sslengine.embed(run, tmp_path / "16", workers=0, overrides=keys).features
+    assert np.array_equal(found, np.load(out))
+    assert (
+        main(["predict", str(run), str(tmp_path / "16" / "0.png"), "--nearest=0", "--set", *keys])
+        == 0
+    )
+    wrong = [*arguments[:-1], str(tmp_path / "more.npy"), "--set", "DATA.TRAIN.PIXEL_RNGE=[0,9]"]
+    capsys.readouterr()
+    assert main(wrong) == 2
+    assert "Did you mean 'PIXEL_RANGE'" in capsys.readouterr().err
+    wrong[-1] = "DATA.TRAIN.IMAGE_MODE=stored"
+    assert main(wrong) == 2
+    told = "16/0.png has 1 band with config.DATA.TRAIN.IMAGE_MODE=stored; the run takes 3"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bands", [1, 4])
+def test_images_of_other_bands_than_the_run_takes(
+    bands: int, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By name and with one status, also behind images that fit."""
+    tifffile = pytest.importorskip("tifffile")
+    images, run = tmp_path / "images", tmp_path / "run"
+    images.mkdir()
+    values = np.random.default_rng(0).integers(0, 4000, (9, 40, 40, bands), dtype=np.uint16)
+    for number, each in enumerate(values):
+        how = {"planarconfig": "contig"} if bands > 1 else {}
+        tifffile.imwrite(images / f"{number}.tif", each.squeeze(), photometric="minisblack", **how)
+    trained = ["--method=simclr", "--model=resnet10t", "--batch-size=8", *SMALL]
+    assert main(["train", str(images), *trained, "--out", str(run)]) == 0
+    photo = photos / "dark" / "0.png"
+    told = (
+        f"{photo} has 3 bands with config.DATA.TRAIN.IMAGE_MODE=stored; the run takes {bands} "
+        f"(config.MODEL.INPUT_CHANNELS)."
+    )
+    capsys.readouterr()
+    out = ["--workers=0", "--out", str(tmp_path / "rows.npy")]
+    assert main(["embed", str(run), str(photos), *out]) == 2
+    assert told in capsys.readouterr().err
+    assert main(["predict", str(run), str(images / "0.tif"), str(photo), "--nearest=0"]) == 2
+    assert told in capsys.readouterr().err
+    mixed = shutil.copy(photo, images / "z.png")
+    assert main(["embed", str(run), str(images), "--batch-size=4", *out]) == 2
+    assert told.replace(str(photo), str(mixed)) in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"the image has 3 bands .* takes {bands}"):
+        sslengine.load(run).transform(Image.open(photo))
+
+
 def test_a_file_that_is_there_is_not_overwritten(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +222,31 @@ def test_the_trunk_is_a_module_of_torch(run: Path, photos: Path) -> None:
     np.testing.assert_allclose(features[0].numpy(), rows.features[3], rtol=1e-4, atol=1e-5)
     network.train()(torch.zeros(2, 3, 32, 32)).sum().backward()
     assert all(each.grad is not None for each in network.parameters())
+
+
+def test_the_trunk_takes_what_a_file_holds(run: Path, photos: Path, tmp_path: Path) -> None:
+    """Transparent, grey, of a palette, CMYK: as embed reads the same file."""
+    photo, network = Image.open(photos / "light" / "3.png"), sslengine.load(run)
+    pixels = np.dstack(
+        [np.asarray(photo), np.arange(52, dtype=np.uint8)[None].repeat(photo.height, 0)]
+    )
+    cases = {
+        "a.png": Image.fromarray(pixels), "b.png": photo.convert("L"),
+        "c.png": photo.convert("P"), "d.tif": photo.convert("CMYK"), "e.png": photo.convert("LA"),
+        "f.png": photo.convert("1"),
+    }  # fmt: skip
+    for name, image in cases.items():
+        image.save(tmp_path / name)
+    rows = sslengine.embed(run, tmp_path, workers=0)
+    assert [Path(path).name for path in rows.paths] == list(cases)
+    for features, image in zip(rows.features, cases.values(), strict=True):
+        made = network.transform(image)
+        assert torch.equal(made, network.transform(image.convert("RGB")))
+        with torch.no_grad():
+            found = network(made[None])[0].numpy()
+        np.testing.assert_allclose(found, features, rtol=1e-4, atol=1e-5)
+    for array in (np.asarray(photo), np.asarray(photo.convert("L"))):
+        assert torch.equal(network.transform(array), network.transform(Image.fromarray(array)))
 
 
 def test_judged_on_what_was_held_out_and_on_other_images(

@@ -1,0 +1,66 @@
+"""Have images the bands that a run's trunk takes? One check for every way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from sslengine.config.run_folder import open_run
+from sslengine.config.sections import read
+from sslengine.data.decode.channels import channels_after
+from sslengine.data.decode.pixel_format import OF_MODE
+from sslengine.data.options import DataOptions
+from sslengine.errors import ConfigError, readable
+from sslengine.task.channels import input_channels
+from sslengine.trust import closed
+
+
+@dataclass(frozen=True)
+class Bands:
+    count: int | None  # that the trunk takes; None: any
+    entries: Sequence[Mapping[str, Any]]  # TRANSFORMS, which may change their number
+    mode: str  # IMAGE_MODE
+
+    def expect(self, image: Any, name: str) -> None:
+        """image: as the transforms get it."""
+        found = bands_of(image)
+        if self.count is None or self._fit(found):
+            return
+        raise ConfigError(
+            f"{readable(name)} has {found} band{'s' if found > 1 else ''} with "
+            f"config.DATA.TRAIN.IMAGE_MODE={self.mode}; the run takes {self.count} "
+            f"(config.MODEL.INPUT_CHANNELS)."
+        )
+
+    def _fit(self, found: int) -> bool:
+        """Also behind a transform of the user's own, which may make any number of them."""
+        with suppress(ConfigError):  # a Normalize of another number
+            return channels_after(self.entries, found, "TRANSFORMS") in (None, self.count)
+        return False
+
+
+def of_run(run: Path, trusted: bool) -> list[str]:
+    """The key that keeps the channels of a run's trunk, for images of any kind.
+
+    None for a config that opens only with other values, and where IMAGE_MODE is stored: the launch
+    has written their number into that config.
+    """
+    with suppress(ConfigError):
+        opened = open_run(run, trusted=trusted, judged=True)
+        if read(opened.config, DataOptions).TRAIN.IMAGE_MODE in OF_MODE:
+            with closed(opened.opened):
+                return [f"config.MODEL.INPUT_CHANNELS={input_channels(opened.config)}"]
+    return []
+
+
+def bands_of(image: Any) -> int:
+    if isinstance(image, Image.Image):
+        return len(image.getbands())
+    shape = np.shape(image)
+    return int(shape[2]) if len(shape) > 2 else 1
