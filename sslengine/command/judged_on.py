@@ -62,7 +62,7 @@ def differs_in(judged: Sequence[Judged]) -> list[str]:
 
 
 def notes(judged: Sequence[Judged]) -> Iterator[str]:
-    """Image sets have the numbers of `image_sets`, from 1, and are told by what they differ in."""
+    """Image sets are numbered from 1, and described by the keys in which they differ."""
     different = differs_in(judged)
     if "metric" in different:
         names = ", ".join(dict.fromkeys(str(each.metric) for each in judged))
