@@ -222,7 +222,8 @@ def _updates_of_epoch(values: Mapping[str, Any], recipe: Recipe, images: int) ->
     )
     images = min(images, limit) if limit > 0 else images
     steps = images / (batch * math.prod(processes))
-    return math.ceil(max(1, math.floor(steps) if drops else math.ceil(steps)) / accumulated)
+    whole: int = math.floor(steps) if drops else math.ceil(steps)
+    return -(-max(1, whole) // int(accumulated))
 
 
 def _frozen(given: argparse.Namespace, recipe: Recipe, epoch: int) -> list[Any]:
