@@ -106,8 +106,8 @@ def _what_is_wrong(root: Path) -> str:
 
 def _read_manifest(root: Path, where: str) -> dict[str, Any]:
     if not (root / MANIFEST).is_file():
-        told = f"{where}: the image cache {root} is {_what_is_wrong(root)}"
-        raise data_error(root)(told)
+        wrong = f"{where}: the image cache {root} is {_what_is_wrong(root)}"
+        raise data_error(root)(wrong)
     told: dict[str, Any] = json.loads((root / MANIFEST).read_text())
     if told.get("version") != VERSION:
         raise DataError(f"{where}: the image cache {root} is of another version; make it again.")
