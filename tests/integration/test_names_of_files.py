@@ -64,7 +64,7 @@ def test_the_errors_of_what_is_not_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path, **changes(tmp_path / "none\x1b[2J"))
-    assert main(["config=tiny"]) == 1
+    assert main(["config=tiny"]) == 2
     told = capsys.readouterr()
     assert r"none\x1b[2J" in told.err
     assert not CONTROL.search(told.out + told.err)
