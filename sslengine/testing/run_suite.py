@@ -34,6 +34,7 @@ PLAIN = {
     "OPTIMIZER.momentum": 0.0,
     "OPTIMIZER.num_iterations": 2,
     "OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.01},
+    "OPTIMIZER.param_schedulers.lr.auto_lr_scaling.auto_scale": False,
 }
 # bfloat16 has three decimal digits; dividing by a temperature amplifies its rounding errors.
 NEAR = 0.1
