@@ -97,17 +97,15 @@ def multistep(values: list[float], num_epochs: float, milestones: list[int] | No
     """
     if milestones is not None:
         _check_milestones(milestones, len(values))
-        milestones = [milestone for milestone in milestones if milestone < num_epochs]
-        values = values[: len(milestones) + 1]
-        if not milestones:
-            return cast(Curve, constant(values[0]))
+        # fvcore's needs as many whole epochs as values; a run may end within an epoch.
+        return lambda where: values[bisect.bisect(milestones, (where + _EPSILON) * num_epochs)]
     if not values or num_epochs < len(values):
         raise ConfigError(
             f"values: expected at least one value, and at most one for each epoch; "
             f"got {len(values)} for {num_epochs:g} epochs (OPTIMIZER.num_epochs)."
         )
     length = cast(int, num_epochs)  # fvcore declares an int, and accepts a fraction
-    return cast(Curve, fvcore.MultiStepParamScheduler(list(values), length, milestones))
+    return cast(Curve, fvcore.MultiStepParamScheduler(list(values), length))
 
 
 def _check_milestones(milestones: list[int], num_values: int) -> None:

@@ -17,7 +17,7 @@ from sslengine.optim.param_groups import build_param_groups
 from sslengine.registry import METERS
 from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.recipe import Values
-from sslengine.testing.run_suite import TWO_RANKS, RunSuite
+from sslengine.testing.run_suite import PLAIN, TWO_RANKS, RunSuite
 from sslengine.testing.runs import Outcome, build, run, run_on_ranks
 from sslengine.testing.state import differences, flat, same
 from sslengine.testing.suite import Trial
@@ -138,6 +138,12 @@ class OptimizerSuite(RunSuite):
     """arguments: below config.OPTIMIZER."""
 
     kind = "optimizer"
+    # It is compared itself.
+    plain: Values = {
+        key: value
+        for key, value in PLAIN.items()
+        if key.rpartition(".")[2] not in ("name", "momentum")
+    }
 
     def chosen(self) -> Values:
         return {"OPTIMIZER.name": self.component, **self._below("OPTIMIZER")}
@@ -156,6 +162,7 @@ class ScheduleSuite(RunSuite):
 
     kind = "schedule"
     PLACES = 97
+    plain: Values = {key: value for key, value in PLAIN.items() if "param_schedulers" not in key}
 
     def chosen(self) -> Values:
         schedule = {"name": self.component, **self.arguments, "update_interval": "step"}

@@ -44,6 +44,8 @@ class RunSuite(Suite):
     """Test a component in a few steps of a run. Each run is made once and shared by promises."""
 
     trains = True
+    # What runs are made with that are compared with each other.
+    plain: Values = PLAIN
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(trial)
@@ -94,7 +96,7 @@ class RunSuite(Suite):
 
     @cached_property
     def plain_ranks(self) -> list[Outcome]:
-        return self.on_ranks(PLAIN, TWO_RANKS)
+        return self.on_ranks(self.plain, TWO_RANKS)
 
     def alone(self, *values: Values, double: bool = False) -> Outcome:
         self._made += 1
@@ -192,36 +194,36 @@ class RunSuite(Suite):
     @promise(ranks=True)
     def ranks_stay_equal_with_manual_reduction(self) -> None:
         """The same with MANUAL_GRADIENT_REDUCTION in place of DDP, with the result of DDP."""
-        manual = self.on_ranks(PLAIN, TWO_RANKS, MANUAL)
+        manual = self.on_ranks(self.plain, TWO_RANKS, MANUAL)
         self._expect_equal_ranks(manual, "manual reduction")
         self._expect_close(manual[0], self.plain_ranks[0], "manual reduction", "DDP", 1e-2)
 
     @promise(ranks=True)
     def ranks_stay_equal_sharded(self) -> None:
         """The same with parameters sharded by FSDP2, with the result of DDP."""
-        sharded = self.on_ranks(PLAIN, TWO_RANKS, SHARDED)
+        sharded = self.on_ranks(self.plain, TWO_RANKS, SHARDED)
         self._expect_equal_ranks(sharded, "FSDP2")
         self._expect_close(sharded[0], self.plain_ranks[0], "FSDP2", "DDP", 1e-2)
 
     @promise(always=False, ranks=True)
     def ranks_equal_one_process(self) -> None:
         """Two ranks get the same weights as one process with the global batch."""
-        alone = self.alone(EXACT, PLAIN, double=True)
-        ranks = self.on_ranks(EXACT, PLAIN, TWO_RANKS, SYNC_BN, double=True)
+        alone = self.alone(EXACT, self.plain, double=True)
+        ranks = self.on_ranks(EXACT, self.plain, TWO_RANKS, SYNC_BN, double=True)
         self._expect_close(ranks[0], alone, "two ranks", "one process", 1e-8)
 
     @promise(always=False, ranks=True)
     def four_ranks_equal_one_process(self) -> None:
         """The same with four ranks, two images each."""
         whole = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8, "DATA.TRAIN.DATA_LIMIT": 16}
-        alone = self.alone(EXACT, PLAIN, whole, double=True)
-        ranks = self.on_ranks(EXACT, PLAIN, FOUR_RANKS, SYNC_BN, double=True, ranks=4)
+        alone = self.alone(EXACT, self.plain, whole, double=True)
+        ranks = self.on_ranks(EXACT, self.plain, FOUR_RANKS, SYNC_BN, double=True, ranks=4)
         self._expect_close(ranks[0], alone, "four ranks", "one process", 1e-8)
 
     @promise(always=False)
     def accumulation_equals_one_large_batch(self) -> None:
         """Two accumulated batches give the same weights as one batch of twice the size."""
-        common = {**EXACT, **PLAIN, "DATA.TRAIN.DATA_LIMIT": 8}
+        common = {**EXACT, **self.plain, "DATA.TRAIN.DATA_LIMIT": 8}
         halves = self.alone({**common, "OPTIMIZER.accumulate": 2}, double=True)
         large = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8, "OPTIMIZER.num_iterations": 1}
         whole = self.alone(common, large, double=True)

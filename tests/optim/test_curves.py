@@ -44,6 +44,12 @@ def test_milestones_that_a_short_run_does_not_reach_do_nothing(epochs: float, la
     assert curve(0.999) == last
 
 
+def test_a_milestone_in_the_last_part_of_an_epoch_counts() -> None:
+    """A run of num_iterations may end within an epoch."""
+    curve = build_curve("multistep", {"values": [1.0, 0.1], "milestones": [1]}, 4 / 3)
+    assert [curve(where) for where in (0.0, 0.74, 0.76, 0.99)] == [1.0, 1.0, 0.1, 0.1]
+
+
 def test_multistep_without_milestones_takes_equal_shares() -> None:
     curve = build_curve("multistep", {"values": [3.0, 2.0, 1.0]}, 9)
     assert [curve(epoch / 9) for epoch in range(9)] == [3.0] * 3 + [2.0] * 3 + [1.0] * 3
