@@ -13,9 +13,17 @@ ended before it wrote its config.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
+
+from omegaconf import DictConfig
+
+from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.config.options import DistributedOptions
+from sslengine.config.sections import read
+from sslengine.errors import ConfigError
 
 # The files of one run: they are moved aside together when another run takes the folder.
 RESULTS = re.compile(
@@ -32,6 +40,26 @@ _FIRST = re.compile(r"log(_rank\d+)?\.txt|checkpoints|flight_recorder")
 # Written by file systems and desktops, and by a shell or a scheduler that logs a run's output.
 _BY_OTHERS = re.compile(r"\.nfs.*|\.DS_Store|\.snapshot|lost\+found|.+\.(out|err|log)")
 _HEAD = ("# @package _global_", "engine_name: ")
+
+
+def run_folder(config: DictConfig) -> Path:
+    options = read(config, CheckpointOptions)
+    folder = Path(options.DIR).expanduser()
+    if not options.APPEND_DISTR_RUN_ID:
+        return folder
+    run_id = read(config, DistributedOptions).RUN_ID
+    if run_id == "auto":
+        raise ConfigError(
+            "config.CHECKPOINT.APPEND_DISTR_RUN_ID: set config.DISTRIBUTED.RUN_ID too. With `auto` "
+            "a restarted run would not find its folder."
+        )
+    return folder / run_id.replace("/", "_").replace(":", "_")
+
+
+def has_checkpoints(config: DictConfig) -> bool:
+    """False of a folder that is not there, or whose name no file system takes."""
+    folder = os.path.join(run_folder(config), "checkpoints")
+    return os.path.isdir(folder) and bool(os.listdir(folder))
 
 
 def foreign(folder: Path) -> list[str]:

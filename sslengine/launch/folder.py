@@ -7,10 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from sslengine.checkpoint.contents import foreign
-from sslengine.checkpoint.options import CheckpointOptions
-from sslengine.config.options import DistributedOptions
-from sslengine.config.sections import read
+from sslengine.checkpoint.contents import foreign, run_folder
 from sslengine.errors import ConfigError
 
 
@@ -49,17 +46,3 @@ def expect_run_folder(config: DictConfig) -> Path:
             f"Choose a new or empty folder, such as {folder / 'run'}."
         )
     return folder
-
-
-def run_folder(config: DictConfig) -> Path:
-    options = read(config, CheckpointOptions)
-    folder = Path(options.DIR).expanduser()
-    if not options.APPEND_DISTR_RUN_ID:
-        return folder
-    run_id = read(config, DistributedOptions).RUN_ID
-    if run_id == "auto":
-        raise ConfigError(
-            "config.CHECKPOINT.APPEND_DISTR_RUN_ID: set config.DISTRIBUTED.RUN_ID too. With `auto` "
-            "a restarted run would not find its folder."
-        )
-    return folder / run_id.replace("/", "_").replace(":", "_")

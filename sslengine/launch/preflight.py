@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 from PIL import Image
 
+from sslengine.checkpoint.contents import has_checkpoints
 from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions, TrainerOptions
 from sslengine.config.sections import read
@@ -29,7 +30,7 @@ from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.weights import expect_file_of
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS, Registry
-from sslengine.task.build import build_base_model, has_checkpoints
+from sslengine.task.build import build_base_model
 from sslengine.train_steps.samples import multi_input_sample, single_input_sample
 
 _SAMPLES_OF = {

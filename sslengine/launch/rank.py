@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from sslengine import catalog, startup
+from sslengine.checkpoint.contents import run_folder
 from sslengine.config.options import (
     DistributedOptions,
     MachineOptions,
@@ -30,7 +31,6 @@ from sslengine.distributed.ranks import is_primary, rank
 from sslengine.engines.run import Run
 from sslengine.errors import LaunchError, Preempted
 from sslengine.export.at_end import write_weights
-from sslengine.launch.folder import run_folder
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.precision import set_kernels
 from sslengine.registry import ENGINES, load_plugins

@@ -98,7 +98,9 @@ def multistep(values: list[float], num_epochs: float, milestones: list[int] | No
     if milestones is not None:
         _check_milestones(milestones, len(values))
         # fvcore's needs as many whole epochs as values; a run may end within an epoch.
-        return lambda where: values[bisect.bisect(milestones, (where + _EPSILON) * num_epochs)]
+        return _before_the_end(
+            lambda where: values[bisect.bisect(milestones, (where + _EPSILON) * num_epochs)]
+        )
     if not values or num_epochs < len(values):
         raise ConfigError(
             f"values: expected at least one value, and at most one for each epoch; "

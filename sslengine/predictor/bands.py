@@ -48,8 +48,8 @@ class Bands:
 def of_run(run: Path, trusted: bool) -> list[str]:
     """The key that keeps the channels of a run's trunk, for images of any kind.
 
-    None for a config that opens only with other values, and where IMAGE_MODE is stored: the launch
-    has written their number into that config.
+    Empty for a config that opens only with other values, and where IMAGE_MODE is stored: the launch
+    has written the number of channels into that config.
     """
     with suppress(ConfigError):
         opened = open_run(run, trusted=trusted, judged=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from sslengine.checkpoint.contents import has_checkpoints
 from sslengine.config.facts import RunFacts, run_facts
 from sslengine.config.options import (
     SHARDED_TASK,
@@ -129,12 +129,6 @@ def load_initial_weights(
         other = other_classes(loaded.classes, class_names)
         if other and loaded.heads:
             log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)
-
-
-def has_checkpoints(config: DictConfig) -> bool:
-    """False of a folder that is not there, or whose name no file system takes."""
-    folder = os.path.join(config.CHECKPOINT.DIR, "checkpoints")
-    return os.path.isdir(folder) and bool(os.listdir(folder))
 
 
 def build_loss(

@@ -51,6 +51,15 @@ def test_frozen_at_first(trained: Path, photos: Path, tmp_path: Path) -> None:
     assert moved(before["heads"], after["heads"]) > 0.01
 
 
+def test_frozen_for_an_epoch_of_accumulated_batches(
+    trained: Path, photos: Path, tmp_path: Path
+) -> None:
+    """The second epoch trains it."""
+    more = ("--freeze-trunk=1", "--epochs=2", "--set=OPTIMIZER.accumulate=4")
+    after = weights(continued(trained, photos, tmp_path / "run", *more))
+    assert moved(weights(trained)["trunk"], after["trunk"]) > 0
+
+
 def test_layers_near_the_input_move_less(trained: Path, photos: Path, tmp_path: Path) -> None:
     before = weights(trained)["trunk"]
     after = weights(continued(trained, photos, tmp_path / "run", "--lr=0.01"))["trunk"]

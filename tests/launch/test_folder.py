@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from sslengine.checkpoint.contents import run_folder
 from sslengine.errors import ConfigError
 from sslengine.launch.cli import main
-from sslengine.launch.folder import expect_run_folder, make_run_folder, run_folder
+from sslengine.launch.folder import expect_run_folder, make_run_folder
 from tests.config.recipes import resolved
 
 

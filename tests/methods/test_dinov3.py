@@ -231,10 +231,13 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_resumes_without_the_folder_of_its_gram_teacher(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("named", [False, True])
+def test_resumes_without_the_folder_that_it_started_from(
+    named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Its Gram teacher's and its weights'. named: the run's folder has the run's number."""
     first, second = tmp_path / "first", tmp_path / "second"
+    number = ["config.CHECKPOINT.APPEND_DISTR_RUN_ID=true", "config.DISTRIBUTED.RUN_ID=seven"]
 
     def run(folder: Path, epochs: int, *more: str) -> int:
         of = f"config.CHECKPOINT.DIR={folder}", f"config.OPTIMIZER.num_epochs={epochs}"
@@ -244,12 +247,16 @@ def test_resumes_without_the_folder_of_its_gram_teacher(
                 "config.LOSS.dinov3_loss.gram_weight=2",
                 f"{ROUTE}.feat_names=[lastCLS,lastPATCH,lastCLS,lastBLK]",
                 f"{ROUTE}.head_index=[0,1,2,2]"]  # fmt: skip
-    assert run(first, 1) == run(second, 1, *anchored) == 0
+    weights = f"config.MODEL.WEIGHTS_INIT.PARAMS_FILE={first}/checkpoints/checkpoint.torch"
+    started = [*anchored, weights, *(number if named else [])]
+    assert run(first, 1) == run(second, 1, *started) == 0
     of_first = trunk(files.newest(first / "checkpoints")[1]["classy_state_dict"]["loss"],
                      "teacher.module.trunk.")  # fmt: skip
     shutil.rmtree(first)
-    assert run(second, 2, *anchored) == 0
-    state = files.newest(second / "checkpoints")[1]["classy_state_dict"]
+    assert run(second, 2, *started) == 0
+    state = files.newest(second / ("seven" if named else "") / "checkpoints")[1][
+        "classy_state_dict"
+    ]
     assert state["num_updates"] == 4
     gram = trunk(state["loss"], "gram.trunk.")
     assert gram.keys() == of_first.keys()

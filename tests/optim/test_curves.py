@@ -50,6 +50,11 @@ def test_a_milestone_in_the_last_part_of_an_epoch_counts() -> None:
     assert [curve(where) for where in (0.0, 0.74, 0.76, 0.99)] == [1.0, 1.0, 0.1, 0.1]
 
 
+@pytest.mark.parametrize("where", [1.0 - 1e-9, 1.0])
+def test_a_milestone_at_the_end_has_no_effect_on_the_last_steps_of_a_long_run(where: float) -> None:
+    assert build_curve("multistep", {"values": [1.0, 0.1], "milestones": [10]}, 10)(where) == 1.0
+
+
 def test_multistep_without_milestones_takes_equal_shares() -> None:
     curve = build_curve("multistep", {"values": [3.0, 2.0, 1.0]}, 9)
     assert [curve(epoch / 9) for epoch in range(9)] == [3.0] * 3 + [2.0] * 3 + [1.0] * 3

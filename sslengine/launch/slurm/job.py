@@ -19,10 +19,10 @@ from types import FrameType
 from typing import Any
 
 from sslengine import startup
+from sslengine.checkpoint.contents import run_folder
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.errors import LaunchError, Preempted, SSLEngineError
-from sslengine.launch.folder import run_folder
 from sslengine.launch.options import SlurmOptions
 from sslengine.launch.plan import Plan
 from sslengine.launch.slurm.cluster import ask

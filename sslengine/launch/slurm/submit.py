@@ -16,12 +16,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from sslengine.checkpoint.contents import run_folder
 from sslengine.config.options import DistributedOptions, MachineOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.config.show import show
 from sslengine.errors import ConfigError, LaunchError
-from sslengine.launch.folder import expect_run_folder, run_folder
+from sslengine.launch.folder import expect_run_folder
 from sslengine.launch.options import SlurmOptions
 from sslengine.launch.slurm.cluster import (
     check_installed,
