@@ -10,6 +10,8 @@ very low loss. At the end of each train phase these metrics are computed from it
     input_std          spread of the images that the trunk gets: 0 when all are copies of one
     patch_spread       how far the patches of an image are from their mean direction, from 0 to 1
     loss_scale         fp16: the factor on the loss; it falls with every overflow
+    start_rank         RankMe of the trunk in the run's first step, if it starts from weights
+    start_rows         of how many rows that is
 
 They cover this process's part of one batch, so RankMe is at most its number of rows. The rules of
 monitor/collapse.py look at them, and at what the method records. What they find is a warning, or,
@@ -34,6 +36,8 @@ from sslengine.monitor.collapse import (
     LOSS_FINITE,
     LOSS_SCALE,
     READ,
+    START_RANK,
+    START_ROWS,
     TRUNK_RANK,
     TRUNK_ROWS,
     Finding,
@@ -50,8 +54,10 @@ class LogCollapse(Hook):
     kept until then, on their device.
     """
 
-    def __init__(self, stops: bool = False) -> None:
-        self.stops = stops
+    def __init__(self, stops: bool = False, from_weights: bool = False) -> None:
+        """from_weights: the trunk starts from weights that were given."""
+        self.stops, self.from_weights = stops, from_weights
+        self._start: _FirstFeatures | None = None
         self._handle: Any = None
         self._trunk: Any = None
         self._input_std: Tensor | None = None
@@ -61,8 +67,13 @@ class LogCollapse(Hook):
 
     def on_phase_start(self, task: TaskView) -> None:
         self._record_trunk_before_last_step(task)
+        if self.from_weights and task.train and task.progress.iteration == 0:
+            self._start = _FirstFeatures(task)
 
     def on_step(self, task: TaskView) -> None:
+        if self._start is not None:
+            self._start.put(task)
+            self._start = None
         left = task.phase.steps - task.progress.step
         if left > 1 or not task.train:
             return
@@ -122,6 +133,9 @@ class LogCollapse(Hook):
                 self._input_std = feature_std(images)
 
     def _stop_recording(self) -> None:
+        if self._start is not None:
+            self._start.stop()
+            self._start = None
         if self._handle is not None:
             self._handle.remove()
         self._handle, self._trunk, self._projection, self._input_std = None, None, None, None
@@ -142,6 +156,31 @@ class LogCollapse(Hook):
             signs["patch_spread"] = spread(patches).item()
         self._stop_recording()
         return signs
+
+
+class _FirstFeatures:
+    """The trunk's features in its next forward pass."""
+
+    def __init__(self, task: TaskView) -> None:
+        self.features: Tensor | None = None
+        trunk = getattr(task.base_model, "trunk", None)
+        self._handle = None if trunk is None else trunk.register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.features = first_tensor(list(tensors(output)))
+        self.stop()
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def put(self, task: TaskView) -> None:
+        """The host waits for the device, once in a run."""
+        self.stop()
+        if self.features is not None and len(self.features) > 1:
+            task.storage.put_own(START_RANK, rankme(self.features).item())
+            task.storage.put_own(START_ROWS, float(len(self.features)))
 
 
 def _why(found: Sequence[Finding]) -> str:

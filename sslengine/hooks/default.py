@@ -64,7 +64,7 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     if hooks.ONLINE_EVAL.EVERY:
         chosen.append(HOOKS.get("online_eval")(hooks.ONLINE_EVAL))
     if hooks.COLLAPSE_SIGNS:
-        chosen.append(LogCollapse(hooks.STOP_ON_COLLAPSE))
+        chosen.append(LogCollapse(hooks.STOP_ON_COLLAPSE, model.starts_from_weights()))
     if hooks.MEMORY_SUMMARY.LOG_PEAKS:
         chosen.append(LogMemoryPeaks(read(config, RunOptions).LOG_FREQUENCY))
     profiling = read(config, ProfilingOptions)

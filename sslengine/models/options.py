@@ -563,6 +563,10 @@ class ModelOptions:
         """Return INPUT_CHANNELS; 3 if `auto` was not resolved."""
         return 3 if isinstance(self.INPUT_CHANNELS, str) else self.INPUT_CHANNELS
 
+    def starts_from_weights(self) -> bool:
+        """Whether training starts from weights of an earlier training."""
+        return bool(self.WEIGHTS_INIT.PARAMS_FILE) or self.starts_from_library()
+
     def starts_from_library(self) -> bool:
         """Whether training starts from timm's or torchvision's pretrained weights."""
         library = self.TRUNK.library() if self.BASE_MODEL_NAME == TRUNK_WITH_HEADS else None

@@ -14,7 +14,8 @@ earlier ones. Metrics that are absent say nothing. remedies.py names the key to 
     without images      the targets of patches depend on their positions alone
     equal images        they are copies of one, or the trunk gives all the same features
     equal patches       it gives all patches of an image the same features
-    fewer dimensions    RankMe of the trunk is below a quarter of what it was
+    fewer dimensions    RankMe of the trunk is below a quarter of what it was, or of what the
+                        weights gave that the run started from
     KoLeo               nearest neighbours coincide, or there are none
     not finite          the loss is NaN or infinite, or every step overflows in fp16
 
@@ -38,10 +39,11 @@ ENTROPY, USED = IMAGES.entropy, IMAGES.used
 PATCH_ENTROPY, PATCH_USED = PATCHES.entropy, PATCHES.used
 KOLEO, INFORMATION = "loss.koleo", "loss.image_information"
 TRUNK_RANK, TRUNK_ROWS = "trunk_rank", "trunk_rows"
+START_RANK, START_ROWS = "start_rank", "start_rows"  # in the first step, of weights that were given
 PATCH_SPREAD, INPUT_STD = "patch_spread", "input_std"
 LOSS_FINITE, LOSS_SCALE = "loss_finite", "loss_scale"
 READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, KOLEO, INFORMATION, TRUNK_RANK, TRUNK_ROWS,
-        PATCH_SPREAD, INPUT_STD, LOSS_FINITE, LOSS_SCALE)  # fmt: skip
+        START_RANK, START_ROWS, PATCH_SPREAD, INPUT_STD, LOSS_FINITE, LOSS_SCALE)  # fmt: skip
 
 SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
@@ -154,7 +156,7 @@ def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     if _rows(ends[-1]) < FEWEST_ROWS:
         return
     rank = ends[-1].get(TRUNK_RANK, math.nan)
-    most = _most(TRUNK_RANK, ends)
+    most = max(_most(TRUNK_RANK, ends), _at_start(ends[-1]))
     advice = run.slow_teacher() or run.lower_rate()
     if rank < ALIKE_RANK:
         yield Finding("equal images", f"RankMe of the trunk is {rank:.2f}", advice)
@@ -207,6 +209,11 @@ def _rows(end: Metrics) -> float:
 def _most(name: str, ends: Sequence[Metrics]) -> float:
     """The largest so far, of no more rows than the last ones."""
     return max(each.get(name, 0.0) for each in ends if _rows(each) <= _rows(ends[-1]))
+
+
+def _at_start(end: Metrics) -> float:
+    """RankMe of the weights that the run started from, if it is of no more rows."""
+    return end.get(START_RANK, 0.0) if end.get(START_ROWS, math.inf) <= _rows(end) else 0.0
 
 
 _RULES: tuple[Callable[[Sequence[Metrics], Remedies], Iterator[Finding]], ...] = (

@@ -65,6 +65,24 @@ def test_collapsed_features_are_told() -> None:
     assert signs["trunk_rank"] == pytest.approx(1.0, abs=1e-2)
 
 
+def test_weights_that_the_first_epoch_destroys(caplog: pytest.LogCaptureFixture) -> None:
+    """The features have 16 dimensions in the first step, and 2 in the last one."""
+    first, last = torch.eye(16), torch.randn(16, 2) @ torch.randn(2, 16)
+    nan = torch.full((16, 16), float("nan"))
+    for from_weights in (False, True):
+        caplog.clear()
+        model, loss = _Model(torch.eye(16)), lambda output, target: 0 * output.sum()
+        batches = [{"data": each} for each in (first, nan, last)]
+        task = begin(batches, model, loss, LogCollapse(from_weights=from_weights))
+        for _ in batches:
+            task.step()
+        task.storage.read()
+        task.on_phase_end()
+        assert not model.trunk._forward_hooks
+        assert ("after 16.0. " in caplog.text) is from_weights
+        assert ("fewer dimensions: " in caplog.text) is from_weights
+
+
 def test_test_phases_are_left_alone() -> None:
     assert _run(2, torch.randn(4, 3), torch.randn(4, 3), test=True) == {"loss": 0.0}
 

@@ -23,6 +23,8 @@ from sslengine.monitor.collapse import (
     LOSS_SCALE,
     PATCH_ENTROPY,
     PATCH_USED,
+    START_RANK,
+    START_ROWS,
     TRUNK_ROWS,
     USED,
     findings,
@@ -146,6 +148,37 @@ def test_a_run_that_dies(way: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"{what}: " in "".join(capsys.readouterr())  # in the run
     found = advice(tmp_path / "run", capsys)
     assert key in found[what]
+
+
+DESTROY = """
+from sslengine.hooks.events import Hook
+
+class Destroy(Hook):
+    def on_update(self, task):
+        *_, last = [each for each in task.base_model.trunk.modules() if hasattr(each, "running_var")]
+        for each in task.base_model.trunk.modules():
+            if getattr(each, "num_features", 0) == last.num_features:
+                each.weight.data[6:] = each.bias.data[6:] = 0
+"""
+
+
+def test_weights_that_the_first_epoch_destroys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six channels are left; without the weights' own rank nothing is below a quarter of it."""
+    (tmp_path / "destroy.py").write_text(DESTROY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "destroy", raising=False)
+    more = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": "32", "DATA.TRAIN.DATA_LIMIT": "64",
+            "OPTIMIZER.num_epochs": "1"}  # fmt: skip
+    assert train(tmp_path / "first", "simclr", **more) == 0
+    more |= {"HOOKS.EXTRA": "['destroy:Destroy']", **rate(0.3)}
+    assert train(tmp_path / "scratch", "simclr", **more) == 0
+    assert "fewer dimensions" not in advice(tmp_path / "scratch", capsys)
+    more["MODEL.WEIGHTS_INIT.PARAMS_FILE"] = str(tmp_path / "first")
+    assert train(tmp_path / "run", "simclr", **more) == 0
+    assert "fewer dimensions: " in "".join(capsys.readouterr())
+    assert "the highest is 0.3, try 0.1" in advice(tmp_path / "run", capsys)["fewer dimensions"]
 
 
 @pytest.mark.slow
@@ -287,6 +320,9 @@ def _config(**amp: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+STARTED = {TRUNK_ROWS: 64.0, START_RANK: 20.0, START_ROWS: 64.0}
+
+
 @pytest.mark.parametrize(
     ("ends", "amp", "expected"),
     [
@@ -298,6 +334,9 @@ def _config(**amp: Any) -> dict[str, Any]:
         ([{ENTROPY: 4.1, USED: 60.0}], {}, []),
         ([{"trunk_rank": 20.0}, {"trunk_rank": 4.9}], {}, ["fewer dimensions", "0.3, try 0.1"]),
         ([{"trunk_rank": 20.0}, {"trunk_rank": 5.1}], {}, []),
+        ([{"trunk_rank": 4.9, **STARTED}], {}, ["fewer dimensions", "after 20.0"]),
+        ([{"trunk_rank": 5.1, **STARTED}], {}, []),
+        ([{"trunk_rank": 4.9, **STARTED, TRUNK_ROWS: 16}], {}, []),
         ([{PATCH_USED: 40.0}, {PATCH_USED: 8.0}], {}, ["fewer patch prototypes", "sinkhorn"]),
         ([{"trunk_rank": 1.1}], {}, ["equal images", "0.3, try 0.1"]),
         ([{"trunk_rank": 1.1, TRUNK_ROWS: 8}], {}, ["equal images", "0.3, try 0.1"]),
