@@ -6,6 +6,9 @@
 
 The weights are those of the run's newest checkpoint. Classes are given if the run trained a
 classifier. The features of the training images are computed once and kept in the run's folder.
+
+An image that cannot be read, or has other bands than the run takes, is named on stderr; the others
+have their results, and the exit status is not 0.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
 from sslengine.command.text import DEVICES, typed
+from sslengine.errors import SSLEngineError
+from sslengine.launch.cli import ended_by
 from sslengine.registry import import_dotted
 
 
@@ -64,9 +70,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trust_config=given.trust_config,
             network=given.network,
         )
-        found = {name: predictor(name) for name in given.images}
+        found, unreadable, status = _predictions(predictor, given.images)
+    if not found:
+        return status
     if given.picture:
         import_dotted("sslengine.predictor.picture:save")(given.picture, predictor, found)
     form = import_dotted(f"sslengine.predictor.report:as_{'json' if given.json else 'text'}")
-    (documents.show if given.json else print)(form(predictor, found))
-    return 0
+    if given.json:
+        documents.show({**form(predictor, found), "unreadable": unreadable})
+    else:
+        print(form(predictor, found))
+    return status
+
+
+def _predictions(predictor: Any, images: Sequence[str]) -> tuple[dict[str, Any], list[str], int]:
+    """By the images' names; names without one, which stderr has; the worst exit status of these."""
+    found: dict[str, Any] = {}
+    unreadable: list[str] = []
+    worst = 0
+    for name in images:
+        try:
+            decoded = predictor.read(name)
+        except SSLEngineError as error:
+            worst = max(worst, ended_by(error))
+            unreadable.append(name)
+        else:
+            found[name] = predictor.predict(decoded)
+    return found, unreadable, worst

@@ -137,16 +137,25 @@ class Predictor:
         self.model.eval()
         vars(self).pop("index", None)  # of the features of another checkpoint
 
-    @_untrusting
-    @torch.no_grad()
     def __call__(self, image: str | Path | Image.Image | NDArray[np.generic]) -> Prediction:
         """image: an array (height x width x channels) only for a run with IMAGE_MODE stored."""
+        return self.predict(self.read(image))
+
+    @_untrusting
+    def read(self, image: str | Path | Image.Image | NDArray[np.generic]) -> Any:
+        """The image, decoded; raises if that cannot be done, or if it has other bands."""
         if isinstance(image, (str, Path)):
             opened, name = self.open(image), str(image)
         else:
             opened, name = self.decoder.given(image), "the image"
         self.bands.expect(opened, name)
-        batch = self.view(opened)[None].to(self.device)
+        return opened
+
+    @_untrusting
+    @torch.no_grad()
+    def predict(self, decoded: Any) -> Prediction:
+        """decoded: what `read` returns."""
+        batch = self.view(decoded)[None].to(self.device)
         features = self.trunk_features(batch)["trunk"][0].cpu()
         classes = None
         if self._scores is not None:

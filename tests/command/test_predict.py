@@ -1,0 +1,69 @@
+"""`sslengine predict` of several images, of which some are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslengine.command.front import main
+from tests.data.deep_files import numbers, tiff
+from tests.predictor.runs import make_classifier
+
+FAILED, TYPED = 1, 2
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Those of the run in `run` beside them."""
+    return make_classifier(tmp_path_factory.mktemp("here"), OPTIMIZER__num_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status", "why"),
+    [
+        ("cut.png", FAILED, "cut.png cannot be read as an image: image file is truncated"),
+        ("gone.png", TYPED, "gone.png cannot be read as an image: No such file"),
+        ("deep.tif", FAILED, "deep.tif cannot be read as an image: "),
+    ],
+)
+def test_the_other_images_have_their_results(
+    wrong: str,
+    status: int,
+    why: str,
+    photos: list[Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run, first, last = str(photos[0].parents[2] / "run"), str(photos[0]), str(photos[-1])
+    (tmp_path / "cut.png").write_bytes(photos[1].read_bytes()[:400])
+    (tmp_path / "deep.tif").write_bytes(
+        tiff(numbers((12, 12, 4), np.uint16), planarconfig="contig")
+    )
+    bad = str(tmp_path / wrong)
+
+    assert main(["predict", run, first, last, "--nearest=1", "--json"]) == 0
+    right = json.loads(capfd.readouterr().out)
+    assert right.pop("unreadable") == []
+
+    sheet = tmp_path / "sheet.png"
+    assert main(["predict", run, bad, first, last, "--nearest=1", f"--picture={sheet}"]) == status
+    out, err = capfd.readouterr()
+    assert [each for each in out.splitlines() if each in (bad, first, last)] == [first, last]
+    assert why in err
+    with Image.open(sheet) as picture:
+        assert picture.height < 3 * 160  # two rows
+
+    assert main(["predict", run, first, bad, last, "--nearest=1", "--json"]) == status
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {**right, "unreadable": [bad]}
+    assert why in err
+
+    # Of none that can be read stdout has nothing.
+    assert main(["predict", run, bad, bad, "--json"]) == status
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert why in err
