@@ -70,5 +70,7 @@ def _add_judged(made: Table, found: Sequence[Summary]) -> None:
     if sets:
         made.add_row("metric", *(each.metric or "" for each in found))
     if len(sets) > 1:
-        numbers = (str(sets.index(each.images) + 1) if each.scores else "" for each in found)
-        made.add_row("images", *numbers)
+        made.add_row(
+            "images",
+            *(str(judged_on.number_in(sets, each.images)) if each.scores else "" for each in found),
+        )

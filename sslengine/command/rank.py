@@ -98,7 +98,7 @@ def _lines(found: Sequence[Summary], by: str) -> Iterator[str]:
     judged = _judged(found, by)
     sets = judged_on.image_sets(judged)
     for each in judged:
-        images = f"images {sets.index(each.images) + 1}  " if len(sets) > 1 else ""
+        images = f"images {judged_on.number_in(sets, each.images)}  " if len(sets) > 1 else ""
         yield f"{each.scores[by]:10.1f}  {each.metric:8}  {images}{each.folder}"
     yield from (f"not judged  {each.folder}" for each in found if by not in each.scores)
     yield from judged_on.notes(judged)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.command.judged_on import numbers
+from sslengine.command.judged_on import fingerprints, numbers
 from sslengine.command.summary import Summary, read
 
 
@@ -46,6 +46,8 @@ def _lines(found: Summary) -> Iterator[str]:
         yield f"  {name}  {value:.4g}"
     if found.metric:
         yield f"  judged by    {found.metric}, on {numbers(found.images)}"
+    if shown := fingerprints(found.images):
+        yield f"  fingerprint  {shown}"
     for each in found.evaluation.get("scores", []):
         knn = "  ".join(f"knn@{k} {value:.1f}" for k, value in each["knn"].items())
         linear = "" if each.get("linear") is None else f"  linear {each['linear']:.1f}"

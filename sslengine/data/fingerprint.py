@@ -7,8 +7,11 @@ that follow; one that is rewritten does so where it is among those that are read
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +22,32 @@ from sslengine.data.sources.base import DataSource, EncodedSource
 NAMED, READ = 100_000, 256
 
 
+def identity(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:
+    """The fingerprint; of a stream, why it has none."""
+    if dataset.stream is not None:
+        return {"fingerprint": None, "why": "a stream is read once, from one end to the other"}
+    return fingerprint(dataset, folders)
+
+
+def of_labels(dataset: SSLDataset) -> str:
+    """Of the classes of all images, and of the classes' names."""
+    found = sha256()
+    for labels in dataset.labels:
+        values = np.asarray(labels)
+        whole = values.dtype.kind in "iub"  # the type does not matter
+        values = values.astype(np.int64 if whole else np.float64)
+        found.update(f"{values.shape} ".encode() + values.tobytes())
+    for classes in dataset.classes:
+        found.update("\n".join(classes.names).encode(errors="surrogateescape"))
+    return f"sha256:{found.hexdigest()}"
+
+
 def fingerprint(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:
     """folders: parts of paths that say where the data lies here, as DATA_PATHS has them."""
     names, contents, size = sha256(), sha256(), 0
     for source in dataset.sources:
-        for row in _some(dataset.rows, NAMED):
-            names.update(_below(source.path(int(row)), folders) + b"\n")
+        for name in _names(source, _some(dataset.rows, NAMED), folders):
+            names.update(name.encode(errors="surrogateescape") + b"\n")
         for row in _some(dataset.rows, READ):
             content = _content(source, int(row))
             size += len(content)
@@ -49,10 +72,22 @@ def _some(rows: Any, most: int) -> Iterable[Any]:
     return (rows[number * count // most] for number in range(most))
 
 
-def _below(path: str, folders: Iterable[str]) -> bytes:
-    for folder in folders:
-        path = path.removeprefix(f"{folder.rstrip('/')}/")
-    return path.encode(errors="surrogateescape")
+def _names(source: DataSource, rows: Iterable[Any], folders: Sequence[str]) -> list[str]:
+    names = [source.relative_path(int(row)) for row in rows]
+    if not source.root:  # "image 3 of /data/birds.npy", or a path
+        names = [_below(name, folders) for name in names]
+    if names and all(map(os.path.isabs, names)):  # in a list that is elsewhere
+        common = os.path.join(os.path.commonpath([*map(os.path.dirname, names)]), "")
+        names = [name.removeprefix(common) for name in names]
+    return names
+
+
+def _below(name: str, folders: Sequence[str]) -> str:
+    """Without a path of `folders`, and without the folder of one that is a file."""
+    for place in (Path(each).expanduser() for each in folders):
+        name = re.sub(rf"(?<!\S){re.escape(str(place))}(/|(?=[,\s]|$))", "", name)
+        name = re.sub(rf"(?<!\S){re.escape(str(place.parent))}/", "", name)
+    return name
 
 
 def _content(source: DataSource, row: int) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,12 @@ class _Judge:
             self.metric = "mAP" if classes[0].width else "accuracy"
         return [each for network in networks for each in self._of(network, found)]
 
+    @cached_property
+    def images(self) -> dict[str, Any]:
+        """What identifies those of each split, for rank 0."""
+        splits = self.found.items()
+        return {name: each.identified(getattr(self.data, name)) for name, each in splits}
+
     def judged(self, networks: Sequence[Network], sets: Sequence[Sets], weights: str) -> Judged:
         """For protocols that need further images."""
         asked = self.asked
@@ -217,6 +224,8 @@ class _Report:
             "chance": judge.chance,
             # Class number -> name; empty if labels are numbers.
             "classes": judge.class_names,
+            # Of TRAIN and TEST: how many, their fingerprint, and that of their labels.
+            "images": judge.images,
             "notes": judge.notes,
             "scores": [vars(score) for score in joined(scores)],
             **results_of(self.path.parent),

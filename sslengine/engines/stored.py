@@ -7,6 +7,7 @@ has (modulo the number of ranks), where they are missing: see sslengine/evaluati
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -17,8 +18,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from sslengine.atomic import write_json
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.data.fingerprint import identity, of_labels
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
@@ -34,6 +37,8 @@ from sslengine.task.build import build_run_precision
 
 # Files whose size and time are noted, evenly spread: all names are.
 FILES_LOOKED_AT = 1000
+# In the store of the first network: what identifies the images that were read.
+IMAGES = "images.json"
 # Options of a split that do not change an image's features.
 WITHOUT_EFFECT = ("BATCHSIZE_PER_REPLICA", "DROP_LAST", "READ_RETRIES", "READ_RETRY_WAIT")
 
@@ -64,6 +69,18 @@ class StoredSplit:
 
     def relative_paths(self, indices: Tensor) -> list[str]:
         return _relative_paths(self.dataset, indices)
+
+    def identified(self, options: SplitOptions) -> dict[str, Any]:
+        """The images and their classes. Nothing is read again for features that are kept."""
+        file = next(iter(self.stores.values())).folder / IMAGES
+        try:
+            found = json.loads(file.read_bytes())
+        except (OSError, ValueError):
+            found = identity(self.dataset, options.DATA_PATHS)
+            with suppress(OSError):  # others' features, which cannot be added to
+                write_json(file, found)
+        labelled = options.LABEL_TYPE == "standard"
+        return {**found, "labels": of_labels(self.dataset)} if labelled else found
 
 
 def paths_of(dataset: SSLDataset, indices: Tensor) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from sklearn.neighbors import KNeighborsClassifier
 
 import sslengine
@@ -322,6 +324,85 @@ def test_scores_that_cannot_be_compared(
     assert {each["metric"] for each in document} == {"accuracy", "mAP"}
     assert "scores of different metrics cannot be compared: " in shown
     assert "TRAIN.LABEL_SEPARATOR +" in shown
+
+
+def judge_copy(run: Path, copy: Path, data: Path) -> Path:
+    shutil.copytree(run, copy, symlinks=True)
+    assert main(["judge", str(copy), f"--train={data}", f"--val={data}"]) == 0
+    return copy
+
+
+def invert(file: Path) -> None:
+    """As another program writes it."""
+    with Image.open(file) as image:
+        image.load()
+    ImageOps.invert(image.convert("RGB")).save(file)
+
+
+@pytest.mark.parametrize("verb", ["rank", "compare"])
+def test_images_are_those_of_their_fingerprint_wherever_they_are(
+    verb: str, run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, few, never = judged[0], judged[2], judged[4]
+    moved = shutil.copytree(run.parent / "images", tmp_path / "moved")
+    before = judge_copy(never, tmp_path / "before", moved)
+    invert(next(moved.rglob("*.png")))
+    after = judge_copy(never, tmp_path / "after", moved)
+
+    shown, document = compared(capsys, verb, whole, before)
+    assert [each["differs_in"] for each in document] == [[], []]
+    assert "note" not in shown
+    shown, document = compared(capsys, verb, before, after)
+    assert [each["differs_in"] for each in document] == [["images"], ["images"]]
+    assert "scores on different images cannot be compared" in shown
+    prints = {each["images"]["TEST.fingerprint"] for each in document}
+    assert len(prints) == 2
+    assert all(f"TEST.fingerprint {each[7:19]}" in shown for each in prints)
+
+    for each in (before, after):  # as an earlier version wrote it
+        report = json.loads((each / "evaluation.json").read_text())
+        del report["images"]
+        (each / "evaluation.json").write_text(json.dumps(report))
+    assert compared(capsys, verb, before, after)[1][0]["differs_in"] == []
+    assert compared(capsys, verb, whole, before)[1][0]["differs_in"] == ["images"]
+    assert compared(capsys, verb, few, whole)[1][0]["differs_in"] == ["images"]
+
+
+def test_images_with_other_classes_are_not_the_same(
+    run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, table = sorted((run.parent / "images").rglob("*.png")), tmp_path / "list.csv"
+    runs = []
+    for name, classes in (("one", "ABC"), ("other", "AB")):
+        rows = [f"{path},{classes[n % len(classes)]}" for n, path in enumerate(images)]
+        table.write_text("\n".join(["path,label", *rows, ""]))
+        runs.append(judge_copy(judged[4], tmp_path / name, table))
+    first, second = compared(capsys, "rank", *runs)[1]
+    assert first["differs_in"] == ["images"]
+    same = [key for key in first["images"] if first["images"][key] == second["images"].get(key)]
+    assert {"TRAIN.fingerprint", "TEST.fingerprint", "TRAIN.DATA_PATHS"} <= {*same}
+
+
+def test_the_fingerprint_is_that_of_the_images_whose_features_are_kept(
+    run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a file with another content, and the size and time that it had, the features are kept."""
+    moved = shutil.copytree(run.parent / "images", tmp_path / "moved")
+    run = judge_copy(judged[4], tmp_path / "run", moved)
+    first = json.loads((run / "evaluation.json").read_text())
+    assert {split: each["images"] for split, each in first["images"].items()} == {
+        "TRAIN": IMAGES, "TEST": IMAGES,
+    }  # fmt: skip
+    shown, _ = compared(capsys, "report", run)
+    digits = [first["images"][split]["fingerprint"][7:19] for split in ("TRAIN", "TEST")]
+    assert f"fingerprint  train {digits[0]}, test {digits[1]}\n" in shown
+    file = next(moved.rglob("*.png"))
+    found, content = file.stat(), bytearray(file.read_bytes())
+    content[-20] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert main(["judge", str(run), f"--train={moved}", f"--val={moved}"]) == 0
+    assert json.loads((run / "evaluation.json").read_text())["images"] == first["images"]
 
 
 def test_a_row_of_rank_has_its_metric(

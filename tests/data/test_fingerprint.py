@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from sslengine.data import fingerprint as module
 from sslengine.data.fingerprint import NAMED, READ, fingerprint
@@ -73,10 +76,12 @@ def test_an_image_that_cannot_be_read(folder: Path) -> None:
 class Many:
     """Ten million images; which of them are asked for is noted."""
 
+    root = ""
+
     def __init__(self, changed: int | None = None) -> None:
         self.changed, self.named, self.opened = changed, 0, []  # type: ignore[var-annotated]
 
-    def path(self, row: int) -> str:
+    def relative_path(self, row: int) -> str:
         self.named += 1
         return f"{row + (self.changed is not None and row >= self.changed):08}.jpg"
 
@@ -109,3 +114,59 @@ def test_a_file_that_is_added_changes_it_wherever_it_is(monkeypatch: pytest.Monk
     for place in (1, 333, 979):
         after = fingerprint(Dataset(Many(place), 1001), [])["names"]  # type: ignore[arg-type]
         assert after != before
+
+
+def as_tar(folder: Path, place: Path) -> Path:
+    with tarfile.open(place / "shard-0.tar", "w") as tar:
+        for file in sorted(folder.rglob("*.png")):
+            tar.add(file, file.name)
+    return place / "shard-0.tar"
+
+
+def as_array(folder: Path, place: Path) -> Path:
+    files = sorted(folder.rglob("*.png"))
+    np.save(place / "a.npy", np.stack([np.asarray(Image.open(each)) for each in files]))
+    return place / "a.npy"
+
+
+def as_list(folder: Path, place: Path) -> Path:
+    rows = [str(each) for each in sorted(shutil.copytree(folder, place / "all").rglob("*.png"))]
+    (place / "lists").mkdir()
+    (place / "lists" / "list.csv").write_text("\n".join(["path", *rows, ""]))
+    return place / "lists" / "list.csv"
+
+
+def as_numpys_list(folder: Path, place: Path) -> Path:
+    rows = [str(each) for each in sorted(shutil.copytree(folder, place / "all").rglob("*.png"))]
+    np.save(place / "list.npy", rows)
+    return place / "list.npy"
+
+
+@pytest.mark.parametrize(
+    ("source", "make"),
+    [("webdataset", as_tar), ("array_file", as_array), ("csv_filelist", as_list),
+     ("disk_filelist", as_numpys_list)],
+)  # fmt: skip
+def test_where_any_source_is_makes_no_difference(
+    source: str, make: Callable[[Path, Path], Path], folder: Path, tmp_path: Path
+) -> None:
+    prints = []
+    for name in ("here", "over/there"):
+        (tmp_path / name).mkdir(parents=True)
+        prints.append(of(make(folder, tmp_path / name), source))
+    assert prints[0] == prints[1]
+    (folder / "a" / "0.png").rename(folder / "a" / "00.png")
+    (tmp_path / "third").mkdir()
+    renamed = of(make(folder, tmp_path / "third"), source)["names"]
+    assert (renamed == prints[0]["names"]) == (source == "array_file")  # it has no names
+
+
+def test_a_folder_that_is_written_in_another_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = of(folder)
+    monkeypatch.chdir(folder.parent)
+    for written in ("images", "./images/", "../" + folder.parent.name + "//images"):
+        keys = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [written]}
+        options = split_options(**keys, LABEL_TYPE="sample_index")
+        assert fingerprint(SSLDataset(options, "TRAIN", 0), [written]) == before
