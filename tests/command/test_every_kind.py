@@ -329,6 +329,23 @@ def _from_python(kind: Kind, run: Path) -> None:
 
 
 @pytest.mark.slow
+def test_bands_are_resized_by_a_filter_with_a_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(bands_of_tifffile(tmp_path).data)
+    views = ("[{name: ImgReplicatePil, num_times: 2}, {name: Resize, size: [32, 32], "
+             "interpolation: %s}, {name: ToTensor}]")  # fmt: skip
+    keys = ["--set=DATA.TRAIN.IMAGE_MODE=stored", "--set"]
+    wrong = [*TRAINED, *keys, f"DATA.TRAIN.TRANSFORMS={views % 'bicubicc'}"]
+    assert main(["train", data, *wrong, "--out", str(tmp_path / "wrong")]) == 2
+    assert "TRANSFORMS.1.interpolation: expected bicubic, bil" in capsys.readouterr().err
+    assert not (tmp_path / "wrong").exists()
+    right = [*TRAINED, *keys, f"DATA.TRAIN.TRANSFORMS={views % 'bicubic'}"]
+    assert main(["train", data, *right, "--out", str(tmp_path / "run")]) == 0
+    assert len(history.read(tmp_path / "run", "step")) == 2
+
+
+@pytest.mark.slow
 def test_arrays_in_memory_on_two_ranks_with_workers(tmp_path: Path) -> None:
     """Each process reads them from the memory of the one that called."""
     values = {"OPTIMIZER.num_iterations": 2, "DISTRIBUTED.NUM_PROC_PER_NODE": 2}

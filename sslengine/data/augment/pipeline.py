@@ -13,12 +13,17 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torchvision.transforms import InterpolationMode
 
 from sslengine.data.augment.transform import Sample, Transform, kind_of, outdated
-from sslengine.errors import ConfigError, DataError, SSLEngineError
+from sslengine.data.decode.channels import KNOWN
+from sslengine.errors import ConfigError, DataError, SSLEngineError, listing, nearest
 from sslengine.registry import TRANSFORMS
 
 Change = Callable[[Any], Any]
+# By name and by Pillow's number, as torchvision has them.
+INTERPOLATIONS = {mode.value: mode for mode in InterpolationMode}
+BY_NUMBER = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 
 class Pipeline:
@@ -38,18 +43,38 @@ def build_transform(entry: Mapping[str, Any], where: str) -> Change:
 
     Entries in one of its arguments (`RandomApply`: `transforms: [...]`) are built too.
     """
+    name = TRANSFORMS.name_in(entry, where)
     arguments = {
         key: _build_nested(value, f"{where}.{key}")
         for key, value in entry.items()
         if key not in TRANSFORMS.entry_keys
     }
+    if arguments.get("interpolation") is not None and is_known(name, where):
+        arguments["interpolation"] = _interpolation(arguments["interpolation"], where)
     try:
-        transform: Change = TRANSFORMS.make(TRANSFORMS.name_in(entry, where), arguments, where)
+        transform: Change = TRANSFORMS.make(name, arguments, where)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} ({entry['name']}): {error}") from error
     if problem := outdated(transform):
         raise ConfigError(f"{where} ({entry['name']}): {problem}")
     return transform
+
+
+def is_known(name: str, where: str) -> bool:
+    """Is it a transform of the engine or of torchvision, and not the user's own?"""
+    return str(getattr(TRANSFORMS.get(name, where), "__module__", "")).startswith(KNOWN)
+
+
+def _interpolation(given: Any, where: str) -> InterpolationMode:
+    """torchvision's classes keep any text, and fail at the first image."""
+    is_number = type(given) is int and 0 <= given < len(BY_NUMBER)
+    name = BY_NUMBER[given] if is_number else str(getattr(given, "value", given)).lower()
+    if name not in INTERPOLATIONS:
+        raise ConfigError(
+            f"{where}.interpolation: expected {listing(INTERPOLATIONS)}, or Pillow's number of one "
+            f"(2 is bilinear, 3 bicubic); got {given!r}. {nearest(name, INTERPOLATIONS)}".rstrip()
+        )
+    return INTERPOLATIONS[name]
 
 
 def _step(entry: Mapping[str, Any], where: str) -> Step:

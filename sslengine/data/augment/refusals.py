@@ -14,9 +14,8 @@ import numpy as np
 from sslengine.data.augment.arrays import OnArrays, Pixels
 from sslengine.data.augment.drawing import draw_of
 from sslengine.data.augment.operation import Operation
-from sslengine.data.augment.pipeline import build_transform
+from sslengine.data.augment.pipeline import build_transform, is_known
 from sslengine.data.augment.transform import TakesAll, TakesLabels, kind_of
-from sslengine.data.decode.channels import KNOWN
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError
 from sslengine.registry import TRANSFORMS
@@ -42,15 +41,10 @@ def count_on_arrays(
         if not isinstance(entry, Mapping) or "name" not in entry:
             continue
         here = f"{where}.{number}"
-        if entry["name"] in CONVERT or not _is_known(entry, here):
+        if entry["name"] in CONVERT or not is_known(TRANSFORMS.name_in(entry, here), here):
             return number
         _check(entry, small, limits, here)
     return len(entries)
-
-
-def _is_known(entry: Mapping[str, Any], where: str) -> bool:
-    module = str(getattr(TRANSFORMS.get(entry["name"], where), "__module__", ""))
-    return module.startswith(KNOWN)
 
 
 def _check(

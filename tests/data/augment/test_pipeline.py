@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision import transforms
 
 from sslengine.data.augment.pipeline import Pipeline
@@ -80,6 +81,31 @@ def test_transforms_that_take_all_or_make_labels_or_keys() -> None:
     masked = run({"name": "Twice"}, {"name": "Mask", "indices": [0, 2]})
     assert masked["data"] == [10, 1010, 20, 1020]
     assert masked["mask"] == [-10, -20]
+
+
+def _resized(image: Any, interpolation: Any, size: int = 9) -> np.ndarray:
+    entry = {"name": "Resize", "size": [size, size], "interpolation": interpolation}
+    made = {**sample(), "data": [image, image]}
+    return np.asarray(Pipeline([entry], "config.DATA.TRAIN.TRANSFORMS")(made)["data"][0])
+
+
+@pytest.mark.parametrize(
+    ("given", "filter"),
+    [("bicubic", Image.Resampling.BICUBIC), ("Bilinear", Image.Resampling.BILINEAR),
+     ("lanczos", Image.Resampling.LANCZOS), (4, Image.Resampling.BOX)],
+)  # fmt: skip
+def test_interpolation_by_name_or_number_is_pillows_filter(given: Any, filter: Any) -> None:
+    image = picture(3)
+    expected = np.asarray(image.resize((9, 9), filter))
+    assert (_resized(image, given) == expected).all()
+
+
+@pytest.mark.parametrize("name", ["Resize", "RandomResizedCrop"])
+@pytest.mark.parametrize("given", ["bicubicc", 77, True])
+def test_an_interpolation_that_is_none_fails_when_it_is_built(name: str, given: Any) -> None:
+    entry = {"name": name, "size": 9, "interpolation": given}
+    with pytest.raises(ConfigError, match=r"TRANSFORMS.0.interpolation: expected bicubic, bilin"):
+        Pipeline([entry], "config.DATA.TRAIN.TRANSFORMS")
 
 
 def test_torchvision_by_name_with_arguments_as_yaml_has_them() -> None:

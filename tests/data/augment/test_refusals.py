@@ -22,6 +22,8 @@ TAKEN: list[list[dict[str, Any]]] = [
     [CROPS, {"name": "ImgPilMultiCropRandomApply", "prob": [1, 0.5], "transforms": [BLUR]}],
     [{"name": "ImgRotatePil", "num_angles": 8}, {"name": "Resize", "size": 9},
      {"name": "CenterCrop", "size": 8}, {"name": "RandomApply", "transforms": [JITTER]}],
+    [{"name": "Resize", "size": 9, "interpolation": "bicubic"},
+     {"name": "RandomResizedCrop", "size": 8, "interpolation": "nearest"}],
     [{"name": "OneHotEncode", "num_classes": 4}, {"name": "ImgPilToPatchesAndImage"}],
 ]  # fmt: skip
 ASKS = r"(Saturation|Hue) asks for RGB: write ColorJitter with saturation: 0 and hue: 0"
@@ -40,6 +42,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"name": "RandomVerticalFlip", "p": 0.01}, "put it behind ToTensor"),
     ({"name": "RandomCrop", "size": 8, "padding": 2}, r"1 \(RandomCrop\).*behind ToTensor"),
     ({"name": "Resize", "size": 9, "interpolation": 1}, "asks for RGB.*bilinear, bicubic"),
+    ({"name": "Resize", "size": 9, "interpolation": "box"}, "asks for RGB.*bilinear, bicubic"),
+    ({"name": "Resize", "size": 9, "interpolation": "bicubicc"}, "Did you mean 'bicubic'"),
     ({"name": "ImgPilRandomSolarize", "p": 0.1}, r"Solarize .*set PIXEL_RANGE: \[low, high\]"),
 ]  # fmt: skip
 

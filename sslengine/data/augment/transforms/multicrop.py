@@ -27,14 +27,14 @@ class ImgPilToMultiCrop(MakesViews):
         num_crops: Sequence[int],
         size_crops: Sequence[int],
         crop_scales: Sequence[Sequence[float]],
-        interpolation: int = 2,
+        interpolation: int | str = 2,
     ) -> None:
         """
         total_num_crops: the sum of num_crops.
         num_crops: the number of crops of each kind.
         size_crops: the side of each kind's crops, in pixels.
         crop_scales: for each kind, the least and the greatest share of the image's area.
-        interpolation: as RandomResizedCrop takes it: 2 is bilinear, 3 bicubic.
+        interpolation: as RandomResizedCrop takes it: bilinear or 2, bicubic or 3.
         """
         if not len(num_crops) == len(size_crops) == len(crop_scales):
             raise ValueError(
@@ -104,7 +104,7 @@ class ImgPilMultiCropRandomApply(TakesAll):
             )
 
 
-def _crop(size: int, scale: Sequence[float], interpolation: int) -> RandomResizedCrop:
+def _crop(size: int, scale: Sequence[float], interpolation: int | str) -> RandomResizedCrop:
     crop: RandomResizedCrop = RandomResizedCrop(
         size,
         _scale(scale),
