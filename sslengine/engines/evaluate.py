@@ -10,7 +10,7 @@ newest checkpoint in the run's folder. Without labels, metrics that need none ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
+from sslengine.engines.groups import group_column, groups_of
 from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import PIXELS, UNTRAINED, networks_of
 from sslengine.engines.on_images import run_on_images
@@ -95,7 +96,9 @@ class _Judge:
         self.data = read(run.config, DataOptions)
         options = read(run.config, EvaluateOptions)
         self.folder = Path(options.FEATURES or run.run_dir / "features")
-        by = (read(run.config, NearestNeighborOptions), read(run.config, LinearProbeOptions))
+        probe = read(run.config, LinearProbeOptions)
+        probe = replace(probe, GROUP_COLUMN=group_column(self.data, probe))
+        by = (read(run.config, NearestNeighborOptions), probe)
         machines, device = read(run.config, SvmOptions), for_float64(run.device)
         self.asked = Asked(options, *published(options.PUBLISHED, *by), machines, device)
         self.seed = read(run.config, RunOptions).SEED_VALUE
@@ -104,6 +107,7 @@ class _Judge:
         self.metric = "accuracy"
         self.chance: float | None = None
         self.found: dict[str, StoredSplit] = {}
+        self.groups: Tensor | None = None  # of TRAIN's images
 
     @property
     def splits(self) -> list[str]:
@@ -117,6 +121,8 @@ class _Judge:
         """Each image is read once, and only where no store has its features. Collective."""
         classes: list[Classes] = []
         found = self.found
+        if self.labelled("TRAIN"):  # before images are read: an unknown column is an error
+            self.groups = groups_of(self.run, self.asked.probe.GROUP_COLUMN)
         for split in self.splits:
             found[split] = store_split(
                 self.run, split, networks, self.folder, classes, self.asked.evaluate.DTYPE
@@ -154,9 +160,10 @@ class _Judge:
         images = {split.lower(): len(half.numbers) for split, half in halves.items()}
         about = {"seeds": [self.seed], **network.about, "view": view, "images": images}
         other = test or _Half({}, None, torch.empty(0))
+        groups = None if self.groups is None else self.groups[train.numbers]
         return [
             Sets(network.name, layer, rows, train.labels, other.layers.get(layer), other.labels,
-                 {"layer": layer, **about}, train.numbers, other.numbers)
+                 {"layer": layer, **about}, train.numbers, other.numbers, groups)
             for layer, rows in train.layers.items()
         ]  # fmt: skip
 

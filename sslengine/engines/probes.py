@@ -44,6 +44,7 @@ def probes_of(judged: Judged) -> Probes:
 def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any]]:
     if sets.labelled is None:
         raise DataError("the images have no labels.")
-    found = linear_probe(*sets.labelled, judged.probe, device=judged.run.device, over_ranks=True)
+    how: dict[str, Any] = {"device": judged.run.device, "over_ranks": True, "groups": sets.groups}
+    found = linear_probe(*sets.labelled, judged.probe, **how)
     assert found.fitted is not None
     return found.fitted, {"clean": found.test_accuracy, **found.chosen, "layer": sets.layer}

@@ -46,13 +46,18 @@ COMPUTE: Mapping[str, Callable[..., Outcome]] = {
 
 
 def run_protocols(
-    sets: Sets, names: Sequence[str], machines: SvmOptions, probe: LinearProbeOptions
+    sets: Sets,
+    names: Sequence[str],
+    machines: SvmOptions,
+    probe: LinearProbeOptions,
+    groups: Tensor | None = None,
 ) -> dict[str, dict[str, Any]]:
+    by_probe = {"options": probe, "groups": groups}
     few: dict[str, Any] = {"options": Svm.of(machines)}
     options: dict[str, dict[str, Any]] = {
         "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)},
-        "few_shot_linear": {"options": probe}, "few_labels": {"options": probe},
-        "calibration": {"options": probe}, "per_class": {"options": probe},
+        "few_shot_linear": {"options": probe}, "few_labels": by_probe,
+        "calibration": by_probe, "per_class": by_probe,
     }  # fmt: skip
     return {
         name: row_of(name, COMPUTE[name](*sets, **options.get(name, {})))

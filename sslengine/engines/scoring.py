@@ -52,6 +52,8 @@ class Sets:
     # Of the training images in their dataset, and of the test images.
     numbers: Tensor | None = None
     tested: Tensor | None = None
+    # A number for each training image; those of one group are held out together.
+    groups: Tensor | None = None
 
     @property
     def labelled(self) -> tuple[Rows, Tensor, Rows, Tensor] | None:
@@ -117,7 +119,7 @@ class Asked:
         for score, each in zip(scores, sets, strict=True):
             if self.evaluate.PROTOCOLS and each.labelled:
                 score.protocols |= run_protocols(
-                    each.labelled, self.evaluate.PROTOCOLS, self.machines, self.probe
+                    each.labelled, self.evaluate.PROTOCOLS, self.machines, self.probe, each.groups
                 )
                 write(scores)
 
@@ -182,7 +184,8 @@ class Asked:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
         probe = linear_probe_of_many if labels.ndim > 1 else linear_probe
-        found = probe(train, labels, test, wanted, self.probe, device=self.device, over_ranks=True)
+        how: dict[str, Any] = {"device": self.device, "over_ranks": True, "groups": each.groups}
+        found = probe(train, labels, test, wanted, self.probe, **how)
         note(f"linear probe: {found.note}" if found.note else "")
         score.linear = found.test_accuracy
         score.intervals["linear"] = found.interval or of_accuracy(found.test_accuracy, len(wanted))

@@ -55,9 +55,10 @@ def calibration_of_probe(
     test: Rows,
     test_labels: Tensor,
     options: LinearProbeOptions | None = None,
+    groups: Tensor | None = None,
 ) -> Outcome:
     """Of the linear probe. A class that TRAIN lacks is never answered."""
-    probe = linear_probe(train, labels, test, test_labels, options)
+    probe = linear_probe(train, labels, test, test_labels, options, groups=groups)
     assert probe.fitted is not None
     found = calibration(probe.fitted.logits(test), probe.fitted.places(test_labels))
     return Outcome(found.metrics, found.notes, {**probe.chosen, **found.details})

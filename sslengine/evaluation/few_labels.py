@@ -32,6 +32,7 @@ def few_labels(
     shares: Sequence[float] = SHARES,
     draws: int = DRAWS,
     options: LinearProbeOptions | None = None,
+    groups: Tensor | None = None,
 ) -> Outcome:
     counts = expect_classes(labels)
     intervals: dict[str, Interval] = {}
@@ -42,7 +43,8 @@ def few_labels(
         for seed in range(draws):
             rows = share_of_each_class(labels, share, seed)
             some = rows_at(train, rows), labels[rows.to(labels.device)]
-            found.append(linear_probe(*some, test, test_labels, options))
+            of_some = None if groups is None else groups[rows.to(groups.device)]
+            found.append(linear_probe(*some, test, test_labels, options, groups=of_some))
         intervals[name] = Interval.of([each.test_accuracy for each in found])
         details["images"][name] = len(rows)
         details["penalties"][name] = [each.penalty for each in found]

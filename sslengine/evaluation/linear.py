@@ -4,12 +4,14 @@ It is the multinomial logistic regression of logistic.py, on standardised featur
 chosen on held-out training samples; then the classifier is fitted to all
 training samples. The test features are used once, at the end. The result is deterministic.
 Of a class with a single sample none is held out. If no class has two, the penalty is
-FIXED_PENALTY, and the result's note says so.
+FIXED_PENALTY, and the result's note says so. Samples of one group (a patient, a video) are held
+out together: a penalty that is chosen by others of a group that was fitted is too weak.
 """
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.model_selection import StratifiedShuffleSplit
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedShuffleSplit
 from torch import Tensor
 
 from sslengine.errors import DataError
@@ -107,16 +109,18 @@ def linear_probe(
     options: LinearProbeOptions | None = None,
     device: torch.device | None = None,
     over_ranks: bool = False,
+    groups: Tensor | None = None,
 ) -> LinearProbe:
     """Fit on the training features, test on the test features: N x anything; in float64.
 
+    groups: a number for each training sample; those with the same one are held out together.
     over_ranks: all ranks call it, with the same features, and share the samples.
     """
     check_features("Linear probe", train_features, train_labels, test_features, over_ranks)
     if train_labels.ndim != 1:
         raise DataError("Linear probe: labels are rows of indicators; see linear_probe_of_many.")
     options = options or LinearProbeOptions()
-    used, unused, note, chosen_on = _by_what(train_labels, options)
+    used, unused, note, chosen_on = _by_what(train_labels, options, groups)
     if note:
         logger.warning("Linear probe: %s.", note)
     how: dict[str, Any] = {"device": device, "over_ranks": over_ranks}
@@ -154,20 +158,27 @@ def linear_probe(
     )  # fmt: skip
 
 
-def _by_what(train_labels: Tensor, options: LinearProbeOptions) -> tuple[Labels, Labels, str, str]:
+def _by_what(
+    train_labels: Tensor, options: LinearProbeOptions, groups: Tensor | None
+) -> tuple[Labels, Labels, str, str]:
     """The rows to fit and those to choose by, a note if that is unusual, and what chooses."""
     labels: Labels = train_labels.cpu().numpy()
     if options.CHOOSE_ON == "test":
         expect_two(labels)
         return np.arange(len(labels)), np.arange(0), "", "the test images"
-    used, unused, note = hold_out(labels, options.HELD_OUT)
+    used, unused, note = hold_out(labels, options.HELD_OUT, groups)
     share = f"{len(unused)} of {len(labels)} training images"
+    share += "" if groups is None else " in whole groups"
     return used, unused, note, share if unused.size else "nothing: it is fixed"
 
 
-def hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
+def hold_out(
+    labels: Labels, share: float, groups: Tensor | None = None
+) -> tuple[Labels, Labels, str]:
     """The rows to fit, the rows to choose the penalty by, and a note if that is unusual."""
     expect_two(labels)
+    if groups is not None and np.unique(labels, return_counts=True)[1].max() > 1:
+        return *_hold_out_groups(labels, groups.cpu().numpy(), share), ""
     split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
         n_splits=1, test_size=share, random_state=0
     )
@@ -176,6 +187,29 @@ def hold_out(labels: Labels, share: float) -> tuple[Labels, Labels, str]:
     except ValueError:  # a class of one sample, or fewer rows to hold out than classes
         return _hold_out_of_each(labels, share)
     return used, unused, ""
+
+
+def _hold_out_groups(labels: Labels, groups: Labels, share: float) -> tuple[Labels, Labels]:
+    """About the share, with each class' part in it, if groups allow that."""
+    expect_groups(len(np.unique(groups)))
+    most = np.unique(labels, return_counts=True)[1].max()
+    count = min(len(np.unique(groups)), max(2, round(1 / share)), most)
+    folds: Any = StratifiedGroupKFold(  # type: ignore[no-untyped-call]
+        count, shuffle=True, random_state=0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a class of fewer samples than folds
+        parts = [held for _, held in folds.split(labels, labels, groups)]
+    held = next(each for each in parts if each.size)
+    return np.setdiff1d(np.arange(len(labels)), held), held
+
+
+def expect_groups(count: int) -> None:
+    if count < 2:
+        raise DataError(
+            "Linear probe: config.LINEAR_PROBE.GROUP_COLUMN: all training images have the same "
+            "value there, so no whole group can be held out."
+        )
 
 
 def _hold_out_of_each(labels: Labels, share: float) -> tuple[Labels, Labels, str]:

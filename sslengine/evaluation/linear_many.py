@@ -18,7 +18,7 @@ from sslengine.distributed.collectives import gather
 from sslengine.errors import DataError
 from sslengine.evaluation.features import Chosen, Rows, check_features
 from sslengine.evaluation.intervals import of_resamples
-from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe
+from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe, expect_groups
 from sslengine.evaluation.logistic import Classifier, curvature
 from sslengine.evaluation.minimise import minimise
 from sslengine.evaluation.options import LinearProbeOptions
@@ -42,6 +42,7 @@ def linear_probe_of_many(
     options: LinearProbeOptions | None = None,
     device: torch.device | None = None,
     over_ranks: bool = False,
+    groups: Tensor | None = None,
 ) -> LinearProbe:
     """As linear_probe, with indicators in place of class numbers; its accuracies are mAP."""
     check_features("Linear probe", train_features, train_rows, test_features, over_ranks)
@@ -58,11 +59,11 @@ def linear_probe_of_many(
     train, test = samples(train_features, train_rows), samples(test_features, test_rows)
     used, held, chosen_on = train, test, "the test images"
     if options.CHOOSE_ON == "train":
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-        few = max(1, round(options.HELD_OUT * count))
-        used = samples(train_features, train_rows, order[few:].sort().values)
-        held = samples(train_features, train_rows, order[:few].sort().values)
-        chosen_on = f"{few} of {count} training images"
+        is_held = _held_out(count, options.HELD_OUT, groups)
+        used = samples(train_features, train_rows, (~is_held).nonzero().flatten())
+        held = samples(train_features, train_rows, is_held.nonzero().flatten())
+        chosen_on = f"{int(is_held.sum())} of {count} training images"
+        chosen_on += "" if groups is None else " in whole groups"
     penalty, best = _choose_penalty(_Probe(used, options), held, options)
     probe = _Probe(train, options)
     if not probe.fit(penalty):
@@ -77,6 +78,18 @@ def linear_probe_of_many(
     interval = of_resamples(lambda some: mean_average_precision(scores[some], wanted[some]), wanted)
     result = mean_average_precision(scores, wanted)
     return LinearProbe(result, best, penalty, probe.converged, note, chosen_on, interval)
+
+
+def _held_out(count: int, share: float, groups: Tensor | None) -> Tensor:
+    """Whether each sample is; groups are drawn until the next one exceeds the share."""
+    numbers, of, sizes = (torch.arange(count) if groups is None else groups.cpu()).unique(
+        return_inverse=True, return_counts=True
+    )
+    if groups is not None:
+        expect_groups(len(numbers))
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0))
+    few = int((sizes[order].cumsum(dim=0) <= round(share * count)).sum())
+    return torch.isin(of, order[: max(1, few)])
 
 
 def _choose_penalty(

@@ -281,6 +281,9 @@ class LinearProbeOptions:
     TRY_ALL: bool = False
     # The share of the training samples that is held out for that choice.
     HELD_OUT: float = 0.2
+    # Of tables and Hugging Face datasets: images with the same value here are held out together.
+    # Empty: DATA.HOLD_OUT.GROUP_COLUMN, if TEST is a part of TRAIN's images.
+    GROUP_COLUMN: str = ""
     # train: held-out training samples choose; test: the test images do, so the score is the
     # best of all penalties, and too good. The row of the report says so.
     CHOOSE_ON: str = "train"
@@ -312,7 +315,7 @@ def published(
         NearestNeighborOptions(SIGMA=0.07, TOPK=[10, 20, 100, 200]),
         LinearProbeOptions(
             [1 / each for each in costs], PENALTY_ON="sum", TRY_ALL=True, HELD_OUT=0.1,
-            STANDARDISE=False,
+            STANDARDISE=False, GROUP_COLUMN=probe.GROUP_COLUMN,
         ),
     )  # fmt: skip
 

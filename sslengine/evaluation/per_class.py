@@ -68,9 +68,10 @@ def per_class(
     test: Rows,
     test_labels: Tensor,
     options: LinearProbeOptions | None = None,
+    groups: Tensor | None = None,
 ) -> Outcome:
     """Of the linear probe."""
-    probe = linear_probe(train, labels, test, test_labels, options)
+    probe = linear_probe(train, labels, test, test_labels, options, groups=groups)
     assert probe.fitted is not None
     found = PerClass.of(probe.fitted.answers(test), test_labels)
     return Outcome(found.metrics, details={**probe.chosen, "classes": found.rows})

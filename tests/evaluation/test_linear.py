@@ -181,3 +181,31 @@ def test_few_labels_are_held_out_where_there_are_two(
     assert found.test_accuracy >= 75.0
     assert (found.penalty == FIXED_PENALTY) == ("no class" in told)
     assert (found.held_out_accuracy >= 0) == ("no class" not in told)  # NaN otherwise
+
+
+def _of_groups(counts: list[int]) -> Tensor:
+    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+
+
+def test_groups_are_held_out_whole() -> None:
+    groups = _of_groups([5] * 24)
+    found = linear_probe(*TRAIN, *TEST, groups=groups)
+    assert found.chosen_on.endswith("of 120 training images in whole groups")
+    labels = TRAIN[1].numpy()
+    used, held, _ = linear.hold_out(labels, 0.2, groups)
+    assert not set(groups[used].tolist()) & set(groups[held].tolist())
+    assert sorted([*used, *held]) == list(range(120))
+    assert 15 <= len(held) <= 33
+    assert set(labels[held]) == set(labels)
+
+
+def test_few_groups_and_few_images() -> None:
+    labels = np.array([0, 0, 1, 1, 2])
+    used, held, note = linear.hold_out(labels, 0.2, torch.tensor([0, 0, 0, 1, 1]))
+    assert (list(used), list(held)) in (([0, 1, 2], [3, 4]), ([3, 4], [0, 1, 2]))
+    assert note == ""
+    with pytest.raises(DataError, match="GROUP_COLUMN: all training images have the same value"):
+        linear.hold_out(labels, 0.2, torch.zeros(5))
+    used, held, note = linear.hold_out(np.arange(3), 0.2, torch.arange(3))
+    assert len(held) == 0
+    assert "no class has two samples" in note

@@ -95,3 +95,12 @@ def test_what_the_judges_do_not_take() -> None:
         knn_scores(TRAIN, ROWS + 7, TEST, k=3)
     with pytest.raises(DataError, match="no class has both images that show it"):
         linear_probe_of_many(TRAIN, ROWS * 0, TEST, WANTED)
+
+
+def test_groups_are_held_out_whole() -> None:
+    """As scikit-learn's regressions choose on the rows of these groups."""
+    groups = torch.arange(150) // 10
+    found = linear_probe_of_many(TRAIN, ROWS, TEST, WANTED, groups=groups)
+    assert found.chosen_on == "30 of 150 training images in whole groups"
+    with pytest.raises(DataError, match="GROUP_COLUMN: all training images have the same value"):
+        linear_probe_of_many(TRAIN, ROWS, TEST, WANTED, groups=torch.zeros(150))

@@ -1,0 +1,83 @@
+"""Penalties that are chosen by whole groups of images, through the engine `evaluate`.
+
+A group is a photographed thing: all its images have one colour, and noise. Of half of the things
+the class is chance. A classifier that remembers colours knows other images of things that it was
+fitted to, and errs on new things.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sslengine.errors import DataError
+from tests.engines.test_on_images import judged, trained
+
+assert trained  # a fixture
+
+GROUPS, OF_EACH = 240, 3
+
+
+def _table(root: Path, seed: int) -> dict[str, Any]:
+    root.mkdir()
+    draw, lines = np.random.default_rng(seed), ["path,label,thing"]
+    for thing in range(GROUPS):
+        label = thing % 2
+        colours = draw.normal(128, 40, (8, 8, 3))
+        colours[:4] += 20 * (label if draw.random() > 0.5 else draw.integers(2))
+        for number in range(OF_EACH):
+            pixels = np.kron(colours, np.ones((2, 2, 1))) + draw.normal(0, 4, (16, 16, 3))
+            path = root / f"{thing}_{number}.png"
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+            lines.append(f"{path},{'ab'[label]},thing {thing}")
+    (root / "table.csv").write_text("\n".join(lines) + "\n")
+    return {"DATA_SOURCES": ["csv_filelist"], "LABEL_SOURCES": ["csv_filelist"], "DATA_LIMIT": -1,
+            "DATA_PATHS": [str(root / "table.csv")], "TRANSFORMS": [{"name": "ToTensor"}]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("things")
+    train, test = _table(root / "train", 0), _table(root / "test", 1)
+    return {**{f"DATA__TRAIN__{key}": value for key, value in train.items()}, "DATA__TEST": test}
+
+
+def _pixels(folder: Path, *given: Any, **changes: Any) -> dict[str, Any]:
+    """The row of raw pixels in the report."""
+    judged(folder, *given, **changes, EVALUATE={"PROTOCOLS": ["per_class"]})
+    scores = json.loads((folder / "evaluation.json").read_text())["scores"]
+    return next(each for each in scores if each["features"] == "raw pixels")
+
+
+def test_a_column_of_the_table(tmp_path: Path, trained: str, tables: dict[str, Any]) -> None:
+    alone = _pixels(tmp_path, trained, **tables, LINEAR_PROBE={})
+    whole = _pixels(tmp_path, trained, **tables, LINEAR_PROBE={"GROUP_COLUMN": "thing"})
+    assert alone["about"]["chosen_on"]["linear"] == "144 of 720 training images"
+    assert whole["about"]["chosen_on"]["linear"] == "144 of 720 training images in whole groups"
+    assert whole["about"]["penalty"] > alone["about"]["penalty"]
+    assert whole["linear"] > alone["linear"] + 5
+    details = whole["protocols"]["per_class"]["details"]
+    assert details["penalty"] == whole["about"]["penalty"]
+
+
+def test_the_groups_of_held_out_test_images(
+    tmp_path: Path, trained: str, tables: dict[str, Any]
+) -> None:
+    held = {"DATA__HOLD_OUT": {"SHARE": 0.5, "GROUP_COLUMN": "thing"},
+            "DATA__TEST": {"TRANSFORMS": [{"name": "ToTensor"}]}}  # fmt: skip
+    found = _pixels(tmp_path, trained, **{**tables, **held}, LINEAR_PROBE={})
+    assert found["about"]["images"] == {"train": 360, "test": 360}
+    assert found["about"]["chosen_on"]["linear"].endswith("in whole groups")
+
+
+def test_an_unknown_column(tmp_path: Path, trained: str, tables: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"LINEAR_PROBE.GROUP_COLUMN.*Did you mean 'thing'\?"):
+        _pixels(tmp_path, trained, **tables, LINEAR_PROBE={"GROUP_COLUMN": "things"})
+    with pytest.raises(DataError, match=r"LINEAR_PROBE.GROUP_COLUMN.*has no columns"):
+        _pixels(tmp_path, trained, LINEAR_PROBE={"GROUP_COLUMN": "things"})
+    assert not (tmp_path / "features").exists()
