@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +27,6 @@ from sslengine.command import columns, documents
 from sslengine.command.new_file import expect_writable
 from sslengine.command.text import DEVICES, typed
 from sslengine.command.text import overrides as as_overrides
-from sslengine.config.compose import compose_on
-from sslengine.config.files import Layer
 from sslengine.errors import OutputError, listing, readable
 from sslengine.registry import import_dotted
 
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
     from sslengine.command.in_memory import Data
 
+
+log = logging.getLogger("sslengine")
 
 NAMED = 20  # images that could not be read
 
@@ -113,10 +114,12 @@ def embed(
     data: a path, an array of images, or (images, labels).
     overrides: KEY=VALUE, as --set.
     """
-    own = {**_of_split(overrides), **columns.of_split(image_column, label_column)}
+    columns_given = columns.of_split(image_column, label_column)
+    own = {**columns.of_set(overrides), **columns_given}
     with import_dotted("sslengine.command.in_memory:as_files")(data) as files:
         said = columns.of_run(Path(run), files.images, own)
         found = import_dotted("sslengine.command.images:look")(files.images, said.get, files.labels)
+        _check_columns(found, columns_given, said)
         values = {**ALL_OF_IT, **found.keys_over(labels=found.has_classes)}
         if batch_size is not None:
             values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
@@ -133,11 +136,11 @@ def embed(
                          unreadable=[_of_array(path) for path in rows.unreadable])  # fmt: skip
 
 
-def _of_split(overrides: Sequence[str]) -> dict[str, Any]:
-    """Those by which images are found and read."""
-    typed_alone = compose_on(Layer("", {}), typed(overrides), "config")
-    found = {key: typed_alone.last_value(f"config.DATA.TRAIN.{key}") for key in READ_BY}
-    return {key: value for key, value in found.items() if value is not None}
+def _check_columns(found: Any, given: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """given: by options. said: also by the run, or --set."""
+    columns.expect_effect(given, {found.place: found.name})
+    if not found.source.num_classes and (note := columns.without_labels(found.place, said)):
+        log.warning("%s", note)
 
 
 def _of_array(path: str) -> str:
@@ -148,7 +151,7 @@ def _of_array(path: str) -> str:
 def _rows(found: Any, predictor: Any, read: Any) -> Rows:
     numbers = read.indices.tolist()
     paths = [predictor.training_path(number) for number in numbers]
-    missing = sorted(set(range(len(found.source))).difference(numbers))
+    missing = sorted(set(range(len(predictor.dataset))).difference(numbers))
     unreadable = [predictor.training_path(number) for number in missing]
     labels, classes = _labels(found, read.targets) if found.has_classes else (None, [])
     return Rows(paths, read.layers["trunk"].numpy(), labels, unreadable, classes)
@@ -162,10 +165,10 @@ def _labels(found: Any, targets: Any) -> tuple[Any, list[str]]:
     return targets.numpy(), names or [str(number) for number in range(targets.shape[1])]
 
 
-READ_BY = (*columns.OF_SPLIT, "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE")
 # Keys by which a run may select some of its images.
 ALL_OF_IT = {
     "DATA.TRAIN.DATA_LIMIT": -1, "DATA.TRAIN.DATASET_NAMES": [], "DATA.TRAIN.LABEL_PATHS": [],
+    "DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE": 0.0, "DATA.TRAIN.DATA_LIMIT_SAMPLING.LIST": "",
     "DATA.HOLD_OUT.SHARE": 0.0, "DATA.HOLD_OUT.SEED": 0, "DATA.HOLD_OUT.STRATIFIED": False,
     "DATA.HOLD_OUT.GROUP_COLUMN": "",
 }  # fmt: skip

@@ -96,7 +96,10 @@ class Images(NamedTuple):
         return {**self.keys(split, labels), **made}
 
 
-def look(given: str, said: Said = nothing, label_file: str = "", streams: bool = False) -> Images:
+def look(
+    given: str, said: Said = nothing, label_file: str = "", streams: bool = False,
+    split: str = "TRAIN",
+) -> Images:  # fmt: skip
     """Raises if there is no image. said: of keys by which a source is read."""
     place, name = _found(given, said)
     arrays = name == ARRAYS
@@ -105,7 +108,7 @@ def look(given: str, said: Said = nothing, label_file: str = "", streams: bool =
     if name == STREAM:
         _expect_length(given, own.get("LENGTH") or 0, streams)
     mode = STORED if arrays else said("IMAGE_MODE")
-    source = _source(name, place, own, **({"IMAGE_MODE": mode} if mode else {}))
+    source = _source(name, place, own, split, **({"IMAGE_MODE": mode} if mode else {}))
     if not len(source):
         raise DataError(f"{given}: it holds no image.")
     return Images(place, source, name, own, label_file, arrays)
@@ -125,9 +128,11 @@ def _expect_length(given: str, length: int, streams: bool) -> None:
         )
 
 
-def _source(name: str, place: str, own: Mapping[str, Any], **more: Any) -> DataSource:
+def _source(
+    name: str, place: str, own: Mapping[str, Any], split: str = "TRAIN", **more: Any
+) -> DataSource:
     options = split_options(DATA_SOURCES=[name], DATA_PATHS=[place], **own, **more)
-    return build_sources(options, "TRAIN")[0]
+    return build_sources(options, split)[0]
 
 
 def _found(given: str, said: Said) -> tuple[str, str]:

@@ -3,6 +3,7 @@
     sslengine judge runs/birds --train ~/birds/train --val ~/birds/val
     sslengine judge runs/birds                       the run's own images
     sslengine judge runs/birds --suite frozen        more protocols, sweeps of classifiers
+    sslengine judge runs/birds --train a.csv --val b.csv --label-column species
     sslengine judge runs/birds --suite full          also corrupted images, and fine-tuned: hours
     sslengine judge --features train.npy val.npy --labels train_labels.npy val_labels.npy
 
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sslengine import catalog
-from sslengine.command import documents
+from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.judged_parts import start_parts
 from sslengine.command.text import DEVICES, overrides, typed
@@ -55,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("run", type=Path, metavar="RUN", nargs="?", help="the folder of a run")
     add("--train", metavar="DATA", help="labelled images, as for `sslengine train`")
     add("--val", metavar="DATA", help="those to score on")
+    columns.add_columns(parser)
     add(
         "--suite",
         choices=tuple(SUITES),
@@ -89,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     if (given.train is None) != (given.val is None):
         raise ConfigError("--train, --val: give both, or none of them.")
     trusted = given.trust_config
-    values = _images(given) if given.train else _own_images(given)
+    values, notes = _images(given) if given.train else _own_images(given)
     opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
     data = read(opened.config, DataOptions)
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
@@ -105,7 +107,6 @@ def main(arguments: Sequence[str]) -> int:
         trusted=trusted, judged=True,
     )  # fmt: skip
     runs = [run]
-    notes: list[str] = []
     for part in TRAINED[given.suite]:
         more, why = import_dotted(f"sslengine.command.with_labels:{part}")(given, images, entries)
         runs, notes = [*runs, *more], [*notes, *filter(None, [why])]
@@ -125,36 +126,61 @@ DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION")
 def _features(given: argparse.Namespace) -> int:
     if len(given.features) > 2:
         raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
-    if given.train or given.val or given.network != "auto":
-        raise ConfigError("--train, --val, --network: they belong to a run, not to --features.")
+    of_columns = given.image_column or given.label_column
+    if given.train or given.val or of_columns or given.network != "auto":
+        raise ConfigError(
+            "--train, --val, --image-column, --label-column, --network: they belong to a run, not "
+            "to --features."
+        )
     status: int = import_dotted("sslengine.command.judge_features:judge_features")(
         given, NEIGHBOURS
     )
     return status
 
 
-def _images(given: argparse.Namespace) -> dict[str, Any]:
+def _images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Of --train and --val; with labels if they have classes, --val only if --train has some."""
     look = import_dotted("sslengine.command.images:look")
-    found = {"TRAIN": look(given.train), "TEST": look(given.val)}
+    said = _columns(given)
+    found = {split: look(data, said[split].get, split=split)
+             for split, data in (("TRAIN", given.train), ("TEST", given.val))}  # fmt: skip
+    asked = columns.of_split(given.image_column, given.label_column)
+    columns.expect_effect(asked, {each.place: each.name for each in found.values()})
     values: dict[str, Any] = {
         **ALL_OF_IT, "DATA.TEST.DATA_LIMIT": -1, "DATA.TEST.DATASET_NAMES": [],
         "DATA.TEST.LABEL_PATHS": [],
+        "DATA.TEST.DATA_LIMIT_SAMPLING.SHARE": 0.0,
+        "DATA.TEST.DATA_LIMIT_SAMPLING.LIST": "",
     }  # fmt: skip
     for split, each in found.items():
         labels = each.has_classes and found["TRAIN"].has_classes
-        values |= each.keys(split, labels=labels)
+        values |= each.keys_over(split, labels=labels)
         if not labels:
             values[f"DATA.{split}.LABEL_SOURCES"] = []
-    return values
+    notes = (columns.without_labels(each.place, said[split]) for split, each in found.items()
+             if not each.source.num_classes)  # fmt: skip
+    return values, list(dict.fromkeys(filter(None, notes)))
 
 
-def _own_images(given: argparse.Namespace) -> dict[str, Any]:
+def _columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Of each split; --val is read as --train, if it is a table too and nothing else is said."""
+    asked = columns.of_split(given.image_column, given.label_column)
+    train, test = (
+        columns.of_run(given.run, data, {**columns.of_set(given.values, split), **asked})
+        for split, data in (("TRAIN", given.train), ("TEST", given.val))
+    )
+    alike = Path(given.train).suffix == Path(given.val).suffix
+    return {"TRAIN": train, "TEST": columns.over(train, test) if alike else test}
+
+
+def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Of the run: labels if its source knows them, a fifth as test images if it has none."""
-    opened = open_run(given.run, trusted=given.trust_config, judged=True)
+    values = _own_columns(given, "TRAIN")
+    opened = open_run(given.run, overrides(values), trusted=given.trust_config, judged=True)
     data = read(opened.config, DataOptions)
     splits = ("TRAIN", "TEST")
-    values: dict[str, Any] = {}
+    if data.TEST.DATA_SOURCES:
+        values |= _own_columns(given, "TEST")
     with closed(opened.opened):
         source, *_ = import_dotted("sslengine.data.sources.base:build_sources")(data.TRAIN, "TRAIN")
     if not data.TEST.DATA_SOURCES and not data.HOLD_OUT.SHARE:
@@ -168,7 +194,18 @@ def _own_images(given: argparse.Namespace) -> dict[str, Any]:
             own = {"TRAIN": data.TRAIN.DATA_SOURCES[:1], "TEST": data.TEST.DATA_SOURCES[:1]}
             values |= {f"DATA.{split}.LABEL_SOURCES": own[split] for split in splits if own[split]}
     kind = "standard" if labelled else "sample_index"
-    return values | {f"DATA.{split}.LABEL_TYPE": kind for split in splits}
+    values |= {f"DATA.{split}.LABEL_TYPE": kind for split in splits}
+    if labelled or source.num_classes or len(data.TRAIN.DATA_PATHS) != 1:
+        return values, []
+    note = columns.without_labels(data.TRAIN.DATA_PATHS[0], columns.of_set(given.values))
+    return values, [note] if note else []
+
+
+def _own_columns(given: argparse.Namespace, split: str) -> dict[str, Any]:
+    """What is asked for of the run's own images."""
+    asked = columns.of_split(given.image_column, given.label_column)
+    said = {**columns.of_set(given.values, split), **asked}
+    return {f"DATA.{split}.{key}": value for key, value in said.items()}
 
 
 def _protocol(given: argparse.Namespace, entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -143,6 +143,7 @@ def run_all(runs: Sequence[Resolved]) -> int:
     """The same; an error is raised."""
     # Imported only now: --help and a config error should not wait for torch.
     expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
+    expect_lists = import_dotted("sslengine.launch.preflight:expect_lists")
     expect_weights = import_dotted("sslengine.launch.preflight:expect_weights")
     expect_known_metrics = import_dotted("sslengine.launch.metric_names:expect_known_metrics")
     for run in runs:
@@ -150,6 +151,7 @@ def run_all(runs: Sequence[Resolved]) -> int:
             if run.engine_name == "train":
                 expect_known_metrics(run.config)
             expect_weights(run.config)
+            expect_lists(run.config)
             expect_fitting_shapes(run.config)
     startup.mark("check")
     if any(run.config.SLURM.USE_SLURM for run in runs):

@@ -10,6 +10,7 @@ feature are reported in seconds. Custom transforms and collators are not run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -23,6 +24,7 @@ from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.transform import Sample
 from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import seed_sample, streams_kept
+from sslengine.data.manifest.few_labels import expect_list
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.launch.meta_pass import FIXED_SIZE_SOURCES, META, pass_alone, pass_through
@@ -69,6 +71,15 @@ def expect_fitting_shapes(config: DictConfig) -> None:
         if alone is not None:
             keys = train.INPUT_KEY_NAMES, train.TARGET_KEY_NAMES
             pass_alone(config, model, build(alone, *keys))
+
+
+def expect_lists(config: DictConfig) -> None:
+    """Raise MissingDataError if a list of the images to use is not there."""
+    data = read(config, DataOptions)
+    for split in ("TRAIN", "TEST"):
+        listed = getattr(data, split).DATA_LIMIT_SAMPLING.LIST
+        if listed:
+            expect_list(Path(listed), f"config.DATA.{split}.DATA_LIMIT_SAMPLING.LIST")
 
 
 def expect_weights(config: DictConfig) -> None:

@@ -146,3 +146,24 @@ def test_a_list_of_paths(tmp_path: Path) -> None:
     )
     (dataset, _) = datasets_of(config_of(str(photos / "l.txt"), *RUN, "--val=0.25"))
     assert dataset.name(0).startswith(str(photos / "dark"))
+
+
+def test_embed_says_which_columns_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    photos, run = write_photos(tmp_path / "photos", each=4), tmp_path / "run"
+    assert main(["train", str(photos), *RUN, f"--out={run}"]) == 0
+    table = write_table(photos, "csv")
+    embedded = ["--image-column=photo", "--workers=0"]
+    assert main(["embed", str(run), str(table), *embedded, f"--out={tmp_path}/rows.npz"]) == 0
+    assert f"{table}: no labels are found in it. It has patient, photo, species." in caplog.text
+    cases = {
+        "--image-column=photo --label-column=specis": "has no column 'specis'. Did you mean 'species'?",
+        "--image-column=phot": "has no column 'phot'. Did you mean 'photo'?",
+    }
+    for option, told in cases.items():
+        assert main(["embed", str(run), str(table), *option.split(), f"--out={tmp_path}/new.csv"]) == 2
+        assert told in capsys.readouterr().err
+    given = [str(photos / "dark"), "--label-column=species", f"--out={tmp_path}/new.csv"]
+    assert main(["embed", str(run), *given]) == 2
+    assert "--label-column: it has no effect on" in capsys.readouterr().err

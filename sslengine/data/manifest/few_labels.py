@@ -21,8 +21,9 @@ from sslengine.data.manifest.classes import Column
 from sslengine.data.manifest.subset import Rows
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.base import DataSource
+from sslengine.data.sources.paths import how_far
 from sslengine.data.sources.tables import IMAGE_NAMES, open_table
-from sslengine.errors import DataError, listing, readable
+from sslengine.errors import DataError, MissingDataError, listing, readable
 
 
 def share_of_each_class(labels: Tensor, share: float, seed: int) -> Tensor:
@@ -84,9 +85,14 @@ def _listed(file: Path, source: DataSource, where: str) -> NDArray[np.int64]:
     return np.unique(np.fromiter(found.values(), np.int64, len(found)))
 
 
-def _names(file: Path, where: str) -> Iterator[str]:
+def expect_list(file: Path, where: str) -> None:
     if not file.is_file():
-        raise DataError(f"{where}: there is no file {file}.")
+        why = "it is a folder" if file.is_dir() else how_far(file)
+        raise MissingDataError(f"{where}: there is no file {file}: {why}")
+
+
+def _names(file: Path, where: str) -> Iterator[str]:
+    expect_list(file, where)
     if file.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
         yield from (line.strip().removeprefix("./") for line in text.splitlines() if line.strip())

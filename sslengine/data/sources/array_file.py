@@ -134,7 +134,7 @@ class ArraySource(DataSource):
         """Of the array that is wanted, or has a usual name: this split's before all others."""
         if wanted:
             if wanted not in names:
-                raise DataError(
+                raise MissingDataError(
                     f"config.DATA.{self._split}.{key}: {self._file} has no array {wanted!r}. "
                     f"{nearest(wanted, names)}\n  It has: {listing(names)}"
                 )

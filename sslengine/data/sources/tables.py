@@ -25,7 +25,7 @@ from sslengine.data.options import SplitOptions, TableOptions, own
 from sslengine.data.sources.class_columns import ClassColumns
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
 from sslengine.data.sources.disk import ListedFiles
-from sslengine.errors import DataError, listing, nearest
+from sslengine.errors import DataError, MissingDataError, listing, nearest
 from sslengine.registry import register_data_source
 
 IMAGE_NAMES = ("path", "image", "image_path", "file", "filename", "file_name", "filepath")
@@ -133,7 +133,7 @@ class TableSource(ListedFiles):
 
 def expect_column(names: Sequence[str], wanted: str, where: str, table: Any) -> None:
     if wanted not in names:
-        raise DataError(
+        raise MissingDataError(
             f"{where}: {table} has no column {wanted!r}. {nearest(wanted, names)}\n  "
             f"It has: {listing(names)}"
         )
