@@ -39,7 +39,8 @@ DEVICE, RANKS = "MACHINE.DEVICE", "DISTRIBUTED.NUM_PROC_PER_NODE"
 PRECISION = "MACHINE.PRECISION"
 # The side of the patches that a collator masks.
 MASKED_PATCH = "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
-LIMIT = "DATA.TRAIN.DATA_LIMIT"
+LIMIT, HELD_OUT = "DATA.TRAIN.DATA_LIMIT", "DATA.HOLD_OUT.SHARE"
+USED = "DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE"
 TIMM_ARGUMENTS = "MODEL.TRUNK.TIMM.arguments"
 
 
@@ -111,7 +112,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
         recipe = replace(recipe, views=bands.views(recipe.views))
     network = _network(given, recipe, found.model)
     count = len(data.source)
-    trained_on = count - round(count * (given.val or 0))
+    trained_on = _trained_on(given, recipe, count)
     machine = _of_machine(given, recipe, found, trained_on)
     name = component_key(network.name) if network else ""
     values = {
@@ -153,7 +154,13 @@ def _held_out(given: argparse.Namespace, recipe: Recipe, data: Any) -> dict[str,
             raise ConfigError("--group: it says what --val leaves out. Add --val SHARE.")
         return {}
     stratified = data.has_one_class_each and not recipe.said(columns.GROUP)
-    return {"DATA.HOLD_OUT.SHARE": given.val, "DATA.HOLD_OUT.STRATIFIED": stratified}
+    return {HELD_OUT: given.val, "DATA.HOLD_OUT.STRATIFIED": stratified}
+
+
+def _trained_on(given: argparse.Namespace, recipe: Recipe, images: int) -> int:
+    """Without those that are held out: what --set says wins, then --val, then the recipe."""
+    said = (recipe.typed(HELD_OUT), given.val, recipe.said(HELD_OUT))
+    return images - round(images * next((each for each in said if each is not None), 0))
 
 
 def _of_machine(
@@ -208,7 +215,7 @@ def _chosen(values: Mapping[str, Any], recipe: Recipe, defaults: Mapping[str, An
 
 def _updates_of_epoch(values: Mapping[str, Any], recipe: Recipe, images: int) -> int:
     split, ranks = SplitOptions(), DistributedOptions()
-    batch, *processes, accumulated, limit, drops = _chosen(
+    batch, *processes, accumulated, limit, used, drops = _chosen(
         values,
         recipe,
         {
@@ -217,10 +224,12 @@ def _updates_of_epoch(values: Mapping[str, Any], recipe: Recipe, images: int) ->
             "DISTRIBUTED.NUM_NODES": ranks.NUM_NODES,
             "OPTIMIZER.accumulate": 1,
             LIMIT: split.DATA_LIMIT,
+            USED: split.DATA_LIMIT_SAMPLING.SHARE,
             "DATA.TRAIN.DROP_LAST": split.DROP_LAST,
         },
     )
     images = min(images, limit) if limit > 0 else images
+    images = round(images * (used or 1))
     steps = images / (batch * math.prod(processes))
     whole: int = math.floor(steps) if drops else math.ceil(steps)
     return -(-max(1, whole) // int(accumulated))

@@ -45,18 +45,35 @@ class Bands:
         return False
 
 
-def of_run(run: Path, trusted: bool) -> list[str]:
+# What the number of channels depends on, unless IMAGE_MODE is stored.
+_DECIDE = (
+    "config.MODEL.INPUT_CHANNELS", "config.DATA.TRAIN.IMAGE_MODE", "config.DATA.TRAIN.TRANSFORMS",
+)  # fmt: skip
+
+
+def of_run(run: Path, trusted: bool, overrides: Sequence[str]) -> list[str]:
     """The key that keeps the channels of a run's trunk, for images of any kind.
 
-    Empty for a config that opens only with other values, and where IMAGE_MODE is stored: the launch
-    has written the number of channels into that config.
+    Empty where the overrides leave the channels as they are, for a config that opens only with
+    other values, and where IMAGE_MODE is stored: the launch has written the number of channels into
+    that config.
     """
+    if not any(map(_may_decide, overrides)):
+        return []
     with suppress(ConfigError):
         opened = open_run(run, trusted=trusted, judged=True)
         if read(opened.config, DataOptions).TRAIN.IMAGE_MODE in OF_MODE:
             with closed(opened.opened):
                 return [f"config.MODEL.INPUT_CHANNELS={input_channels(opened.config)}"]
     return []
+
+
+def _may_decide(override: str) -> bool:
+    key = f"{override.partition('=')[0]}."
+    known = (f"{each}." for each in _DECIDE)
+    return not key.startswith("config.") or any(
+        key.startswith(each) or each.startswith(key) for each in known
+    )
 
 
 def bands_of(image: Any) -> int:

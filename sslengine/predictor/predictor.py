@@ -100,7 +100,7 @@ class Predictor:
         network: str = AUTO,
     ) -> None:
         self.run_folder, self.count = Path(run_folder), nearest
-        own = bands.of_run(self.run_folder, trust_config) if overrides else []
+        own = bands.of_run(self.run_folder, trust_config, overrides)
         overrides = [*own, *overrides]
         self.resolved = open_run(self.run_folder, overrides, trusted=trust_config, judged=True)
         self.config = self.resolved.config

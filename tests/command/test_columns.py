@@ -162,7 +162,9 @@ def test_embed_says_which_columns_there_are(
         "--image-column=phot": "has no column 'phot'. Did you mean 'photo'?",
     }
     for option, told in cases.items():
-        assert main(["embed", str(run), str(table), *option.split(), f"--out={tmp_path}/new.csv"]) == 2
+        assert (
+            main(["embed", str(run), str(table), *option.split(), f"--out={tmp_path}/new.csv"]) == 2
+        )
         assert told in capsys.readouterr().err
     given = [str(photos / "dark"), "--label-column=species", f"--out={tmp_path}/new.csv"]
     assert main(["embed", str(run), *given]) == 2

@@ -20,6 +20,8 @@ import sslengine
 from sslengine.command import embed
 from sslengine.command.front import main
 from sslengine.command.images import source_of
+from sslengine.config.compose import Composition
+from sslengine.config.resolve import Resolved, freeze
 from sslengine.errors import ConfigError
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
@@ -59,6 +61,25 @@ def test_rows_of_embed_in_every_format(run: Path, photos: Path, tmp_path: Path) 
     table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "rows.parquet")
     assert np.array(table["features"].to_pylist(), np.float32).tolist() == features.tolist()
     assert table["path"].to_pylist() == packed["paths"].tolist()
+
+
+def test_the_config_is_resolved_once(
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a value is given on which the channels of the images depend."""
+    opened: list[Composition] = []
+
+    def counted(composition: Composition) -> Resolved:
+        opened.append(composition)
+        return freeze(composition)
+
+    monkeypatch.setattr("sslengine.config.run_folder.freeze", counted)
+    made = ["embed", str(run), str(photos), "--workers=0"]
+    assert main([*made, f"--out={tmp_path}/rows.npy"]) == 0
+    assert len(opened) == 1
+    # A run on colours takes three channels, whatever the mode of other images.
+    assert main([*made, "--set=DATA.TRAIN.IMAGE_MODE=L", f"--out={tmp_path}/grey.npy"]) == 2
+    assert len(opened) == 3
 
 
 @pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
