@@ -6,11 +6,13 @@
 
 3,786 drawings: 2,711 in `train`, 1,075 in `val`, a folder for each category. All skin tones of an
 emoji are on one side; emoji go to `val` in the order of the CRC-32 of their code until it is full.
+train.csv and val.csv list them with the columns path, label, emoji: of one emoji are its skin tones.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import shutil
 import zlib
@@ -39,15 +41,21 @@ def main(arguments: list[str] | None = None) -> int:
 def split_into(given: argparse.Namespace) -> dict[str, int]:
     """Copy the images; returns how many are in each split."""
     counts = {"train": 0, "val": 0}
+    rows: dict[str, list[tuple[str, str, str]]] = {split: [] for split in counts}
     emoji = json.loads((given.package / "emoji.json").read_text(encoding="utf-8"))
     for each in sorted(emoji, key=lambda each: zlib.crc32(each["unified"].encode())):
         split = "val" if counts["val"] < given.validation else "train"
-        folder = given.out / split / each["category"].lower().replace(" & ", "_").replace(" ", "_")
+        category = each["category"].lower().replace(" & ", "_").replace(" ", "_")
+        folder = given.out / split / category
         folder.mkdir(parents=True, exist_ok=True)
         for name in _images(each):
             if (path := given.package / "img" / "google" / "64" / name).exists():
                 shutil.copy(path, folder / name)
                 counts[split] += 1
+                rows[split].append((f"{split}/{category}/{name}", category, each["unified"]))
+    for split, listed in rows.items():
+        with (given.out / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("path", "label", "emoji"), *listed])
     return counts
 
 

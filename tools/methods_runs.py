@@ -35,6 +35,9 @@ class Images:
     train: str
     test: str
     labelled: int = -1
+    # A table of the training images, with a column whose values the probe holds out as a whole.
+    table: str = ""
+    group: str = ""
 
     def of(self, split: str, limit: int) -> dict[str, Any]:
         path = self.train if split == "TRAIN" else self.test
@@ -43,10 +46,25 @@ class Images:
     def labels(self) -> dict[str, Any]:
         return {"LABEL_SOURCES": [self.source]}
 
+    def judged(self) -> dict[str, Any]:
+        """The training images of kNN and of the linear probe."""
+        found = {**self.of("TRAIN", self.labelled), **self.labels()}
+        if not self.table:
+            return found
+        source = ["csv_filelist"]
+        return {
+            **found,
+            "DATA_SOURCES": source,
+            "LABEL_SOURCES": source,
+            "DATA_PATHS": [self.table],
+        }
+
 
 SETS = {
     "fashion": Images("array_file", FASHION, FASHION, labelled=10_000),
-    "emoji": Images("disk_folder", f"{EMOJI}/train", f"{EMOJI}/val"),
+    "emoji": Images(
+        "disk_folder", f"{EMOJI}/train", f"{EMOJI}/val", table=f"{EMOJI}/train.csv", group="emoji"
+    ),
 }
 # A quickstart makes as many steps on other images as on this many shapes.
 SHAPES_OF_AN_EPOCH = 5_000
@@ -108,8 +126,9 @@ class Row:
         images = SETS[self.images]
         view = {"TRANSFORMS": [self._resize(), *_SEEN]}
         values = {
-            "DATA.TRAIN": {**images.of("TRAIN", images.labelled), **images.labels(), **view},
+            "DATA.TRAIN": {**images.judged(), **view},
             "DATA.TEST": {**images.of("TEST", -1), **images.labels(), **view},
+            "LINEAR_PROBE.GROUP_COLUMN": images.group,
         }
         return ["+config/benchmark/frozen=shapes", *_overrides(values)]
 

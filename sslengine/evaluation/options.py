@@ -274,7 +274,9 @@ class NearestNeighborOptions:
 @dataclass
 class LinearProbeOptions:
     # L2 penalties to try; the accuracy on held-out training samples decides.
-    PENALTIES: list[float] = field(default_factory=lambda: [10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4])
+    PENALTIES: list[float] = field(
+        default_factory=lambda: [10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4]
+    )
     # The penalty is added to the mean of the samples' losses, or to their sum (1 / C).
     PENALTY_ON: str = "mean"
     # Try all of PENALTIES; false: from the strongest on, until the accuracy falls.

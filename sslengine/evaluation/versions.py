@@ -14,7 +14,13 @@ _ALL = (
     "linear_sweep", "attentive_sweep", "attentive_block_sweep", "attentive_blocks_sweep",
     "finetune",
 )  # fmt: skip
+# What fits or chooses a linear probe.
+_BY_PROBE = (
+    "linear", "few_shot_linear", "few_labels", "calibration", "per_class", "domains", "other_sets",
+    "corruptions",
+)  # fmt: skip
 VERSIONS: Mapping[str, int] = {
     **dict.fromkeys(_ALL, 1),
+    **dict.fromkeys(_BY_PROBE, 2),  # penalties half as far from each other, of whole groups
     "segmentation": 2,  # channels are dropped before the normalisation
 }

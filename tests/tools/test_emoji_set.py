@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def test_tones_of_an_emoji_are_on_one_side(tmp_path: Path) -> None:
         "val/food_drink/C.png", "val/flags/B.png", "val/flags/B-tone.png",
         "train/food_drink/A.png", "train/food_drink/A-tone.png",
     }  # fmt: skip
+    with (out / "train.csv").open(newline="") as file:
+        assert [*csv.reader(file)] == [
+            ["path", "label", "emoji"],
+            ["train/food_drink/A.png", "food_drink", "A"],
+            ["train/food_drink/A-tone.png", "food_drink", "A"],
+        ]
     with pytest.raises(SystemExit):  # nothing is overwritten
         emoji_set.main([str(tmp_path / "p"), str(out)])
     with pytest.raises(SystemExit):
