@@ -6,7 +6,7 @@
 
 3,786 drawings: 2,711 in `train`, 1,075 in `val`, a folder for each category. All skin tones of an
 emoji are on one side; emoji go to `val` in the order of the CRC-32 of their code until it is full.
-train.csv and val.csv list them with the columns path, label, emoji: of one emoji are its skin tones.
+train.csv and val.csv list them with the columns path, label, emoji; all skin tones are one emoji.
 """
 
 from __future__ import annotations
