@@ -186,7 +186,10 @@ def expect_new(out: Path) -> None:
 
 
 def write(rows: Rows, out: Path) -> None:
-    write_whole(out, WRITERS[out.suffix](rows))
+    try:
+        write_whole(out, WRITERS[out.suffix](rows))
+    except OSError as error:  # the disk is full
+        raise OutputError(f"--out {out}: it cannot be written: {error.strerror}.") from error
 
 
 def _parquet(rows: Rows) -> bytes:

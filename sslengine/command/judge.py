@@ -33,7 +33,7 @@ from sslengine.command.text import DEVICES, overrides, typed
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, OutputError
 from sslengine.evaluation.options import SUITES
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
@@ -93,6 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     trusted = given.trust_config
     values, notes = _images(given) if given.train else _own_images(given)
     opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
+    _expect_writable(given.run)
     data = read(opened.config, DataOptions)
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
     images = dict(values)
@@ -117,6 +118,14 @@ def main(arguments: Sequence[str]) -> int:
     if given.json and not status and os.environ.get("RANK", "0") == "0":
         documents.show(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
     return status
+
+
+def _expect_writable(run: Path) -> None:
+    if not os.access(run, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"{run} is not writable, and the scores and features of a run are kept in its folder. "
+            f"Copy it to another place, and judge the copy."
+        )
 
 
 # Both sets are decoded as the images that the network was trained on.

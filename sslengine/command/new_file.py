@@ -21,3 +21,5 @@ def expect_writable(file: Path, option: str = "") -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise OutputError(f"{option} {file}: there is no folder {folder}.".lstrip())
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{option} {file}: the folder {folder} is not writable.".lstrip())

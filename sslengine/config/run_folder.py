@@ -83,10 +83,26 @@ def open_named(
     arguments: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> Resolved:
     """Resolve the arguments of a command; if they select a run's config, see open_run."""
-    folder = None if trusted else run_of(arguments, config_dirs)
+    folder = run_of(arguments, config_dirs)
     if folder is None:
         return resolve(arguments, config_dirs)
-    return open_run(folder, [each for each in arguments if not _selects_config_yaml(each)])
+    if trusted:
+        return _placed(resolve(arguments, config_dirs), folder, arguments)
+    chosen = [each for each in arguments if not _selects_config_yaml(each)]
+    return _placed(open_run(folder, chosen), folder, arguments)
+
+
+def _placed(resolved: Resolved, folder: Path, arguments: Sequence[str]) -> Resolved:
+    """Warn if the folder was copied or moved: the config names the folder where it was written."""
+    named = Path(resolved.config.CHECKPOINT.DIR)
+    typed = any(each.startswith("config.CHECKPOINT.DIR=") for each in arguments)
+    if typed or named.resolve() == folder.resolve():
+        return resolved
+    warning = (
+        f"config.CHECKPOINT.DIR: {named}, as {folder / 'config.yaml'} says: this run is in that "
+        f"folder, and not in {folder}. To resume here: config.CHECKPOINT.DIR={folder}."
+    )
+    return dataclasses.replace(resolved, warnings=(*resolved.warnings, warning))
 
 
 def _typed(assignments: Sequence[Assignment]) -> Iterator[str]:

@@ -42,6 +42,11 @@ def expect_free(out: Path) -> None:
             raise OutputError(f"{out} is not empty, and is not overwritten. Give a new folder.")
     elif out.exists() or out.is_symlink():
         raise OutputError(f"{out} is no folder, and is not overwritten. Give a new folder.")
+    above = next(each for each in out.absolute().parents if each.exists())
+    if not above.is_dir():
+        raise OutputError(f"{out} cannot be a folder: {above} is a file.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OutputError(f"{out} cannot be written: the folder {above} is not writable.")
 
 
 def write(
