@@ -54,7 +54,7 @@ _DECIDE = (
 def of_run(run: Path, trusted: bool, overrides: Sequence[str]) -> list[str]:
     """The key that keeps the channels of a run's trunk, for images of any kind.
 
-    Empty where the overrides leave the channels as they are, for a config that opens only with
+    Empty where the overrides do not change the channels, for a config that opens only with
     other values, and where IMAGE_MODE is stored: the launch has written the number of channels into
     that config.
     """

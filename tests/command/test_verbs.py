@@ -77,7 +77,7 @@ def test_the_config_is_resolved_once(
     made = ["embed", str(run), str(photos), "--workers=0"]
     assert main([*made, f"--out={tmp_path}/rows.npy"]) == 0
     assert len(opened) == 1
-    # A run on colours takes three channels, whatever the mode of other images.
+    # A run on colours takes three channels, also with another mode.
     assert main([*made, "--set=DATA.TRAIN.IMAGE_MODE=L", f"--out={tmp_path}/grey.npy"]) == 2
     assert len(opened) == 3
 
