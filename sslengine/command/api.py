@@ -124,6 +124,7 @@ def train(
     group: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
+    stream: bool = False,
     length: int | None = None,
     seed: int | None = None,
     device: str = "auto",
@@ -140,7 +141,9 @@ def train(
     """`sslengine train` with the options of its --help.
 
     data: a path; an array of images, N x height x width x channels or N x channels x height x
-        width; or (images, labels).
+        width; a list of Pillow images; (images, labels) of these; a torch Dataset of Pillow images
+        or of (image, label), without a transform; a Dataset or DatasetDict of the package
+        `datasets`.
     values: keys of the config, as `--set`.
 
     With several GPUs a process is started for each: call it below `if __name__ == "__main__":`.
@@ -148,14 +151,15 @@ def train(
     label_columns = [label_column] if isinstance(label_column, str) else label_column
     with as_files(data) as files:
         given = verb.make_parser().parse_args([files.images])
+        of_file = {f"DATA.TRAIN.{key}": value for key, value in files.keys.items()}
         vars(given).update(
             method=method, model=model, recipe=recipe, out=out and str(out), epochs=epochs,
-            size=size, batch_size=batch_size, lr=lr, val=val, group=group, length=length,
-            image_column=image_column, label_column=label_columns, label_file=files.labels,
-            seed=seed, device=device, gpus=gpus, precision=precision, workers=workers,
-            pretrained=pretrained, freeze_trunk=freeze_trunk, plugin=list(plugins),
-            weights=weights and str(weights), config_dir=list(config_dir),
-            values=overrides(values or {}),
+            size=size, batch_size=batch_size, lr=lr, val=val, group=group, stream=stream,
+            length=length, image_column=image_column, label_column=label_columns,
+            label_file=files.labels, seed=seed, device=device, gpus=gpus, precision=precision,
+            workers=workers, pretrained=pretrained, freeze_trunk=freeze_trunk,
+            plugin=list(plugins), weights=weights and str(weights), config_dir=list(config_dir),
+            values=overrides({**of_file, **(values or {})}),
         )  # fmt: skip
         arguments, line = verb.choose(given)
         log.info("%s", line)

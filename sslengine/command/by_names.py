@@ -38,6 +38,7 @@ def fit(
     group: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
+    stream: bool = False,
     length: int | None = None,
     seed: int | None = None,
     device: str = "auto",
@@ -82,9 +83,13 @@ def fit(*given: Any, **options: Any) -> Session | TrainedRun:
         named["method"] = rest.pop(0)
     if rest and "method" in named and "data" not in named:
         named["data"] = rest.pop(0)
-    if isinstance(named.get("method"), str) and is_data(named.get("data")):
+    if isinstance(named.get("method"), str) and _is_no_loss(named.get("data")):
         return train(named.pop("data"), named.pop("method"), *rest, **named)
     return of_objects.fit(*given, **options)
+
+
+def _is_no_loss(data: Any) -> bool:
+    return is_data(data) or not (data is None or callable(data))
 
 
 # Not as a decorator: editors would not see the overloads.

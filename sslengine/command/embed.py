@@ -111,16 +111,17 @@ def embed(
 ) -> Rows:
     """The features of images, which a run's trunk computes.
 
-    data: a path, an array of images, or (images, labels).
+    data: as for `sslengine.train`.
     overrides: KEY=VALUE, as --set.
     """
-    columns_given = columns.of_split(image_column, label_column)
-    own = {**columns.of_set(overrides), **columns_given}
     with import_dotted("sslengine.command.in_memory:as_files")(data) as files:
+        columns_given = columns.of_split(image_column, label_column)
+        own = {**files.keys, **columns.of_set(overrides), **columns_given}
         said = columns.of_run(Path(run), files.images, own)
         found = import_dotted("sslengine.command.images:look")(files.images, said.get, files.labels)
         _check_columns(found, columns_given, said)
-        values = {**ALL_OF_IT, **found.keys_over(labels=found.has_classes)}
+        of_file = {f"DATA.TRAIN.{key}": value for key, value in files.keys.items()}
+        values = {**ALL_OF_IT, **of_file, **found.keys_over(labels=found.has_classes)}
         if batch_size is not None:
             values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
         if workers is not None:
@@ -129,11 +130,8 @@ def embed(
             run, nearest=0, device=device, network=network, trust_config=trust_config,
             overrides=[*as_overrides(values), *typed(overrides)],
         )  # fmt: skip
-        rows = _rows(found, predictor, predictor.read_all())
-    if isinstance(data, str | Path):
-        return rows
-    return rows._replace(paths=[_of_array(path) for path in rows.paths],
-                         unreadable=[_of_array(path) for path in rows.unreadable])  # fmt: skip
+        named = f"{files.each} {{}}".format if files.each else predictor.training_path
+        return _rows(found, len(predictor.dataset), named, predictor.read_all())
 
 
 def _check_columns(found: Any, given: Mapping[str, Any], said: Mapping[str, Any]) -> None:
@@ -143,23 +141,19 @@ def _check_columns(found: Any, given: Mapping[str, Any], said: Mapping[str, Any]
         log.warning("%s", note)
 
 
-def _of_array(path: str) -> str:
-    """`image 3` without the file that holds the array for a while."""
-    return path.partition(" of ")[0]
-
-
-def _rows(found: Any, predictor: Any, read: Any) -> Rows:
+def _rows(found: Any, count: int, named: Callable[[int], str], read: Any) -> Rows:
+    """count: of images. named: what an image is called, by its number."""
     numbers = read.indices.tolist()
-    paths = [predictor.training_path(number) for number in numbers]
-    missing = sorted(set(range(len(predictor.dataset))).difference(numbers))
-    unreadable = [predictor.training_path(number) for number in missing]
+    paths = [named(number) for number in numbers]
+    missing = sorted(set(range(count)).difference(numbers))
+    unreadable = [named(number) for number in missing]
     labels, classes = _labels(found, read.targets) if found.has_classes else (None, [])
     return Rows(paths, read.layers["trunk"].numpy(), labels, unreadable, classes)
 
 
 def _labels(found: Any, targets: Any) -> tuple[Any, list[str]]:
     """As `Rows` has them, and the classes of the columns of indicators."""
-    names = [str(name) for name in found.source.class_names]
+    names = [str(name) for name in found.class_names]
     if targets.ndim == 1:
         return [names[each] if names else str(each) for each in targets.tolist()], []
     return targets.numpy(), names or [str(number) for number in range(targets.shape[1])]

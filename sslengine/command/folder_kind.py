@@ -22,6 +22,7 @@ from sslengine.errors import DataError, readable
 log = logging.getLogger("sslengine")
 
 IMAGES, ARRAYS = "disk_folder", ".npy"
+OF_SAVE_TO_DISK = ("state.json", "dataset_dict.json")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 KINDS: Mapping[str, tuple[str, ...]] = {
     IMAGES: IMAGE_SUFFIXES,
@@ -43,7 +44,7 @@ UNPACK = "images of a shard are read where they lie in it, which compression pre
 
 def source_of_folder(path: Path, is_stored: bool = False) -> str:
     """Or ARRAYS, for .npy files. is_stored: these are images among others."""
-    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+    if any((path / file).exists() for file in OF_SAVE_TO_DISK):
         return "huggingface_dataset"
     counts = _counts(path)
     found = {name: counts[name] for name in NAMES}

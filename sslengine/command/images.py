@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from glob import has_magic
@@ -13,10 +14,18 @@ import numpy as np
 
 from sslengine import catalog  # noqa: F401 - declares the names of sources
 from sslengine.command.columns import OF_SPLIT
-from sslengine.command.folder_kind import ARRAYS, COMPRESSED, IMAGES, UNPACK, source_of_folder
+from sslengine.command.folder_kind import (
+    ARRAYS,
+    COMPRESSED,
+    IMAGES,
+    OF_SAVE_TO_DISK,
+    UNPACK,
+    source_of_folder,
+)
 from sslengine.config.components import keys_of
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import DataSource, build_sources
+from sslengine.data.sources.class_numbers import numbered_names
 from sslengine.data.sources.disk import VIDEO_SUFFIXES
 from sslengine.data.sources.paths import how_far
 from sslengine.data.sources.tables import IMAGE_NAMES, open_table
@@ -29,7 +38,11 @@ BY_ENDING = {
     ".npz": "array_file", ".tar": "webdataset", ".gz": "array_file",
     **dict.fromkeys(VIDEO_SUFFIXES, "video"),
 }  # fmt: skip
-STREAM, STORED = "webdataset_stream", "stored"
+STORED = "stored"
+# What reads the same files from one end to the other.
+STREAMS = {"webdataset": "webdataset_stream", "huggingface_dataset": "huggingface_stream"}
+_OF_THE_HUB = re.compile(r"hf://datasets/([^/@{}]+(/[^/@{}]+)?)/?")
+_USER_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 # The value of a key of DATA.TRAIN that the user has set, or None.
 Said = Callable[[str], Any]
@@ -58,6 +71,16 @@ class Images(NamedTuple):
     @property
     def has_classes(self) -> bool:
         return bool(self.label_file) or self.source.num_classes > 1
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """By number; empty where labels are numbers in their own right."""
+        if not self.label_file:
+            return self.source.class_names
+        labels = np.load(self.label_file, mmap_mode="r")
+        if labels.dtype.kind != "U":
+            return ()
+        return numbered_names(labels.tolist(), self.label_file)[1]
 
     @property
     def has_one_class_each(self) -> bool:
@@ -98,14 +121,18 @@ class Images(NamedTuple):
 
 def look(
     given: str, said: Said = nothing, label_file: str = "", streams: bool = False,
-    split: str = "TRAIN",
+    split: str = "TRAIN", as_stream: bool = False,
 ) -> Images:  # fmt: skip
-    """Raises if there is no image. said: of keys by which a source is read."""
+    """Raises if there is no image. said: of keys by which a source is read.
+
+    streams: may it be one? as_stream: read what could be read at random as one.
+    """
     place, name = _found(given, said)
+    name = _streamed(given, Path(place), name) if as_stream else name
     arrays = name == ARRAYS
     name = IMAGES if arrays else name
     own = {key: said(key) for key in keys_of(DATA_SOURCES, [name]) if said(key) is not None}
-    if name == STREAM:
+    if name in STREAMS.values():
         _expect_length(given, own.get("LENGTH") or 0, streams)
     mode = STORED if arrays else said("IMAGE_MODE")
     source = _source(name, place, own, split, **({"IMAGE_MODE": mode} if mode else {}))
@@ -117,14 +144,14 @@ def look(
 def _expect_length(given: str, length: int, streams: bool) -> None:
     if not streams:
         raise ConfigError(
-            f"{given}: shards on a server are a stream, which can only be trained on. Expected a "
-            f"folder or file of this machine."
+            f"{given}: shards on a server, and datasets of the hub, are a stream, which can only "
+            f"be trained on. Expected a folder or file of this machine."
         )
     if length < 1:
         raise ConfigError(
-            f"{given}: shards on a server are a stream, which does not say how many images it "
-            f"holds. Give the number of images of an epoch, 1 or more: --length N, in Python "
-            f"length=N; got {length or 'none'}."
+            f"{given}: it is read as a stream, which does not say how many images it holds. Give "
+            f"the number of images of an epoch, 1 or more: --length N, in Python length=N; got "
+            f"{length or 'none'}."
         )
 
 
@@ -138,12 +165,31 @@ def _source(
 def _found(given: str, said: Said) -> tuple[str, str]:
     """The place as a config has it, and the source that reads it."""
     if "://" in given:
-        return given, STREAM
+        of_the_hub = _OF_THE_HUB.fullmatch(given)
+        if of_the_hub:
+            return of_the_hub[1], STREAMS["huggingface_dataset"]
+        return given, STREAMS["webdataset"]
     path = there(given)
     if path.exists():
         stored = said("IMAGE_MODE") == STORED
         return str(path), source_of(path, said("IMAGE_COLUMN") or "", stored)
     return str(path), "webdataset"  # a pattern
+
+
+def _streamed(given: str, path: Path, name: str) -> str:
+    if name in STREAMS.values():
+        return name
+    if name not in STREAMS:
+        raise ConfigError(
+            f"{given}: --stream (in Python stream=True) is for .tar shards and parquet files with "
+            f"images in them; this is read at random, by {name}. Leave it out."
+        )
+    if any((path / file).exists() for file in OF_SAVE_TO_DISK):
+        raise ConfigError(
+            f"{given}: save_to_disk wrote it, so its rows are read where they lie, without a copy. "
+            f"Leave --stream (in Python stream=True) out."
+        )
+    return STREAMS[name]
 
 
 def there(given: str) -> Path:
@@ -154,7 +200,8 @@ def there(given: str) -> Path:
     if path.exists():
         return path
     if "{" not in given or path.suffix.lower() != ".tar":
-        raise MissingDataError(f"{given}: there is no such folder or file: {how_far(path)}")
+        hub = f" A dataset of the hub: hf://datasets/{given}" if _USER_NAME.fullmatch(given) else ""
+        raise MissingDataError(f"{given}: there is no such folder or file: {how_far(path)}{hub}")
     for shard in expanded(str(path), given):
         if not has_magic(shard) and not os.path.isfile(shard):
             raise MissingDataError(f"{given}: there is no shard {shard}: {how_far(Path(shard))}")

@@ -7,10 +7,11 @@
 
 DATA is a folder of images (folders in it are classes, which training does not read), a .csv, .tsv
 or .parquet table, a list of paths (.txt, or .npy), .npy or .npz arrays, videos, .tar shards (a
-folder, a pattern, addresses on a server). Images of many bands, or of more than 8 bits, keep their
-values, and the recipe's views change no colours. Options stand for keys of the config, and the
-command that says the same with config=... is printed. Any other key: --set KEY=VALUE. The config
-with all that was chosen: --show.
+folder, a pattern, addresses on a server), parquet files with images in them, or a dataset of the
+hub (hf://datasets/USER/NAME). Images of many bands, or of more than 8 bits, keep their values, and
+the recipe's views change no colours. Options stand for keys of the config, and the command that
+says the same with config=... is printed. Any other key: --set KEY=VALUE. The config with all that
+was chosen: --show.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--lr", type=float, metavar="RATE", help="the largest learning rate, for this batch size")
     add("--val", type=float, metavar="SHARE", help="leave out a share of the images, to judge by")
     columns.add_columns(parser, group="--val leaves out whole groups: images with one value here")
-    add("--length", type=int, metavar="N", help="images of an epoch, of shards on a server")
+    add("--stream", action="store_true", help="read .tar shards, or parquet files with images in "
+        "them, from one end to the other: no index, no copy; takes --length")  # fmt: skip
+    add("--length", type=int, metavar="N", help="images of an epoch of a stream")
     add("--seed", type=int, metavar="N")
     add("--device", choices=DEVICES, default="auto")
     add("--gpus", type=int, metavar="N", help="default: all of this machine")
@@ -104,8 +107,9 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     _load_plugins(given, recipe)
     _expect_weights(given.weights)
     data = import_dotted("sslengine.command.images:look")(
-        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file, streams=True
-    )
+        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file, streams=True,
+        as_stream=given.stream,
+    )  # fmt: skip
     found = import_dotted("sslengine.command.machine:look")(given.device, given.gpus)
     bands = None if _says_pixels(given) else import_dotted("sslengine.command.bands:look")(data)
     if bands:

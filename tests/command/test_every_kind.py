@@ -209,6 +209,10 @@ def shards_on_a_server(root: Path) -> Kind:
     )  # fmt: skip
 
 
+def read_as_a_stream(root: Path, kind: Callable[[Path], Kind]) -> Kind:
+    return kind(root)._replace(of_training=["--stream", "--length", str(2 * EACH)])
+
+
 def videos(root: Path) -> Kind:
     pytest.importorskip("av", reason="reads and writes videos")
     from tests.data.sources.videos import ramp, write_video
@@ -272,6 +276,11 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "shards, tar": shards_of_tar,
     "shards, webdataset": shards_of_the_package,
     "shards on a server, tar": shards_on_a_server,
+    "shards as a stream, tar": partial(read_as_a_stream, kind=shards_of_tar),
+    "parquet of a hub as a stream, datasets": partial(
+        read_as_a_stream, kind=partial(of_datasets, as_a_hub=True)
+    ),
+    "parquet of bytes as a stream, pyarrow": partial(read_as_a_stream, kind=parquet_with_images),
     "videos, FFmpeg": videos,
     "4 bands of 16 bits, tifffile": bands_of_tifffile,
     "4 bands of 16 bits, GDAL": bands_of_gdal,
@@ -376,6 +385,48 @@ def test_shards_on_a_server_from_python(tmp_path: Path) -> None:
     assert run.embed(kind.data, workers=0).paths == list(kind.paths)
 
 
+def test_a_dataset_of_the_hub_by_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`datasets` is asked for the name; here it finds a folder."""
+    datasets: Any = pytest.importorskip("datasets")
+    place, load = of_datasets(tmp_path, as_a_hub=True).data, datasets.load_dataset
+    asked = []
+
+    def find(name: str, *given: Any, **options: Any) -> Any:
+        asked.append((name, options["split"], options["streaming"]))
+        return load(str(place), *given, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", find)
+    command = ["train", "hf://datasets/me/birds", *TRAINED, "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert "Give the number of images of an epoch, 1 or more: --length N" in capsys.readouterr().err
+    assert asked == []
+    assert main([*command, "--length=12"]) == 0
+    assert {*asked} == {("me/birds", "train", True)}
+    assert len(history.read(tmp_path / "run", "step")) == 2
+    embed = ["embed", str(tmp_path / "run"), "hf://datasets/me/birds", "--out"]
+    assert main([*embed, str(tmp_path / "rows.csv")]) == 2
+    assert "can only be trained on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "message"),
+    [
+        (folder, "", "--stream .* is for .tar shards and parquet files .* at random, by disk_fold"),
+        (of_datasets, "", "save_to_disk wrote it, .* Leave --stream .* out"),
+        (shards_of_tar, "", "read as a stream, which does not say how many images .* got none"),
+        (folder, "me/birds", "me/birds: there is no such .* the hub: hf://datasets/me/birds$"),
+    ],
+)
+def test_what_cannot_be_read_as_a_stream(
+    make: Callable[[Path], Kind], given: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sslengine.train(given or make(tmp_path).data, stream=True, out=tmp_path / "run",
+                        **FROM_PYTHON)  # fmt: skip
+
+
 @pytest.mark.parametrize("length", [None, 0, -3])
 @pytest.mark.parametrize("verb", ["train", "fit"])
 def test_shards_on_a_server_need_a_length(verb: str, length: int | None, tmp_path: Path) -> None:
@@ -393,7 +444,7 @@ def test_shards_on_a_server_need_a_length(verb: str, length: int | None, tmp_pat
             (np.zeros((2, 8, 8)), np.zeros(3, int)),
             r"one for each of 2 images; got the shape \(3,\)",
         ),
-        ({"images": 1}, r"expected a path, an array of images, or \(images, labels\); got a dict"),
+        ({"images": 1}, r"expected a path, an array of images, a list .*; got a dict"),
     ],
 )
 def test_arrays_that_are_no_images(data: Any, message: str) -> None:

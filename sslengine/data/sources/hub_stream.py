@@ -1,9 +1,9 @@
 """`huggingface_stream`: a dataset of the Hugging Face hub, or a folder as the hub ships it, read by
 the package `datasets` in streaming mode: nothing is stored.
 
-DATA_PATHS is the dataset's name (user/name) or the folder. IMAGE_COLUMN names the column; without
-it the image is the one column of images. The label is in LABEL_COLUMN, else in the one column of
-class labels, or in `label`. Its shards are the parts of the stream.
+DATA_PATHS is the dataset's name (user/name), the folder, or one parquet file. IMAGE_COLUMN names
+the column; without it the image is the one column of images. The label is in LABEL_COLUMN, else in
+the one column of class labels, or in `label`. Its shards are the parts of the stream.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class HubStream(StreamSource):
         if not Path(path).exists():
             self.expect_trust(name)
         try:
-            rows = datasets.load_dataset(
-                path, chosen.CONFIGURATION or None, split=chosen.HUB_SPLIT, streaming=True
-            )
+            rows = _opened(path, chosen)
             features = rows.features or rows._resolve_features().features
         except Exception as error:  # of `datasets`, the hub and the formats of files
             raise DataError(
@@ -84,6 +82,17 @@ class HubStream(StreamSource):
             f"{self.where}: labels are asked for, and no column is one of class labels or called "
             f"label. Name it with {key}.\n  It has: {listing(features)}"
         )
+
+
+def _opened(path: str, chosen: HubStreamOptions) -> Any:
+    if Path(path).suffix.lower() == ".parquet" and Path(path).is_file():
+        files = {chosen.HUB_SPLIT: path}
+        return datasets.load_dataset(
+            "parquet", data_files=files, split=chosen.HUB_SPLIT, streaming=True
+        )
+    return datasets.load_dataset(
+        path, chosen.CONFIGURATION or None, split=chosen.HUB_SPLIT, streaming=True
+    )
 
 
 def _content(path: str) -> bytes:

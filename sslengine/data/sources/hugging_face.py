@@ -199,14 +199,14 @@ def _of_split(files: Sequence[Path], root: Path, split: str, where: str) -> list
 def _of_parquet(files: Sequence[Path], where: str) -> Any:
     log.info("%s: `datasets` copies %d parquet files into its cache, once", where, len(files))
     try:
-        with _quiet():
+        with quiet():
             return datasets.Dataset.from_parquet([str(each) for each in files])
     except Exception as error:  # of pyarrow and of `datasets`, for a file that is no parquet
         raise DataError(f"{where}: {files[0]} and the files like it: {error}") from error
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Each rank would show a bar."""
     shown = not datasets.utils.are_progress_bars_disabled()
     datasets.disable_progress_bars()

@@ -3,6 +3,9 @@ are; what belongs where follows from the order of shards and of samples in them.
 
 from __future__ import annotations
 
+import re
+import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,9 +25,12 @@ from sslengine.data.sources import tar_stream
 from sslengine.data.sources.base import build_sources
 from sslengine.data.sources.stream import StreamSource
 from sslengine.errors import ConfigError, DataError, UntrustedError
+from sslengine.monitor import history
 from sslengine.trust import Opened, closed
+from tests import warm
 from tests.data.pictures import picture
 from tests.data.sources.test_tar_shards import png, write_shard
+from tests.integration.command import ROOT, same_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.tail import slow_but
@@ -345,3 +351,38 @@ def test_a_run_of_two_ranks_resumes_bit_by_bit(stream: dict[str, Any], tmp_path:
     changes = _changes(stream["DATA_PATHS"][0], stream["DATA_SOURCES"][0])
     with RankPool(2) as ranks:
         ranks.run(_resumes, tmp_path, changes, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_command_killed_and_started_again_with_workers(
+    stream: dict[str, Any], tmp_path: Path
+) -> None:
+    """SIGKILL in step 5 of 8 of an epoch; the newest checkpoint is of step 3."""
+    source, (path,) = stream["DATA_SOURCES"][0], stream["DATA_PATHS"]
+    dies = "--set=HOOKS.EXTRA=[tests.methods.outside.dying:DieOnce]"
+    keys = (
+        "DATA.TRAIN.SHUFFLE=4", "OPTIMIZER.num_epochs=2", "LOG_FREQUENCY=1",
+        "CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=3",
+    )  # fmt: skip
+    options = [
+        "--stream", "--length", str(COUNT), "--workers=2", "--batch-size=3", "--size=32",
+        "--method=simclr", "--model=test_resnet", "--device=cpu", *(f"--set={key}" for key in keys),
+    ]  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    ends = []
+    for more in (["--out", str(whole)], *[["--out", str(killed), dies]] * 2):
+        command = [sys.executable, "-m", "sslengine", "train", path, *options, *more]
+        done = warm.run(command, cwd=ROOT)
+        ends.append(done.returncode)
+    assert ends == [0, -signal.SIGKILL, 0]
+    assert re.search(r"resumed from .*, step 3 of 8", done.stdout + done.stderr)
+    config = (killed / "config.yaml").read_text()
+    assert source in config
+    losses, expected = (
+        {step["iteration"]: step["loss"] for step in history.read(run, "step")}
+        for run in (killed, whole)
+    )
+    assert losses == expected
+    assert len(losses) == 16
+    assert same_weights(whole, killed)
