@@ -41,6 +41,7 @@ from sslengine.trust import closed
 
 assert catalog  # importing it declares all names
 
+PROBE_GROUP = "LINEAR_PROBE.GROUP_COLUMN"
 NEIGHBOURS = [1, 20]
 HELD_OUT = 0.2  # of a run without test images
 # What a suite trains with labels: functions of with_labels.py.
@@ -56,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("run", type=Path, metavar="RUN", nargs="?", help="the folder of a run")
     add("--train", metavar="DATA", help="labelled images, as for `sslengine train`")
     add("--val", metavar="DATA", help="those to score on")
-    columns.add_columns(parser)
+    columns.add_columns(parser, group="images with one value here are held out together")
     add(
         "--suite",
         choices=tuple(SUITES),
@@ -96,6 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     _expect_writable(given.run)
     data = read(opened.config, DataOptions)
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
+    if given.group:
+        values[PROBE_GROUP] = given.group
     images = dict(values)
     values |= _protocol(given, entries)
     if SUITES[given.suite]:
@@ -135,11 +138,11 @@ DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION")
 def _features(given: argparse.Namespace) -> int:
     if len(given.features) > 2:
         raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
-    of_columns = given.image_column or given.label_column
+    of_columns = given.image_column or given.label_column or given.group
     if given.train or given.val or of_columns or given.network != "auto":
         raise ConfigError(
-            "--train, --val, --image-column, --label-column, --network: they belong to a run, not "
-            "to --features."
+            "--train, --val, --image-column, --label-column, --group, --network: they belong to a "
+            "run, not to --features."
         )
     status: int = import_dotted("sslengine.command.judge_features:judge_features")(
         given, NEIGHBOURS
@@ -196,6 +199,7 @@ def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         values["DATA.TRAIN.DATA_LIMIT"] = -1
         if round(HELD_OUT * len(source)):  # otherwise kNN leaves one out
             values["DATA.HOLD_OUT.SHARE"] = HELD_OUT
+            values |= {columns.GROUP: given.group} if given.group else {}
     labelled = bool(data.TRAIN.LABEL_SOURCES)
     if not labelled:
         labelled = source.num_classes > 1

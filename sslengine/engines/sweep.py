@@ -44,6 +44,7 @@ from sslengine.engines.trained_results import (
     write_result,
 )
 from sslengine.errors import ConfigError
+from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.versions import VERSIONS
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
@@ -126,7 +127,7 @@ def _swept(
             **about_of(run),
             "steps": task.iteration,
             "folder": str(folder.relative_to(run.run_dir)),
-            "chosen_on": _images_to_choose_on(options, grid),
+            "chosen_on": _images_to_choose_on(run, options, grid),
         }
         write_result(folder, SWEEP, row)
     return chosen_on, tested
@@ -254,6 +255,8 @@ def _held_out(run: Run, options: SweepOptions) -> dict[str, Any]:
     few: Any = OmegaConf.to_container(run.config.DATA.TRAIN.DATA_LIMIT_SAMPLING)
     read_so["DATA_LIMIT_SAMPLING"] = few  # no other labels are used to choose
     values = {"DATA.HOLD_OUT.SHARE": options.HELD_OUT, "DATA.TEST": read_so}
+    groups = read(run.config, LinearProbeOptions).GROUP_COLUMN
+    values |= {"DATA.HOLD_OUT.GROUP_COLUMN": groups} if groups else {}
     if (limit := run.config.DATA.TRAIN.DATA_LIMIT) > 0:
         values["DATA.TRAIN.DATA_LIMIT"] = max(1, limit - round(options.HELD_OUT * limit))
     return values
@@ -289,10 +292,13 @@ def _best_of_each(grid: list[Cell], chosen_on: Scores, tested: Scores) -> dict[s
     return found
 
 
-def _images_to_choose_on(options: SweepOptions, grid: list[Cell]) -> str:
+def _images_to_choose_on(run: Run, options: SweepOptions, grid: list[Cell]) -> str:
     if len(grid) == 1:
         return "nothing: there is one head"
-    return f"{options.HELD_OUT:.0%} of TRAIN" if options.SELECT_ON == HELD_OUT else "TEST itself"
+    if options.SELECT_ON != HELD_OUT:
+        return "TEST itself"
+    groups = read(run.config, LinearProbeOptions).GROUP_COLUMN
+    return f"{options.HELD_OUT:.0%} of TRAIN" + (" in whole groups" if groups else "")
 
 
 # ---- the report
@@ -305,7 +311,7 @@ def _report(
     chosen_on: Scores,
     tested: Scores,
 ) -> None:
-    best, images = _best(grid, chosen_on), _images_to_choose_on(options, grid)
+    best, images = _best(grid, chosen_on), _images_to_choose_on(run, options, grid)
     path, by_feature = run.run_dir / "sweep.json", _best_of_each(grid, chosen_on, tested)
     content = {
         "head": options.HEAD,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,32 @@ def test_groups_are_trained_on_or_judged_on(
     told = capsys.readouterr().out
     assert "train: computing features of 12 images" in told
     assert "test: computing features of 4 images" in told
+    assert chosen_on(out) == "4 of 12 training images in whole groups"
     # Of the same table the run knows the columns; of another it does not.
     rows = sslengine.embed(out, table, workers=0)
     assert rows.labels == [species for _, species, _ in rows_of(table.parent)]
     assert of_run(out, str(table), {}) == {"IMAGE_COLUMN": "photo", "LABEL_COLUMN": "species"}
     assert of_run(out, "other.csv", {"IMAGE_COLUMN": "a"}) == {"IMAGE_COLUMN": "a"}
+
+
+def chosen_on(run: Path) -> str:
+    scores = json.loads((run / "evaluation.json").read_text())["scores"]
+    return str(scores[0]["about"]["chosen_on"]["linear"])
+
+
+def test_a_run_of_all_images_is_judged_by_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, out = write_table(write_photos(tmp_path / "photos"), "csv"), tmp_path / "run"
+    assert main(["train", str(table), *RUN, "--image-column=photo", "--out", str(out)]) == 0
+    asked = ["judge", str(out), "--label-column=species"]
+    assert main([*asked, "--group=patient", "--set=DATA.HOLD_OUT.SHARE=0.25"]) == 0
+    assert chosen_on(out) == "4 of 12 training images in whole groups"
+    capsys.readouterr()
+    assert main([*asked, f"--train={table}", f"--val={table}", "--group=doctor"]) == 2
+    assert "LINEAR_PROBE.GROUP_COLUMN" in capsys.readouterr().err
+    assert main(["judge", "--features", str(table), "--group=patient"]) == 2
+    assert "--group, --network: they belong to a run" in capsys.readouterr().err
 
 
 def config_of(*arguments: str) -> Any:

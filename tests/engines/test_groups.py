@@ -15,8 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sslengine.config.sections import read
+from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.options import DataOptions
+from sslengine.engines.sub_run import sub_run
+from sslengine.engines.sweep import _held_out
+from sslengine.engines.sweep_options import SweepOptions
 from sslengine.errors import DataError
+from tests.engines.runs import make_run
 from tests.engines.test_on_images import judged, trained
+from tests.engines.test_sweep import HEAD_SWEEP
 
 assert trained  # a fixture
 
@@ -81,3 +89,19 @@ def test_an_unknown_column(tmp_path: Path, trained: str, tables: dict[str, Any])
     with pytest.raises(DataError, match=r"LINEAR_PROBE.GROUP_COLUMN.*has no columns"):
         _pixels(tmp_path, trained, LINEAR_PROBE={"GROUP_COLUMN": "things"})
     assert not (tmp_path / "features").exists()
+
+
+def test_a_sweep_chooses_its_head_on_whole_groups(tmp_path: Path, tables: dict[str, Any]) -> None:
+    given = {**HEAD_SWEEP, **tables, "DATA__TRAIN__DATA_LIMIT": 300}
+    given["DATA__TEST"] = {**tables["DATA__TEST"], "DATA_LIMIT": 30}
+    run = make_run(tmp_path, "sweep", **given, LINEAR_PROBE={"GROUP_COLUMN": "thing"})
+    held_out = _held_out(run, read(run.config, SweepOptions))
+    data = read(sub_run(run, tmp_path / "heads", held_out).config, DataOptions)
+    train, held = (
+        SSLDataset(getattr(data, split), split, 0, hold_out=data.HOLD_OUT)
+        for split in ("TRAIN", "TEST")
+    )
+    things = [{Path(each.name(n)).stem.split("_")[0] for n in range(len(each))}
+              for each in (train, held)]  # fmt: skip
+    assert not things[0] & things[1]
+    assert len(held) == 72
