@@ -20,7 +20,7 @@ from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.benchmarks.report import save
 from sslengine.engines.features import Compute
-from sslengine.engines.judged_images import Found, Judged
+from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
 from sslengine.engines.judged_networks import PIXELS
 from sslengine.engines.maps import as_map, judged_trunk, last_map, networks_with
 from sslengine.engines.stored import Network
@@ -116,8 +116,7 @@ class _Maker:
             "LABEL_SOURCES": [], "LABEL_PATHS": [], "LABEL_TYPE": "sample_index",
             "DATA_LIMIT": -1, "BATCHSIZE_PER_REPLICA": BATCH, "TRANSFORMS": self.view,
         }  # fmt: skip
-        changes = {f"DATA.TEST.{key}": value for key, value in values.items()}
-        changes["DATA.HOLD_OUT.SHARE"] = 0.0
+        changes = {**{f"DATA.TEST.{key}": value for key, value in values.items()}, **ALL_OF_THEM}
         stored = self.judged.stored("TEST", changes, self.networks)
         if stored.unreadable:
             raise DataError(f"{stored.unreadable} of {len(paths)} images of {kind} cannot be read.")

@@ -29,6 +29,11 @@ from sslengine.evaluation.outcome import Outcome
 # By network and layer.
 Found = dict[tuple[str, str], Outcome]
 FIRST = "the first"  # layer
+# Where TEST is other images: no share of them, nor a list, is taken.
+ALL_OF_THEM = {
+    "DATA.HOLD_OUT.SHARE": 0.0, "DATA.TEST.DATA_LIMIT_SAMPLING.SHARE": 0.0,
+    "DATA.TEST.DATA_LIMIT_SAMPLING.LIST": "",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

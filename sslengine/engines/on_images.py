@@ -18,7 +18,7 @@ from sslengine.engines.copies import of_copies
 from sslengine.engines.corruptions import of_corruptions
 from sslengine.engines.dense import of_maps
 from sslengine.engines.domains import of_domains
-from sslengine.engines.judged_images import FIRST, Found, Judged
+from sslengine.engines.judged_images import ALL_OF_THEM, FIRST, Found, Judged
 from sslengine.engines.other_sets import of_other_sets
 from sslengine.engines.protocols import row_of
 from sslengine.engines.scoring import Score
@@ -44,7 +44,7 @@ def _outside(judged: Judged) -> Found:
         "DATA_LIMIT": outside.LIMIT, "TRANSFORMS": judged.transforms,
     }  # fmt: skip
     changes = {f"DATA.TEST.{key}": value for key, value in values.items()}
-    found = judged.stored("TEST", {**changes, "DATA.HOLD_OUT.SHARE": 0.0})
+    found = judged.stored("TEST", {**changes, **ALL_OF_THEM})
     if judged.test != "TEST":
         raise DataError("there are no test images to compare with.")
     about = {"outside": f"{outside.SOURCE} {outside.PATH}".strip()}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.engines.judged_images import Found, Judged
+from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
 from sslengine.engines.probes import probes_of
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError
@@ -73,7 +73,7 @@ def _counts(tested: Mapping[str, _Tested]) -> dict[str, int]:
 
 
 def _tested(judged: Judged, options: OtherSetOptions, known: Known) -> _Tested:
-    stored = judged.stored("TEST", {**_changes(judged, options), "DATA.HOLD_OUT.SHARE": 0.0})
+    stored = judged.stored("TEST", {**_changes(judged, options), **ALL_OF_THEM})
     shown = _of_files(stored, options, known) if options.LABELS else _own(stored, options, known)
     rows = [row for row, each in enumerate(shown) if each]
     if not rows:

@@ -64,6 +64,19 @@ def test_images_of_another_set(tmp_path: Path, trained: str) -> None:
     assert "out_of_set" in text
 
 
+def test_all_images_of_another_set(tmp_path: Path, trained: str) -> None:
+    """Also where a share of the test images is judged."""
+    share = {**FROZEN["DATA__TEST"], "DATA_LIMIT_SAMPLING": {"SHARE": 0.5}}
+    outside = {"SOURCE": "upright_shapes", "LIMIT": 30}
+    given = {"PROTOCOLS": ["out_of_set"], "OUTSIDE": outside}
+    judged(tmp_path, trained, DATA__TEST=share, EVALUATE=given)
+    stores = map(Store.read, (path.parent for path in tmp_path.rglob("manifest.json")))
+    counts = {len(each.indices) for each in stores if each.layers == ["16x16"]}
+    assert len(counts) == 3
+    assert counts > {60, 30}
+    assert 20 not in counts
+
+
 def test_two_views_of_each_image(tmp_path: Path, trained: str) -> None:
     found, _ = judged(tmp_path, trained, EVALUATE={"PROTOCOLS": ["view_retrieval"]})
     stores = map(Store.read, (path.parent for path in tmp_path.rglob("manifest.json")))
