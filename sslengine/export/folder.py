@@ -124,6 +124,8 @@ def readme(content: dict[str, Any], made: Made, name: str) -> str:
         f"sslengine {content['sslengine']}. The output is the feature `{content['layer']}`, "
         f"{content['feature_dim']} numbers per image.",
         f"```python\n{usage(made, name)}\n```",
+        *([f"Of an image:\n\n```python\n{made.example.rstrip()}\n```"] if made.example else []),
+        *made.remarks,
         *told(content["proof"]),
         f"License: {license}",
         f"More in `{manifest.NAME}`.",

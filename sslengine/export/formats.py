@@ -41,6 +41,10 @@ class Made:
     not_proved: str = ""
     # For the manifest.
     facts: Mapping[str, Any] = field(default_factory=dict)
+    # Lines that follow those of usage, for the features of one image.
+    example: str = ""
+    # What else the page says.
+    remarks: tuple[str, ...] = ()
 
 
 class Format(Protocol):

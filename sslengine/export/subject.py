@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +23,10 @@ from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
+from sslengine.data.decode.pixel_format import probe
 from sslengine.data.judged_view import DEFAULT_SIZE
-from sslengine.data.options import DataOptions
-from sslengine.errors import MissingCheckpointError
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.errors import MissingCheckpointError, SSLEngineError
 from sslengine.export.preprocessing import Preprocessing, describe
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.options import ModelOptions
@@ -39,6 +40,10 @@ from sslengine.trust import closed
 log = logging.getLogger("sslengine")
 
 IMAGES = 16  # on which an export is compared with its source
+UNKNOWN = (
+    "whether the run's images have 8 bits is not known, for they cannot be read here. "
+    "--set DATA.TRAIN.DATA_PATHS=[PATH] says where they are"
+)
 _SIDES = (41, 29)  # added to the size of the view: pictures are larger, and not square
 
 
@@ -68,14 +73,33 @@ class Subject:
     def preprocessing(self) -> Preprocessing:
         return describe(self.view.entries, self.view.description, self.channels)
 
+    @cached_property
+    def image_options(self) -> SplitOptions:
+        return read(self.config, DataOptions).TRAIN
+
     @property
     def image_mode(self) -> str:
-        return read(self.config, DataOptions).TRAIN.IMAGE_MODE
+        return self.image_options.IMAGE_MODE
 
     @property
     def limits(self) -> tuple[float, float] | None:
         """Of what resizing makes of images of more than 8 bits."""
-        return read(self.config, DataOptions).TRAIN.limits
+        return self.image_options.limits
+
+    @cached_property
+    def has_bytes(self) -> bool | None:
+        """Has the run's transform images of 8 bits, which ToTensor divides by 255?
+
+        None: it is not known, for images with the values of their files that cannot be read here.
+        """
+        if self.image_mode != "stored":
+            return True
+        with suppress(SSLEngineError, OSError):
+            seen = probe(self.image_options, "TRAIN")
+            if seen is not None:
+                return seen.format.dtype == "uint8"
+        # Means of bytes are from 0 to 1; the limits are those of images of more than 8 bits.
+        return False if self.limits or max(self.preprocessing.mean) > 1 else None
 
     @cached_property
     def pictures(self) -> NDArray[np.uint8] | None:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from sslengine.errors import ExportError
 from sslengine.export.formats import Made
-from sslengine.export.subject import Subject
+from sslengine.export.image_code import pixel_range
+from sslengine.export.subject import UNKNOWN, Subject
 from sslengine.export.to_torchvision import TorchvisionTwin, torchvision_twin
 
 RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -30,13 +31,22 @@ RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 )
 
 # As in MoCo's experiments; detectron2's own weights take BGR on another scale.
-USAGE = """cfg.MODEL.WEIGHTS = "{{folder}}/model.pkl"
-cfg.INPUT.FORMAT = "RGB"
+USAGE = """from detectron2.config import get_cfg
+cfg = get_cfg()  # and cfg.merge_from_file of your recipe, before what follows
+cfg.MODEL.WEIGHTS = "{{folder}}/model.pkl"
+{input}
 cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD = {mean}, {std}
 cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.STRIDE_IN_1X1 = {depth}, False
 cfg.MODEL.RESNETS.NUM_GROUPS, cfg.MODEL.RESNETS.WIDTH_PER_GROUP = {groups}, {width}
+cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = {channels}
 cfg.MODEL.RESNETS.NORM = "SyncBN"
 """
+_READS = 'cfg.INPUT.FORMAT = "{}"'
+# It reads files as Pillow images of 8 bits.
+_OWN_MAPPER = (
+    "# the images of your own mapper: tensors {} x height x width with the values of the files"
+)
+_EIGHT_BITS = "# the images of your own mapper: brought to 8 bits by PIXEL_RANGE {}"
 NOT_PROVED = (
     "detectron2 computes maps, not this feature. Names and shapes follow its rule; with the same "
     "tensors, before they were renamed, torchvision gave the same features in the exporting process"
@@ -50,15 +60,38 @@ def prepare(subject: Subject, license: str) -> Made:
     if named is None or "maxpool" in twin.replaced:
         what = "with the small stem" if named else f"but {twin.design.name}"
         raise ExportError(f"it is a format of ResNets, and the trunk is one {what}.")
-    given = subject.preprocessing
+    depth = int(named[3])
     usage = USAGE.format(
-        mean=[round(255 * each, 4) for each in given.mean],
-        std=[round(255 * each, 4) for each in given.std],
-        depth=int(named[3]),
+        **_pixels(subject),
+        depth=depth,
         groups=network.groups,
         width=network.base_width,
+        channels=64 if depth in (18, 34) else 256,
     )
     return Made(partial(_write, renamed(twin)), usage=usage, not_proved=NOT_PROVED)
+
+
+def _pixels(subject: Subject) -> dict[str, Any]:
+    """What detectron2 normalises, in the scale of the pixels that it gets."""
+    if subject.has_bytes is None:
+        raise ExportError(f"PIXEL_MEAN is not known: {UNKNOWN}.")
+    given, white = subject.preprocessing, 255 if subject.has_bytes else 1
+    lines = [_READS.format(subject.image_mode)]
+    if subject.image_mode == "stored":
+        lines = [_OWN_MAPPER.format(subject.channels)]
+    elif pixel_range(subject):
+        lines += [_EIGHT_BITS.format(subject.image_options.PIXEL_RANGE)]
+    if given.besides:
+        lines += [f"# it does not do all that the run does: {given.besides}"]
+    return {
+        "input": "\n".join(lines),
+        "mean": [_short(white * each) for each in given.mean],
+        "std": [_short(white * each) for each in given.std],
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.7g}")
 
 
 def renamed(twin: TorchvisionTwin) -> dict[str, NDArray[Any]]:

@@ -21,16 +21,18 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from sslengine.errors import ExportError
-from sslengine.export.array_code import array_code
 from sslengine.export.formats import Made, Proof
-from sslengine.export.preprocessing import Preprocessing
+from sslengine.export.image_code import eight_bits_code, opening, torch_example, transform_code
 from sslengine.export.subject import Subject, plain
 from sslengine.export.timm_designs import timm_twin
 from sslengine.export.to_timm import AUTO_MODEL
 
 LOAD = """from transformers import AutoImageProcessor, AutoModel
 model = AutoModel.from_pretrained("{folder}").eval()
-processor = AutoImageProcessor.from_pretrained("{folder}")
+# pil: it resizes as the run does
+processor = AutoImageProcessor.from_pretrained("{folder}", backend="pil")
+"""
+PROCESSED = """features = model(**processor(image, return_tensors="pt")).pooler_output
 """
 _RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
@@ -46,14 +48,21 @@ def prepare(subject: Subject, license: str) -> Made:
     network = timm_twin(subject).network
     refuse_others(network, subject)
     config = _config(network, subject)
-    # The processor is for RGB images.
-    usage = LOAD if subject.pictures is not None else AUTO_MODEL + array_code(subject)
+    usage, example = _page(subject)
     return Made(
         partial(_write, network, subject, config),
         usage=usage,
+        example=example,
         proofs=(Proof("transformers", usage, "features = model(images).pooler_output"),),
         facts={"architecture": config["architectures"][0]},
     )
+
+
+def _page(subject: Subject) -> tuple[str, str]:
+    """The lines that load it, and those that compute the features of an image."""
+    if subject.image_mode == "RGB" and not subject.preprocessing.besides:
+        return eight_bits_code(subject) + LOAD, opening(subject) + PROCESSED
+    return AUTO_MODEL + transform_code(subject), torch_example(subject, ".pooler_output")
 
 
 def refuse_others(network: Any, subject: Subject) -> None:
@@ -137,7 +146,7 @@ def _write(network: Any, subject: Subject, config: dict[str, Any], folder: Path)
     state = plain(named(network, side))
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    processor = _processor(subject.preprocessing, config["image_size"])
+    processor = _processor(subject, config["image_size"])
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
 
 
@@ -190,22 +199,23 @@ def _of_block(block: Any, width: int) -> dict[str, Tensor]:
     return found
 
 
-def _processor(given: Preprocessing, side: int) -> dict[str, Any]:
+def _processor(subject: Subject, side: int) -> dict[str, Any]:
+    given = subject.preprocessing
     resize = given.resize or side
     size = {"shortest_edge": resize} if isinstance(resize, int) else dict(
         zip(("height", "width"), resize, strict=True)
     )  # fmt: skip
     return {
         "image_processor_type": "BitImageProcessor",
-        "do_resize": True,
+        "do_resize": given.resize is not None,
         "size": size,
         "resample": _RESAMPLE.get(given.interpolation, 2),
         "do_center_crop": given.crop is not None,
         "crop_size": {"height": side, "width": side},
-        "do_rescale": True,
+        "do_rescale": subject.has_bytes is not False,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "image_mean": given.mean,
         "image_std": given.std,
-        "do_convert_rgb": True,
+        "do_convert_rgb": subject.image_mode == "RGB",
     }

@@ -1,4 +1,8 @@
-"""`--to onnx`: model.onnx takes normalised images; model_uint8.onnx bytes, which it normalises."""
+"""`--to onnx`: model.onnx takes normalised images.
+
+model_uint8.onnx takes bytes and normalises them; after training on images of more than 8 bits it is
+model_values.onnx, which takes the values of the files.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +21,9 @@ from torch.export import ExportedProgram
 
 from sslengine.errors import ExportError
 from sslengine.export.formats import Made, Proof
-from sslengine.export.program import FeaturesOfBytes, trace_subject, traced
-from sslengine.export.subject import IMAGES, Subject
+from sslengine.export.image_code import eight_bits_code, opening, pixel_range, view_code
+from sslengine.export.program import FeaturesOfPixels, trace_subject, traced
+from sslengine.export.subject import IMAGES, UNKNOWN, Subject
 from sslengine.models.weight_file import first_line
 
 TOLERANCE = 1e-4
@@ -29,6 +34,26 @@ LOAD = """import onnxruntime
 model = onnxruntime.InferenceSession("{folder}/model.onnx")
 """
 RUN = """(features,) = model.run(["features"], {"images": images})"""
+_NORMALISED = "# images: float32 N x {} x {} x {}, normalised: `view` of manifest.json\n"
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A second file, which takes images that are resized and cropped, and normalises them."""
+
+    file: str
+    fact: str
+    words: str
+    white: int  # the value that is 1 for mean and std
+
+    @property
+    def load(self) -> str:
+        return LOAD.replace("model.onnx", self.file)
+
+
+BYTES = Pixels("model_uint8.onnx", "input_uint8", "bytes", 255)
+# Of images of more than 8 bits.
+VALUES = Pixels("model_values.onnx", "input_values", "values of the files", 1)
 
 
 def prepare(subject: Subject, license: str) -> Made:
@@ -38,38 +63,65 @@ def prepare(subject: Subject, license: str) -> Made:
             f"install {' and '.join(missing)} first: pip install 'sslengine[export]'."
         )
     program, free = trace_subject(subject)
-    programs, proofs = {"model.onnx": program}, [_proof(LOAD)]
-    facts = {"input": f"float32 {list(subject.images.shape)}, normalised", "any_length": free}
-    if not subject.preprocessing.besides:
-        images = _bytes(subject)
-        given = subject.preprocessing
-        network = FeaturesOfBytes(subject.trunk, given.mean, given.std)
-        programs["model_uint8.onnx"], _ = traced(network, images, (1, 2))
-        expected = network(images).detach().numpy()
-        load = LOAD.replace("model.onnx", "model_uint8.onnx")
-        proofs.append(
-            replace(
-                _proof(load),
-                given=images.numpy(),
-                expected=expected,
-                compared=f"features of {IMAGES} images of bytes",
-            )
-        )
-        facts["input_uint8"] = f"uint8 {list(images.shape)}, resized and cropped"
-    usage = f"{LOAD}# images: {facts['input']}\n{RUN}\n"
-    return Made(partial(_write, programs), usage=usage, proofs=tuple(proofs), facts=facts)
+    made = Made(
+        partial(_write, {"model.onnx": program}),
+        usage=LOAD + _NORMALISED.format(*subject.images.shape[1:]),
+        proofs=(_proof(LOAD),),
+        facts={"input": f"float32 {list(subject.images.shape)}, normalised", "any_length": free},
+        remarks=(f"Axes of any length: {free}.",),
+    )
+    if why := subject.preprocessing.besides or ("" if subject.has_bytes is not None else UNKNOWN):
+        told = f"There is no file that normalises images itself: {why}."
+        facts = {**made.facts, "no_input_of_pixels": why}
+        return replace(made, facts=facts, remarks=(*made.remarks, told))
+    return _with_pixels(subject, BYTES if subject.has_bytes else VALUES, program, made)
+
+
+def _with_pixels(subject: Subject, kind: Pixels, program: ExportedProgram, made: Made) -> Made:
+    given, images = subject.preprocessing, _pixels(subject, kind)
+    network = FeaturesOfPixels(subject.trunk, given.mean, given.std, kind.white)
+    second, _ = traced(network, images, (1, 2))
+    proof = replace(
+        _proof(kind.load),
+        given=images.numpy(),
+        expected=network(images).detach().numpy(),
+        compared=f"features of {IMAGES} images of {kind.words}",
+    )
+    dtype = str(images.dtype).removeprefix("torch.")
+    shape = "N x {} x {} x {}".format(*subject.images.shape[1:])
+    told = f"`model.onnx` takes images that are normalised: float32 {shape}."
+    return replace(
+        made,
+        write=partial(_write, {"model.onnx": program, kind.file: second}),
+        usage=eight_bits_code(subject) + view_code(subject, f"{dtype}: {kind.words}") + kind.load,
+        example=opening(subject) + RUN.replace("images}", "view(image)[None]}"),
+        proofs=(*made.proofs, proof),
+        facts={**made.facts, kind.fact: f"{dtype} {list(images.shape)}, {_before(subject)}"},
+        remarks=(told, *made.remarks),
+    )
+
+
+def _before(subject: Subject) -> str:
+    """What is done to an image first."""
+    range = subject.image_options.PIXEL_RANGE if pixel_range(subject) else None
+    brought = "" if range is None else f"brought to 8 bits by PIXEL_RANGE {range}, "
+    return f"{brought}resized and cropped"
 
 
 def _proof(load: str) -> Proof:
     return Proof("onnxruntime", load, RUN, tolerance=TOLERANCE, torch=False)
 
 
-def _bytes(subject: Subject) -> torch.Tensor:
+def _pixels(subject: Subject, kind: Pixels) -> torch.Tensor:
     """Images of the view's size, before they are normalised."""
     count, channels, height, width = subject.images.shape
     generator = torch.Generator().manual_seed(0)
     shape = (count, height, width, channels)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    if kind is BYTES:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    given = subject.preprocessing
+    normal = torch.randn(shape, generator=generator)
+    return normal * torch.tensor(given.std) + torch.tensor(given.mean)
 
 
 def _write(programs: dict[str, ExportedProgram], folder: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from sslengine.export.formats import Made, Proof
+from sslengine.export.image_code import torch_example, transform_code
 from sslengine.export.program import trace_subject
 from sslengine.export.subject import Subject
 
@@ -21,7 +22,8 @@ def prepare(subject: Subject, license: str) -> Made:
     program, free = trace_subject(subject)
     return Made(
         partial(_write, program),
-        usage=LOAD,
+        usage=LOAD + transform_code(subject),
+        example=torch_example(subject),
         proofs=(Proof("torch", LOAD, "features = model(images)"),),
         facts={"input": f"float32 {list(subject.images.shape)}, normalised", "any_length": free},
     )

@@ -13,8 +13,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from sslengine.export.array_code import array_code
 from sslengine.export.formats import Made, Proof
+from sslengine.export.image_code import eight_bits_code, torch_example, transform_code
 from sslengine.export.preprocessing import Preprocessing
 from sslengine.export.subject import IMAGES, Subject
 from sslengine.export.timm_designs import timm_twin
@@ -25,7 +25,6 @@ model = timm.create_model("local-dir:{folder}", pretrained=True).eval()
 """
 TRANSFORM = """transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 """
-GREY = '# of an image: transform(Image.open("a.png").convert("L"))\n'
 # timm's own transform is part of what is compared, if it can do what the run's did.
 WITH_TRANSFORM = """from PIL import Image
 images = torch.stack([transform(Image.fromarray(each.numpy())) for each in images])
@@ -50,16 +49,21 @@ def prepare(subject: Subject, license: str) -> Made:
     return Made(
         partial(_write, subject, twin, license),
         usage=usage,
+        example=torch_example(subject),
         proofs=(first, second),
-        facts={"architecture": twin.design.name, "transform_differs": given.with_timm()},
+        facts={"architecture": twin.design.name, "transform_differs": _differs(subject)},
     )
 
 
 def _transform(subject: Subject) -> str:
-    """timm's is for images of 8 bits."""
-    if subject.pictures is not None:
-        return TRANSFORM
-    return TRANSFORM + GREY if subject.image_mode == "L" else array_code(subject)
+    return transform_code(subject) if _differs(subject) else eight_bits_code(subject) + TRANSFORM
+
+
+def _differs(subject: Subject) -> str:
+    """Why timm's own transform is not the run's; "" if it is."""
+    stored = subject.image_mode == "stored"
+    why = "timm's is for pictures of 8 bits" if stored else ""
+    return subject.preprocessing.with_timm() or why
 
 
 def _write(subject: Subject, twin: Twin, license: str, folder: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from sslengine.errors import ExportError
 from sslengine.export.formats import Made, Proof
+from sslengine.export.image_code import torch_example, transform_code
 from sslengine.export.subject import Subject
 from sslengine.export.twins import Design, Twin, designed, fill, is_standard, refuse_own_resnets
 from sslengine.models.options import TrunkOptions
@@ -41,7 +42,8 @@ def prepare(subject: Subject, license: str) -> Made:
     )
     return Made(
         partial(_write, twin),
-        usage=load,
+        usage=load + transform_code(subject),
+        example=torch_example(subject),
         proofs=(Proof("torchvision", load, "features = model(images)"),),
         facts={"architecture": twin.design.name},
     )

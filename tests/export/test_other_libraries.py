@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from sslengine.errors import ExportError
-from sslengine.export.folder import usage
 from sslengine.export.formats import find, prepare
 from sslengine.export.proof import prove
 from tests.export.subjects import subject, timm_vit
@@ -98,11 +97,6 @@ def test_onnx_with_normalised_images_and_with_bytes(trunk: Any, tmp_path: Path) 
         images = given.images[:count].numpy()
         (found,) = session.run(["features"], {"images": images})
         np.testing.assert_allclose(found, given.features[:count], rtol=1e-4, atol=1e-4)
-    shown = {"images": given.images.numpy()}  # the lines of the README are those that run it
-    exec(usage(made, tmp_path), shown)
-    np.testing.assert_array_equal(
-        shown["features"], session.run(None, {"images": shown["images"]})[0]
-    )
     pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
     (found,) = runtime.InferenceSession(tmp_path / "model_uint8.onnx").run(None, {"images": pixels})
     mean, std = np.array(given.preprocessing.mean), np.array(given.preprocessing.std)

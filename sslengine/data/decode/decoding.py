@@ -102,7 +102,7 @@ class Decoder:
         if not isinstance(image, Image.Image):
             return self._array(image)
         bands = of_pillow(image)
-        return self.pixels(image) if bands is None else self._of_bands(bands, image)
+        return self.pixels(image if bands is None else self._of_bands(bands, image))
 
     def of_array(self, values: NDArray[Any]) -> Image.Image:
         """What a file with these values, height x width x channels, would become."""
